@@ -1,0 +1,151 @@
+"""Reads a recipe: by name or path, with dotted overrides, into a frozen `Recipe`, or a `RecipeError` that says why.
+
+YAML 1.1 reads `1e-4` as text; the loader here reads it as the number it is (YAML 1.2). A key given twice is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from octjepa.errors import RecipeError
+from octjepa.recipe import Recipe
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 floats, and without silent overwriting of a key given twice."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?(?:[eE][-+]?\d+)$|^[-+]?\.\d+(?:[eE][-+]?\d+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML text -> plain data. Raises RecipeError naming `where` and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 -- a SafeLoader
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from None
+
+
+def recipe_folder() -> Path:
+    """Where the recipes that come with the package lie."""
+    return Path(str(files("octjepa"))) / "recipes"
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe called `name_or_path` (a shipped name or a YAML file) with `a.b=value` overrides applied in order.
+
+    Raises RecipeError: no such recipe, not YAML, an unknown, unused or ill-typed key.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in {".yaml", ".yml"}:
+        path = recipe_folder() / f"{name_or_path}.yaml"
+    if not path.is_file():
+        known = ", ".join(recipe_names())
+        raise RecipeError(f"no recipe {str(name_or_path)!r}: give the path of a .yaml file, or one of {known}")
+    data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of recipe sections")
+    data.setdefault("name", path.stem)
+    for override in overrides:
+        _apply(data, override)
+    return recipe_from(data, str(name_or_path))
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not sign or not all(parts):
+        raise RecipeError(f"override {override!r} is not of the form section.key=value, such as train.base_lr=1e-4")
+    section = data
+    for part in parts[:-1]:
+        if section.get(part) is None:
+            section[part] = {}
+        section = section[part]
+        if not isinstance(section, dict):
+            raise RecipeError(f"override {override!r}: {part!r} is a value, not a section")
+    section[parts[-1]] = parse_yaml(text, f"override {override!r}") if text.strip() else None
+
+
+def recipe_from(data: dict[str, Any], where: str) -> Recipe:
+    """Plain data -> Recipe. Raises RecipeError listing every fault at once."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        faults = "\n".join(f"  {_fault(data, dict(item))}" for item in error.errors())
+        raise RecipeError(f"recipe {where} is refused:\n{faults}") from None
+
+
+def _fault(data: dict[str, Any], item: dict[str, Any]) -> str:
+    location = [str(part) for part in item["loc"]]
+    key = ".".join(location)
+    if item["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_nearest(location)}"
+    if item["type"] == "missing":
+        return f"{key}: missing"
+    message = item["msg"].removeprefix("Value error, ")
+    found = item.get("input")
+    shown = "" if isinstance(found, dict | BaseModel) else f" (found {found!r})"
+    return f"{key}: {message}{shown}" if key else message
+
+
+def _nearest(location: list[str]) -> str:
+    import difflib
+
+    model: Any = Recipe
+    for part in location[:-1]:
+        model = model.model_fields[part].annotation
+    names = list(model.model_fields)
+    close = difflib.get_close_matches(location[-1], names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; known here: " + ", ".join(names)
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The resolved recipe, every key written out; `load_recipe` reads it back to an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def science(model: BaseModel) -> dict[str, Any]:
+    """The fields that change the result, as plain data (machine fields and the recipe's name left out)."""
+    kept: dict[str, Any] = {}
+    for name, info in type(model).model_fields.items():
+        extra = info.json_schema_extra
+        if name == "name" and isinstance(model, Recipe) or isinstance(extra, dict) and extra.get("machine"):
+            continue
+        value = getattr(model, name)
+        kept[name] = science(value) if isinstance(value, BaseModel) else value
+    return {key: value for key, value in kept.items() if value != {}}
+
+
+def science_hash(model: BaseModel) -> str:
+    """Hex SHA-256 of the science fields, the same on every machine."""
+    return hashlib.sha256(json.dumps(science(model), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,50 @@
+"""What octjepa says when something is not as it must be.
+
+Every foreseeable mistake of a user ends in one of these, never in a traceback. A message says what was
+found, where, what was expected and what to do. It never holds a person's name or birth date.
+"""
+
+from __future__ import annotations
+
+
+class OctjepaError(Exception):
+    """A failure that is told to the user as one clear message; `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class UsageError(OctjepaError):
+    """The user's input is wrong: a path, a recipe, an option."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """A recipe holds an unknown, unused or ill-typed key."""
+
+
+class ContractError(UsageError):
+    """Two things made with different preprocessing or model shapes were brought together."""
+
+
+class CheckpointError(OctjepaError):
+    """A checkpoint is missing, damaged or could not be written."""
+
+
+class TooManyLostError(OctjepaError):
+    """The work is finished, but more was lost than the allowed share."""
+
+    exit_code = 3
+
+
+class VolumeRejected(OctjepaError):
+    """One file cannot be read correctly. `reason` is a code of the closed list in `octjepa.ingest.reasons`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[VolumeRejected], tuple[str, str]]:
+        # Worker processes send this exception home; Exception's own pickling loses the two arguments.
+        return (VolumeRejected, (self.reason, self.detail))

@@ -1,0 +1,258 @@
+"""The recipe: every setting of a run, typed, frozen, and refused when unknown or unused.
+
+A recipe is data. Its fields are *science* (they change the result, and enter the hash that names the run)
+or *machine* (where and how fast it runs; marked with `machine()`). `octjepa.config` reads and overrides them.
+Founding values are in SCIENCE's notation: image_size and patch_size are `[D, H, W]`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, model_validator
+
+DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
+
+Device = Literal["heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"]
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Size3 = tuple[Positive, Positive, Positive]
+Spacing3 = tuple[
+    Annotated[float, Field(gt=0, le=5)], Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]
+]
+
+
+def _not_a_spelled_null(path: str | None) -> str | None:
+    if path is not None and path.strip().lower() in {"", "none", "null", "~"}:
+        raise ValueError(f"{path!r} is text, not a folder: write null without quotes to switch it off")
+    return path
+
+
+Directory = Annotated[str | None, AfterValidator(_not_a_spelled_null)]
+
+
+def machine(default: Any = ..., **limits: Any) -> Any:
+    """A field that says where or how fast a run goes, never what it computes; it stays out of the run's hash."""
+    return Field(default, json_schema_extra={"machine": True}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class DataRecipe(Section):
+    """Which volumes of the store take part."""
+
+    strategy: Literal["single_domain", "multi_domain"] = "multi_domain"
+    device: Device | None = None
+    max_samples: Positive | None = None
+    expected_volumes: Positive | None = machine(None)  # `plan` counts epochs with it when no store is named
+
+    @model_validator(mode="after")
+    def _device_belongs_to_single_domain(self) -> DataRecipe:
+        if self.strategy == "single_domain" and self.device is None:
+            raise ValueError("strategy single_domain needs data.device, one of " + ", ".join(DEVICES))
+        if self.strategy == "multi_domain" and self.device is not None:
+            raise ValueError("data.device is unused by strategy multi_domain: drop it, or say single_domain")
+        return self
+
+
+class Preprocessing(Section):
+    """How a native scan becomes a canonical volume: the contract that store and weights share.
+
+    The stored volume is `image_size` plus `margin` on both sides of each axis, so that training can crop by
+    whole voxels. `flatten` takes the tilt (`plane`) or tilt and curvature (`quadratic`) of Bruch's membrane out of
+    the axial axis by whole-voxel shifts, which are kept and reversible.
+    """
+
+    image_size: Size3 = (16, 128, 128)
+    target_spacing_mm: Spacing3 = (0.36, 0.0078, 0.047)
+    margin: tuple[int, int, int] = (0, 8, 8)
+    orientation: Literal["OD", "native"] = "OD"
+    flatten: Literal["none", "plane", "quadratic"] = "quadratic"
+    axial_anchor: Share = 0.65  # where Bruch's membrane lies in the stored height, 0 top, 1 bottom
+    clip_percentiles: tuple[float, float] = (1.0, 99.8)
+
+    @model_validator(mode="after")
+    def _limits(self) -> Preprocessing:
+        low, high = self.clip_percentiles
+        if not 0 <= low < high <= 100:
+            raise ValueError(f"clip_percentiles must rise within 0..100, got {self.clip_percentiles}")
+        if min(self.margin) < 0:
+            raise ValueError(f"margin must not be negative, got {self.margin}")
+        return self
+
+    @property
+    def stored_size(self) -> tuple[int, int, int]:
+        (d, h, w), (a, b, c) = self.image_size, self.margin
+        return d + 2 * a, h + 2 * b, w + 2 * c
+
+
+class TokenRecipe(Section):
+    """Which patches become tokens. `budget` tokens a volume with select: tissue; every patch with select: all."""
+
+    patch_size: Size3 = (4, 16, 16)
+    select: Literal["all", "tissue"] = "tissue"
+    budget: Positive | None = None
+
+    @model_validator(mode="after")
+    def _budget_belongs_to_tissue(self) -> TokenRecipe:
+        if self.select == "tissue" and self.budget is None:
+            raise ValueError("tokens.select: tissue needs tokens.budget, the number of tokens a volume")
+        if self.select == "all" and self.budget is not None:
+            raise ValueError("tokens.budget is unused by tokens.select: all; drop it (tokens.budget=null)")
+        return self
+
+
+class MaskRecipe(Section):
+    """How much is hidden, in which shapes, and how much of it is predicted. Shares of families are relative weights."""
+
+    ratio: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    target_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tubes: Annotated[float, Field(ge=0)] = 1.0
+    blocks: Annotated[float, Field(ge=0)] = 1.0
+    runs: Annotated[float, Field(ge=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _one_family_at_least(self) -> MaskRecipe:
+        if self.tubes + self.blocks + self.runs == 0:
+            raise ValueError("every mask family has weight 0: give tubes, blocks or runs a positive weight")
+        return self
+
+
+class ViewRecipe(Section):
+    """What is random. Geometry is shared by the two views; photometric changes differ. 0 switches a change off."""
+
+    flip_slow: Share = 0.5
+    flip_fast: Share = 0.0
+    crop: StrictBool = True
+    rotation_degrees: Annotated[float, Field(ge=0, le=20)] = 0.0
+    zoom: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    gain: Annotated[float, Field(ge=0, le=1)] = 0.15
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.15
+    speckle: Annotated[float, Field(ge=0, le=2)] = 0.15
+    blur: Share = 0.2
+
+
+class ModelRecipe(Section):
+    """The encoder by size name; `predictor_*` default to the arm's own (null)."""
+
+    size: Literal["test", "founding", "small", "base", "large"] = "test"
+    positions: Literal["rope", "sincos"] = "rope"
+    position_unit: Literal["index", "mm"] = "index"
+    predictor_width: Positive | None = None
+    predictor_depth: Positive | None = None
+
+
+class ObjectiveRecipe(Section):
+    """The arm, and the EMA target: momentum rises from ema_base to ema_final along half a cosine."""
+
+    name: Literal["vjepa", "normalized_mse"] = "vjepa"
+    ema_base: Annotated[float, Field(ge=0, lt=1)] = 0.996
+    ema_final: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @model_validator(mode="after")
+    def _momentum_does_not_fall(self) -> ObjectiveRecipe:
+        if self.ema_final < self.ema_base:
+            raise ValueError(f"ema_final {self.ema_final} is below ema_base {self.ema_base}: momentum must not fall")
+        return self
+
+
+class TrainRecipe(Section):
+    """Optimiser, schedule (in optimiser updates) and batch. Exactly one of max_updates and epochs is given."""
+
+    max_updates: Positive | None = None
+    epochs: Positive | None = None
+    global_batch: Positive = 32
+    base_lr: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    min_lr_ratio: Share = 0.1
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    schedule: Literal["cosine", "constant"] = "cosine"
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    precision: Literal["fp32", "bf16"] = "bf16"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainRecipe:
+        if (self.max_updates is None) == (self.epochs is None):
+            raise ValueError("give exactly one of train.max_updates and train.epochs (the other null)")
+        return self
+
+
+class ValidationRecipe(Section):
+    """Held-out people, fixed masks, no augmentation. every_updates null: only at the end."""
+
+    every_updates: Positive | None = None
+    max_samples: Positive | None = 64
+
+
+class CheckpointRecipe(Section):
+    """Where and how often. dir null is off; a relative dir lies in the run folder."""
+
+    dir: Directory = machine("checkpoints")
+    every_updates: Positive | None = machine(None)  # null: only at the end
+    keep_last: Positive = machine(3)
+
+
+class MachineRecipe(Section):
+    """Nothing here changes a result beyond rounding."""
+
+    devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
+    micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
+    loader_workers: Annotated[int, Field(ge=0)] = machine(0)
+
+
+class Recipe(Section):
+    """One run. `science()` is what names it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    data: DataRecipe = DataRecipe()
+    preprocessing: Preprocessing = Preprocessing()
+    tokens: TokenRecipe
+    masks: MaskRecipe = MaskRecipe()
+    views: ViewRecipe = ViewRecipe()
+    model: ModelRecipe = ModelRecipe()
+    objective: ObjectiveRecipe = ObjectiveRecipe()
+    train: TrainRecipe
+    validation: ValidationRecipe = ValidationRecipe()
+    checkpoint: CheckpointRecipe = CheckpointRecipe()
+    machine: MachineRecipe = MachineRecipe()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Recipe:
+        for axis, size, patch in zip("DHW", self.preprocessing.image_size, self.tokens.patch_size, strict=True):
+            if size % patch:
+                raise ValueError(f"image_size {size} is no multiple of patch_size {patch} along {axis}")
+        budget = self.tokens.budget
+        if budget is not None and budget > self.grid_tokens:
+            raise ValueError(f"tokens.budget {budget} is more than the grid's {self.grid_tokens} tokens")
+        counts = self.mask_counts
+        if min(counts) < 1:
+            raise ValueError(f"masks leave {counts[0]} context and {counts[1]} target tokens: each needs one at least")
+        if self.objective.name == "normalized_mse" and self.model.predictor_depth is not None:
+            raise ValueError("model.predictor_depth is unused by objective normalized_mse (a 2-layer MLP); drop it")
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Tokens per axis."""
+        (d, h, w), (p, q, r) = self.preprocessing.image_size, self.tokens.patch_size
+        return d // p, h // q, w // r
+
+    @property
+    def grid_tokens(self) -> int:
+        d, h, w = self.grid
+        return d * h * w
+
+    @property
+    def token_count(self) -> int:
+        """Tokens a volume that the encoders see: K."""
+        return self.tokens.budget or self.grid_tokens
+
+    @property
+    def mask_counts(self) -> tuple[int, int]:
+        """(context, target) tokens a volume, the same for every sample."""
+        masked = round(self.masks.ratio * self.token_count)
+        return self.token_count - masked, round(self.masks.target_share * masked)

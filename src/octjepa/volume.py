@@ -1,0 +1,76 @@
+"""One eye's OCT scan as it was measured: pixels, geometry with provenance, identity.
+
+Axes are always `[D, H, W]` = slice (slow axis, between B-scans), depth (axial), width (fast axis), and
+spacing is `(dz, dy, dx)` in millimetres in the same order. Readers in `octjepa.ingest` make these;
+nothing downstream reads a source file again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+Laterality = Literal["OD", "OS"]
+Pattern = Literal["raster", "radial", "circle", "line", "unknown"]
+AXES = ("slice", "row", "column")
+
+
+@dataclass(frozen=True, eq=False)
+class OCTVolume:
+    """A scan in its native geometry.
+
+    `pixels` is 8-bit, `[D, H, W]`, bright tissue on dark vitreous, B-scans in spatial order, the axial axis
+    pointing from vitreous to sclera. Deeper or signed sources are brought to 8 bit and say so in `notes`.
+
+    `provenance` names for each of "slice", "row", "column" the source of that spacing ("positions", "shared",
+    "per_frame", "manifest", "protocol"); `uncertain` names the axes whose spacing may be wrong. A spacing is never
+    a default: a reader that cannot know it raises `VolumeRejected`.
+
+    `content_hash` is the SHA-256 of the decoded pixels and their shape, so that one scan stored in two transfer
+    syntaxes is one scan.
+    """
+
+    pixels: UInt8[np.ndarray, "D H W"]
+    spacing_mm: tuple[float, float, float]
+    provenance: dict[str, str]
+    person_id: str
+    device: str
+    laterality: Laterality | None = None
+    laterality_source: str = "unknown"
+    pattern: Pattern = "raster"
+    uncertain: tuple[str, ...] = ()
+    slice_positions_mm: Float[np.ndarray, " D"] | None = None
+    sop_instance_uid: str = ""
+    protocol: str = ""
+    region: str = ""
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    content_hash: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if self.pixels.ndim != 3 or self.pixels.dtype != np.uint8:
+            raise TypeError(f"pixels must be uint8 [D, H, W], got {self.pixels.dtype} {self.pixels.shape}")
+        if not self.content_hash:
+            object.__setattr__(self, "content_hash", hash_pixels(self.pixels))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        depth, height, width = self.pixels.shape
+        return depth, height, width
+
+    @property
+    def extent_mm(self) -> tuple[float, float, float]:
+        """Field of view per axis in mm: count times spacing."""
+        (d, h, w), (dz, dy, dx) = self.shape, self.spacing_mm
+        return d * dz, h * dy, w * dx
+
+
+def hash_pixels(pixels: np.ndarray) -> str:
+    """SHA-256 (hex) of shape, dtype and values."""
+    digest = hashlib.sha256(f"{pixels.dtype.str}{pixels.shape}".encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.hexdigest()
