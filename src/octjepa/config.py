@@ -32,12 +32,14 @@ _Loader.add_implicit_resolver(
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
+    seen: list[Any] = []
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no text", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen.add(key)
+        seen.append(key)
     return loader.construct_mapping(node)
 
 
@@ -47,7 +49,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 def parse_yaml(text: str, where: str) -> Any:
     """YAML text -> plain data. Raises RecipeError naming `where` and the line."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 -- a SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise RecipeError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from None
 
@@ -72,7 +74,11 @@ def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Reci
     if not path.is_file():
         known = ", ".join(recipe_names())
         raise RecipeError(f"no recipe {str(name_or_path)!r}: give the path of a .yaml file, or one of {known}")
-    data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} cannot be read as a text file: {error}") from None
+    data = parse_yaml(text, str(path))
     if not isinstance(data, dict):
         raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of recipe sections")
     data.setdefault("name", path.stem)
@@ -139,7 +145,8 @@ def science(model: BaseModel) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, info in type(model).model_fields.items():
         extra = info.json_schema_extra
-        if name == "name" and isinstance(model, Recipe) or isinstance(extra, dict) and extra.get("machine"):
+        named_only = name == "name" and isinstance(model, Recipe)
+        if named_only or (isinstance(extra, dict) and extra.get("machine")):
             continue
         value = getattr(model, name)
         kept[name] = science(value) if isinstance(value, BaseModel) else value

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
@@ -38,6 +47,16 @@ def machine(default: Any = ..., **limits: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_switch_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true for 1, and YAML 1.1 takes `yes` and `on` for true: base_lr: yes would be a rate of 1.
+        parts = value if isinstance(value, list | tuple) else [value]
+        field = cls.model_fields[str(info.field_name)]
+        if field.annotation is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError("true, false, yes, no, on and off are switches, not a value for this key")
+        return value
 
 
 class DataRecipe(Section):

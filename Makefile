@@ -1,0 +1,43 @@
+# Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench study docs lock
+
+PY := .venv/bin/python
+# One thread a process: the tests run in WORKERS processes, and fixed thread counts keep sums the same to the bit.
+export OMP_NUM_THREADS ?= 1
+WORKERS ?= 2
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+setup:  ## install octjepa with its development tools into .venv (silent when nothing is to do)
+	@scripts/setup
+
+demo: setup  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -> one HTML page (ARGS="--out DIR")
+	@env -u OMP_NUM_THREADS .venv/bin/octjepa demo $(ARGS)
+
+test: setup  ## run the tests (ARGS="-k name" for some of them)
+	@$(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+check: setup  ## what has to be clean before a commit: format, lint, types, import contract, docs
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m pytest -q tests/test_house.py tests/test_docs.py tests/test_capabilities.py
+
+format: setup  ## rewrite the sources in the project's format and apply the safe lint fixes
+	@.venv/bin/ruff check --fix --quiet . || true
+	@.venv/bin/ruff format .
+
+docs: setup  ## check the documentation: links lead somewhere, every command named exists
+	@$(PY) -m pytest -q tests/test_docs.py tests/test_capabilities.py
+
+bench: setup  ## measure speed and memory with `octjepa bench` (ARGS="step")
+	@scripts/run-verb bench $(ARGS)
+
+study: setup  ## regenerate the comparison of objectives in docs/study
+	@scripts/run-verb study $(ARGS)
+
+lock: setup  ## choose the newest versions that fit pyproject.toml and pin them in constraints.txt
+	@scripts/lock
