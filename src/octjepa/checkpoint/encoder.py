@@ -1,0 +1,150 @@
+"""A pretrained encoder for use: from a run, a checkpoint folder or one weights file, to vectors of eyes.
+
+The weights carry their recipe, so a volume is always prepared as it was for training; one prepared otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from octjepa.checkpoint.folder import list_folders, read_tensors
+from octjepa.checkpoint.state import MODEL_FILE, recipe_of
+from octjepa.config import recipe_from
+from octjepa.errors import CheckpointError
+from octjepa.ingest import read_volume
+from octjepa.model import VJEPA3D, Encoder
+from octjepa.recipe import Recipe
+from octjepa.store import CanonicalVolume, canonicalise
+from octjepa.views import geometry, light, tokens
+from octjepa.views.sample import select_tokens, token_places
+from octjepa.volume import OCTVolume
+
+POOLS = ("mean", "mean_std_max")
+
+
+class TokenFeatures(NamedTuple):
+    """Features of a volume's K selected tokens; `grid_index` is their place in the raster order of `grid`."""
+
+    features: Float[np.ndarray, "k dim"]
+    grid_index: Int[np.ndarray, " k"]
+    grid: tuple[int, int, int]
+    tissue: Float[np.ndarray, " k"]
+
+
+class PretrainedEncoder:
+    """A frozen encoder with its recipe. `dim` is the width of one token's features."""
+
+    def __init__(self, encoder: Encoder, recipe: Recipe, name: str) -> None:
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.recipe, self.name, self.dim = recipe, name, encoder.width
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.encoder.parameters())
+
+    def untrained(self, seed: int = 0) -> PretrainedEncoder:
+        """The same architecture with the weights it would start from: the baseline of every probe."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
+
+    def canonical(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
+        """Any volume, prepared as the weights expect. Raises VolumeRejected for a file that cannot be read."""
+        if isinstance(volume, CanonicalVolume):
+            return volume
+        native = volume if isinstance(volume, OCTVolume) else read_volume(volume)
+        return canonicalise(native, self.recipe.preprocessing)
+
+    def tokens(self, volume: str | Path | OCTVolume | CanonicalVolume) -> TokenFeatures:
+        """Features of one volume's selected tokens, fp32."""
+        return self.many_tokens([self.canonical(volume)])[0]
+
+    def embed(self, volume: str | Path | OCTVolume | CanonicalVolume, pool: str = "mean") -> Float[np.ndarray, " n"]:
+        """One vector: `[dim]` with pool mean, `[3 dim]` (mean, std, max) with mean_std_max."""
+        return pooled(self.tokens(volume).features, pool)
+
+    @torch.inference_mode()
+    def many_tokens(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        """`tokens` of several prepared volumes in one pass."""
+        recipe = self.recipe
+        shape = geometry.centred(recipe.preprocessing)
+        patches, places, chosen = [], [], []
+        for volume in volumes:
+            view, index, share = select_tokens(volume, recipe, shape, None)
+            cut = tokens.cut(view, recipe.tokens.patch_size, index)
+            patches.append(light.table(light.Light(), volume.tissue_mean, volume.tissue_std)[cut])
+            places.append(token_places(index, recipe))
+            chosen.append((index, share[index]))
+        device = next(self.encoder.parameters()).device
+        features = self.encoder(
+            torch.from_numpy(np.stack(patches)).to(device), torch.from_numpy(np.stack(places)).to(device)
+        )
+        return [
+            TokenFeatures(one, index, recipe.grid, share)
+            for one, (index, share) in zip(features.float().cpu().numpy(), chosen, strict=True)
+        ]
+
+
+def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
+    """Mean over tokens, or mean, standard deviation and maximum one after the other."""
+    if pool == "mean":
+        return features.mean(axis=0)
+    if pool == "mean_std_max":
+        return np.concatenate([features.mean(axis=0), features.std(axis=0), features.max(axis=0)])
+    raise ValueError(f"unknown pool {pool!r}: one of {', '.join(POOLS)}")
+
+
+def load_encoder(path: str | Path) -> PretrainedEncoder:
+    """The EMA target encoder of a run folder (its newest checkpoint), a checkpoint folder, or a `.safetensors` file.
+
+    Raises CheckpointError when there is none, or when it is damaged.
+    """
+    path = Path(path)
+    folder = newest(path) if path.is_dir() else None
+    if folder is not None:
+        recipe, weights = recipe_of(folder), read_tensors(folder, MODEL_FILE)
+    elif path.is_file():
+        recipe, weights = _read_file(path)
+    else:
+        raise CheckpointError(f"no checkpoint at {path}: give a run folder, a step-* folder or a .safetensors file")
+    encoder = VJEPA3D.from_recipe(recipe).target_encoder
+    prefix = "target_encoder."
+    own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+    _fill(encoder, own, path)
+    return PretrainedEncoder(encoder, recipe, recipe.name)
+
+
+def newest(path: Path) -> Path:
+    """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is."""
+    if (path / "manifest.json").is_file():
+        return path
+    found = list_folders(path) or list_folders(path / "checkpoints")
+    if not found:
+        raise CheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in it or in its checkpoints/")
+    return found[-1]
+
+
+def _read_file(path: Path) -> tuple[Recipe, dict[str, torch.Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["octjepa"])
+            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+        return recipe_from(about["recipe"], f"of {path}"), weights
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError):
+        raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
+
+
+def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        encoder.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of {path} do not fit the encoder of their recipe: {error}") from None

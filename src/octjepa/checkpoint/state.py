@@ -1,0 +1,97 @@
+"""The whole state of a run, to and from a checkpoint: weights, Adam moments, the number of updates done.
+
+Nothing else is needed for an exact resume: order, masks and light are functions of the update number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octjepa.checkpoint.folder import read_manifest, read_tensors, write_folder
+from octjepa.config import recipe_from, science, science_hash
+from octjepa.errors import CheckpointError
+from octjepa.model import VJEPA3D
+from octjepa.recipe import Recipe
+
+MODEL_FILE = "model.safetensors"
+OPTIMISER_FILE = "optimiser.safetensors"
+
+
+def save(
+    parent: Path,
+    update: int,
+    model: VJEPA3D,
+    optimiser: torch.optim.AdamW,
+    recipe: Recipe,
+    skipped_updates: int,
+) -> Path:
+    """Writes `parent/step-<update>`; raises CheckpointError when the disk refuses."""
+    about = {
+        "science_hash": science_hash(recipe),
+        "contract_hash": science_hash(recipe.preprocessing),
+        "recipe": recipe.model_dump(mode="json"),
+        "skipped_updates": skipped_updates,
+    }
+    tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
+    return write_folder(parent, update, tensors, about)
+
+
+def load(folder: Path, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
+    """Fills model and optimiser in place; returns (updates done, updates skipped).
+
+    Raises CheckpointError naming every recipe field that differs, when the checkpoint is of another run.
+    """
+    manifest = read_manifest(folder)
+    if manifest["science_hash"] != science_hash(recipe):
+        changed = "\n  ".join(differences(recipe_of(folder), recipe))
+        raise CheckpointError(
+            f"checkpoint {folder} is of another run and cannot be resumed by recipe {recipe.name}:\n  {changed}\n"
+            "Give the recipe it was made with, or start anew with another --out."
+        )
+    model.load_state_dict(read_tensors(folder, MODEL_FILE))
+    _fill_moments(read_tensors(folder, OPTIMISER_FILE), model, optimiser)
+    return int(manifest["update"]), int(manifest["skipped_updates"])
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """The recipe that a checkpoint was made with."""
+    return recipe_from(read_manifest(folder)["recipe"], f"of checkpoint {folder}")
+
+
+def differences(found: Recipe, wanted: Recipe) -> list[str]:
+    """Science fields that differ, as `section.key: checkpoint's, recipe's`."""
+    theirs, ours = _flat(science(found)), _flat(science(wanted))
+    return [
+        f"{key}: checkpoint {theirs.get(key)!r}, recipe {ours.get(key)!r}"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+    ]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _moments(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
+    return {
+        f"{kind}/{name}": optimiser.state[parameter][kind]
+        for name, parameter in model.named_parameters()
+        if parameter in optimiser.state
+        for kind in ("exp_avg", "exp_avg_sq", "step")
+    }
+
+
+def _fill_moments(stored: dict[str, Tensor], model: VJEPA3D, optimiser: torch.optim.AdamW) -> None:
+    parameters = dict(model.named_parameters())
+    for key, value in stored.items():
+        kind, _, name = key.partition("/")
+        parameter = parameters[name]
+        # fused and foreach AdamW keep `step` on the CPU or the device themselves; they accept it from either
+        optimiser.state[parameter][kind] = value if kind == "step" else value.to(parameter.device)

@@ -1,0 +1,77 @@
+"""The pre-norm transformer block: attention that knows 3D positions, and an MLP.
+
+Residual stream in the dtype it enters with (fp32 in training); products run in autocast's dtype.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from octjepa.model.positions import rotate
+
+NORM_EPS = 1e-6
+Tables = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads or (width // heads) % 2:
+            raise ValueError(f"width {width} over {heads} heads must give an even number of features a head")
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if tables is not None:
+            q, k = rotate(q, tables), rotate(k, tables)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, mlp_ratio: int = 4) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
+        self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
+
+    def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
+        x = x + self.attention(self.norm1(x), tables)
+        return x + self.mlp(self.norm2(x))
+
+
+def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:
+    """Truncated normal of 0.02, zero biases; output layers of block `n` (from 1) shrunk by sqrt(2 n), as in V-JEPA 2."""
+    for child in module.modules():
+        if isinstance(child, nn.Linear):
+            nn.init.trunc_normal_(child.weight, std=0.02)
+            if child.bias is not None:
+                nn.init.zeros_(child.bias)
+    for linear, depth in depth_of.items():
+        linear.weight.data.div_((2.0 * depth) ** 0.5)
+
+
+class Stack(nn.ModuleList):
+    """Blocks in a row, with the initialisation of their depth."""
+
+    def __init__(self, width: int, depth: int, heads: int) -> None:
+        super().__init__(Block(width, heads) for _ in range(depth))
+
+    def output_layers(self) -> dict[nn.Linear, int]:
+        found: dict[nn.Linear, int] = {}
+        for number, block in enumerate(self, start=1):
+            assert isinstance(block, Block)
+            last = block.mlp[2]
+            assert isinstance(last, nn.Linear)
+            found[block.attention.out] = number
+            found[last] = number
+        return found
+
+    def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
+        for block in self:
+            x = block(x, tables)
+        return x

@@ -1,0 +1,52 @@
+"""The encoder: selected patches and their places in, one vector a token out.
+
+It never sees a whole volume, only the tokens it is given, so a hidden patch cannot leak into it.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from octjepa.model.blocks import NORM_EPS, Stack, initialise
+from octjepa.model.positions import rope_tables, sincos
+
+
+class Encoder(nn.Module):
+    """ViT over tokens of a volume. `positions` is "rope" or "sincos"."""
+
+    def __init__(self, patch_voxels: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
+        super().__init__()
+        self.width, self.heads, self.positions = width, heads, positions
+        self.embed = nn.Linear(patch_voxels, width)
+        self.blocks = Stack(width, depth, heads)
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        initialise(self, self.blocks.output_layers())
+
+    def embed_patches(self, patches: Float[Tensor, "b t voxels"]) -> Float[Tensor, "b t w"]:
+        # fp32 from here on: the residual stream must not lose small updates to bf16
+        embedded: Tensor = self.embed(patches).float()
+        return embedded
+
+    def encode(
+        self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"]
+    ) -> Float[Tensor, "b t w"]:
+        """Embedded tokens -> features, after the final norm, fp32."""
+        if self.positions == "sincos":
+            tables = None
+            tokens = tokens + sincos(coordinates, self.width)
+        else:
+            tables = rope_tables(coordinates, self.width // self.heads)
+        normed: Tensor = self.norm(self.blocks(tokens, tables))
+        return normed
+
+    def forward(
+        self, patches: Float[Tensor, "b t voxels"], coordinates: Float[Tensor, "b t 3"]
+    ) -> Float[Tensor, "b t w"]:
+        return self.encode(self.embed_patches(patches), coordinates)
+
+
+def take(x: Float[Tensor, "b t f"], index: Tensor) -> Float[Tensor, "b n f"]:
+    """Rows `index` `[b, n]` of each sample."""
+    return torch.gather(x, 1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

@@ -1,0 +1,63 @@
+"""Where a token is, told to attention (3D rotary) or to its vector (3D sin-cos).
+
+Coordinates are real numbers `[.., 3]` = (slice, depth, width) of the token's centre, in token steps or in
+millimetres, so one model serves grids of any shape and unevenly spaced B-scans. Tables are fp32 always:
+in bf16 neighbouring positions past 256 would coincide.
+Sources: RoFormer (Su et al. 2021) for the rotation; V-JEPA 2 (Assran et al. 2025) for the split of a head
+into three axes; the sin-cos form is that of Vaswani et al. 2017, a third of the width per axis.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+ROPE_BASE = 10_000.0
+
+
+def axis_width(head_width: int) -> int:
+    """Features of a head that turn with one axis: an even third; what is left over does not turn."""
+    return 2 * (head_width // 3 // 2)
+
+
+def _frequencies(pairs: int, device: torch.device) -> Float[Tensor, " pairs"]:
+    return ROPE_BASE ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
+
+
+def rope_tables(
+    coordinates: Float[Tensor, "batch tokens 3"], head_width: int
+) -> tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]]:
+    """Cosine and signed sine tables for `rotate`, fp32.
+
+    Features `2i` and `2i+1` of an axis form a pair. The sine carries the sign of its pair's member, so that a
+    rotation is two products and a swap of neighbours.
+    """
+    width = axis_width(head_width)
+    if width == 0:
+        raise ValueError(f"a head of {head_width} features is too narrow for three rotary axes: at least 6")
+    angle = coordinates.float()[..., None] * _frequencies(width // 2, coordinates.device)
+    angle = angle.repeat_interleave(2, dim=-1).flatten(-2)
+    rest = head_width - angle.shape[-1]
+    angle = torch.nn.functional.pad(angle, (0, rest))
+    sign = torch.ones(head_width, device=coordinates.device)
+    sign[::2] = -1.0
+    return angle.cos().unsqueeze(1), (angle.sin() * sign).unsqueeze(1)
+
+
+def rotate(
+    x: Float[Tensor, "batch heads tokens head"],
+    tables: tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]],
+) -> Float[Tensor, "batch heads tokens head"]:
+    """Turns each neighbouring pair of features by its token's angle; keeps dtype."""
+    cosine, sine = tables
+    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return (x * cosine + swapped * sine).to(x.dtype)
+
+
+def sincos(coordinates: Float[Tensor, "batch tokens 3"], width: int) -> Float[Tensor, "batch tokens width"]:
+    """Absolute positions to add to token vectors: per axis sines, then cosines; zeros fill an uneven rest."""
+    pairs = width // 6
+    angle = coordinates.float()[..., None] * _frequencies(pairs, coordinates.device)
+    table = torch.cat([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+    return torch.nn.functional.pad(table, (0, width - table.shape[-1]))

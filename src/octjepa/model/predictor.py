@@ -1,0 +1,57 @@
+"""The two predictors: a narrow transformer for the sparse arm, a 2-layer MLP for the founding arm."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from octjepa.model.blocks import NORM_EPS, Stack, initialise
+from octjepa.model.positions import rope_tables, sincos
+
+
+class TransformerPredictor(nn.Module):
+    """Context features and their places, plus mask tokens at target places -> predicted target features (V-JEPA 2)."""
+
+    def __init__(self, encoder_width: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
+        super().__init__()
+        self.width, self.heads, self.positions = width, heads, positions
+        self.enter = nn.Linear(encoder_width, width)
+        self.mask_token = nn.Parameter(torch.zeros(width))
+        self.blocks = Stack(width, depth, heads)
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.leave = nn.Linear(width, encoder_width)
+        initialise(self, self.blocks.output_layers())
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+
+    def forward(
+        self,
+        context: Float[Tensor, "b n w"],
+        context_places: Float[Tensor, "b n 3"],
+        target_places: Float[Tensor, "b m 3"],
+    ) -> Float[Tensor, "b m w"]:
+        entered = self.enter(context).float()
+        masks = self.mask_token.expand(entered.shape[0], target_places.shape[1], -1)
+        tokens = torch.cat([entered, masks], dim=1)
+        places = torch.cat([context_places, target_places], dim=1)
+        if self.positions == "sincos":
+            tables = None
+            tokens = tokens + sincos(places, self.width)
+        else:
+            tables = rope_tables(places, self.width // self.heads)
+        tokens = self.blocks(tokens, tables)[:, entered.shape[1] :]
+        predicted: Tensor = self.leave(self.norm(tokens)).float()
+        return predicted
+
+
+class MLPPredictor(nn.Module):
+    """The founding predictor: each token by itself through two layers."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        initialise(self, {})
+
+    def forward(self, features: Float[Tensor, "b m w"]) -> Float[Tensor, "b m w"]:
+        predicted: Tensor = self.layers(features).float()
+        return predicted

@@ -1,0 +1,46 @@
+"""The losses, each a mean over hidden tokens, so that any split of a batch into equal parts averages to the whole.
+
+`l1` is V-JEPA 2's (Assran et al. 2025): mean |p - t| on layer-normed targets.
+`normalized_mse` is the founding one: the squared distance of unit vectors, *summed* over features. Averaged over D
+features an orthogonal guess would read 2/D and look like success; summed, it reads 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+Tokens = Float[Tensor, "b m w"]
+
+
+def l1(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    return (predicted.float() - target.float()).abs().mean()
+
+
+def normalized_mse(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    """In [0, 4]: 0 equal direction, 2 orthogonal. Equals 2 - 2 cosine."""
+    p, t = F.normalize(predicted.float(), dim=-1), F.normalize(target.float(), dim=-1)
+    return (p - t).square().sum(dim=-1).mean()
+
+
+def cosine(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    """Mean cosine over hidden tokens, logged beside every loss."""
+    return F.cosine_similarity(predicted.float(), target.float(), dim=-1).mean()
+
+
+LOSSES = {"vjepa": l1, "normalized_mse": normalized_mse}
+
+
+def loss_of(arm: str, predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    """The loss of the arm called `arm`."""
+    value: Tensor = LOSSES[arm](predicted, target)
+    return value
+
+
+def entropy_rank(features: Float[Tensor, "n w"]) -> float:
+    """RankMe (Garrido et al. 2023): exp of the entropy of the normalised singular values. Low means collapse."""
+    singular = torch.linalg.svdvals(features.double())
+    share = singular / singular.sum().clamp_min(1e-12) + 1e-12
+    return float(torch.exp(-(share * share.log()).sum()))

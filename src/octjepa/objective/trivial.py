@@ -1,0 +1,49 @@
+"""Predictors that know nothing: what a learned one must beat, on the same targets of the same people.
+
+`constant` says the mean target everywhere, `position_mean` the mean target of that grid place, both learned from
+training people. `copy_nearest` says the target feature of the nearest visible token of the same volume; since
+neighbouring B-scans are nearly copies, a mask that it solves teaches nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octjepa.model.encoder import take
+
+NAMES = ("constant", "position_mean", "copy_nearest")
+
+
+class PlaceMeans:
+    """Running mean of target features, overall and for each of `grid_tokens` places. A place never seen says the overall mean."""
+
+    def __init__(self, grid_tokens: int, width: int) -> None:
+        self.sums = torch.zeros(grid_tokens, width, dtype=torch.float64)
+        self.counts = torch.zeros(grid_tokens, dtype=torch.float64)
+
+    def add(self, targets: Float[Tensor, "b t w"], grid_index: Int[Tensor, "b t"]) -> None:
+        flat = targets.detach().flatten(0, 1).double().cpu()
+        index = grid_index.flatten().cpu()
+        self.sums.index_add_(0, index, flat)
+        self.counts.index_add_(0, index, torch.ones(len(index), dtype=torch.float64))
+
+    def constant(self) -> Float[Tensor, " w"]:
+        return (self.sums.sum(0) / self.counts.sum().clamp_min(1)).float()
+
+    def at(self, grid_index: Int[Tensor, "b m"]) -> Float[Tensor, "b m w"]:
+        means = (self.sums / self.counts.clamp_min(1).unsqueeze(-1)).float()
+        means[self.counts == 0] = self.constant()
+        return means[grid_index]
+
+
+def copy_nearest(
+    targets: Float[Tensor, "b t w"],
+    places: Float[Tensor, "b t 3"],
+    context: Int[Tensor, "b n"],
+    target: Int[Tensor, "b m"],
+) -> Float[Tensor, "b m w"]:
+    """The target feature of the visible token nearest in `places`; ties go to the lower token index."""
+    distance = torch.cdist(take(places, target).float(), take(places, context).float())
+    return take(targets, torch.gather(context, 1, distance.argmin(dim=-1)))

@@ -1,0 +1,34 @@
+"""metrics.jsonl: a line per update and per validation, in order, never twice.
+
+A resumed run first cuts the lines past its checkpoint, so a killed and resumed run leaves the same journal as one
+that was never killed (times aside).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends JSON lines to `path`, keeping those of updates up to `keep_until` that are there."""
+
+    def __init__(self, path: Path, keep_until: int) -> None:
+        kept = [line for line in read_lines(path) if line["update"] <= keep_until] if path.exists() else []
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, update: int, values: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({"update": update, **values}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; a last line that a kill cut short is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]

@@ -1,0 +1,23 @@
+"""AdamW in two groups: weight matrices decay; biases, norms and learned tokens (1-D) do not."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from octjepa.recipe import TrainRecipe
+
+
+def build_optimiser(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
+    """Over every trainable parameter of `model`; the LR is set anew before each update."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=train.base_lr, betas=train.betas, fused=True)
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,54 @@
+"""The only file that knows devices and ranks: where to compute, in which precision, and how ranks agree."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Runtime:
+    """This process's device and its place among the processes (one, unless a process group is up)."""
+
+    def __init__(self, precision: str) -> None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self.device = accelerator or torch.device("cpu")
+        self.precision = precision
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def world(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def writes(self) -> bool:
+        """Exactly one process logs and writes."""
+        return self.rank == 0
+
+    def compute(self) -> AbstractContextManager[object]:
+        """bf16 products over fp32 masters, or plain fp32."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def mean_over_ranks(self, total: Tensor, count: Tensor) -> Tensor:
+        """The mean of a sum over every rank's items, not the mean of the ranks' means."""
+        pair = torch.stack([total.double(), count.double()])
+        if dist.is_initialized():
+            dist.all_reduce(pair)
+        return pair[0] / pair[1]
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "device": str(self.device),
+            "processes": self.world,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "cores": os.cpu_count() or 0,
+        }

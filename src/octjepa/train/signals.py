@@ -1,0 +1,41 @@
+"""Ctrl-C and SIGTERM end a run after the update in hand, with a checkpoint; a second Ctrl-C ends it at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from octjepa.errors import OctjepaError
+
+
+class Interrupted(OctjepaError):
+    """The run was told to stop, and stopped between two updates."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class StopRequest:
+    """`signal_number` is 0 until a signal came."""
+
+    signal_number = 0
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """While this is open, the first SIGINT or SIGTERM is noted instead of ending the process."""
+    request = StopRequest()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        request.signal_number = number
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

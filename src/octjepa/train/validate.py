@@ -1,0 +1,71 @@
+"""Held-out people, fixed masks, no chance: how well hidden tokens are predicted, beside predictors that know nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from octjepa.model import VJEPA3D
+from octjepa.model.encoder import take
+from octjepa.objective import trivial
+from octjepa.objective.losses import cosine, entropy_rank, loss_of
+from octjepa.train.runtime import Runtime
+from octjepa.views.loader import Batch
+
+_RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well under a second
+
+
+@torch.inference_mode()
+def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> trivial.PlaceMeans:
+    """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
+    means: trivial.PlaceMeans | None = None
+    for batch in batches:
+        with runtime.compute():
+            targets = model.targets(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
+        means = means or trivial.PlaceMeans(grid_tokens, targets.shape[-1])
+        means.add(targets, batch.grid_index)
+    if means is None:
+        raise ValueError("no training batch to learn the trivial predictors from")
+    return means
+
+
+@torch.inference_mode()
+def validate(
+    model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: trivial.PlaceMeans
+) -> dict[str, float]:
+    """Means over all held-out samples of all ranks; keys as in metrics.jsonl (`val/...`)."""
+    model.eval()
+    sums: dict[str, torch.Tensor] = {}
+    seen = torch.zeros(())
+    features = []
+    for batch in batches:
+        with runtime.compute():
+            outcome = model.predict(
+                *(field.to(runtime.device) for field in (batch.context_view, batch.target_view, batch.places)),
+                batch.context.to(runtime.device),
+                batch.target.to(runtime.device),
+            )
+        truth, targets = outcome.target.cpu(), outcome.all_targets.cpu()
+        index = take(batch.grid_index.unsqueeze(-1), batch.target).squeeze(-1)
+        guesses = {
+            "constant": means.constant().expand_as(truth),
+            "position_mean": means.at(index),
+            "copy_nearest": trivial.copy_nearest(targets, batch.places, batch.context, batch.target),
+        }
+        values = {"val/loss": loss_of(model.arm, outcome.predicted.cpu(), truth)}
+        values["val/cosine"] = cosine(outcome.predicted.cpu(), truth)
+        for name, guess in guesses.items():
+            values[f"val/baseline/{name}"] = cosine(guess, truth)
+            values[f"val/baseline_loss/{name}"] = loss_of(model.arm, guess, truth)
+        count = len(batch.volume_ids)
+        for key, value in values.items():
+            sums[key] = sums.get(key, torch.zeros(())) + value * count
+        seen += count
+        features.append(targets.flatten(0, 1))
+    model.train()
+    result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
+    tokens = torch.cat(features)
+    step = max(1, len(tokens) // _RANK_TOKENS)
+    result["val/rankme"] = entropy_rank(tokens[::step][:_RANK_TOKENS])
+    return result

@@ -1,0 +1,135 @@
+"""Batches of fixed shape, in an order that is a function of (seed, position) alone.
+
+Position `p` of the endless stream is epoch `p // n`, volume `p % n` of that epoch's keyed shuffle; update `u` takes
+positions `u * global_batch ...`. No batch is short, no state is kept, and a resume asks for its first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from octjepa import keys
+from octjepa.errors import ContractError, UsageError
+from octjepa.recipe import Recipe
+from octjepa.store import Store
+from octjepa.views.sample import Sample, check_contract, make_sample
+
+
+class Batch(NamedTuple):
+    """Samples stacked: the fields of `Sample` with a leading batch axis, and the volumes they come from."""
+
+    context_view: Float[Tensor, "b k voxels"]
+    target_view: Float[Tensor, "b k voxels"]
+    places: Float[Tensor, "b k 3"]
+    grid_index: Int[Tensor, "b k"]
+    tissue: Float[Tensor, "b k"]
+    context: Int[Tensor, "b n"]
+    target: Int[Tensor, "b m"]
+    volume_ids: tuple[str, ...]
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Samples start..stop: a micro-batch."""
+        return Batch(*(field[start:stop] for field in self))
+
+
+def choose_volumes(store: Store, recipe: Recipe, split: str) -> list[str]:
+    """Ids of the raster volumes of `split` that the recipe asks for, in a keyed order cut at data.max_samples.
+
+    Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left.
+    """
+    differences = check_contract(store.preprocessing, recipe)
+    if differences:
+        raise ContractError(
+            f"store {store.path} was made with another preprocessing than recipe {recipe.name} asks for:\n  "
+            + "\n  ".join(differences)
+            + "\nIngest into a new store with this recipe (octjepa ingest ... --recipe), or choose a recipe that fits."
+        )
+    table = store.table
+    kept = table[(table["split"] == split) & (table["pattern"] == "raster")]
+    if recipe.data.strategy == "single_domain":
+        kept = kept[kept["device"] == recipe.data.device]
+    ids = sorted(kept["volume_id"])
+    if not ids:
+        counts = table.groupby(["split", "device", "pattern"]).size().to_string() if len(table) else "no volumes"
+        wanted = f"device {recipe.data.device}" if recipe.data.device else "any device"
+        raise UsageError(
+            f"store {store.path} holds no raster volume of split {split!r} for {wanted}.\nIt holds:\n{counts}"
+        )
+    limit = recipe.data.max_samples
+    if limit is not None and len(ids) > limit:
+        chosen = keys.generator(recipe.train.seed, "max_samples", split).permutation(len(ids))[:limit]
+        ids = [ids[i] for i in sorted(chosen)]
+    return ids
+
+
+@lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    return keys.generator(seed, "order", epoch).permutation(count)
+
+
+class Stream(Dataset[Sample]):
+    """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it."""
+
+    def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
+        self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
+
+    def place(self, position: int) -> tuple[int, str]:
+        """(epoch, volume id) at a position of the stream."""
+        epoch, slot = divmod(position, len(self.volume_ids))
+        return epoch, self.volume_ids[epoch_order(self.recipe.train.seed, epoch, len(self.volume_ids))[slot]]
+
+    def __getitem__(self, position: int) -> tuple[str, Sample]:  # type: ignore[override]
+        epoch, volume_id = self.place(position)
+        return volume_id, make_sample(self.store.read(volume_id), self.recipe, epoch)
+
+
+class FixedSamples(Dataset[Sample]):
+    """The fixed validation samples of `volume_ids`."""
+
+    def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
+        self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
+
+    def __len__(self) -> int:
+        return len(self.volume_ids)
+
+    def __getitem__(self, number: int) -> tuple[str, Sample]:  # type: ignore[override]
+        volume_id = self.volume_ids[number]
+        return volume_id, make_sample(self.store.read(volume_id), self.recipe, None)
+
+
+def collate(items: Sequence[tuple[str, Sample]]) -> Batch:
+    ids, samples = zip(*items, strict=True)
+    stacked = [torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True)]
+    return Batch(*stacked, volume_ids=tuple(ids))
+
+
+def training_batches(stream: Stream, first_update: int, total_updates: int, workers: int) -> Iterator[Batch]:
+    """One batch of recipe.train.global_batch volumes for each update first_update .. total_updates - 1."""
+    size = stream.recipe.train.global_batch
+    positions = [range(u * size, (u + 1) * size) for u in range(first_update, total_updates)]
+    yield from _loader(stream, positions, workers)
+
+
+def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterator[Batch]:
+    """Every fixed sample once, in order; the last batch may be short."""
+    count = len(samples)
+    yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], workers)
+
+
+def _loader(dataset: Dataset[Sample], positions: Sequence[range], workers: int) -> DataLoader[Batch]:
+    return DataLoader(
+        dataset,
+        batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
+        collate_fn=collate,
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        persistent_workers=False,
+    )

@@ -1,0 +1,91 @@
+"""One volume -> one sample of fixed shapes: two lit views of the same selected patches, their places, a mask.
+
+A pure function of (recipe, stored volume, epoch). `epoch=None` is the sample of validation and embedding: centred,
+unlit, tokens by tissue share, and for validation a mask that depends on the volume alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from octjepa import keys
+from octjepa.recipe import Preprocessing, Recipe
+from octjepa.store import CanonicalVolume
+from octjepa.views import geometry, light, masks, tokens
+
+
+class Sample(NamedTuple):
+    """K tokens of one volume, N of them context and M target."""
+
+    context_view: Float[np.ndarray, "k voxels"]
+    target_view: Float[np.ndarray, "k voxels"]
+    places: Float[np.ndarray, "k 3"]
+    grid_index: Int[np.ndarray, " k"]
+    tissue: Float[np.ndarray, " k"]
+    context: Int[np.ndarray, " n"]
+    target: Int[np.ndarray, " m"]
+
+
+def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Sample:
+    """The training sample of `volume` in `epoch`, or (None) its fixed validation sample."""
+    seed = recipe.train.seed
+    stage = "fixed" if epoch is None else epoch
+
+    def rng(purpose: str) -> np.random.Generator:
+        return keys.generator(seed, purpose, stage, volume.volume_id)
+
+    if epoch is None:
+        shape = geometry.centred(recipe.preprocessing)
+        lights = (light.Light(), light.Light())
+        token_rng = None
+    else:
+        shape = geometry.draw(recipe.preprocessing, recipe.views, rng("geometry"))
+        light_rng = rng("light")
+        lights = (light.draw(recipe.views, light_rng), light.draw(recipe.views, light_rng))
+        token_rng = rng("tokens")
+    view, index, share = select_tokens(volume, recipe, shape, token_rng)
+    noise = rng("speckle")
+    seen = [_lit(view, index, recipe, one, volume, noise) for one in lights]
+    steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
+    context, target = masks.draw(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"))
+    return Sample(seen[0], seen[1], token_places(index, recipe), index, share[index], context, target)
+
+
+def select_tokens(
+    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator | None
+) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
+    """(view, chosen patches in raster order, tissue share of every patch) under the geometry `shape`."""
+    size = recipe.preprocessing.image_size
+    view = geometry.apply(volume.pixels, shape, size)
+    mask = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)
+    share = tokens.tissue_share(mask, recipe.tokens.patch_size)
+    if recipe.tokens.select == "all":
+        return view, np.arange(recipe.grid_tokens), share
+    return view, tokens.select(share, recipe.token_count, rng), share
+
+
+def token_places(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:
+    spacing = recipe.preprocessing.target_spacing_mm
+    return tokens.places(index, recipe.grid, recipe.tokens.patch_size, spacing, recipe.model.position_unit)
+
+
+def _lit(
+    view: np.ndarray,
+    index: np.ndarray,
+    recipe: Recipe,
+    one: light.Light,
+    volume: CanonicalVolume,
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "k voxels"]:
+    softened = light.soften(view) if one.blur else view
+    patches = tokens.cut(softened, recipe.tokens.patch_size, index)
+    return light.expose(patches, one, volume.tissue_mean, volume.tissue_std, rng)
+
+
+def check_contract(preprocessing: Preprocessing, recipe: Recipe) -> list[str]:
+    """Every field in which a store's preprocessing differs from the recipe's, as `field: store's, recipe's`."""
+    wanted, found = recipe.preprocessing.model_dump(), preprocessing.model_dump()
+    return [f"{name}: store {found[name]}, recipe {wanted[name]}" for name in wanted if wanted[name] != found[name]]

@@ -1,0 +1,55 @@
+"""Which patches of a view become tokens, and where each lies.
+
+Retina fills about a fifth of a scan. With `select: tissue` a volume gives exactly K tokens: those that hold tissue
+first, then a keyed sample of the rest, so every encoder runs on K tokens and shapes never change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+
+TISSUE_SHARE = 0.25  # a patch with at least this share of tissue counts as tissue
+
+
+def cut(
+    view: UInt8[np.ndarray, "d h w"], patch: tuple[int, int, int], index: Int[np.ndarray, " t"]
+) -> UInt8[np.ndarray, "t voxels"]:
+    """The patches `index` (raster order over slice, depth, width) of a view, each flattened the same way."""
+    (p, q, r), (d, h, w) = patch, view.shape
+    grid = (d // p, h // q, w // r)
+    tiles = view.reshape(grid[0], p, grid[1], q, grid[2], r).transpose(0, 2, 4, 1, 3, 5)
+    return tiles[np.unravel_index(index, grid)].reshape(len(index), p * q * r)
+
+
+def tissue_share(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> Float[np.ndarray, " grid"]:
+    """Share of each patch's voxels that are tissue, raster order."""
+    (p, q, r), (d, h, w) = patch, mask.shape
+    tiles = mask.reshape(d // p, p, h // q, q, w // r, r)
+    return tiles.mean(axis=(1, 3, 5), dtype=np.float32).reshape(-1)
+
+
+def select(
+    share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator | None
+) -> Int[np.ndarray, " budget"]:
+    """`budget` patches in raster order: tissue first, the rest by chance; without `rng`, strictly by tissue share."""
+    if rng is None:
+        order = np.argsort(-share, kind="stable")
+    else:
+        order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
+    return np.sort(order[:budget])
+
+
+def places(
+    index: Int[np.ndarray, " t"],
+    grid: tuple[int, int, int],
+    patch: tuple[int, int, int],
+    spacing_mm: tuple[float, float, float],
+    unit: str,
+) -> Float[np.ndarray, "t 3"]:
+    """Token centres (slice, depth, width): in token steps, or in millimetres from the view's first corner."""
+    steps = np.stack(np.unravel_index(index, grid), axis=-1).astype(np.float32)
+    if unit == "index":
+        return steps
+    size_mm = np.asarray(patch, dtype=np.float32) * np.asarray(spacing_mm, dtype=np.float32)
+    return (steps + 0.5) * size_mm
