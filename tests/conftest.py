@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -33,3 +35,19 @@ def real_scans() -> Path:
     if not any(folder.glob("*.dcm")):
         pytest.skip(f"no real scans in {folder}: set OCTJEPA_DATA to a folder with .dcm files")
     return folder
+
+
+@pytest.fixture(scope="session")
+def cli_commands() -> dict[str, Any]:
+    """Verb -> its command, as the command line offers them."""
+    import typer
+
+    from octjepa.cli import app
+
+    return dict(typer.main.get_command(app).commands)
+
+
+@pytest.fixture(scope="session")
+def make_targets() -> set[str]:
+    """Targets of the Makefile."""
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -1,0 +1,159 @@
+"""Rules of the house that no linter knows: file size, names, what may be in the repository, what start-up may load."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+OWN_CODE = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tracked_files() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@pytest.mark.parametrize("path", OWN_CODE, ids=name_of)
+def test_a_file_is_one_idea(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 400, f"{name_of(path)} has {lines} lines: over 400 it is asking to be two files"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_is_named_after_what_it_holds_and_says_it_on_top(path: Path) -> None:
+    words = set(re.split(r"[_/.]", path.relative_to(ROOT / "src").as_posix()))
+    assert not words & {"util", "utils", "helper", "helpers", "manager", "common", "misc"}, name_of(path)
+    assert ast.get_docstring(parsed(path)), f"{name_of(path)} needs a docstring: what it is, what enters, what leaves"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_exception_is_swallowed(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = "everything" if node.type is None else ast.unparse(node.type)
+            silent = all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
+            broad = caught in {"everything", "Exception", "BaseException"}
+            assert not (broad and silent), f"{name_of(path)}:{node.lineno} catches {caught} and says nothing"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_pickle_is_ever_loaded(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+            assert not modules & {"pickle", "cPickle", "dill", "cloudpickle", "joblib"}, (
+                f"{name_of(path)}:{node.lineno}"
+            )
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "np.load"}:
+            allows = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            assert allows.get("weights_only", "True") == "True", f"{name_of(path)}:{node.lineno}"
+            assert allows.get("allow_pickle", "False") == "False", f"{name_of(path)}:{node.lineno}"
+
+
+@pytest.mark.parametrize("module", ["octjepa", "octjepa.cli"])
+def test_start_up_does_not_pay_for_torch(module: str) -> None:
+    heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy"
+    code = f"import {module}, sys; print(*[name for name in {heavy!r} if name in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [], f"import {module} loads these at once; import them where they are used"
+
+
+# The repository
+
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|home|root|Users|mnt|opt)/\w|[A-Z]:\\\\?Users")
+PRIVATE_INDEX = re.compile(
+    r"--(?:extra-)?index-url[ =]\S|--find-links[ =]\S|https?://[^\s\"')]*/simple\b|\+cpu\b(?!\")"
+)
+TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".cff", ".cfg", ".html", ".j2", ".json", ".sh", ""}
+
+
+def test_no_tracked_file_names_a_place_on_one_machine() -> None:
+    found = []
+    for path in tracked_files():
+        if path.suffix in TEXT and path != Path(__file__):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if MACHINE_PATHS.search(line):
+                    found.append(f"{name_of(path)}:{number}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+def test_pins_are_names_and_versions_only() -> None:
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert len(pins) > 30
+    wrong = [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", pin)]
+    assert not wrong, f"only name==version may stand in constraints.txt (scripts/lock writes it): {wrong}"
+    for path in (ROOT / "pyproject.toml", ROOT / "Makefile"):
+        assert not PRIVATE_INDEX.search(path.read_text()), f"{path.name} names a package index"
+
+
+def test_every_direct_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = {re.match(r"[A-Za-z0-9_.-]+", need).group().lower().replace("_", "-") for need in wanted}
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert names <= pinned, f"make lock: {names - pinned} are not in constraints.txt"
+
+
+def test_nothing_made_is_tracked_and_nothing_tracked_is_large() -> None:
+    for path in tracked_files():
+        name = name_of(path)
+        assert not re.search(r"(^|/)(\.venv|__pycache__|\.mypy_cache|\.ruff_cache|build|dist)/|\.pyc$", name), name
+        assert path.stat().st_size < 2_000_000, f"{name} has {path.stat().st_size} bytes"
+
+
+def test_licence_version_and_citation_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {project['version']}\n" in citation
+    assert "license: Apache-2.0\n" in citation
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]" in changes or f"## [{project['version']}]" in changes
+
+
+@pytest.mark.parametrize("script", [".ci/run", "scripts/setup", "scripts/lock", "scripts/run-verb"])
+def test_scripts_run_from_a_checkout(script: str) -> None:
+    path = ROOT / script
+    assert os.access(path, os.X_OK), f"chmod +x {script}"
+    assert "set -euo pipefail" in path.read_text()
+    checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_python_that_is_too_old_is_refused_early_and_clearly(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/setup", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    old = tmp_path / "old_python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    said = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / "setup")],
+        env={**os.environ, "PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 1
+    assert "no Python 3.11 or newer found" in said.stderr
+    assert not (tmp_path / ".venv").exists()
