@@ -1,0 +1,212 @@
+"""The healthy eye as smooth surfaces over the scanned field: layer boundaries, foveal pit, vessels, tilt, curvature.
+
+Everything is a map `[D, W]` over (slow axis, fast axis); depths are micrometres below the top of the scan. Coordinates
+are anatomical: `u` mm towards the nose, `v` mm upwards, both from the fovea, so that a left eye is a right one mirrored.
+Thicknesses are fitted to ILM-Bruch figures of macular OCT: 218 um in the fovea, about 370 at 1 mm, 284 temporally and
+319 nasally at 2.6 mm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+from scipy.ndimage import gaussian_filter1d
+
+from octjepa.keys import generator
+from octjepa.phantom.dialect import Dialect, Size
+from octjepa.volume import Laterality
+
+SURFACES: Final = (
+    "ilm",
+    "rnfl_gcl",
+    "gcl_ipl",
+    "ipl_inl",
+    "inl_opl",
+    "opl_onl",
+    "elm",
+    "ez",
+    "rpe",
+    "bm",
+    "choroid_sclera",
+)
+ILM, RNFL_GCL, GCL_IPL, IPL_INL, INL_OPL, OPL_ONL, ELM, EZ, RPE, BM, SCLERA = range(len(SURFACES))
+BRUCH_RADIUS_MM: Final = 38.0
+Map = Float[np.ndarray, "D W"]
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """A healthy eye seen by one scan. `surfaces_um` is `[11, D, W]`, in the order of `SURFACES`."""
+
+    surfaces_um: Float[np.ndarray, "K D W"]
+    u_mm: Map
+    v_mm: Map
+    vessel: Map  # 0 none .. 1 middle of a large vessel
+    fovea_mm: tuple[float, float]  # (slice, column) from the first frame's first column
+
+
+def make_anatomy(seed: int, person: int, eye: Laterality, dialect: Dialect, size: Size) -> Anatomy:
+    """Draws the person (shared by both eyes), then the eye, then how the scan lay on it."""
+    shared = generator("phantom", seed, "anatomy", person)
+    own = generator("phantom", seed, "anatomy", person, eye)
+    # A draw of a person's traits, with a third of the standard deviation left to the single eye.
+    traits = shared.standard_normal(16) * 0.94 + own.standard_normal(16) * 0.34
+    grid = dialect.grid(size)
+    (depth, _, width), (dz, _, dx) = grid.shape, grid.spacing_mm
+    scan = generator("phantom", seed, "scan", person, eye)
+    off_z, off_x = scan.normal(0.0, 0.18, 2).clip(-0.45, 0.45)
+    fovea = ((depth - 1) * dz / 2 + float(off_z), (width - 1) * dx / 2 + float(off_x))
+    nasal = 1.0 if eye == "OD" else -1.0
+    upward = 1.0 if dialect.first_frame == "inferior" else -1.0
+    x = np.arange(width, dtype=np.float32) * dx - fovea[1]
+    z = np.arange(depth, dtype=np.float32) * dz - fovea[0]
+    saccade = _saccades(scan, depth) if dialect.axial_motion_um > 0 else np.zeros(depth, np.float32)
+    u = (nasal * (x[None, :] + saccade[:, None])).astype(np.float32)
+    v = np.broadcast_to((upward * z)[:, None], u.shape).astype(np.float32)
+    layers = _thicknesses(u, v, traits)
+    bruch = _bruch_depth(x, z, layers.sum(axis=0).max(), scan, dialect, size, traits)
+    choroid = 250 * (1 + 0.22 * traits[8]) - 22 * u * (u > 0) - 6 * np.abs(u) + 14 * _ripple(u, v, scan)
+    surfaces = np.empty((len(SURFACES), depth, width), np.float32)
+    surfaces[BM] = bruch
+    surfaces[:BM] = bruch - np.cumsum(layers[::-1], axis=0)[::-1]
+    surfaces[SCLERA] = bruch + np.maximum(choroid, 90)
+    return Anatomy(surfaces, u, v, _vessels(u, v, traits, own), fovea)
+
+
+def _thicknesses(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W"]:
+    """Thickness in um of RNFL, GCL, IPL, INL, OPL, ONL, ELM-EZ, EZ-RPE, RPE-Bruch."""
+    r2 = u * u + v * v
+    pit = 1 + 0.12 * float(np.clip(traits[0], -2, 2))
+
+    def fill(radius_mm: float) -> Map:
+        return 1 - np.exp(-r2 / (radius_mm * pit) ** 2)
+
+    def hump(radius_mm: float) -> Map:
+        return np.exp(-r2 / radius_mm**2)
+
+    def scale(k: int) -> float:
+        return float(1 + 0.06 * np.clip(traits[k], -2.2, 2.2))
+
+    nasal = np.log1p(np.exp(2.2 * (u - 0.4))) / 2.2  # a smooth ramp towards the disc
+    arcs = np.abs(v) ** 1.3 * np.exp(-(((u - 1.2) / 4.0) ** 2))
+    rnfl = fill(0.75) * (14 + 14.5 * nasal + 6.5 * arcs) * scale(1)
+    ganglion = fill(0.62) * (50 + 62 * hump(1.65)) * scale(2)
+    inl = fill(0.55) * (30 + 13 * hump(1.4)) * scale(3)
+    opl = fill(0.40) * (24 + 6 * hump(1.6)) * scale(4)
+    onl = (80 + 34 * hump(1.3)) * scale(5)
+    elm_ez = 24 + 6 * hump(0.35)
+    ez_rpe = 32 + 8 * hump(0.35)
+    rpe = np.full_like(u, 22.0)
+    share = 0.52 - 0.03 * hump(1.2)
+    return np.stack([rnfl, ganglion * share, ganglion * (1 - share), inl, opl, onl, elm_ez, ez_rpe, rpe])
+
+
+def _bruch_depth(
+    x: np.ndarray,
+    z: np.ndarray,
+    retina_um: float,
+    scan: np.random.Generator,
+    dialect: Dialect,
+    size: Size,
+    traits: np.ndarray,
+) -> Map:
+    """Depth of Bruch's membrane in um: a sphere of about 38 mm radius, tilted 0-10 degrees, within the scan's window."""
+    grid = dialect.grid(size)
+    window = grid.shape[1] * grid.spacing_mm[1] * 1000
+    radius = BRUCH_RADIUS_MM * (1 + 0.08 * traits[9])
+    bowl = -1000 * (x[None, :] ** 2 + z[:, None] ** 2) / (2 * radius)
+    slope_x, slope_z = np.tan(np.radians(scan.normal(0.0, (3.5, 1.2)).clip(-10, 10)))
+    plane = 1000 * (slope_x * x[None, :] + slope_z * z[:, None])
+    motion = _axial_motion(scan, len(z), dialect.axial_motion_um)[:, None]
+    # Operators keep the retina in the window: the tilt gives way where the bowl and the retina leave no room.
+    room = window - retina_um - np.ptp(bowl) - np.ptp(motion) - 220
+    plane = plane * min(1.0, max(room, 0.0) / max(float(np.ptp(plane)), 1e-6))
+    shape = (bowl + plane + motion + 3 * _ripple(x[None, :], z[:, None], scan)).astype(np.float32)
+    lowest, highest = window - 140 - shape.max(), retina_um + 70 - shape.min()
+    return shape + float(
+        np.clip(scan.normal(0.60, 0.04) * window - shape.mean(), min(lowest, highest), max(lowest, highest))
+    )
+
+
+def _axial_motion(scan: np.random.Generator, frames: int, step_um: float) -> np.ndarray:
+    """Depth of each frame in um. `step_um` is the standard deviation from frame to frame; it drifts back to rest."""
+    steps = scan.normal(0.0, 1.0, frames)
+    path = np.zeros(frames, np.float32)
+    for i in range(1, frames):
+        path[i] = 0.7 * path[i - 1] + steps[i]
+    spread = float(np.diff(path).std())
+    return path * (step_um / spread) if step_um > 0 else np.zeros(frames, np.float32)
+
+
+def _saccades(scan: np.random.Generator, frames: int) -> np.ndarray:
+    """Sideways jumps in mm of a run of 1-3 frames, in about one scan of five."""
+    jump = np.zeros(frames, np.float32)
+    if scan.random() < 0.2:
+        start, length = int(scan.integers(1, frames - 3)), int(scan.integers(1, 4))
+        jump[start : start + length] = scan.normal(0.0, 0.12)
+    return jump
+
+
+def _ripple(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Map:
+    """A smooth random map of about unit amplitude: a few long waves."""
+    out = np.zeros(np.broadcast_shapes(u.shape, v.shape), np.float32)
+    for _ in range(3):
+        angle, wave, phase = rng.uniform(0, np.pi), rng.uniform(1.5, 4.0), rng.uniform(0, 2 * np.pi)
+        out += np.sin((np.cos(angle) * u + np.sin(angle) * v) * (2 * np.pi / wave) + phase) / np.sqrt(3)
+    return out
+
+
+def _vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Map:
+    """Large retinal vessels: two arcades from the disc (about 4.2 mm nasal) and their branches towards the fovea."""
+    out = np.zeros_like(u)
+    disc_u, disc_v = 4.2 + 0.2 * float(traits[10]), 0.4
+    for side in (1.0, -1.0):
+        for k in range(2):  # an artery and a vein
+            reach = 2.75 + 0.3 * float(traits[11 + k]) + 0.35 * k
+            run = np.maximum(disc_u - u, 0)
+            arc = (
+                disc_v * np.exp(-run)
+                + side * reach * (1 - np.exp(-run / 1.5))
+                - side * 0.035 * np.maximum(run - 4, 0) ** 2
+            )
+            arc = arc + 0.05 * np.sin(u * own.uniform(3, 6) + own.uniform(0, 6))
+            _draw(out, v - arc, np.gradient(arc, axis=1) / _pitch(u), own.uniform(0.10, 0.15))
+            for _ in range(3):
+                start = own.uniform(-2.0, 3.0)
+                fall = own.uniform(0.6, 1.3)
+                fan = np.maximum(start - u, 0)
+                branch = arc - side * fall * fan**0.85 + 0.06 * np.sin(u * own.uniform(4, 9) + own.uniform(0, 6))
+                live = (fan > 0) & (side * branch > 0.45)
+                _draw(
+                    out,
+                    np.where(live, v - branch, 9.0),
+                    np.gradient(branch, axis=1) / _pitch(u),
+                    own.uniform(0.05, 0.09),
+                )
+                rise = own.uniform(-0.5, 0.5)
+                stem = start - 0.3 + rise * (np.abs(v) - reach) + 0.05 * np.sin(v * own.uniform(4, 8))
+                outside = (side * v > 0.9) & (side * v < side * arc)
+                _draw(out, np.where(outside, u - stem, 9.0), 0.0, own.uniform(0.05, 0.09))
+    return np.minimum(out, 1)
+
+
+def _pitch(u: Map) -> float:
+    return float(abs(u[0, 1] - u[0, 0])) * (1 if u[0, 1] > u[0, 0] else -1)
+
+
+def _draw(out: Map, offset_mm: Map, slope: Map | float, width_mm: float) -> None:
+    """Adds a line of full width `width_mm` at zero `offset_mm`, measured square to its slope."""
+    distance2 = offset_mm * offset_mm / (1 + np.square(slope))
+    out += np.exp(-distance2 * (4 / width_mm**2)).astype(np.float32)
+
+
+def smooth_map(rng: np.random.Generator, shape: tuple[int, ...], sigma: tuple[float, float]) -> np.ndarray:
+    """Unit-variance Gaussian maps over the last two axes, blurred by `sigma` voxels (slow, fast)."""
+    field = rng.standard_normal(shape, dtype=np.float32)
+    for axis, width in zip((-2, -1), sigma, strict=True):
+        if width > 0:
+            field = gaussian_filter1d(field, width, axis=axis, mode="reflect", truncate=3)
+    return field / max(float(field.std()), 1e-6)

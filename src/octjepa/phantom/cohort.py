@@ -1,0 +1,253 @@
+"""A whole cohort on disk, in the tree, with the tables and under the names that AI-READI uses, plus the truth.
+
+    retinal_oct/structural_oct/{device}/{id}/{id}_{protocol}_oct_{l|r}_{SOPInstanceUID}.dcm
+    retinal_oct/manifest.tsv      participants.tsv      truth/eyes.tsv      truth/{SOPInstanceUID}.npz
+
+Every person is scanned on one device, both eyes. Equal arguments give equal bytes, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from octjepa.errors import UsageError
+from octjepa.keys import key
+from octjepa.phantom.broken import KINDS, write_broken
+from octjepa.phantom.dialect import Size, dialect_of
+from octjepa.phantom.dicom import eye_dataset, fundus_uid, sop_uid, spacing_text, write_eye
+from octjepa.phantom.eye import Eye, make_eye
+from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, make_person
+from octjepa.phantom.truth import write_truth
+from octjepa.progress import bar
+from octjepa.recipe import DEVICES
+from octjepa.volume import Laterality
+
+MANIFEST_COLUMNS: Final = (
+    "person_id",
+    "manufacturer",
+    "manufacturers_model_name",
+    "anatomic_region",
+    "imaging",
+    "laterality",
+    "height",
+    "width",
+    "number_of_frames",
+    "pixel_spacing",
+    "slice_thickness",
+    "sop_instance_uid",
+    "filepath",
+    "reference_instance_uid",
+    "reference_filepath",
+)
+PARTICIPANT_COLUMNS: Final = (
+    "participant_id",
+    "clinical_site",
+    "study_group",
+    "age",
+    "study_visit_date",
+    "recommended_split",
+    "retinal_photography",
+    "retinal_oct",
+    "retinal_octa",
+)
+TRUTH_COLUMNS: Final = (
+    "person_id",
+    "eye",
+    "device",
+    *LESIONS,
+    "fovea_slice_mm",
+    "fovea_column_mm",
+    "sop_instance_uid",
+    "filepath",
+)
+_SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One file to write. `broken` is a kind of `octjepa.phantom.broken.KINDS`, or "" for a good file."""
+
+    out: Path
+    seed: int
+    person: int
+    eye: Laterality
+    device: str
+    size: Size
+    broken: str = ""
+
+
+def write_cohort(
+    out: Path,
+    people: int,
+    seed: int = 0,
+    devices: Sequence[str] = DEVICES,
+    size: Size = "small",
+    split_shares: tuple[float, float, float] = (0.7, 0.15, 0.15),
+    workers: int = 1,
+    broken: int = 0,
+) -> dict[str, int]:
+    """Writes `people` persons, two eyes each, spread evenly over `devices`, and `broken` broken files besides.
+
+    Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
+    Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, or an
+    `out` that is a file or holds something already.
+    """
+    _check(out, people, devices, size, split_shares, workers, broken)
+    tasks = [
+        _Task(out, seed, person, eye, devices[person % len(devices)], size) for person in range(people) for eye in EYES
+    ]
+    tasks += [
+        _Task(out, seed, people + i, EYES[i % 2], devices[i % len(devices)], size, KINDS[i % len(KINDS)])
+        for i in range(broken)
+    ]
+    (out / "truth").mkdir(parents=True, exist_ok=True)
+    manifest: list[dict[str, Any]] = []
+    truth: list[dict[str, Any]] = []
+    with bar("phantom eyes", len(tasks), "eyes") as progress:
+        for manifest_row, truth_row in _run(tasks, workers):
+            if manifest_row:
+                manifest.append(manifest_row)
+            if truth_row:
+                truth.append(truth_row)
+            progress.advance()
+    _write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, manifest)
+    _write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, _participants(seed, people, devices, split_shares))
+    _write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, truth)
+    return {"people": people, "volumes": 2 * people, "files": len(tasks), "broken": broken}
+
+
+def _check(
+    out: Path, people: int, devices: Sequence[str], size: str, shares: tuple[float, ...], workers: int, broken: int
+) -> None:
+    if people < 1 or broken < 0 or workers < 1:
+        raise UsageError(f"people {people}, broken {broken}, workers {workers}: expected at least 1, 0 and 1")
+    if people + broken > MAX_PEOPLE:
+        raise UsageError(f"{people} people and {broken} broken files: 4-digit ids allow {MAX_PEOPLE} together")
+    if not devices or len(set(devices)) < len(devices):
+        raise UsageError(f"devices {list(devices)!r}: name each once, at least one of {', '.join(DEVICES)}")
+    for device in devices:
+        dialect_of(device).grid(size)  # type: ignore[arg-type]  # raises for an unknown size
+    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        raise UsageError(f"split shares {tuple(shares)}: expected train, val and test, none negative, sum 1")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not an empty folder: name a new one, so that no cohorts mix")
+
+
+def _run(tasks: list[_Task], workers: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows in the order of `tasks`, made by `workers` processes."""
+    if workers == 1 or len(tasks) < 2:
+        yield from map(_write_one, tasks)
+        return
+    with ProcessPoolExecutor(min(workers, len(tasks))) as pool:
+        yield from pool.map(_write_one, tasks, chunksize=max(1, min(8, len(tasks) // (2 * workers))))
+
+
+def _write_one(task: _Task) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes one eye and its truth; returns its rows of manifest and truth table (empty where it has none)."""
+    eye = make_eye(task.seed, task.person, task.eye, task.device, task.size)
+    uid = sop_uid(task.seed, eye)
+    side = "r" if eye.eye == "OD" else "l"
+    person_id = eye.person.person_id
+    protocol = dialect_of(eye.device).protocol.replace(" ", "_")
+    name = f"{person_id}_{protocol}_oct_{side}_{uid}.dcm"
+    path = task.out / "retinal_oct" / "structural_oct" / eye.device / person_id / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    filepath = "/" + path.relative_to(task.out).as_posix()
+    if task.broken:
+        written = write_broken(path, eye_dataset(eye, task.seed), task.broken)
+        return (_manifest_row(eye, uid, filepath, task.seed) if written == path else {}), {}
+    write_eye(path, eye, task.seed)
+    write_truth(task.out / "truth" / f"{uid}.npz", eye)
+    return _manifest_row(eye, uid, filepath, task.seed), _truth_row(eye, uid, filepath)
+
+
+def _manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]:
+    dialect = dialect_of(eye.device)
+    frames, rows, columns = eye.pixels.shape
+    dz, dy, dx = eye.spacing_mm
+    side = "r" if eye.eye == "OD" else "l"
+    reference = fundus_uid(seed, eye)
+    person_id = eye.person.person_id
+    device_word = eye.device.split("_")[-1]
+    return {
+        "person_id": person_id,
+        "manufacturer": dialect.manifest_manufacturer,
+        "manufacturers_model_name": dialect.manifest_model,
+        "anatomic_region": dialect.region,
+        "imaging": "OCT",
+        "laterality": side.upper(),
+        "height": rows,
+        "width": columns,
+        "number_of_frames": frames,
+        "pixel_spacing": spacing_text((dy, dx)),
+        "slice_thickness": f"{dx if dialect.slice_thickness == 'column' else dz:.8g}",
+        "sop_instance_uid": uid,
+        "filepath": filepath,
+        "reference_instance_uid": reference,
+        "reference_filepath": (
+            f"/retinal_photography/ir/{eye.device}/{person_id}/{person_id}_{device_word}_ir_{side}_{reference}.dcm"
+        ),
+    }
+
+
+def _truth_row(eye: Eye, uid: str, filepath: str) -> dict[str, Any]:
+    slice_mm, column_mm = eye.truth.fovea_mm
+    return {
+        "person_id": eye.person.person_id,
+        "eye": eye.eye,
+        "device": eye.device,
+        **{name: int(present) for name, present in eye.truth.labels.items()},
+        "fovea_slice_mm": f"{slice_mm:.4f}",
+        "fovea_column_mm": f"{column_mm:.4f}",
+        "sop_instance_uid": uid,
+        "filepath": filepath,
+    }
+
+
+def _participants(
+    seed: int, people: int, devices: Sequence[str], shares: tuple[float, float, float]
+) -> list[dict[str, Any]]:
+    split_of = _splits(seed, people, len(devices), shares)
+    rows = []
+    for index in range(people):
+        person = make_person(seed, index)
+        rows.append(
+            {
+                "participant_id": person.person_id,
+                "clinical_site": person.clinical_site,
+                "study_group": person.study_group,
+                "age": person.age,
+                "study_visit_date": person.study_visit_date,
+                "recommended_split": split_of[index],
+                "retinal_photography": "FALSE",
+                "retinal_oct": "TRUE",
+                "retinal_octa": "FALSE",
+            }
+        )
+    return sorted(rows, key=lambda row: row["participant_id"])
+
+
+def _splits(seed: int, people: int, devices: int, shares: tuple[float, float, float]) -> dict[int, str]:
+    """Person index -> split. People stand in line by device, in a drawn order; each gets the split most in arrears."""
+    line = sorted(range(people), key=lambda index: (index % devices, key("phantom split", seed, index)))
+    given = [0, 0, 0]
+    chosen: dict[int, str] = {}
+    for place, index in enumerate(line, start=1):
+        arrears = [share * place - count for share, count in zip(shares, given, strict=True)]
+        best = max(range(3), key=arrears.__getitem__)
+        given[best] += 1
+        chosen[index] = _SPLITS[best]
+    return chosen
+
+
+def _write_tsv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

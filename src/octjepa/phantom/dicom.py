@@ -1,0 +1,273 @@
+"""Writes an eye as Ophthalmic Tomography DICOM (SOP class 1.2.840.10008.5.1.4.1.1.77.1.5.4) in its vendor's dialect.
+
+Enhanced multi-frame: pixel measures, orientation and anatomy are shared, frame content, plane position and frame
+location are per frame (DICOM PS3.3 A.52.4). Pillow writes JPEG, pylibjpeg-openjpeg JPEG 2000 and gdcm RLE, all by way of or next to pydicom. Nothing depends on
+the clock: identifiers and dates come from the seed, so equal seeds give equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.pixels.encoders import JPEG2000LosslessEncoder, RLELosslessEncoder
+from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, ExplicitVRLittleEndian, RLELossless
+
+from octjepa.phantom.dialect import Dialect, dialect_of
+from octjepa.phantom.eye import Eye
+
+SOP_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.5.4"
+_PHOTOGRAPHY_8_BIT = "1.2.840.10008.5.1.4.1.1.77.1.5.1"
+# pydicom's own root names the library that wrote the file, as the standard wants.
+_IMPLEMENTATION_UID = "1.2.826.0.1.3680043.8.498.1"
+_SYNTAX = {
+    "native": ExplicitVRLittleEndian,
+    "jpeg": JPEGBaseline8Bit,
+    "jpeg2000": JPEG2000Lossless,
+    "rle": RLELossless,
+}
+JPEG_QUALITY = 92
+
+
+def derived_uid(*parts: int | str) -> str:
+    """A UID under 2.25 (ITU-T X.667) from `parts`; equal parts give equal UIDs."""
+    text = "\x1f".join(str(part) for part in parts)
+    return "2.25." + str(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))
+
+
+def sop_uid(seed: int, eye: Eye) -> str:
+    return derived_uid("phantom", seed, eye.person.index, eye.eye, eye.device, eye.size)
+
+
+def write_eye(path: Path, eye: Eye, seed: int) -> None:
+    """Writes `eye` to `path` with its 128-byte preamble. Raises OSError where the disk refuses."""
+    buffer = io.BytesIO()
+    eye_dataset(eye, seed).save_as(buffer, enforce_file_format=True)
+    path.write_bytes(buffer.getvalue())
+
+
+def eye_dataset(eye: Eye, seed: int) -> Dataset:
+    """The whole file as a pydicom dataset, file meta included."""
+    dialect = dialect_of(eye.device)
+    uid = sop_uid(seed, eye)
+    ds = Dataset()
+    ds.file_meta = _file_meta(uid, dialect)
+    laterality = "R" if eye.eye == "OD" else "L"
+    _identity(ds, eye, dialect, uid, laterality, seed)
+    _image(ds, eye, dialect)
+    ds.SharedFunctionalGroupsSequence = [_shared_groups(eye, dialect, laterality, seed)]
+    ds.PerFrameFunctionalGroupsSequence = _frame_groups(eye, dialect, seed)
+    _pixels(ds, eye, dialect)
+    return ds
+
+
+def _file_meta(uid: str, dialect: Dialect) -> FileMetaDataset:
+    meta = FileMetaDataset()
+    meta.FileMetaInformationVersion = b"\x00\x01"
+    meta.MediaStorageSOPClassUID = SOP_CLASS
+    meta.MediaStorageSOPInstanceUID = uid
+    meta.TransferSyntaxUID = _SYNTAX[dialect.codec]
+    meta.ImplementationClassUID = _IMPLEMENTATION_UID
+    meta.ImplementationVersionName = "OCTJEPA_PHANTOM"
+    return meta
+
+
+def _identity(ds: Dataset, eye: Eye, dialect: Dialect, uid: str, laterality: str, seed: int) -> None:
+    day = eye.person.study_visit_date.replace("-", "")
+    clock = f"{9 + eye.person.index % 8:02d}{7 * eye.person.index % 60:02d}00"
+    ds.ImageType = ["ORIGINAL", "PRIMARY"]
+    ds.SOPClassUID = SOP_CLASS
+    ds.SOPInstanceUID = uid
+    ds.StudyDate = ds.ContentDate = day
+    ds.StudyTime = ds.ContentTime = clock
+    ds.AcquisitionDateTime = day + clock
+    ds.AccessionNumber = ""
+    ds.Modality = "OPT"
+    ds.Manufacturer = dialect.manufacturer
+    ds.ManufacturerModelName = dialect.model
+    ds.DeviceSerialNumber = "0"
+    ds.SoftwareVersions = "synthetic"
+    ds.ReferringPhysicianName = ""
+    ds.PatientName = ""
+    ds.PatientID = dialect.patient_id_prefix + eye.person.person_id
+    ds.PatientBirthDate = ""
+    ds.PatientSex = "M"  # AI-READI writes this constant for everyone
+    ds.ProtocolName = f"{dialect.protocol} oct"
+    ds.StudyInstanceUID = derived_uid("phantom study", seed, eye.person.index)
+    ds.SeriesInstanceUID = derived_uid("phantom series", uid)
+    ds.FrameOfReferenceUID = derived_uid("phantom frame of reference", uid)
+    ds.SynchronizationFrameOfReferenceUID = derived_uid("phantom synchronization", uid)
+    ds.StudyID = ""
+    ds.SeriesNumber = "1"
+    ds.InstanceNumber = "1"
+    ds.PositionReferenceIndicator = ""
+    ds.SynchronizationTrigger = "NO TRIGGER"
+    ds.AcquisitionTimeSynchronized = "N"
+    ds.ImageLaterality = laterality
+    ds.AnatomicRegionSequence = [_code("5665001", "SCT", "Retina")]
+    ds.AcquisitionDeviceTypeCodeSequence = [_code("392012008", "SCT", "Optical Coherence Tomography Scanner")]
+    ds.AcquisitionContextSequence = []
+    ds.PupilDilated = "YES"
+    ds.AxialLengthOfTheEye = None
+    ds.HorizontalFieldOfView = None
+    ds.RefractiveStateSequence = []
+    ds.EmmetropicMagnification = None
+    ds.IntraOcularPressure = None
+    ds.DetectorType = "CCD"
+    ds.DepthSpatialResolution = dialect.axial_resolution_um  # optical resolution in um, not the row spacing
+    ds.MaximumDepthDistortion = 0.5
+    ds.AlongScanSpatialResolution = 14.0
+    ds.MaximumAlongScanDistortion = 0.5
+    ds.AcrossScanSpatialResolution = 14.0
+    ds.MaximumAcrossScanDistortion = 0.5
+    ds.IlluminationWaveLength = 1050.0 if dialect.device == "topcon_triton" else 870.0
+    ds.IlluminationPower = 1200.0
+    ds.IlluminationBandwidth = 50.0
+
+
+def _image(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
+    frames, rows, columns = eye.pixels.shape
+    ds.SamplesPerPixel = 1
+    ds.PhotometricInterpretation = "MONOCHROME2"
+    ds.NumberOfFrames = frames
+    ds.Rows = rows
+    ds.Columns = columns
+    ds.BitsAllocated = 8
+    ds.BitsStored = 8
+    ds.HighBit = 7
+    ds.PixelRepresentation = 0
+    ds.BurnedInAnnotation = "NO"
+    ds.PresentationLUTShape = "IDENTITY"
+    ds.LossyImageCompression = "01" if dialect.codec == "jpeg" else "00"
+    ds.ConcatenationFrameOffsetNumber = 0
+    ds.InConcatenationNumber = 1
+    dimension = derived_uid("phantom dimensions", ds.SOPInstanceUID)
+    ds.DimensionOrganizationSequence = [_item(DimensionOrganizationUID=dimension)]
+    ds.DimensionIndexSequence = [
+        _item(
+            DimensionOrganizationUID=dimension, DimensionIndexPointer=pointer, FunctionalGroupPointer=(0x0020, 0x9111)
+        )
+        for pointer in ((0x0020, 0x9056), (0x0020, 0x9057))
+    ]
+
+
+def _shared_groups(eye: Eye, dialect: Dialect, laterality: str, seed: int) -> Dataset:
+    dz, dy, dx = eye.spacing_mm
+    thickness = dx if dialect.slice_thickness == "column" else dz
+    anatomy = _item(AnatomicRegionSequence=[_code("5665001", "SCT", "Retina")], FrameLaterality=laterality)
+    reference = _item(
+        ReferencedSOPClassUID=_PHOTOGRAPHY_8_BIT,
+        ReferencedSOPInstanceUID=fundus_uid(seed, eye),
+        PurposeOfReferenceCodeSequence=[_code("121311", "DCM", "Localizer")],
+    )
+    return _item(
+        ReferencedImageSequence=[reference],
+        DerivationImageSequence=[],
+        FrameAnatomySequence=[anatomy],
+        PlaneOrientationSequence=[_item(ImageOrientationPatient=[1, 0, 0, 0, 0, -1])],
+        PixelMeasuresSequence=[_item(SliceThickness=_decimal(thickness), PixelSpacing=[_decimal(dy), _decimal(dx)])],
+    )
+
+
+def fundus_uid(seed: int, eye: Eye) -> str:
+    """The localizer photograph the scan refers to; it is named but not part of the cohort."""
+    return derived_uid("phantom fundus", seed, eye.person.index, eye.eye)
+
+
+def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
+    frames, rows, columns = eye.pixels.shape
+    dz = eye.spacing_mm[0]
+    upward = 1 if dialect.first_frame == "inferior" else -1
+    localizer = fundus_uid(seed, eye)
+    groups = []
+    for i in range(frames):
+        position = [] if dialect.positions == "empty" else ["0", _decimal(upward * i * dz), "0"]
+        line = 768 * (i + 0.5) / frames
+        line = 768 - line if upward > 0 else line
+        location = _item(
+            ReferencedSOPClassUID=_PHOTOGRAPHY_8_BIT,
+            ReferencedSOPInstanceUID=localizer,
+            ReferenceCoordinates=[line, 0.0, line, 767.0],
+            OphthalmicImageOrientation="LINEAR",
+        )
+        groups.append(
+            _item(
+                FrameContentSequence=[_item(StackID="1", InStackPositionNumber=i + 1, DimensionIndexValues=[1, i + 1])],
+                PlanePositionSequence=[_item(ImagePositionPatient=position)],
+                OphthalmicFrameLocationSequence=[location],
+            )
+        )
+    return groups
+
+
+def _pixels(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
+    if dialect.codec == "native":
+        data = eye.pixels.tobytes()
+        ds.add_new(0x7FE00010, "OB", data + b"\x00" * (len(data) % 2))
+        return
+    frames = encode_frames(eye.pixels, dialect.codec)
+    if dialect.codec == "jpeg":
+        ds.LossyImageCompressionRatio = f"{eye.pixels.size / sum(map(len, frames)):.2f}"
+        ds.LossyImageCompressionMethod = "ISO_10918_1"
+    ds.add_new(0x7FE00010, "OB", encapsulate(frames))
+    ds["PixelData"].is_undefined_length = True
+
+
+def encode_frames(pixels: UInt8[np.ndarray, "D H W"], codec: str) -> list[bytes]:
+    """Frames -> one code stream each; `codec` is "jpeg", "jpeg2000" or "rle"."""
+    if codec == "jpeg":
+        return [_jpeg(frame) for frame in pixels]
+    # gdcm writes RLE 20 times faster than pydicom's own encoder; openjpeg is the only JPEG 2000 one.
+    encoder, plugin = (RLELosslessEncoder, "gdcm") if codec == "rle" else (JPEG2000LosslessEncoder, "pylibjpeg")
+    frames, rows, columns = pixels.shape
+    return [
+        encoder.encode(
+            pixels,
+            index=index,
+            encoding_plugin=plugin,
+            rows=rows,
+            columns=columns,
+            number_of_frames=frames,
+            samples_per_pixel=1,
+            bits_allocated=8,
+            bits_stored=8,
+            pixel_representation=0,
+            photometric_interpretation="MONOCHROME2",
+        )
+        for index in range(frames)
+    ]
+
+
+def _jpeg(frame: UInt8[np.ndarray, "H W"]) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, "JPEG", quality=JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def _code(value: str, scheme: str, meaning: str) -> Dataset:
+    return _item(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
+
+
+def _item(**elements: object) -> Dataset:
+    item = Dataset()
+    for keyword, value in elements.items():
+        setattr(item, keyword, value)
+    return item
+
+
+def _decimal(value: float) -> str:
+    """A number as DICOM decimal text: at most 16 characters."""
+    return f"{value:.8f}".rstrip("0").rstrip(".")
+
+
+def spacing_text(spacing: Sequence[float]) -> str:
+    """Pixel spacing as the manifest writes it: the text of a list."""
+    return "[" + ", ".join(_decimal(value) for value in spacing) + "]"

@@ -1,0 +1,171 @@
+"""Disease as a change of surfaces: what lies where, how the layers give way, and the sheets that bound each lesion.
+
+Sizes follow the clinic: drusen 63-250 um wide (confluent ones wider) and 30-150 high under the RPE; intraretinal cysts
+50-500 um in INL and ONL with local thickening; subretinal fluid a lens above the RPE; atrophy patches of 250 um and
+more; an epiretinal membrane 5-20 um thick with folds. A severity in 0..1 sets number and extent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, INL_OPL, IPL_INL, OPL_ONL, RPE, Anatomy, Map, smooth_map
+
+
+@dataclass(frozen=True, eq=False)
+class Cyst:
+    """A fluid pocket: top and bottom in um within the window `rows` x `columns` of the maps, and where it exists."""
+
+    slices: slice
+    columns: slice
+    top_um: Map
+    bottom_um: Map
+
+
+@dataclass(eq=False)
+class Disease:
+    """The diseased eye: `surfaces_um [11, D, W]` as they are now, and the maps that the renderer needs."""
+
+    surfaces_um: Float[np.ndarray, "K D W"]
+    drusen_um: Map  # height between Bruch's membrane and the RPE
+    subretinal_um: Map  # height of fluid between the RPE and the photoreceptors
+    atrophy: Map  # 0 healthy .. 1 without RPE
+    membrane_um: Map  # thickness on the ILM, 0 where there is none
+    cysts: list[Cyst] = field(default_factory=list)
+
+
+def make_disease(anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Generator) -> Disease:
+    """Puts `lesions` (name -> severity) into the eye, outer retina first, so that inner layers ride on what is below."""
+    zero = np.zeros_like(anatomy.u_mm)
+    disease = Disease(anatomy.surfaces_um.copy(), zero, zero.copy(), zero.copy(), zero.copy())
+    if "geographic_atrophy" in lesions:
+        _atrophy(disease, anatomy, lesions["geographic_atrophy"], rng)
+    if "drusen" in lesions:
+        _drusen(disease, anatomy, lesions["drusen"], rng)
+    if "subretinal_fluid" in lesions:
+        _subretinal_fluid(disease, anatomy, lesions["subretinal_fluid"], rng)
+    if "intraretinal_fluid" in lesions:
+        _intraretinal_fluid(disease, anatomy, lesions["intraretinal_fluid"], rng)
+    if "epiretinal_membrane" in lesions:
+        _membrane(disease, anatomy, lesions["epiretinal_membrane"], rng)
+    return disease
+
+
+def _spot(rng: np.random.Generator, reach_mm: float) -> tuple[float, float]:
+    """A point (u, v) drawn evenly from the disc of `reach_mm` around the fovea."""
+    radius, angle = reach_mm * np.sqrt(rng.random()), rng.uniform(0, 2 * np.pi)
+    return float(radius * np.cos(angle)), float(radius * np.sin(angle))
+
+
+def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+    count = round(10 + 30 * severity)
+    u, v = anatomy.u_mm, anatomy.v_mm
+    height = np.zeros_like(u)
+    cluster_u, cluster_v = _spot(rng, 0.8)
+    for _ in range(count):
+        du, dv = _spot(rng, 1.7)
+        radius = float(np.clip(rng.lognormal(np.log(0.11), 0.35), 0.05, 0.24))
+        peak = float(np.clip(320 * radius * rng.uniform(0.8, 1.6), 30, 130))
+        r2 = ((u - cluster_u - du) ** 2 + (v - cluster_v - dv) ** 2) / radius**2
+        # A dome with a flat foot; super-Gaussian, since drusen have steep flanks.
+        np.maximum(height, peak * np.exp(-(r2**1.3)).astype(np.float32), out=height)
+    height *= 1 - disease.atrophy
+    height[height < 3] = 0
+    disease.drusen_um = height
+    surfaces = disease.surfaces_um
+    for k, share in ((RPE, 1.0), (EZ, 0.97), (ELM, 0.92), (OPL_ONL, 0.5), (INL_OPL, 0.35), (IPL_INL, 0.25)):
+        surfaces[k] -= share * height
+    surfaces[:IPL_INL] -= 0.2 * height
+
+
+def _subretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+    cu, cv = _spot(rng, 0.9)
+    radius = 0.55 + 0.85 * severity * rng.uniform(0.8, 1.1)
+    stretch, turn = rng.uniform(0.8, 1.25), rng.uniform(0, np.pi)
+    du, dv = anatomy.u_mm - cu, anatomy.v_mm - cv
+    a = (np.cos(turn) * du + np.sin(turn) * dv) / (radius * stretch)
+    b = (-np.sin(turn) * du + np.cos(turn) * dv) / (radius / stretch)
+    lens = np.maximum(1 - a * a - b * b, 0) ** 0.9
+    height = (70 + 170 * severity) * rng.uniform(0.8, 1.2) * lens.astype(np.float32)
+    disease.subretinal_um = height
+    surfaces = disease.surfaces_um
+    for k, share in ((EZ, 1.0), (ELM, 1.0), (OPL_ONL, 0.93), (INL_OPL, 0.90), (IPL_INL, 0.87)):
+        surfaces[k] -= share * height
+    surfaces[:IPL_INL] -= 0.84 * height
+
+
+def _intraretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+    cu, cv = _spot(rng, 1.1)
+    radius = 0.55 + 0.65 * severity
+    u, v = anatomy.u_mm, anatomy.v_mm
+    swelling = np.exp(-((u - cu) ** 2 + (v - cv) ** 2) / radius**2).astype(np.float32)
+    surfaces = disease.surfaces_um
+    inl, onl = 25 + 55 * severity * rng.uniform(0.7, 1.3), 35 + 75 * severity * rng.uniform(0.7, 1.3)
+    surfaces[: OPL_ONL + 1] -= onl * swelling
+    surfaces[: IPL_INL + 1] -= inl * swelling
+    spread = 0.75 * radius
+    for _ in range(round(12 + 30 * severity)):
+        outer = rng.random() < 0.55
+        pu, pv = cu + rng.normal(0, spread * 0.65), cv + rng.normal(0, spread * 0.65)
+        half_width = float(np.clip(rng.lognormal(np.log(0.12 if outer else 0.08), 0.4), 0.04, 0.25))
+        half_deep = half_width * rng.uniform(0.9, 1.3)
+        top, bottom = (OPL_ONL, ELM) if outer else (IPL_INL, INL_OPL)
+        place, fill = rng.uniform(0.35, 0.65), rng.uniform(0.30, 0.48)
+        near = np.maximum(((u - pu) / half_width) ** 2, ((v - pv) / half_deep) ** 2) < 1
+        hit_slices, hit_columns = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
+        if not hit_slices.size:
+            continue
+        window = (slice(hit_slices[0], hit_slices[-1] + 1), slice(hit_columns[0], hit_columns[-1] + 1))
+        disc = np.maximum(1 - ((u[window] - pu) / half_width) ** 2 - ((v[window] - pv) / half_deep) ** 2, 0)
+        roof, floor = surfaces[top][window], surfaces[bottom][window]
+        half = np.minimum(np.sqrt(disc) * fill * (floor - roof), 1300 * half_width * np.sqrt(disc))
+        middle = roof + place * (floor - roof)
+        disease.cysts.append(Cyst(*window, (middle - half).astype(np.float32), (middle + half).astype(np.float32)))
+
+
+def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+    u, v = anatomy.u_mm, anatomy.v_mm
+    field_ = np.zeros_like(u)
+    cu, cv = _spot(rng, 0.9)
+    for k in range(int(rng.integers(1, 4))):
+        radius = (0.45 + 0.95 * severity) * (1.0 if k == 0 else rng.uniform(0.4, 0.7))
+        du, dv = (0.0, 0.0) if k == 0 else _spot(rng, 1.4)
+        angle = np.arctan2(v - cv - dv, u - cu - du)
+        lobes = 1 + 0.16 * np.sin(2 * angle + rng.uniform(0, 6)) + 0.10 * np.sin(5 * angle + rng.uniform(0, 6))
+        distance = np.hypot(u - cu - du, v - cv - dv) - radius * lobes
+        np.maximum(field_, 1 / (1 + np.exp(np.clip(distance / 0.035, -30, 30))), out=field_)
+    field_[field_ < 0.05] = 0
+    disease.atrophy = field_
+    surfaces = disease.surfaces_um
+    # RPE, photoreceptors and most of the outer nuclear layer are gone; the inner layers sink onto Bruch's membrane.
+    lost_outer = field_ * 0.9 * (surfaces[BM] - surfaces[ELM])
+    lost_onl = field_ * 0.72 * (surfaces[ELM] - surfaces[OPL_ONL])
+    for k in (RPE, EZ, ELM):
+        surfaces[k] += field_ * 0.9 * (surfaces[BM] - surfaces[k])
+    surfaces[: OPL_ONL + 1] += lost_outer + lost_onl
+
+
+def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+    u, v = anatomy.u_mm, anatomy.v_mm
+    cu, cv = _spot(rng, 0.6)
+    reach = 1.5 + 1.3 * severity
+    edge = np.hypot(u - cu, v - cv) - reach * (1 + 0.12 * smooth_map(rng, u.shape, (3.0, 12.0)))
+    cover = (1 / (1 + np.exp(np.clip(edge / 0.12, -30, 30)))).astype(np.float32)
+    surfaces = disease.surfaces_um
+    # The pit is pulled up and the inner retina thickened.
+    pit = np.exp(-(u * u + v * v) / 0.8**2).astype(np.float32)
+    pull = cover * ((60 + 70 * severity) * pit + 22 * severity)
+    for k, share in ((ILM, 1.0), (1, 0.95), (2, 0.75), (IPL_INL, 0.6), (INL_OPL, 0.45), (OPL_ONL, 0.3)):
+        surfaces[k] -= share * pull
+    # Folds: the ILM is crumpled square to the pull, while the layers below follow less and less.
+    turn, wave = rng.uniform(-0.5, 0.5), rng.uniform(0.26, 0.42)
+    phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.2 * smooth_map(rng, u.shape, (2.0, 8.0))
+    folds = cover * (9 + 9 * severity) * np.sin(phase).astype(np.float32)
+    surfaces[ILM] -= folds
+    surfaces[1] -= 0.6 * folds
+    surfaces[2] -= 0.3 * folds
+    disease.membrane_um = cover * np.float32(10 + 8 * severity)
+    disease.membrane_um[cover < 0.2] = 0
