@@ -1,1 +1,33 @@
-"""octjepa."""
+"""octjepa: from a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust.
+
+The public names below load on first use, so that `import octjepa` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octjepa.checkpoint import load_encoder
+    from octjepa.ingest import read_volume
+    from octjepa.model import VJEPA3D
+    from octjepa.store import Store
+    from octjepa.volume import OCTVolume
+
+__version__ = "0.1.0"
+__all__ = ["VJEPA3D", "OCTVolume", "Store", "load_encoder", "read_volume"]
+
+_HOME = {
+    "VJEPA3D": "octjepa.model",
+    "OCTVolume": "octjepa.volume",
+    "Store": "octjepa.store",
+    "load_encoder": "octjepa.checkpoint",
+    "read_volume": "octjepa.ingest",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'octjepa' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

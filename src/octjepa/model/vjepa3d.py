@@ -53,7 +53,7 @@ class VJEPA3D(nn.Module):
             depth = predictor_depth or named.predictor_depth
             self.predictor = TransformerPredictor(named.width, width, depth, named.predictor_heads, positions)
         elif arm == "normalized_mse":
-            self.predictor = MLPPredictor(named.width, predictor_width or 2 * named.width)
+            self.predictor = MLPPredictor(named.width, predictor_width or named.width)
             self.mask_token = nn.Parameter(torch.zeros(named.width))
             nn.init.trunc_normal_(self.mask_token, std=0.02)
         else:
