@@ -1,0 +1,158 @@
+"""How sure a figure is: the bootstrap by person, and differences on the same resamples.
+
+The two eyes and the repeated scans of a person are not independent, so whole people are drawn with replacement (cluster
+bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007) and the interval is the 2.5th to 97.5th percentile. All figures
+of a run share one set of draws, which makes every difference between two rows a paired one. Before two rows are
+compared their label hashes must be equal: the same test volumes with the same labels. Probes are not refitted in a
+resample, so an interval holds the chance of who is in the test set, not the chance of training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from octjepa import keys
+from octjepa.errors import UsageError
+
+LEVEL = 0.95
+# Below this share of resamples in which the figure exists, an interval would speak of luckier test sets than ours.
+LEAST_DEFINED_SHARE = 0.2
+_CELLS_AT_ONCE = 4_000_000  # weights held in memory at once: 32 MB
+
+
+@dataclass(frozen=True)
+class Interval:
+    """low and high are None where no honest interval exists; undefined: the number of resamples without a figure."""
+
+    low: float | None
+    high: float | None
+    undefined: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, its bootstrap copies, and what it was measured on.
+
+    samples: the figure in every resample, NaN where it does not exist. n: volumes; n_people: people behind them.
+    """
+
+    value: float
+    samples: Float[np.ndarray, " resamples"]
+    n: int
+    n_people: int
+    label_hash: str
+    draws_id: str
+
+    def interval(self) -> Interval:
+        return _percentiles(self.samples)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """ours - reference on the same people; low and high as in Interval."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    undefined: int
+    n_people: int
+
+
+class Draws:
+    """`resamples` draws of len(people) people with replacement, a function of the seed and the set of people alone."""
+
+    def __init__(self, person_ids: Sequence[str], resamples: int, seed: int) -> None:
+        if resamples < 1:
+            raise UsageError(f"bootstrap is {resamples}, expected at least 1 resample (2000 for a report)")
+        self.people = sorted(set(person_ids))
+        if not self.people:
+            raise UsageError("no people to draw: the test split is empty")
+        count = len(self.people)
+        rng = keys.generator(seed, "bootstrap", count, resamples)
+        self.counts: Int[np.ndarray, "resamples people"] = rng.multinomial(
+            count, np.full(count, 1 / count), size=resamples
+        ).astype(np.int32)
+        text = "\x1f".join([str(seed), str(resamples), *self.people])
+        self.id = hashlib.sha256(text.encode()).hexdigest()
+
+    def estimate(
+        self,
+        statistic: Callable[[Float[np.ndarray, "resamples n"]], Float[np.ndarray, " resamples"]],
+        person_ids: Sequence[str],
+        label_hash: str,
+        centred: bool = False,
+    ) -> Estimate:
+        """`statistic` of weights [resamples, n] on n volumes whose people are `person_ids`, with its bootstrap copies.
+
+        centred: shift the copies so that their mean is the value. For figures that grow with noise, such as a
+        calibration error, every resample reads higher than the sample it is drawn from; the shift removes that bias.
+        Raises UsageError if a person is not among those drawn.
+        """
+        place = {person: index for index, person in enumerate(self.people)}
+        unknown = {person for person in person_ids if person not in place}
+        if unknown:
+            raise UsageError(f"{len(unknown)} people of this figure are not among the {len(place)} people drawn")
+        columns = np.array([place[person] for person in person_ids], dtype=np.int64)
+        value = float(statistic(np.ones((1, len(columns))))[0])
+        step = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
+        samples = np.concatenate(
+            [
+                statistic(self.counts[start : start + step, columns].astype(np.float64))
+                for start in range(0, len(self.counts), step)
+            ]
+        )
+        if centred and np.isfinite(samples).any():
+            samples = np.maximum(samples - np.nanmean(samples) + value, 0.0)
+        return Estimate(value, samples, len(columns), len(set(person_ids)), label_hash, self.id)
+
+
+def _percentiles(samples: Float[np.ndarray, " resamples"]) -> Interval:
+    defined = samples[np.isfinite(samples)]
+    undefined = len(samples) - len(defined)
+    if len(defined) < max(2, LEAST_DEFINED_SHARE * len(samples)):
+        return Interval(None, None, undefined)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(defined, [tail, 1 - tail])
+    return Interval(float(low), float(high), undefined)
+
+
+def mean_estimate(estimates: Sequence[Estimate], n_people: int) -> Estimate:
+    """The plain mean of several figures of one run (the macro row), resampled jointly.
+
+    A resample in which one of them does not exist is undefined for the mean. `n_people`: people behind any of them.
+    Raises UsageError if they do not share their draws.
+    """
+    if len({estimate.draws_id for estimate in estimates}) != 1:
+        raise UsageError("a mean over figures of different draws has no joint interval: measure them in one run")
+    together = "\x1f".join(estimate.label_hash for estimate in estimates)
+    return replace(
+        estimates[0],
+        value=float(np.mean([estimate.value for estimate in estimates])),
+        samples=np.mean([estimate.samples for estimate in estimates], axis=0),
+        n=max(estimate.n for estimate in estimates),
+        n_people=n_people,
+        label_hash=hashlib.sha256(together.encode()).hexdigest(),
+    )
+
+
+def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
+    """ours - reference with its percentile interval, resample by resample.
+
+    Raises UsageError if the two were not measured on the same volumes with the same labels, or not on the same draws.
+    """
+    if ours.label_hash != reference.label_hash:
+        raise UsageError(
+            f"the two rows were measured on different labels (hash {ours.label_hash[:12]} against "
+            f"{reference.label_hash[:12]}; {ours.n} and {reference.n} volumes): probe both in one run"
+        )
+    if ours.draws_id != reference.draws_id:
+        raise UsageError("the two rows were resampled with different draws: probe both in one run with one seed")
+    interval = _percentiles(ours.samples - reference.samples)
+    return PairedDifference(
+        ours.value - reference.value, interval.low, interval.high, interval.undefined, ours.n_people
+    )

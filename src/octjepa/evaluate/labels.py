@@ -1,0 +1,279 @@
+"""Labels from a table on disk, joined to embedded volumes by person and eye, with every loss counted.
+
+A label file is TSV or CSV with `person_id` (or `participant_id`), optionally `eye` (or `laterality`), and a column per
+target. A row without an eye speaks of both eyes. Nothing is dropped in silence: labels without scans, scans without
+labels and missing values are counted and said; two rows that disagree, a target of one class and a person in two splits
+are errors. Messages hold counts and the shape of ids, never an id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from octjepa.errors import UsageError
+from octjepa.evaluate.metrics import Task
+from octjepa.evaluate.table import SPLITS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PERSON_COLUMNS = ("person_id", "participant_id")
+EYE_COLUMNS = ("eye", "laterality")
+TASKS = ("auto", "binary", "multiclass", "regression")
+MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
+MOST_CLASSES = 20
+
+_EYES = {"od": "OD", "r": "OD", "right": "OD", "os": "OS", "l": "OS", "left": "OS", "ou": "", "b": "", "both": ""}
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """A label file as read: `values[target]` maps (person_id, eye) to the text of the label; both eyes written out."""
+
+    path: Path
+    by_eye: bool
+    values: dict[str, dict[tuple[str, str], str]]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target joined to a table of embeddings.
+
+    rows: positions of the labelled volumes in the table, by split. values: class codes (position in `classes`) or the
+    quantity, in the same order. classes: empty for regression; in binary tasks the second is the positive one.
+    label_hash: of the test volumes and their labels; equal hashes allow two rows to be compared.
+    """
+
+    name: str
+    task: Task
+    rows: dict[str, Int[np.ndarray, " n"]]
+    values: dict[str, Int[np.ndarray, " n"] | Float[np.ndarray, " n"]]
+    classes: tuple[str, ...]
+    label_hash: str
+    notes: tuple[str, ...]
+
+
+def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
+    """Reads the columns `targets` of a TSV or CSV.
+
+    Raises UsageError: no such file, not a table, no person column, no such target, an eye that is no eye, two rows of
+    one person and eye that disagree.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
+    if not targets:
+        raise UsageError("no target was named: give at least one column of the label file with --target")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            delimiter = "\t" if "\t" in file.readline() else ","
+        frame = pd.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UsageError(f"{path} is not a readable TSV or CSV ({str(error).splitlines()[0]})") from None
+    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    person = next((name for name in PERSON_COLUMNS if name in frame.columns), None)
+    if person is None:
+        raise UsageError(f"{path} has neither person_id nor participant_id; its columns are {_listed(frame.columns)}")
+    absent = [name for name in targets if name not in frame.columns]
+    if absent:
+        raise UsageError(f"{path} has no column {', '.join(absent)}; its columns are {_listed(frame.columns)}")
+    people = frame[person].str.strip()
+    nameless = int((people == "").sum())
+    if nameless:
+        raise UsageError(f"{path}: {nameless} of {len(frame)} rows have no {person}; fill it in or remove them")
+    eye = next((name for name in EYE_COLUMNS if name in frame.columns), None)
+    eyes = pd.Series([""] * len(frame)) if eye is None else _eyes(frame[eye], path, str(eye))
+    notes: list[str] = []
+    values = {name: _unique(people, eyes, frame[name].str.strip(), name, path, notes) for name in targets}
+    return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes))
+
+
+def _listed(names: pd.Index) -> str:
+    shown = [str(name) for name in names[:30]]
+    return ", ".join(shown) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+
+
+def _eyes(column: pd.Series, path: Path, name: str) -> pd.Series:
+    text = column.str.strip().str.lower()
+    mapped = text.map(lambda value: "" if value in MISSING else _EYES.get(value))
+    unknown = sorted(set(column[mapped.isna()]))
+    if unknown:
+        raise UsageError(
+            f"{path}: {name} holds {', '.join(map(repr, unknown[:5]))} in {int(mapped.isna().sum())} rows, "
+            "expected OD, OS, R, L, right, left, or OU, both or empty for both eyes"
+        )
+    return mapped
+
+
+def _unique(
+    people: pd.Series, eyes: pd.Series, column: pd.Series, target: str, path: Path, notes: list[str]
+) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    disagreeing: set[tuple[str, str]] = set()
+    repeated = missing = 0
+    for person, eye, value in zip(people, eyes, column, strict=True):
+        if value.lower() in MISSING:
+            missing += 1
+            continue
+        # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
+        for key in [(person, eye)] if eye else [(person, "OD"), (person, "OS"), (person, "")]:
+            if key in found:
+                repeated += 1
+                if found[key] != value and not _same_number(found[key], value):
+                    disagreeing.add(key)
+            else:
+                found[key] = value
+    if disagreeing:
+        raise UsageError(
+            f"{path}: {target} is given twice with different values for {len(disagreeing)} of {len(found)} person-eye "
+            "keys; keep one row per person and eye"
+        )
+    if repeated:
+        notes.append(f"{target}: {repeated} label(s) are given more than once with equal values; one of each is used")
+    if missing:
+        notes.append(f"{target}: {missing} of {len(column)} label rows are empty or NaN and are left out")
+    return found
+
+
+def _same_number(one: str, other: str) -> bool:
+    numbers = _numbers([one, other])
+    return numbers is not None and numbers[0] == numbers[1]
+
+
+def _numbers(texts: Sequence[str]) -> Float[np.ndarray, " n"] | None:
+    """The texts as finite numbers, or None if one of them is none."""
+    try:
+        numbers = np.array([float(text) for text in texts])
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def check_people(frame: pd.DataFrame) -> None:
+    """Raises UsageError if a person is in more than one split, or if there is nothing to train or to test on."""
+    used = frame[frame["split"] != ""]
+    spread = used.groupby("person_id")["split"].nunique()
+    leaked = int((spread > 1).sum())
+    if leaked:
+        raise UsageError(
+            f"leak: {leaked} of {len(spread)} people have volumes in more than one split, so a test person was trained "
+            "on; split by person with octjepa split STORE and embed again"
+        )
+    for split in ("train", "test"):
+        if split not in set(used["split"]):
+            raise UsageError(f"no volume is in split {split!r}; run octjepa split STORE and embed again")
+
+
+def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto") -> Target:
+    """The labels of `target` for the volumes of `frame`, by person and eye.
+
+    Raises UsageError: no volume has a label, one class only, a class missing where it is needed, labels that do not
+    fit `task`.
+    """
+    if task not in TASKS:
+        raise UsageError(f"no task {task!r}: known are {', '.join(TASKS)}")
+    found = labels.values[target]
+    keys = list(zip(frame["person_id"], frame["eye"], strict=True))
+    labelled = np.array([key in found for key in keys])
+    notes: list[str] = []
+    if not labelled.any():
+        raise UsageError(
+            f"{labels.path}: none of its {len(found)} labels of {target} meets one of the {len(frame)} embedded volumes; "
+            f"person ids look like {_shape([person for person, _ in found])} there and {_shape(frame['person_id'])} here"
+        )
+    scanned = set(keys)
+    known_people = {person for person, _ in keys}
+    if labels.by_eye:
+        lost = sum(key not in scanned for key in found if key[1])
+        unit = "person-eye labels"
+    else:
+        lost = len({person for person, _ in found} - known_people)
+        unit = "people with a label"
+    if lost:
+        notes.append(f"{target}: {lost} {unit} have no embedded scan and are left out")
+    if not labelled.all():
+        without = len({person for (person, _), has in zip(keys, labelled, strict=True) if not has})
+        notes.append(
+            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({without} people) have no label and are left out"
+        )
+    splits = frame["split"].to_numpy()
+    unsplit = int((labelled & (splits == "")).sum())
+    if unsplit:
+        notes.append(f"{target}: {unsplit} labelled volumes are in no split and are left out")
+    used = np.flatnonzero(labelled & (splits != ""))
+    texts = [found[keys[row]] for row in used]
+    kind, classes, values = _typed(texts, target, task)
+    rows = {split: used[splits[used] == split] for split in SPLITS}
+    by_split = {split: values[splits[used] == split] for split in SPLITS}
+    if classes:
+        notes += _check_classes(target, classes, by_split)
+        if kind == "binary":
+            notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
+    elif min(len(by_split["train"]), len(by_split["test"])) < 2:
+        raise UsageError(
+            f"{target}: {len(by_split['train'])} training and {len(by_split['test'])} test volumes have a value, "
+            "a regression needs at least 2 of each"
+        )
+    volume_ids = frame["volume_id"].to_numpy()
+    pairs = sorted(
+        (str(volume_ids[row]), classes[int(value)] if classes else repr(float(value)))
+        for row, value in zip(rows["test"], by_split["test"], strict=True)
+    )
+    label_hash = hashlib.sha256("\x1e".join("\x1f".join(pair) for pair in [(target, ""), *pairs]).encode()).hexdigest()
+    return Target(target, kind, rows, by_split, classes, label_hash, tuple(notes))
+
+
+def _shape(ids: Sequence[str] | pd.Series) -> str:
+    """The form of the commonest id with its content hidden: "AIREADI-1001" -> "AAAAAAA-9999"."""
+    forms = [re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "9", str(text))) for text in ids]
+    return repr(max(sorted(set(forms)), key=forms.count))
+
+
+def _typed(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, ...], np.ndarray]:
+    """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
+    numbers = _numbers(texts)
+    names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
+    classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
+    if task == "auto":
+        few = numbers is None or len(classes) <= 10 and bool((numbers == np.round(numbers)).all())
+        task = "binary" if len(classes) <= 2 else "multiclass" if few else "regression"
+    if len(classes) < 2:
+        raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
+    if task == "regression":
+        if numbers is None:
+            raise UsageError(f"{target} holds text ({len(classes)} values), a regression needs numbers")
+        return "regression", (), numbers
+    if task == "binary" and len(classes) != 2:
+        raise UsageError(f"{target} holds {len(classes)} values, a binary task needs 2; use --task multiclass")
+    if len(classes) > MOST_CLASSES:
+        raise UsageError(
+            f"{target} holds {len(classes)} values, at most {MOST_CLASSES} classes are probed: is it an id, or a "
+            "quantity (--task regression)?"
+        )
+    codes = {name: code for code, name in enumerate(classes)}
+    return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
+
+
+def _check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
+    """Notes on classes that a split lacks; UsageError where the target cannot be learnt or measured without them."""
+    lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
+    counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
+    if lacking["train"]:
+        raise UsageError(f"{target}: split train has no volume of class {', '.join(lacking['train'])} ({counts})")
+    if len(classes) - len(lacking["test"]) < 2:
+        raise UsageError(f"{target}: split test has no volume of class {', '.join(lacking['test'])} ({counts})")
+    if lacking["test"]:
+        absent = ", ".join(lacking["test"])
+        return [f"{target}: split test has no volume of class {absent}; means run over the classes it has"]
+    return []

@@ -1,0 +1,197 @@
+"""The embedding table: a row per volume, with keys, covariates and three feature blocks, in one parquet file.
+
+`embed` writes it, the probes read it. Every row carries person, eye, volume id and content hash, so a join is by key and
+never by position. `vector` holds the encoder's features as [mean | std | max] over tokens, `untrained` the same from the
+same architecture with its first weights, `histogram` plain intensity features. Fails with UsageError on a file that is
+not such a table, on a repeated volume and on features that are not finite.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.errors import OctjepaError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
+FEATURE_COLUMNS = ("vector", "untrained", "histogram")
+SPLITS = ("train", "val", "test")
+POOLS = ("mean", "mean_std_max")
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Features of `volumes` rows and their keys, in the same order.
+
+    frame: the KEY_COLUMNS; eye is "OD", "OS" or ""; age in years, NaN where unknown; split one of SPLITS or "".
+    vector, untrained: float32 [volumes, 3 * dim], [mean | std | max] over tokens. histogram: float32 [volumes, bins].
+    dim: the encoder's width. encoder: its name in result rows. contract: hash of the preprocessing contract.
+    """
+
+    frame: pd.DataFrame
+    vector: Float[np.ndarray, "volumes features"]
+    untrained: Float[np.ndarray, "volumes features"]
+    histogram: Float[np.ndarray, "volumes bins"]
+    dim: int
+    encoder: str
+    contract: str
+
+    def __post_init__(self) -> None:
+        _check(self, f"embeddings of {self.encoder!r}")
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def features(self, view: str, pool: str) -> Float[np.ndarray, "volumes features"]:
+        """One feature view as float64: `vector` or `untrained` pooled by "mean" or "mean_std_max"; `histogram` whole."""
+        if view == "histogram":
+            return self.histogram.astype(np.float64)
+        if view not in FEATURE_COLUMNS:
+            raise UsageError(f"no feature view {view!r}: known are {', '.join(FEATURE_COLUMNS)}")
+        if pool not in POOLS:
+            raise UsageError(f"no pooling {pool!r}: known are {', '.join(POOLS)}")
+        block: np.ndarray = getattr(self, view)
+        return block[:, : self.dim if pool == "mean" else None].astype(np.float64)
+
+    def take(self, positions: Iterable[int]) -> Embeddings:
+        """The rows at `positions`, in that order."""
+        rows = np.asarray(list(positions), dtype=np.int64)
+        return Embeddings(
+            self.frame.iloc[rows].reset_index(drop=True),
+            self.vector[rows],
+            self.untrained[rows],
+            self.histogram[rows],
+            self.dim,
+            self.encoder,
+            self.contract,
+        )
+
+
+def _check(table: Embeddings, where: str) -> None:
+    frame = table.frame
+    missing = [name for name in KEY_COLUMNS if name not in frame.columns]
+    if missing:
+        raise UsageError(f"{where} lack the column(s) {', '.join(missing)}; write them with octjepa embed")
+    if not len(frame):
+        raise UsageError(f"{where} hold no volume: nothing can be probed; embed a store that is not empty")
+    repeated = int(frame["volume_id"].duplicated().sum())
+    if repeated:
+        raise UsageError(f"{where}: {repeated} row(s) repeat a volume_id, expected a row per volume; embed again")
+    nobody = int((frame["person_id"].astype(str).str.strip() == "").sum())
+    if nobody:
+        raise UsageError(f"{where}: {nobody} row(s) have no person_id, so people cannot be kept apart")
+    strange = sorted(set(frame["split"]) - {*SPLITS, ""})
+    if strange:
+        raise UsageError(f"{where}: split holds {strange}, expected train, val, test or empty")
+    strange = sorted(set(frame["eye"]) - {"OD", "OS", ""})
+    if strange:
+        raise UsageError(f"{where}: eye holds {strange}, expected OD, OS or empty")
+    for name in FEATURE_COLUMNS:
+        block: np.ndarray = getattr(table, name)
+        if block.ndim != 2 or len(block) != len(frame):
+            raise UsageError(f"{where}: {name} has shape {block.shape}, expected [{len(frame)}, features]")
+        if name != "histogram" and block.shape[1] != 3 * table.dim:
+            raise UsageError(
+                f"{where}: {name} has {block.shape[1]} features, expected 3 x dim = {3 * table.dim} (mean, std, max)"
+            )
+        broken = int((~np.isfinite(block).all(axis=1)).sum())
+        if broken:
+            raise UsageError(f"{where}: {name} is not finite in {broken} of {len(frame)} rows; check the checkpoint")
+
+
+def write_embeddings(path: str | Path, table: Embeddings) -> Path:
+    """Writes `table` as parquet: all of it or nothing (a temporary file beside it, then a rename).
+
+    Raises UsageError if the folder does not exist, OctjepaError if the disk refuses; what was there before stays.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
+    columns = {name: pa.array(table.frame[name].to_numpy(), pa.string()) for name in KEY_COLUMNS if name != "age"}
+    columns["age"] = pa.array(table.frame["age"].to_numpy(dtype=np.float64), pa.float64())
+    for name in FEATURE_COLUMNS:
+        block = np.ascontiguousarray(getattr(table, name), dtype=np.float32)
+        ends = np.arange(len(block) + 1, dtype=np.int32) * block.shape[1]
+        columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(block.reshape(-1)))
+    content = pa.table({name: columns[name] for name in (*KEY_COLUMNS, *FEATURE_COLUMNS)})
+    content = content.replace_schema_metadata(
+        {
+            b"octjepa.dim": str(table.dim).encode(),
+            b"octjepa.encoder": table.encoder.encode(),
+            b"octjepa.contract": table.contract.encode(),
+        }
+    )
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            pq.write_table(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise OctjepaError(f"{path} could not be written ({error.strerror or error}); nothing was changed") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def read_embeddings(path: str | Path) -> Embeddings:
+    """The table that `write_embeddings` wrote.
+
+    Raises UsageError: no such file, not parquet, not an embedding table, repeated volumes, features of uneven length.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"no embeddings at {path}: expected the .parquet file that octjepa embed writes")
+    try:
+        content = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"{path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
+    missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in content.column_names]
+    if missing:
+        raise UsageError(f"{path} lacks the column(s) {', '.join(missing)}: it is no table of octjepa embed")
+    metadata = content.schema.metadata or {}
+    unsaid = [name for name in ("octjepa.dim", "octjepa.encoder", "octjepa.contract") if name.encode() not in metadata]
+    if unsaid:
+        raise UsageError(f"{path} lacks the parquet metadata {', '.join(unsaid)}: it is no table of octjepa embed")
+    frame = content.select(list(KEY_COLUMNS)).to_pandas()
+    for name in KEY_COLUMNS:
+        frame[name] = frame[name].astype(float) if name == "age" else frame[name].fillna("").astype(str)
+    return Embeddings(
+        frame,
+        *(_matrix(content.column(name), f"{path}: {name}") for name in FEATURE_COLUMNS),
+        dim=int(metadata[b"octjepa.dim"]),
+        encoder=metadata[b"octjepa.encoder"].decode(),
+        contract=metadata[b"octjepa.contract"].decode(),
+    )
+
+
+def _matrix(column: object, where: str) -> Float[np.ndarray, "volumes features"]:
+    """A parquet list column as one float32 matrix. Raises UsageError if the lists differ in length or are missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = column.combine_chunks()  # type: ignore[attr-defined]
+    if not pa.types.is_list(lists.type) and not pa.types.is_large_list(lists.type):
+        if not pa.types.is_fixed_size_list(lists.type):
+            raise UsageError(f"{where} holds {lists.type}, expected a list of float32 per volume")
+    lengths = set(pc.list_value_length(lists).to_pylist())
+    if len(lengths) > 1 or None in lengths:
+        raise UsageError(f"{where} holds lists of different or missing length {sorted(map(str, lengths))}")
+    values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return values.reshape(len(lists), lengths.pop() if lengths else 0)
