@@ -1,0 +1,248 @@
+"""The spacing of each axis, from ordered sources, within plausible limits, with its provenance; never a default.
+
+Slice pitch: frame positions, frame location on the fundus image, per-frame and shared slice thickness, manifest, the
+protocol's known field over its lines. Row and column: shared Pixel Measures, per-frame, manifest, protocol.
+A value outside the limits is passed over and noted. DepthSpatialResolution is optical resolution and is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.protocols import KnownSpacing
+from octjepa.ingest.reasons import rejected
+from octjepa.volume import Pattern
+
+LIMITS_MM = {"slice": (0.002, 0.5), "row": (0.001, 0.01), "column": (0.002, 0.06)}
+FIELD_RATIO = (
+    0.25,
+    4.0,
+)  # slow extent over fast extent of a whole scan; outside, frames are missing or the pitch is wrong
+_UNEVEN = 0.05  # relative deviation of a gap from the median gap that is worth a note
+
+
+@dataclass
+class Geometry:
+    """`order` puts the file's frames into spatial order; `positions_mm` [D] are theirs along the slow axis, from 0."""
+
+    spacing_mm: tuple[float, float, float]
+    provenance: dict[str, str]
+    order: np.ndarray
+    positions_mm: Float[np.ndarray, " D"] | None = None
+    uncertain: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SpacingSources:
+    """Everything that names a spacing, in mm; None where silent."""
+
+    facts: FrameFacts
+    shared_pair: tuple[float, float] | None
+    shared_thickness: float | None
+    manifest_pair: tuple[float, float] | None
+    manifest_thickness: float | None
+    known: KnownSpacing | None
+
+
+def plausible(axis: str, value: float | None) -> bool:
+    low, high = LIMITS_MM[axis]
+    return value is not None and low <= value <= high
+
+
+def _along_normal(facts: FrameFacts) -> np.ndarray | None:
+    """Frame positions in mm along the slow axis, or None where any is missing or all are the same."""
+    positions = facts.positions_mm
+    if not np.isfinite(positions).all():
+        return None
+    normal = facts.normals[0]
+    centred = positions - positions[0]
+    if not np.isfinite(normal).all() or np.linalg.norm(normal) < 1e-6:
+        normal = np.linalg.svd(centred - centred.mean(axis=0))[2][0]
+        if normal @ (positions[-1] - positions[0]) < 0:
+            normal = -normal
+    along = centred @ (normal / np.linalg.norm(normal))
+    return along if np.ptp(along) > 1e-6 else None
+
+
+def _along_fundus(facts: FrameFacts, column_mm: float, columns: int) -> np.ndarray | None:
+    """Frame positions in mm from parallel lines on the fundus image, whose length in mm is the B-scan's width."""
+    lines = facts.lines_px
+    if not np.isfinite(lines).all():
+        return None
+    along = lines[0, 2:] - lines[0, :2]
+    length_px = float(np.linalg.norm(along))
+    if length_px < 2:
+        return None
+    across = np.array([along[1], -along[0]]) / length_px
+    centres = (lines[:, :2] + lines[:, 2:]) / 2
+    offsets = (centres - centres[0]) @ across * (column_mm * columns / length_px)
+    return offsets if np.ptp(offsets) > 1e-6 else None
+
+
+def _ordered(positions: np.ndarray, notes: list[str]) -> np.ndarray | None:
+    """Order of rising positions; None where frames share a position, so that they tell no order."""
+    order = np.argsort(positions, kind="stable")
+    if np.diff(positions[order]).min() < 1e-4:
+        notes.append("positions_repeated")
+        return None
+    if np.array_equal(order, np.arange(len(order))[::-1]):
+        notes.append("frames_reversed")
+    elif not np.array_equal(order, np.arange(len(order))):
+        notes.append("frames_unordered")
+    return order
+
+
+def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str, bool]:
+    """(row, column, provenance, uncertain). Raises VolumeRejected spacing_unknown."""
+    per_frame = sources.facts.spacing_mm[np.isfinite(sources.facts.spacing_mm).all(axis=1)]
+    median = None if not len(per_frame) else (float(np.median(per_frame[:, 0])), float(np.median(per_frame[:, 1])))
+    if len(per_frame) and np.ptp(per_frame[:, 1]) > 0.02 * np.median(per_frame[:, 1]):
+        notes.append("column_spacing_varies")
+    known = sources.known
+    fixed = (
+        None if known is None or known.row_mm is None or known.column_mm is None else (known.row_mm, known.column_mm)
+    )
+    named = [("shared", sources.shared_pair), ("per_frame", median), ("manifest", sources.manifest_pair)]
+    swapped: tuple[float, float, str] | None = None
+    for source, pair in named:
+        if pair is None:
+            continue
+        row, column = pair
+        if plausible("row", row) and plausible("column", column):
+            return row, column, source, False
+        notes.append(f"spacing_implausible_{source}")
+        if swapped is None and plausible("row", column) and plausible("column", row):
+            swapped = (column, row, source)
+    if fixed is not None and plausible("row", fixed[0]) and plausible("column", fixed[1]):
+        return *fixed, "protocol", not (known is not None and known.exact)
+    if swapped is not None:
+        notes.append("spacing_swapped")
+        return *swapped, True
+    said = ", ".join(f"{source} {pair}" for source, pair in named if pair) or "no source names one"
+    raise rejected(
+        "spacing_unknown",
+        f"row and column spacing: {said}; expected row within {LIMITS_MM['row']} and column within "
+        f"{LIMITS_MM['column']} mm in the header's Pixel Measures or in manifest.tsv",
+    )
+
+
+def _thickness_sources(sources: SpacingSources) -> Iterable[tuple[str, float | None]]:
+    thickness = sources.facts.thickness_mm[np.isfinite(sources.facts.thickness_mm)]
+    yield "per_frame", float(np.median(thickness)) if len(thickness) else None
+    yield "shared", sources.shared_thickness
+    yield "manifest", sources.manifest_thickness
+
+
+def _agree(a: float, b: float | None, tolerance: float) -> bool:
+    return b is not None and abs(a - b) <= tolerance * b
+
+
+def _pitch_without_positions(
+    sources: SpacingSources, shape: tuple[int, int, int], column: float, notes: list[str]
+) -> tuple[float, str, bool]:
+    """(pitch, provenance, uncertain) from thickness or protocol. Raises VolumeRejected spacing_unknown."""
+    frames, _, columns = shape
+    nominal = sources.known.slice_mm if sources.known else None
+    for source, value in _thickness_sources(sources):
+        if value is None:
+            continue
+        if not plausible("slice", value):
+            notes.append(f"slice_thickness_implausible_{source}")
+        elif _agree(value, nominal, 0.1):
+            return value, source, False
+        elif _agree(value, column, 0.01) and frames != columns:
+            # Cirrus exports overwrite SliceThickness with the column spacing, about four times too small.
+            notes.append("slice_thickness_is_column_spacing")
+            if nominal is None and FIELD_RATIO[0] * 2 <= frames * value / (columns * column):
+                return value, source, True
+        else:
+            return value, source, True
+    if plausible("slice", nominal) and sources.known is not None and nominal is not None:
+        return nominal, "protocol", not sources.known.exact
+    raise rejected(
+        "spacing_unknown",
+        "slice pitch: no frame positions, no plausible slice thickness and no known protocol; expected "
+        f"{LIMITS_MM['slice'][0]} to {LIMITS_MM['slice'][1]} mm; add slice_thickness to manifest.tsv",
+    )
+
+
+def _order_without_positions(facts: FrameFacts, frames: int, notes: list[str]) -> np.ndarray:
+    order = np.arange(frames)
+    numbers = facts.in_stack
+    if np.isfinite(numbers).all() and len(np.unique(numbers)) == frames:
+        order = np.argsort(numbers, kind="stable")
+        if not np.array_equal(order, np.arange(frames)):
+            notes.append("frames_unordered")
+    return order
+
+
+def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Pattern) -> Geometry:
+    """Spacing, order and provenance for `shape` [D, H, W]. Raises VolumeRejected spacing_unknown."""
+    frames, _, columns = shape
+    notes: list[str] = []
+    row, column, pair_source, pair_uncertain = _pair(sources, notes)
+    uncertain = ["row", "column"] if pair_uncertain else []
+    provenance = {"slice": "", "row": pair_source, "column": pair_source}
+    if pattern != "raster":
+        # The lines turn round one centre: the arc between neighbours, half way out, stands for a pitch.
+        pitch = float(np.pi * column * columns / 2 / (2 * frames))
+        provenance["slice"] = "scan_pattern"
+        order = _order_without_positions(sources.facts, frames, notes)
+        return Geometry((pitch, row, column), provenance, order, None, (*uncertain, "slice"), notes)
+
+    for source, positions in (
+        ("positions", _along_normal(sources.facts)),
+        ("frame_location", _along_fundus(sources.facts, column, columns)),
+    ):
+        if positions is None:
+            continue
+        order = _ordered(positions, notes)
+        if order is None:
+            continue
+        placed = positions[order] - positions[order[0]]
+        gaps = np.diff(placed)
+        pitch = round(float(np.median(gaps)), 7)  # differences of decimal texts carry float dust
+        if not plausible("slice", pitch):
+            notes.append(f"slice_{source}_implausible")
+            continue
+        if np.abs(gaps - pitch).max() > _UNEVEN * pitch:
+            notes.append("pitch_uneven")
+        provenance["slice"] = source
+        if _doubtful(pitch, column, shape, sources, notes):
+            uncertain.append("slice")
+        return Geometry((pitch, row, column), provenance, order, placed, tuple(uncertain), notes)
+
+    notes.append("positions_missing")
+    pitch, provenance["slice"], doubt = _pitch_without_positions(sources, shape, column, notes)
+    if _doubtful(pitch, column, shape, sources, notes) or doubt:
+        uncertain.append("slice")
+    order = _order_without_positions(sources.facts, frames, notes)
+    return Geometry((pitch, row, column), provenance, order, None, tuple(uncertain), notes)
+
+
+def _doubtful(
+    pitch: float, column: float, shape: tuple[int, int, int], sources: SpacingSources, notes: list[str]
+) -> bool:
+    """True where the slow extent does not fit the fast one, or the pitch does not fit a protocol of fixed field.
+
+    A dense programme's B-scans, picked out and laid side by side, keep the header's line pitch; the small field is then
+    the only trace that the true gaps are wider.
+    """
+    frames, _, columns = shape
+    ratio = frames * pitch / (columns * column)
+    implausible = not FIELD_RATIO[0] <= ratio <= FIELD_RATIO[1]
+    if implausible:
+        notes.append("field_implausible")
+    known = sources.known
+    disagrees = (
+        known is not None and known.exact and known.slice_mm is not None and not _agree(pitch, known.slice_mm, 0.25)
+    )
+    if disagrees:
+        notes.append("pitch_disagrees_with_protocol")
+    return implausible or disagrees

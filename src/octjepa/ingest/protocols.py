@@ -1,0 +1,70 @@
+"""Known scan protocols: the field of view and row spacing that a device's fixed cubes have.
+
+The last resort of the spacing resolver. Only protocols whose field is fixed by the device are here; Spectralis
+lets the operator choose the lines, so its entries hold for their exact line count only.
+Source: the devices' AI-READI exports (spacing = field / lines, or field / (lines - 1) where the export says so).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KnownSpacing:
+    """Spacing in mm (None: not fixed by the protocol); `exact` when frames, rows and columns are the device's own."""
+
+    slice_mm: float | None
+    row_mm: float | None
+    column_mm: float | None
+    exact: bool
+
+
+# device -> native rows -> row spacing mm
+_ROW_MM = {
+    "heidelberg_spectralis": {496: 0.003872},
+    "topcon_maestro2": {885: 0.0026},
+    "topcon_triton": {992: 0.0026},
+    "zeiss_cirrus": {1024: 2.0 / 1024},
+}
+_NATIVE = {
+    "topcon_maestro2": {(128, 885, 512), (360, 885, 360)},
+    "topcon_triton": {(256, 992, 512), (320, 992, 320), (512, 992, 512)},
+    "zeiss_cirrus": {(128, 1024, 512), (200, 1024, 200), (350, 1024, 350)},
+}
+_FIELD_TEXT = re.compile(r"(\d{1,2})\s*x\s*(\d{1,2})")
+
+
+def _field_mm(device: str, text: str) -> tuple[float, float, bool] | None:
+    """(slow, fast, lines - 1) of a fixed cube, or None where the text does not name one."""
+    if device == "zeiss_cirrus":
+        return 6.0, 6.0, False  # every cube of the series covers 6 x 6 mm
+    if device not in _NATIVE:
+        return None
+    if named := _FIELD_TEXT.search(text):
+        return float(named[1]), float(named[2]), False
+    if "wide" in text or (device == "topcon_triton" and "radial" in text):
+        return 9.0, 12.0, True
+    if device == "topcon_maestro2" and "mac" in text:
+        return 6.0, 6.0, True
+    return None
+
+
+def known_spacing(device: str, text: str, shape: tuple[int, int, int]) -> KnownSpacing | None:
+    """What a protocol fixes for a scan of `shape` [D, H, W]; `text` is protocol and region, lower case."""
+    frames, rows, columns = shape
+    row_mm = _ROW_MM.get(device, {}).get(rows)
+    if device == "heidelberg_spectralis":
+        if shape[1] == 496 and columns in (768, 1536) and frames in (60, 61) and "20x20" not in text:
+            return KnownSpacing(0.1285, row_mm, 0.01206 * 768 / columns, True)
+        if shape == (512, 496, 512):
+            return KnownSpacing(0.0117, row_mm, 0.0117, True)
+        return KnownSpacing(None, row_mm, None, False) if row_mm else None
+    field = _field_mm(device, text)
+    if field is None:
+        return KnownSpacing(None, row_mm, None, False) if row_mm else None
+    slow, fast, minus_one = field
+    if device == "zeiss_cirrus":
+        row_mm = 2.0 / rows  # 2 mm deep whatever the rows
+    return KnownSpacing(slow / (frames - minus_one), row_mm, fast / columns, shape in _NATIVE[device])

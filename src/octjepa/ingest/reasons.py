@@ -1,0 +1,63 @@
+"""The closed list of reasons why a file is not in the store, and what a person can do about each.
+
+`docs/ingest.md` prints this table; a test holds the two together. `lost=False` marks files that were rightly left
+out (a second copy, a fundus photograph): they stand in the ledger but do not count towards `--max-lost`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from octjepa.errors import VolumeRejected
+
+
+@dataclass(frozen=True)
+class Reason:
+    meaning: str
+    action: str
+    lost: bool = True
+
+
+REASONS: dict[str, Reason] = {
+    "unreadable_file": Reason("the file cannot be opened", "check permissions and the disk"),
+    "empty_file": Reason("zero bytes", "copy or download it again"),
+    "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
+    "broken_header": Reason("DICOM whose header cannot be parsed", "copy or export it again"),
+    "not_structural_oct": Reason("DICOM of another kind (photograph, en face, flow, height map)", "none", lost=False),
+    "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
+    "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
+    "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),
+    "frames_broken": Reason("too many or neighbouring frames do not decode", "export it again; try another syntax"),
+    "wrong_transfer_syntax": Reason("the data are not in the transfer syntax that the header names", "export it again"),
+    "no_decoder": Reason("no installed decoder reads this transfer syntax", "install octjepa with its codecs"),
+    "unsupported_pixels": Reason("a pixel layout that is no greyscale image", "export as MONOCHROME2"),
+    "too_few_frames": Reason("fewer than four B-scans: no volume", "none: line scans are not used"),
+    "spacing_unknown": Reason(
+        "no source gives a plausible spacing on some axis", "add a manifest.tsv with the spacing"
+    ),
+    "size_implausible": Reason("its size in memory is beyond the limit", "check the spacing and the frame count"),
+    "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
+    "no_tissue": Reason("no retina could be found in the scan", "look at it with `octjepa inspect`"),
+    "duplicate_content": Reason("the same pixels are in the store under another file", "none", lost=False),
+    "duplicate_sop_uid": Reason("the SOP instance UID is in the store with other pixels", "find which copy is right"),
+    "manifest_row_without_file": Reason(
+        "manifest.tsv lists a file that is not there", "finish the download", lost=False
+    ),
+    "reader_failed": Reason("the reader met something it does not know", "report it with the detail"),
+}
+
+
+def rejected(reason: str, detail: str) -> VolumeRejected:
+    """The exception for a code of the list. Raises KeyError for a code that is not on it."""
+    if reason not in REASONS:
+        raise KeyError(f"reason code {reason!r} is not in the closed list")
+    return VolumeRejected(reason, detail)
+
+
+def ledger_row(file: str, sha256: str, stage: str, reason: str, detail: str) -> dict[str, str]:
+    """One line of quarantine.jsonl: file, hash, stage, reason, detail, when (UTC, ISO 8601)."""
+    if reason not in REASONS:
+        raise KeyError(f"reason code {reason!r} is not in the closed list")
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"file": file, "hash": sha256, "stage": stage, "reason": reason, "detail": detail, "when": when}
