@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -26,6 +27,11 @@ def tracked_files() -> list[Path]:
     if listing.returncode:
         pytest.skip("not a git checkout")
     return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def distribution_of(need: str) -> str:
+    """Normalised name at the head of a requirement: "PyYAML>=6" -> "pyyaml"."""
+    return re.split(r"[^A-Za-z0-9_.-]", need, maxsplit=1)[0].lower().replace("_", "-")
 
 
 def parsed(path: Path) -> ast.Module:
@@ -77,6 +83,23 @@ def test_start_up_does_not_pay_for_torch(module: str) -> None:
     assert said.stdout.split() == [], f"import {module} loads these at once; import them where they are used"
 
 
+def test_every_library_imported_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = project["dependencies"] + [need for extra in project["optional-dependencies"].values() for need in extra]
+    declared = {distribution_of(need) for need in needs}
+    providers = importlib.metadata.packages_distributions()
+    missing = set()
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [str(node.module)]
+            for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"octjepa"}:
+                if not declared & {distribution_of(provider) for provider in providers.get(top, [])}:
+                    missing.add(f"{name_of(path)}:{node.lineno} imports {top}")
+    assert not missing, "\n".join(sorted(missing))
+
+
 # The repository
 
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|home|root|Users|mnt|opt)/\w|[A-Z]:\\\\?Users")
@@ -108,8 +131,8 @@ def test_pins_are_names_and_versions_only() -> None:
 def test_every_direct_dependency_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    names = {re.match(r"[A-Za-z0-9_.-]+", need).group().lower().replace("_", "-") for need in wanted}
-    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    names = {distribution_of(need) for need in wanted}
+    pinned = {distribution_of(line) for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert names <= pinned, f"make lock: {names - pinned} are not in constraints.txt"
 
 
