@@ -180,3 +180,19 @@ def test_a_python_that_is_too_old_is_refused_early_and_clearly(tmp_path: Path) -
     assert said.returncode == 1
     assert "no Python 3.11 or newer found" in said.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+# The tests themselves
+
+
+def test_shapes_in_signatures_are_checked_at_every_call() -> None:
+    """conftest.py's import hook is on: without it every shape in a signature would be a comment."""
+    import torch
+    from jaxtyping import TypeCheckError
+
+    from octjepa.model.positions import rope_tables
+
+    cosine, _ = rope_tables(torch.zeros(2, 5, 3), 12)
+    assert cosine.shape == (2, 1, 5, 12)
+    with pytest.raises(TypeCheckError, match="coordinates"):
+        rope_tables(torch.zeros(2, 5, 4), 12)
