@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import octjepa
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 OWN_CODE = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
@@ -145,6 +147,7 @@ def test_nothing_made_is_tracked_and_nothing_tracked_is_large() -> None:
 
 def test_licence_version_and_citation_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert octjepa.__version__ == project["version"]
     assert project["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
     citation = (ROOT / "CITATION.cff").read_text()
