@@ -66,7 +66,7 @@ def _layout(data: Dataset) -> _Layout:
     if layout.allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
         raise rejected(
             "unsupported_pixels",
-            f"{layout.photometric}, {layout.samples} samples of {layout.allocated} bits; expected 8 or 16 bit grey or RGB",
+            f"{layout.photometric}, {layout.samples} samples of {layout.allocated} bits; expected 8 or 16 bit grey, RGB",
         )
     return layout
 
@@ -222,7 +222,7 @@ def _encapsulated(data: Dataset, layout: _Layout, notes: list[str]) -> tuple[np.
     if len(broken) > limit or bool(np.any(np.diff(broken) == 1)):
         raise rejected(
             "frames_broken",
-            f"at least {len(broken)} of {frames} frames do not decode (limit {limit}, no two neighbours); {first_fault}",
+            f"{len(broken)} or more of {frames} frames do not decode (limit {limit}, no neighbours); {first_fault}",
         )
     return values, broken
 

@@ -37,11 +37,11 @@ class SourceFile:
 
 @dataclass
 class Discovery:
-    """`files` sorted by name, each once; `missing` manifest rows whose file is absent, by the same kind of name."""
+    """`files` sorted by name, each once; `missing` the paths of manifest rows whose file is absent."""
 
     files: list[SourceFile] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
-    missing: list[str] = field(default_factory=list)
+    missing: list[Path] = field(default_factory=list)
     files_without_row: int = 0
     participants: list[dict[str, object]] = field(default_factory=list)
 
@@ -91,7 +91,7 @@ def _add_folder(folder: Path, found: Discovery) -> None:
             found.files.append(SourceFile(path, _name(path, root), row))
     if manifest is not None:
         absent = [row.path for row in manifest.rows if row.path not in seen and row.path.is_relative_to(inside)]
-        found.missing.extend(_name(path, root) for path in absent if not path.is_file())
+        found.missing.extend(path for path in absent if not path.is_file())
     _add_participants(folder, manifest_path, found)
 
 
@@ -100,7 +100,7 @@ def _add_manifest(manifest: Manifest, found: Discovery) -> None:
         if row.path.is_file():
             found.files.append(SourceFile(row.path, _name(row.path, manifest.root), row))
         else:
-            found.missing.append(_name(row.path, manifest.root))
+            found.missing.append(row.path)
     _add_participants(manifest.root, manifest.file, found)
 
 

@@ -1,0 +1,275 @@
+"""The ingest job: files to store, over several processes, resumable and idempotent.
+
+Workers read and canonicalise and write pixels; the parent alone writes index and ledger, in the order of the
+files' names, so that which of two duplicates is kept depends on neither speed nor worker count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import OctjepaError, TooManyLostError, UsageError, VolumeRejected
+from octjepa.ingest import REASONS, Discovery, SourceFile, discover, read_volume
+from octjepa.ingest.identity import device_of
+from octjepa.ingest.reasons import ledger_row
+from octjepa.progress import bar
+from octjepa.recipe import Preprocessing
+from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.store.disk import only_writer
+from octjepa.store.folder import Store, write_chunk
+from octjepa.store.split import split_recommended, split_stratified
+from octjepa.volume import OCTVolume
+
+_AHEAD = 4  # files in flight per worker: enough to keep it busy, few enough to stop soon
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, notes: Sequence[str]) -> dict[str, Any]:
+    stat = source.path.stat()
+    dz, dy, dx = volume.spacing_mm
+    return {
+        "volume_id": made.volume.volume_id, "content_hash": volume.content_hash, "person_id": volume.person_id,
+        "eye": volume.laterality or "", "laterality_source": volume.laterality_source, "device": volume.device,
+        "protocol": volume.protocol, "region": volume.region, "pattern": volume.pattern,
+        "sop_instance_uid": volume.sop_instance_uid, "source": source.name,
+        "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
+        "spacing_z_mm": dz, "spacing_y_mm": dy, "spacing_x_mm": dx,
+        "provenance_slice": volume.provenance["slice"], "provenance_row": volume.provenance["row"],
+        "provenance_column": volume.provenance["column"],
+        "uncertain": ";".join(volume.uncertain), "notes": ";".join(dict.fromkeys(notes)), "mirrored": made.mirrored,
+        "tissue_mean": made.volume.tissue_mean, "tissue_std": made.volume.tissue_std,
+        "tissue_share": made.tissue_share, "quality": made.quality, "split": "",
+        "file": str(source.path.resolve()), "file_size": stat.st_size, "file_mtime_ns": stat.st_mtime_ns,
+    }  # fmt: skip
+
+
+def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) -> dict[str, Any]:
+    """One file into `store`'s chunks: {"volume": index row} or {"refused": ledger row}."""
+    stage = "read"
+    file = str(source.path.resolve())
+    try:
+        volume = read_volume(source.path, source.row)
+        stage = "canonicalise"
+        made = canonicalise(volume, preprocessing)
+        notes = [*volume.notes, *made.notes]
+        volume_id = made.volume.volume_id
+        write_chunk(store / "chunks" / volume_id[:2] / volume_id, made.volume)
+        return {"volume": _row(volume, made, source, notes)}
+    except VolumeRejected as error:
+        return {"refused": ledger_row(file, _sha256(source.path), stage, error.reason, error.detail)}
+    except UsageError:
+        return {"refused": ledger_row(file, "", stage, "unreadable_file", "the file went away while it was read")}
+    except MemoryError:
+        return {"refused": ledger_row(file, "", stage, "size_implausible", "it does not fit into memory")}
+
+
+def _start_worker() -> None:
+    import signal
+
+    from threadpoolctl import threadpool_limits
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it lets running files end
+    threadpool_limits(1)
+
+
+def _results(
+    files: Sequence[SourceFile], store: Path, preprocessing: Preprocessing, workers: int
+) -> Iterator[tuple[SourceFile, dict[str, Any]]]:
+    """Results in the order of `files`. Raises OctjepaError where a worker died."""
+    if workers <= 1:
+        for file in files:
+            yield file, ingest_one(file, store, preprocessing)
+        return
+    # Spawned, not forked: the parent may hold threads (BLAS, progress bar) that a fork would freeze.
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
+    waiting: deque[tuple[SourceFile, Future[dict[str, Any]]]] = deque()
+    todo = iter(files)
+    try:
+        while True:
+            while len(waiting) < workers * _AHEAD and (file := next(todo, None)) is not None:
+                waiting.append((file, pool.submit(ingest_one, file, store, preprocessing)))
+            if not waiting:
+                return
+            file, future = waiting.popleft()
+            yield file, future.result()
+    except BrokenProcessPool:
+        raise OctjepaError(
+            "a worker process died (out of memory?); what was finished is in the store: "
+            "run the same command again with fewer --workers"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Seen:
+    """Content hashes and SOP UIDs of the store, to tell a second copy from a file that moved."""
+
+    def __init__(self, store: Store) -> None:
+        self.by_content = {row["content_hash"]: row["file"] for row in store.rows()}
+        self.by_uid = {row["sop_instance_uid"]: row["file"] for row in store.rows() if row["sop_instance_uid"]}
+
+    def judge(self, row: dict[str, Any]) -> tuple[str, str] | None:
+        """(reason, detail) for a duplicate, else None."""
+        first = self.by_content.get(row["content_hash"])
+        if first is not None and first != row["file"] and Path(first).exists():
+            return "duplicate_content", f"the same pixels as {Path(first).name}"
+        first = self.by_uid.get(row["sop_instance_uid"]) if row["sop_instance_uid"] else None
+        if first is not None and first != row["file"] and Path(first).exists():
+            return "duplicate_sop_uid", f"the same SOP instance UID as {Path(first).name}, other pixels"
+        self.by_content[row["content_hash"]] = row["file"]
+        if row["sop_instance_uid"]:
+            self.by_uid[row["sop_instance_uid"]] = row["file"]
+        return None
+
+
+def _settle(store: Store, seen: _Seen, result: dict[str, Any], splits: dict[str, str]) -> dict[str, Any]:
+    """Writes one result to index or ledger; a duplicate becomes a ledger row."""
+    row = result.get("volume")
+    if row is None:
+        store.refuse(result["refused"])
+        return result
+    judged = seen.judge(row)
+    if judged is None:
+        row["split"] = splits.get(row["person_id"], "")
+        store.add(row)
+        return result
+    store.discard_chunk(row["volume_id"])
+    refused = ledger_row(row["file"], _sha256(Path(row["file"])), "index", *judged)
+    store.refuse(refused)
+    return {"refused": refused}
+
+
+def build_store(
+    sources: Sequence[str | Path],
+    store: str | Path,
+    preprocessing: Preprocessing,
+    workers: int = 1,
+    max_lost: float = 0.2,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Ingests `sources` into the store at `store` and assigns splits to people who have none.
+
+    Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, people, eyes,
+    seconds, volumes_per_second}: `accepted` counts this run's new volumes, `skipped` the ones that were there already;
+    `quarantined` is the sum of `by_reason`, of which `lost` count against `max_lost`.
+    Refused files are tried again by every run, for their cause may be gone.
+    Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), TooManyLostError
+    after all work is done, OctjepaError (disk full, a worker died). Ctrl-C leaves a store that the next run continues.
+    """
+    if workers < 1:
+        raise UsageError(f"workers must be 1 at least, got {workers}")
+    start = time.monotonic()
+    found = discover(sources)
+    opened = Store.create(store, preprocessing)
+    with only_writer(opened.path):
+        return _build(opened, found, workers, max_lost, seed, start)
+
+
+def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: int, start: float) -> dict[str, Any]:
+    known = store.known_files()
+    todo = [file for file in found.files if not _is_done(file, known)]
+    skipped = len(found.files) - len(todo)
+    splits = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
+    accepted: list[dict[str, Any]] = []
+    refused: list[dict[str, str]] = []
+    seen = _Seen(store)
+    try:
+        store.add_participants(found.participants)
+        with (
+            bar("ingest", len(found.files), "files", done=skipped) as progress,
+            closing(_results(todo, store.path, store.preprocessing, workers)) as results,
+        ):
+            for _, result in results:
+                settled = _settle(store, seen, result, splits)
+                if "volume" in settled:
+                    accepted.append(settled["volume"])
+                else:
+                    refused.append(settled["refused"])
+                progress.advance()
+        for path in found.missing:
+            row = ledger_row(str(path), "", "discover", "manifest_row_without_file", "listed, not on disk")
+            store.refuse(row)
+            refused.append(row)
+        _assign_splits(store, seed)
+    finally:
+        store.consolidate()
+    seconds = time.monotonic() - start
+    by_reason = Counter(row["reason"] for row in refused)
+    lost = sum(count for reason, count in by_reason.items() if REASONS[reason].lost)
+    table = store.table
+    summary = {
+        "accepted": len(accepted),
+        "skipped": skipped,
+        "quarantined": len(refused),
+        "lost": lost,
+        "by_reason": dict(sorted(by_reason.items())),
+        "by_device": dict(sorted(Counter(row["device"] for row in accepted).items())),
+        "ignored": dict(sorted(found.ignored.items())),
+        "files_without_row": found.files_without_row,
+        "people": int(table["person_id"].nunique()),
+        "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
+        "seconds": seconds,
+        "volumes_per_second": len(accepted) / max(seconds, 1e-9),
+    }
+    if not len(table):
+        raise UsageError(f"none of the {len(found.files)} files can be read:\n{_lost_table(refused)}")
+    share = lost / max(1, len(accepted) + skipped + lost)
+    if share > max_lost:
+        raise TooManyLostError(
+            f"ingest is finished, but {lost} of {len(accepted) + skipped + lost} files ({share:.0%}) are lost, more "
+            f"than the allowed {max_lost:.0%}:\n{_lost_table(refused)}\n"
+            f"see {store.path / 'quarantine.jsonl'}; raise --max-lost if that is as it should be"
+        )
+    return summary
+
+
+def _is_done(file: SourceFile, known: dict[str, tuple[int, int]]) -> bool:
+    try:
+        stat = os.stat(file.path)
+    except OSError:
+        return False
+    return known.get(str(file.path.resolve())) == (stat.st_size, stat.st_mtime_ns)
+
+
+def _lost_table(refused: Sequence[dict[str, str]]) -> str:
+    """Device (by path) and reason against count, with what to do."""
+    counts = Counter((device_of(row["file"]) or "unknown device", row["reason"]) for row in refused)
+    width = max((len(device) for device, _ in counts), default=0)
+    return "\n".join(
+        f"  {device:<{width}}  {count:>5}  {reason}: {REASONS[reason].meaning}; {REASONS[reason].action}"
+        for (device, reason), count in sorted(counts.items())
+        if REASONS[reason].lost
+    )
+
+
+def _assign_splits(store: Store, seed: int) -> None:
+    """Splits for people who have none: recommended where everybody has one, else stratified. Others keep theirs."""
+    have = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
+    people = {row["person_id"] for row in store.rows()}
+    if not people - have.keys() and all(row["split"] for row in store.rows()):
+        return
+    try:
+        dealt = split_recommended(store)
+    except UsageError:
+        dealt = split_stratified(store, seed)
+    store.set_split({**dealt, **have})

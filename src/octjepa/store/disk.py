@@ -1,0 +1,114 @@
+"""Writing so that a crash leaves the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from octjepa.errors import OctjepaError, UsageError
+
+
+def _told(error: OSError, path: Path) -> OctjepaError:
+    import errno
+
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return OctjepaError(f"the disk is full while writing {path}; free some space and run the same command again")
+    return OctjepaError(f"cannot write {path}: {error.strerror or error}")
+
+
+def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """`write(file)` into a temporary neighbour, flushed to disk, then renamed to `path`. Raises OctjepaError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _told(error, path) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1, sort_keys=True)
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
+def write_folder_atomic(path: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> bool:
+    """A folder with `parts` that appears whole; False where it is there already. Raises OctjepaError."""
+    if path.is_dir():
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+        try:
+            for name, write in parts.items():
+                with (temporary / name).open("wb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if path.is_dir():  # another worker was first with the same content
+                return False
+            raise
+    except OSError as error:
+        raise _told(error, path) from error
+    return True
+
+
+class Journal:
+    """Append-only JSON lines; a line is on the way to disk when `append` returns, and a torn last line is ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self._path.is_file():
+            return []
+        lines: list[dict[str, Any]] = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue  # cut off by a crash: that file is simply ingested again
+        return lines
+
+    def append(self, entry: dict[str, Any]) -> None:
+        line = (json.dumps(entry) + "\n").encode()
+        try:
+            with self._path.open("ab") as file:
+                if file.tell() and not self._ends_whole():
+                    line = b"\n" + line
+                file.write(line)
+        except OSError as error:
+            raise _told(error, self._path) from error
+
+    def _ends_whole(self) -> bool:
+        with self._path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Holds the store for one writing process. Raises UsageError where another one has it."""
+    import fcntl
+
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"another process is writing to the store {folder}: wait for it to end") from None
+        yield

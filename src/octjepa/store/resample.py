@@ -1,0 +1,59 @@
+"""Anti-aliased resampling of one axis at a time, as a small matrix.
+
+Going coarser, the kernel is a triangle as wide as the target step (an averaging that leaves no aliasing: 512
+B-scans to 64 read every B-scan); going finer it is linear interpolation. Output i and input j lie on the same centre.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+
+def centred(count: int, step_mm: float) -> Float[np.ndarray, " N"]:
+    """Positions in mm of `count` samples about their centre."""
+    return (np.arange(count) - (count - 1) / 2) * step_mm
+
+
+def weights(
+    source_mm: Float[np.ndarray, " S"],
+    target_mm: Float[np.ndarray, " T"],
+    step_mm: float,
+    reach_mm: float | None = None,
+) -> Float[np.ndarray, "T S"]:
+    """Row-stochastic resampling matrix from rising `source_mm`, evenly spaced or not, to `target_mm` with `step_mm`.
+
+    Rows of targets beyond the source's ends (by more than `reach_mm`, default half a median source gap) are zero.
+    """
+    if len(source_mm) < 2:
+        raise ValueError("resampling needs two samples at least")
+    gaps = np.diff(source_mm)
+    gap = float(np.median(gaps))
+    if np.abs(gaps - gap).max() > 0.02 * gap:
+        fine_step = max(float(gaps.min()), step_mm / 8)
+        span = float(source_mm[-1] - source_mm[0])
+        count = int(np.ceil(span / fine_step)) + 1
+        fine = np.linspace(source_mm[0], source_mm[-1], count)
+        spread = weights(fine, target_mm, step_mm, (reach_mm or gap / 2))
+        return spread @ _linear(source_mm, fine)
+    width = max(step_mm, gap)
+    matrix = np.maximum(0.0, 1.0 - np.abs(target_mm[:, None] - source_mm[None, :]) / width)
+    total = matrix.sum(axis=1, keepdims=True)
+    # A target between the last sample and its edge lies beyond every sample: it takes the last one.
+    lost = (total[:, 0] < 1e-9).nonzero()[0]
+    matrix[lost, np.abs(target_mm[lost, None] - source_mm[None, :]).argmin(axis=1)] = 1.0
+    matrix /= matrix.sum(axis=1, keepdims=True)
+    reach = gap / 2 if reach_mm is None else reach_mm
+    outside = (target_mm < source_mm[0] - reach - 1e-9) | (target_mm > source_mm[-1] + reach + 1e-9)
+    matrix[outside] = 0.0
+    return matrix.astype(np.float32)
+
+
+def _linear(source_mm: np.ndarray, target_mm: np.ndarray) -> Float[np.ndarray, "T S"]:
+    right = np.clip(np.searchsorted(source_mm, target_mm), 1, len(source_mm) - 1)
+    share = np.clip((target_mm - source_mm[right - 1]) / (source_mm[right] - source_mm[right - 1]), 0, 1)
+    matrix = np.zeros((len(target_mm), len(source_mm)), np.float32)
+    rows = np.arange(len(target_mm))
+    matrix[rows, right - 1] = 1 - share
+    matrix[rows, right] += share
+    return matrix

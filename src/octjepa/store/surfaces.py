@@ -1,0 +1,191 @@
+"""Finds the retina: the inner limiting membrane (ILM) and Bruch's membrane (BM) in every A-scan.
+
+Both are shortest paths through a B-scan (dynamic programming, as in Chiu et al., Optics Express 18(18), 2010), on scores
+built from box averages in millimetres, so that one set of weights serves every device. The path may climb any
+slope at a price, which carries it over shadows, drusen and atrophy. A robust surface over all B-scans then finds
+those whose path ran along a wrong layer, and they are searched again near it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.ingest.reasons import rejected
+
+_CLIMB = 0.035  # price of one row between neighbouring A-scans, in units of the tissue contrast
+_WRONG_LAYER_MM = 0.12  # a B-scan whose membrane lies this far off the common surface is searched again
+_LEAST_RETINA_MM = 0.05
+
+
+@dataclass(frozen=True)
+class Surfaces:
+    """Row numbers (float) per A-scan, `[D, W]`: `ilm` above `bm`; `contrast` is tissue over vitreous, in grey levels."""
+
+    ilm: Float[np.ndarray, "D W"]
+    bm: Float[np.ndarray, "D W"]
+    contrast: float
+    noise: float
+
+
+def _box_mean(total: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Mean of rows r+start .. r+stop-1 for every row r, from `total`, the running sum [D, H+1, W] along rows."""
+    height = total.shape[1] - 1
+    rows = np.arange(height)
+    low, high = np.clip(rows + start, 0, height), np.clip(rows + stop, 0, height)
+    count = np.maximum(high - low, 1).astype(np.float32)[None, :, None]
+    return (total[:, high] - total[:, low]) / count
+
+
+def _path(score: Float[np.ndarray, "D H W"], climb: float) -> np.ndarray:
+    """Rows [D, W] of the path of highest score with `climb` paid per row between neighbours, for each B-scan."""
+    depth, height, width = score.shape
+    ramp = (np.arange(height) * np.float32(climb)).astype(np.float32)[None]
+    columns = np.ascontiguousarray(score.transpose(2, 0, 1))
+    best = np.empty_like(columns)
+    best[0] = columns[0]
+    for x in range(1, width):
+        previous = best[x - 1]
+        down = np.maximum.accumulate(previous + ramp, axis=1) - ramp
+        up = np.maximum.accumulate((previous - ramp)[:, ::-1], axis=1)[:, ::-1] + ramp
+        np.maximum(down, up, out=down)
+        np.add(down, columns[x], out=best[x])
+    rows = np.empty((depth, width), np.int64)
+    rows[:, -1] = best[-1].argmax(axis=1)
+    index = np.arange(height)
+    for x in range(width - 2, -1, -1):
+        price = np.float32(climb) * np.abs(index[None] - rows[:, x + 1, None])
+        rows[:, x] = (best[x] - price).argmax(axis=1)
+    return rows
+
+
+def _bruch_score(total: np.ndarray, level: float, contrast: float, row_mm: float) -> np.ndarray:
+    """High on the lower edge of the RPE: bright above the row, darker below it and in the outer nuclear layer."""
+
+    def rows(mm: float) -> int:
+        return round(mm / row_mm)
+
+    thick = max(2, rows(0.03))
+    rpe = _box_mean(total, -thick + 1, 1)
+    nuclear = _box_mean(total, -max(rows(0.13), thick + 2), -max(rows(0.06), thick))
+    choroid = _box_mean(total, 1, 1 + max(2, rows(0.05)))
+    edge = (rpe - 0.45 * nuclear - 0.55 * choroid) / contrast
+    # Light lies above Bruch's membrane: the nerve fibre layer, as bright, has little tissue over it.
+    above = np.maximum(total[:, 1:] - level * np.arange(1, total.shape[1])[None, :, None], 0)
+    share = above / np.maximum(above[:, -1:], contrast * 4)
+    return edge - 1.2 * np.maximum(0.0, 0.42 - share) / 0.42
+
+
+def _ilm_score(total: np.ndarray, level: float, contrast: float, row_mm: float) -> np.ndarray:
+    """High on the first row of tissue: brighter below than above, and nothing but vitreous further up."""
+
+    def rows(mm: float) -> int:
+        return max(2, round(mm / row_mm))
+
+    below, above = _box_mean(total, 0, rows(0.03)), _box_mean(total, -rows(0.03), 0)
+    further = _box_mean(total, -rows(0.20), -rows(0.02))
+    further[:, 0] = level
+    return (below - above) / contrast - 1.5 * np.maximum(0.0, (further - level) / contrast)
+
+
+def _median_along(values: np.ndarray, size: int) -> np.ndarray:
+    from scipy.ndimage import median_filter
+
+    return median_filter(values, size=(1, size), mode="nearest")
+
+
+def _outside(height: int, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """[D, H, W] True where the row is above `low` or below `high` ([D, W])."""
+    rows = np.arange(height)[None, :, None]
+    return (rows < low[:, None, :]) | (rows > high[:, None, :])
+
+
+def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: float) -> Surfaces:
+    """ILM and BM of `image`, whose rows are `row_mm` and columns `column_mm` apart.
+
+    Raises VolumeRejected no_tissue where nothing stands out from the background.
+    """
+    from scipy.ndimage import gaussian_filter1d
+
+    depth, height, width = image.shape
+    smooth = gaussian_filter1d(image, max(0.6, 0.03 / column_mm), axis=2, mode="nearest", truncate=2.5)
+    total = np.zeros((depth, height + 1, width), np.float32)
+    np.cumsum(smooth, axis=1, out=total[:, 1:])
+    profile = _box_mean(total, -max(1, round(0.01 / row_mm)), max(1, round(0.01 / row_mm)) + 1)[
+        :, :, :: max(1, width // 64)
+    ]
+    level = float(np.percentile(profile, 20))
+    contrast = float(np.percentile(profile.max(axis=1), 50)) - level
+    noise = float(np.percentile(profile, 20) - np.percentile(profile, 2)) + 1.0
+    if contrast < 4.0 or contrast < 2.0 * noise:
+        raise rejected("no_tissue", f"the brightest layers stand {contrast:.1f} grey levels over the background")
+
+    climb = _CLIMB * row_mm / 0.0078 * 0.047 / column_mm
+    bruch = _bruch_score(total, level, contrast, row_mm)
+    bm = _path(bruch, climb)
+    common = robust_surface(bm.astype(np.float64), row_mm)
+    off = np.abs(np.median(bm - common.rows, axis=1)) * row_mm > _WRONG_LAYER_MM
+    stray = (np.abs(bm - common.rows - common.offsets[:, None]) * row_mm > _WRONG_LAYER_MM).mean(axis=1) > 0.25
+    again = off | stray
+    if again.any() and not again.all():
+        reach = _WRONG_LAYER_MM * 1.5 / row_mm
+        near = common.rows[again] + np.where(off, 0, common.offsets)[again, None]
+        bruch[again] -= 1.0 * _outside(height, near - reach, near + reach)
+        bm[again] = _path(bruch[again], climb)
+    size = max(3, round(0.15 / column_mm) | 1)
+    bm_rows = _median_along(bm.astype(np.float32), size)
+
+    inner = _ilm_score(total, level, contrast, row_mm)
+    inner -= 2.0 * _outside(height, np.zeros_like(bm_rows), bm_rows - _LEAST_RETINA_MM / row_mm)
+    ilm_rows = _median_along(_path(inner, climb).astype(np.float32), size)
+    ilm_rows = np.minimum(ilm_rows, bm_rows - _LEAST_RETINA_MM / row_mm)
+    return Surfaces(np.maximum(ilm_rows, 0), bm_rows, contrast, noise)
+
+
+@dataclass(frozen=True)
+class RobustSurface:
+    """`rows` [D, W] of the fitted surface without, and `offsets` [D] with what each B-scan moved from it."""
+
+    rows: Float[np.ndarray, "D W"]
+    offsets: Float[np.ndarray, " D"]
+
+
+def _terms(depth: int, width: int, degree: int) -> np.ndarray:
+    z, x = np.meshgrid(np.linspace(-1, 1, depth), np.linspace(-1, 1, width), indexing="ij")
+    terms = [np.ones_like(z), x, z]
+    if degree == 2:
+        terms += [x * x, z * x, z * z]
+    return np.stack([term.ravel() for term in terms], axis=1)
+
+
+def robust_surface(surface: Float[np.ndarray, "D W"], row_mm: float, degree: int = 2) -> RobustSurface:
+    """Polynomial of `degree` over slice and column with an axial offset per B-scan, fitted with Tukey's weights.
+
+    Weights fall to zero some 60 um from the fit, so that drusen and detachments stay raised over it.
+    """
+    depth, width = surface.shape
+    step = max(1, width // 48)
+    sampled = surface[:, ::step].astype(np.float64)
+    terms = _terms(depth, sampled.shape[1], degree)
+    offsets = np.zeros(depth)
+    values = np.repeat(np.median(sampled), sampled.size)
+    weight = np.ones(sampled.size)
+    least = 0.06 / row_mm
+    for turn in range(8):
+        target = (sampled - offsets[:, None]).ravel()
+        scaled = terms * weight[:, None]
+        coefficients = np.linalg.lstsq(scaled.T @ terms + 1e-6 * np.eye(terms.shape[1]), scaled.T @ target, rcond=None)[
+            0
+        ]
+        values = terms @ coefficients
+        residual = sampled - values.reshape(sampled.shape)
+        if turn >= 2:
+            offsets = np.median(residual, axis=1)
+            offsets -= np.median(offsets)
+        left = (residual - offsets[:, None]).ravel()
+        scale = max(4.685 * 1.4826 * float(np.median(np.abs(left))), least)
+        weight = np.maximum(0.0, 1.0 - (left / scale) ** 2) ** 2
+    full = (_terms(depth, width, degree) @ coefficients).reshape(depth, width)
+    return RobustSurface(full, offsets)
