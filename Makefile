@@ -3,9 +3,9 @@
 .PHONY: help setup demo test check format bench study docs lock
 
 PY := .venv/bin/python
-# One thread a process: the tests run in WORKERS processes, and fixed thread counts keep sums the same to the bit.
-export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
+# One thread a process: the tests run in WORKERS processes, and a fixed count keeps sums the same to the bit.
+test check docs: export OMP_NUM_THREADS := 1
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -14,7 +14,7 @@ setup:  ## install octjepa with its development tools into .venv (silent when no
 	@scripts/setup
 
 demo: setup  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -> one HTML page (ARGS="--out DIR")
-	@env -u OMP_NUM_THREADS .venv/bin/octjepa demo $(ARGS)
+	@.venv/bin/octjepa demo $(ARGS)
 
 test: setup  ## run the tests (ARGS="-k name" for some of them)
 	@$(PY) -m pytest -n $(WORKERS) $(ARGS)
