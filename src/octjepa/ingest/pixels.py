@@ -66,7 +66,7 @@ def _layout(data: Dataset) -> _Layout:
     if layout.allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
         raise rejected(
             "unsupported_pixels",
-            f"{layout.photometric}, {layout.samples} samples of {layout.allocated} bits; expected 8 or 16 bit grey, RGB",
+            f"{layout.photometric}, {layout.samples} x {layout.allocated} bits; expected 8 or 16 bit grey, RGB",
         )
     return layout
 

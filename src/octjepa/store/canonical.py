@@ -39,7 +39,6 @@ class CanonicalVolume:
     tissue_mean: float
     tissue_std: float
     shifts: Int16[np.ndarray, "D W"]
-    bruch: Int16[np.ndarray, "D W"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +74,7 @@ def _slow_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
     return positions - (positions[0] + positions[-1]) / 2
 
 
-def _in_plane(
+def in_plane(
     pixels: UInt8[np.ndarray, "D H W"], volume: OCTVolume, preprocessing: Preprocessing, columns_mm: np.ndarray
 ) -> Float[np.ndarray, "D R C"]:
     """Every B-scan at canonical row spacing (whole native height) and at `columns_mm`."""
@@ -163,7 +162,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
 
     columns_mm = centred(stored_w, tx)
     columns = _within(columns_mm, volume.shape[2] * dx)
-    image = _in_plane(pixels, volume, preprocessing, columns_mm[columns])
+    image = in_plane(pixels, volume, preprocessing, columns_mm[columns])
     surfaces = find_surfaces(image, ty, tx)
     shifts = _shift_field(surfaces.bm, preprocessing)
     flat, valid = _flattened(image, shifts, stored_h)
@@ -180,14 +179,12 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         kept = share > 0.5
     inner = _to_bytes(image, kept, preprocessing.clip_percentiles)
 
-    inner_band, inner_bruch = _band(surfaces, shifts, slow, ty, stored_h)
+    inner_band = _band(surfaces, shifts, slow, ty, stored_h)
     place = (slices, slice(None), columns)
     stored = np.zeros(preprocessing.stored_size, np.uint8)
     stored[place] = inner
     band = np.full((2, stored_d, stored_w), -1, np.int16)
     band[:, slices, columns] = inner_band
-    bruch = np.full((stored_d, stored_w), -1, np.int16)
-    bruch[slices, columns] = inner_bruch
     moved = np.zeros((stored_d, stored_w), np.int16)
     moved[slices, columns] = np.rint(_along_slow(slow, shifts)).astype(np.int16)
 
@@ -198,22 +195,22 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     quality = _quality(inner, inner_band, kept, values) * float(lively.mean())
     mirrored = preprocessing.orientation == "OD" and volume.laterality == "OS"
     if mirrored:
-        stored, band, bruch, moved = (np.ascontiguousarray(a[..., ::-1]) for a in (stored, band, bruch, moved))
+        stored, band, moved = (np.ascontiguousarray(a[..., ::-1]) for a in (stored, band, moved))
     canonical = CanonicalVolume(
-        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved, bruch
+        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved
     )
     return Canonicalised(canonical, mirrored, float(tissue.sum() / stored.size), quality, tuple(notes))
 
 
 def _band(
     surfaces: Surfaces, shifts: np.ndarray, slow: np.ndarray, row_mm: float, height: int
-) -> tuple[Int16[np.ndarray, "2 T C"], Int16[np.ndarray, "T C"]]:
-    """Membranes in stored rows at the canonical slices: (band, Bruch's membrane)."""
+) -> Int16[np.ndarray, "2 T C"]:
+    """First and last row of tissue, in stored rows at the canonical slices."""
     ilm = _along_slow(slow, surfaces.ilm + shifts)
     bm = _along_slow(slow, surfaces.bm + shifts)
     bottom = bm + BAND_BELOW_BRUCH_MM / row_mm
     band = np.stack([np.clip(np.rint(ilm), 0, height - 1), np.clip(np.rint(bottom), 0, height - 1)])
-    return band.astype(np.int16), np.clip(np.rint(bm), 0, height - 1).astype(np.int16)
+    return band.astype(np.int16)
 
 
 def _quality(pixels: np.ndarray, band: np.ndarray, kept: np.ndarray, tissue: np.ndarray) -> float:

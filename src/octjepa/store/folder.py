@@ -177,14 +177,12 @@ class Store:
         try:
             pixels = np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False)
             with np.load(folder / "geometry.npz", allow_pickle=False) as geometry:
-                band, shifts, bruch = geometry["band"], geometry["shifts"], geometry["bruch"]
+                band, shifts = geometry["band"], geometry["shifts"]
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{folder} is damaged ({error}): delete it and ingest again") from None
         if pixels.shape != self.preprocessing.stored_size:
             raise OctjepaError(f"{folder} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
-        return CanonicalVolume(
-            volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts, bruch
-        )
+        return CanonicalVolume(volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts)
 
     def set_split(self, splits: Mapping[str, str]) -> None:
         """Writes person -> "train" | "val" | "test" ("" takes it away). Raises UsageError for another word."""
@@ -268,6 +266,6 @@ def write_chunk(folder: Path, volume: CanonicalVolume) -> bool:
         folder,
         {
             "pixels.npy": lambda file: np.save(file, volume.pixels, allow_pickle=False),
-            "geometry.npz": lambda file: np.savez(file, band=volume.band, shifts=volume.shifts, bruch=volume.bruch),
+            "geometry.npz": lambda file: np.savez(file, band=volume.band, shifts=volume.shifts),
         },
     )
