@@ -7,17 +7,13 @@ embedding table and go through the probes like the encoder's own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from octjepa.evaluate.heads import shares
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.metrics import Predictions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COVARIATES = ("age", "clinical_site", "device")
 
@@ -52,6 +48,6 @@ def covariate_features(frame: pd.DataFrame, target: Target) -> tuple[Float[np.nd
             texts = frame[name].to_numpy(dtype=str)
             found = [(texts == value).astype(float) for value in np.unique(texts[train])]
         if all(np.ptp(column[train]) == 0 for column in found):
-            notes.append(f"{target.name}: {name} does not vary in training, so the covariate row learns nothing from it")
+            notes.append(f"{target.name}: {name} does not vary in training; the covariate row learns nothing from it")
         columns += found
     return np.stack(columns, axis=1), notes

@@ -66,9 +66,11 @@ def prepare(features: Float[np.ndarray, "volumes features"], target: Target) -> 
     """Standardises by the training volumes of `target`, scales, and rotates to their principal axes."""
     train = features[target.rows["train"]]
     mean, std = train.mean(axis=0), train.std(axis=0)
-    varied = std > 1e-8 * np.maximum(np.abs(mean), 1e-12)  # a constant feature says nothing and must not be divided by 0
+    # The others are constant: they say nothing, and their spread is nothing to divide by.
+    varied = std > 1e-8 * np.maximum(np.abs(mean), 1e-12)
     if not varied.any():
-        return Space(*(np.zeros((len(target.rows[split]), 1)) for split in ("train", "val", "test")))
+        blank = {split: np.zeros((len(rows), 1)) for split, rows in target.rows.items()}
+        return Space(blank["train"], blank["val"], blank["test"])
     scale = std[varied] * np.sqrt(varied.sum())
     parts = {split: (features[rows][:, varied] - mean[varied]) / scale for split, rows in target.rows.items()}
     train = parts["train"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from octjepa import keys
 from octjepa.errors import UsageError
@@ -22,7 +22,7 @@ from octjepa.errors import UsageError
 LEVEL = 0.95
 # Below this share of resamples in which the figure exists, an interval would speak of luckier test sets than ours.
 LEAST_DEFINED_SHARE = 0.2
-_CELLS_AT_ONCE = 4_000_000  # weights held in memory at once: 32 MB
+_CELLS_AT_ONCE = 40_000  # weights looked at together: 0.3 MB stays in the cache, four times faster than all at once
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,19 @@ class Draws:
             raise UsageError("no people to draw: the test split is empty")
         count = len(self.people)
         rng = keys.generator(seed, "bootstrap", count, resamples)
-        self.counts: Int[np.ndarray, "resamples people"] = rng.multinomial(
-            count, np.full(count, 1 / count), size=resamples
-        ).astype(np.int32)
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
+        self.counts: Float[np.ndarray, "people resamples"] = np.ascontiguousarray(drawn.T, dtype=np.float64)
         text = "\x1f".join([str(seed), str(resamples), *self.people])
         self.id = hashlib.sha256(text.encode()).hexdigest()
 
     def estimate(
         self,
-        statistic: Callable[[Float[np.ndarray, "resamples n"]], Float[np.ndarray, " resamples"]],
+        statistic: Callable[[Float[np.ndarray, "n resamples"]], Float[np.ndarray, " resamples"]],
         person_ids: Sequence[str],
         label_hash: str,
         centred: bool = False,
     ) -> Estimate:
-        """`statistic` of weights [resamples, n] on n volumes whose people are `person_ids`, with its bootstrap copies.
+        """`statistic` of weights [n, resamples] on n volumes whose people are `person_ids`, with its bootstrap copies.
 
         centred: shift the copies so that their mean is the value. For figures that grow with noise, such as a
         calibration error, every resample reads higher than the sample it is drawn from; the shift removes that bias.
@@ -97,18 +96,15 @@ class Draws:
         unknown = {person for person in person_ids if person not in place}
         if unknown:
             raise UsageError(f"{len(unknown)} people of this figure are not among the {len(place)} people drawn")
-        columns = np.array([place[person] for person in person_ids], dtype=np.int64)
-        value = float(statistic(np.ones((1, len(columns))))[0])
-        step = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
+        rows = np.array([place[person] for person in person_ids], dtype=np.int64)
+        value = float(statistic(np.ones((len(rows), 1)))[0])
+        step = max(1, _CELLS_AT_ONCE // max(1, len(rows)))
         samples = np.concatenate(
-            [
-                statistic(self.counts[start : start + step, columns].astype(np.float64))
-                for start in range(0, len(self.counts), step)
-            ]
+            [statistic(self.counts[rows, start : start + step]) for start in range(0, self.counts.shape[1], step)]
         )
         if centred and np.isfinite(samples).any():
             samples = np.maximum(samples - np.nanmean(samples) + value, 0.0)
-        return Estimate(value, samples, len(columns), len(set(person_ids)), label_hash, self.id)
+        return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id)
 
 
 def _percentiles(samples: Float[np.ndarray, " resamples"]) -> Interval:

@@ -13,23 +13,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 
 from octjepa.errors import UsageError
 from octjepa.evaluate.metrics import Task
 from octjepa.evaluate.table import SPLITS
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
-TASKS = ("auto", "binary", "multiclass", "regression")
+TASKS = ("auto", "classification", "binary", "multiclass", "regression")
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
 MOST_CLASSES = 20
+# Pairs of which everyone knows the positive one; of any other pair a note says it.
+PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
 
 _EYES = {"od": "OD", "r": "OD", "right": "OD", "os": "OS", "l": "OS", "left": "OS", "ou": "", "b": "", "both": ""}
 
@@ -68,8 +68,6 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     Raises UsageError: no such file, not a table, no person column, no such target, an eye that is no eye, two rows of
     one person and eye that disagree.
     """
-    import pandas as pd
-
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
@@ -189,8 +187,9 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
     notes: list[str] = []
     if not labelled.any():
         raise UsageError(
-            f"{labels.path}: none of its {len(found)} labels of {target} meets one of the {len(frame)} embedded volumes; "
-            f"person ids look like {_shape([person for person, _ in found])} there and {_shape(frame['person_id'])} here"
+            f"{labels.path}: none of its {len(found)} labels of {target} meets one of the {len(frame)} embedded "
+            f"volumes; person ids look like {_shape([person for person, _ in found])} there and "
+            f"{_shape(frame['person_id'])} here"
         )
     scanned = set(keys)
     known_people = {person for person, _ in keys}
@@ -205,7 +204,8 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
     if not labelled.all():
         without = len({person for (person, _), has in zip(keys, labelled, strict=True) if not has})
         notes.append(
-            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({without} people) have no label and are left out"
+            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({without} people) have no label and are "
+            "left out"
         )
     splits = frame["split"].to_numpy()
     unsplit = int((labelled & (splits == "")).sum())
@@ -218,7 +218,7 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
     by_split = {split: values[splits[used] == split] for split in SPLITS}
     if classes:
         notes += _check_classes(target, classes, by_split)
-        if kind == "binary":
+        if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
             notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
     elif min(len(by_split["train"]), len(by_split["test"])) < 2:
         raise UsageError(
@@ -245,9 +245,10 @@ def _typed(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, .
     numbers = _numbers(texts)
     names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
     classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
-    if task == "auto":
-        few = numbers is None or len(classes) <= 10 and bool((numbers == np.round(numbers)).all())
-        task = "binary" if len(classes) <= 2 else "multiclass" if few else "regression"
+    if task in ("auto", "classification"):
+        few = numbers is None or (len(classes) <= 10 and bool((numbers == np.round(numbers)).all()))
+        several = "multiclass" if few or task == "classification" else "regression"
+        task = "binary" if len(classes) <= 2 else several
     if len(classes) < 2:
         raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
     if task == "regression":

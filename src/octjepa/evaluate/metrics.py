@@ -1,8 +1,9 @@
 """What is measured, each figure in one definition for the value and for its bootstrap.
 
-A metric takes `Predictions` of n test volumes and weights [resamples, n] (how often each volume is drawn) and returns a
+A metric takes `Predictions` of n test volumes and weights [n, resamples] (how often each volume is drawn) and returns a
 figure per resample; weights of one give the figure itself. All agree with scikit-learn under `sample_weight` (tested);
-they are written on whole arrays because 2,000 resamples of each of a hundred rows must take a second.
+they are written on whole arrays because 2,000 resamples of each of a hundred rows must take a second, and with the
+resamples last because sums over volumes then run over long contiguous rows (20 times faster than the other way).
 A figure that a resample cannot hold, such as an AUROC without a positive case, is NaN there: counted, never guessed.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 Task = Literal["binary", "multiclass", "regression"]
-Weights = Float[np.ndarray, "resamples n"]
+Weights = Float[np.ndarray, "n resamples"]
 Figures = Float[np.ndarray, " resamples"]
 
 ECE_BINS = 10
@@ -43,13 +44,15 @@ class Predictions:
 
 def _tie_groups(
     positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], weights: Weights
-) -> tuple[Float[np.ndarray, "resamples groups"], Float[np.ndarray, "resamples groups"]]:
+) -> tuple[Float[np.ndarray, "groups resamples"], Float[np.ndarray, "groups resamples"]]:
     """Weight of positives and of negatives at each distinct score, from the highest score down."""
     order = np.argsort(-score, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(score[order]) != 0])
-    drawn = weights[:, order]
-    positives = np.add.reduceat(drawn * positive[order], starts, axis=1)
-    return positives, np.add.reduceat(drawn, starts, axis=1) - positives
+    drawn, hit = weights[order], positive[order][:, None]
+    positives, negatives = np.where(hit, drawn, 0.0), np.where(hit, 0.0, drawn)
+    if len(starts) < len(order):
+        positives, negatives = (np.add.reduceat(part, starts, axis=0) for part in (positives, negatives))
+    return positives, negatives
 
 
 def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
@@ -60,9 +63,8 @@ def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
 def weighted_auroc(positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], weights: Weights) -> Figures:
     """Area under the ROC curve as the Mann-Whitney share of ordered pairs, ties counted half (Hanley & McNeil 1982)."""
     positives, negatives = _tie_groups(positive, score, weights)
-    not_above = np.cumsum(negatives[:, ::-1], axis=1)[:, ::-1]  # negatives at this score or lower
-    won = (positives * (not_above - 0.5 * negatives)).sum(axis=1)
-    return _ratio(won, positives.sum(axis=1) * negatives.sum(axis=1))
+    seen = np.cumsum(positives, axis=0) - 0.5 * positives  # positives above each score, and half of those at it
+    return _ratio((negatives * seen).sum(axis=0), positives.sum(axis=0) * negatives.sum(axis=0))
 
 
 def weighted_average_precision(
@@ -70,9 +72,9 @@ def weighted_average_precision(
 ) -> Figures:
     """Average precision, the step-wise area under the precision-recall curve, as scikit-learn defines it."""
     positives, negatives = _tie_groups(positive, score, weights)
-    hits = np.cumsum(positives, axis=1)
-    precision = np.nan_to_num(_ratio(hits, hits + np.cumsum(negatives, axis=1)))
-    return _ratio((positives * precision).sum(axis=1), hits[:, -1])
+    hits = np.cumsum(positives, axis=0)
+    drawn = hits + np.cumsum(negatives, axis=0)
+    return _ratio((positives * hits / np.maximum(drawn, 1e-300)).sum(axis=0), hits[-1])
 
 
 def weighted_sensitivity(
@@ -80,11 +82,10 @@ def weighted_sensitivity(
 ) -> Figures:
     """The largest sensitivity of any threshold whose specificity is at least `specificity`, read off the ROC curve."""
     positives, negatives = _tie_groups(positive, score, weights)
-    false_alarms = _ratio(np.cumsum(negatives, axis=1), negatives.sum(axis=1)[:, None])
-    sensitivity = _ratio(np.cumsum(positives, axis=1), positives.sum(axis=1)[:, None])
-    allowed = false_alarms <= 1 - specificity + 1e-12
-    best = np.where(allowed, sensitivity, 0.0).max(axis=1)
-    return np.where(np.isnan(false_alarms[:, -1] + sensitivity[:, -1]), np.nan, best)
+    false_alarms, hits = np.cumsum(negatives, axis=0), np.cumsum(positives, axis=0)
+    allowed = false_alarms <= (1 - specificity + 1e-12) * false_alarms[-1]
+    best = np.where(allowed, hits, 0.0).max(axis=0)
+    return np.where(false_alarms[-1] > 0, _ratio(best, hits[-1]), np.nan)
 
 
 def expected_calibration_error(predictions: Predictions, weights: Weights) -> Figures:
@@ -101,27 +102,28 @@ def expected_calibration_error(predictions: Predictions, weights: Weights) -> Fi
         stated, happened = calibrated.max(axis=1), calibrated.argmax(axis=1) == truth
     edges = np.quantile(stated, np.linspace(0, 1, ECE_BINS + 1)[1:-1])
     member = np.searchsorted(edges, stated, side="right")[:, None] == np.arange(ECE_BINS)
-    gap = np.abs(weights @ (member * (stated - happened)[:, None])).sum(axis=1)
-    return _ratio(gap, weights.sum(axis=1))
+    gap = np.abs((member * (stated - happened)[:, None]).T @ weights).sum(axis=0)
+    return _ratio(gap, weights.sum(axis=0))
 
 
 def _per_class_hits(predictions: Predictions, weights: Weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight of hits, of the truth and of the decisions per class, each [resamples, classes]."""
+    """Weight of hits, of the truth and of the decisions per class, each [classes, resamples]."""
     codes = np.arange(predictions.scores.shape[1])
     truth = predictions.truth[:, None] == codes
     decided = predictions.decided()[:, None] == codes
-    return weights @ (truth & decided).astype(float), weights @ truth.astype(float), weights @ decided.astype(float)
+    hits, happened, said = (which.T.astype(float) @ weights for which in (truth & decided, truth, decided))
+    return hits, happened, said
 
 
 def _balanced_accuracy(predictions: Predictions, weights: Weights) -> Figures:
     hits, truth, _ = _per_class_hits(predictions, weights)
-    present = np.isin(np.arange(truth.shape[1]), predictions.truth)
-    return _ratio(hits, truth)[:, present].mean(axis=1)
+    present = np.isin(np.arange(len(truth)), predictions.truth)
+    return _ratio(hits, truth)[present].mean(axis=0)
 
 
 def _f1_macro(predictions: Predictions, weights: Weights) -> Figures:
     hits, truth, decided = _per_class_hits(predictions, weights)
-    return np.nan_to_num(_ratio(2 * hits, truth + decided)).mean(axis=1)
+    return np.nan_to_num(_ratio(2 * hits, truth + decided)).mean(axis=0)
 
 
 def _over_classes(curve: Callable[..., Figures]) -> Callable[[Predictions, Weights], Figures]:
@@ -142,14 +144,14 @@ def _r2(predictions: Predictions, weights: Weights) -> Figures:
     truth, error = predictions.truth, predictions.truth - predictions.scores[:, 0]
     # Centring first keeps the weighted variance, E[y^2] - E[y]^2, from cancelling.
     centred = truth - truth.mean()
-    total = weights.sum(axis=1)
-    spread = weights @ centred**2 - _ratio((weights @ centred) ** 2, total)
-    spread = np.where(spread > 1e-12 * np.maximum(weights @ centred**2, 1e-300), spread, 0.0)
-    return 1 - _ratio(weights @ error**2, spread)
+    squares = centred**2 @ weights
+    spread = squares - _ratio((centred @ weights) ** 2, weights.sum(axis=0))
+    spread = np.where(spread > 1e-12 * squares, spread, 0.0)
+    return 1 - _ratio(error**2 @ weights, spread)
 
 
 def _mean_absolute_error(predictions: Predictions, weights: Weights) -> Figures:
-    return _ratio(weights @ np.abs(predictions.truth - predictions.scores[:, 0]), weights.sum(axis=1))
+    return _ratio(np.abs(predictions.truth - predictions.scores[:, 0]) @ weights, weights.sum(axis=0))
 
 
 METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
@@ -184,13 +186,13 @@ def measure(name: str, predictions: Predictions, weights: Weights) -> Figures:
     figures = METRICS[name](predictions, weights)
     if name in _NEEDS_EVERY_CLASS:
         present = predictions.truth[:, None] == np.unique(predictions.truth)
-        figures = np.where((weights @ present.astype(float) > 0).all(axis=1), figures, np.nan)
+        figures = np.where((present.T.astype(float) @ weights > 0).all(axis=0), figures, np.nan)
     return figures
 
 
 def value_of(name: str, predictions: Predictions) -> float:
     """The metric `name` on the whole test set."""
-    return float(measure(name, predictions, np.ones((1, len(predictions.truth))))[0])
+    return float(measure(name, predictions, np.ones((len(predictions.truth), 1)))[0])
 
 
 def confusion(predictions: Predictions) -> list[list[int]]:

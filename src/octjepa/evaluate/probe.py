@@ -37,7 +37,7 @@ MACRO = "macro"
 
 @dataclass
 class ProbeResult:
-    """What a probe run found; `to_json` is what `octjepa probe` prints and the report draws.
+    """What a probe run found; `payload` is what `octjepa probe` prints and the report draws.
 
     rows: a figure each; value, low and high are None where the figure or an honest interval does not exist; n counts
         test volumes, n_people the people behind them.
@@ -60,8 +60,9 @@ class ProbeResult:
             self.notes.append(text)
             log.warning("%s", text)
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rows", "paired", "comparisons", "choices", "confusions", "notes")}
+    def payload(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def run_probes(
     labels_path: str | Path,
     targets: Sequence[str],
     probes: Sequence[str] = ("linear", "knn"),
-    pools: Sequence[str] = POOLS,
     task: str = "auto",
+    pools: Sequence[str] = POOLS,
     metric_names: Sequence[str] | None = None,
     bootstrap: int = 2000,
     seed: int = 0,
@@ -152,7 +153,7 @@ def _check_names(
         raise UsageError("no embeddings to probe: give at least one .parquet file of octjepa embed")
     for what, given, known in (("probe", probes, PROBES), ("pool", pools, POOLS), ("metric", metric_names, METRICS)):
         unknown = [name for name in given or () if name not in known]
-        if unknown or given is not None and not given:
+        if unknown or (given is not None and not given):
             raise UsageError(f"no {what} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
 
 
@@ -175,8 +176,8 @@ def _aligned(embeddings: Sequence[Embeddings], result: ProbeResult) -> list[Embe
         differing = int((table.frame[keys] != tables[0].frame[keys]).any(axis=1).sum())
         if differing:
             raise UsageError(
-                f"{table.encoder} and {tables[0].encoder} differ in person, eye or split for {differing} of {len(common)} "
-                "volumes; embed both from the same store"
+                f"{table.encoder} and {tables[0].encoder} differ in person, eye or split for {differing} of "
+                f"{len(common)} volumes; embed both from the same store"
             )
         if table.contract != tables[0].contract:
             result.note(
@@ -245,7 +246,9 @@ def _keep(row: _Row, probed: heads.Probed, by: str, result: ProbeResult) -> _Row
     """Records the chosen setting, and says so where a fit did not converge or a probe cannot tell anything apart."""
     result.choices.append({**vars(row), "setting": probed.setting, "by": by, "unconverged": probed.unconverged})
     if probed.unconverged:
-        result.note(f"{probed.unconverged} fit(s) of {row.name} ({row.pool}) for {row.target} stopped before convergence")
+        result.note(
+            f"{probed.unconverged} fit(s) of {row.name} ({row.pool}) for {row.target} stopped before convergence"
+        )
     return row
 
 
@@ -277,7 +280,7 @@ def _measure(
             lost = estimate.interval().undefined
             if metric == primary and lost:
                 result.note(
-                    f"{target.name}: {lost} of {len(estimate.samples)} resamples of the {estimate.n_people} test people "
+                    f"{target.name}: {lost} of {len(estimate.samples)} resamples of {estimate.n_people} test people "
                     f"hold too few classes for {metric}; intervals cover the others"
                 )
         if target.classes:

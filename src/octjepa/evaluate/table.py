@@ -1,9 +1,9 @@
 """The embedding table: a row per volume, with keys, covariates and three feature blocks, in one parquet file.
 
-`embed` writes it, the probes read it. Every row carries person, eye, volume id and content hash, so a join is by key and
-never by position. `vector` holds the encoder's features as [mean | std | max] over tokens, `untrained` the same from the
-same architecture with its first weights, `histogram` plain intensity features. Fails with UsageError on a file that is
-not such a table, on a repeated volume and on features that are not finite.
+`embed` writes it, the probes read it. Every row carries person, eye, volume id and content hash, so a join is by key
+and never by position. `vector` holds the encoder's features as [mean | std | max] over tokens, `untrained` the same
+from the same architecture with its first weights, `histogram` plain intensity features. Fails with UsageError on a
+file that is not such a table, on a repeated volume and on features that are not finite.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from octjepa.errors import OctjepaError, UsageError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
 FEATURE_COLUMNS = ("vector", "untrained", "histogram")
@@ -52,7 +49,7 @@ class Embeddings:
         return len(self.frame)
 
     def features(self, view: str, pool: str) -> Float[np.ndarray, "volumes features"]:
-        """One feature view as float64: `vector` or `untrained` pooled by "mean" or "mean_std_max"; `histogram` whole."""
+        """A feature view as float64: `vector` or `untrained` pooled by "mean" or "mean_std_max"; `histogram` whole."""
         if view == "histogram":
             return self.histogram.astype(np.float64)
         if view not in FEATURE_COLUMNS:
@@ -108,15 +105,23 @@ def _check(table: Embeddings, where: str) -> None:
             raise UsageError(f"{where}: {name} is not finite in {broken} of {len(frame)} rows; check the checkpoint")
 
 
-def write_embeddings(path: str | Path, table: Embeddings) -> Path:
-    """Writes `table` as parquet: all of it or nothing (a temporary file beside it, then a rename).
+def write_embeddings(path: str | Path, frame: pd.DataFrame, dim: int, encoder: str, contract: str) -> Path:
+    """Writes a frame of KEY_COLUMNS and FEATURE_COLUMNS (a float32 array per volume) as parquet.
 
-    Raises UsageError if the folder does not exist, OctjepaError if the disk refuses; what was there before stays.
+    All of it or nothing: a temporary file beside it, then a rename. Raises UsageError if the frame is not what
+    `read_embeddings` would accept or the folder does not exist, OctjepaError if the disk refuses; what was there
+    before stays.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = Path(path)
+    missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in frame.columns]
+    if missing:
+        raise UsageError(f"the embeddings for {path} lack the column(s) {', '.join(missing)}")
+    keys = frame[list(KEY_COLUMNS)].reset_index(drop=True)
+    vector, untrained, histogram = (_stacked(frame[name], path) for name in FEATURE_COLUMNS)
+    table = Embeddings(keys, vector, untrained, histogram, dim, encoder, contract)
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
     columns = {name: pa.array(table.frame[name].to_numpy(), pa.string()) for name in KEY_COLUMNS if name != "age"}
@@ -147,6 +152,13 @@ def write_embeddings(path: str | Path, table: Embeddings) -> Path:
     return path
 
 
+def _stacked(column: pd.Series, path: Path) -> Float[np.ndarray, "volumes features"]:
+    lengths = {len(values) for values in column}
+    if len(lengths) != 1:
+        raise UsageError(f"the embeddings for {path}: {column.name} holds lists of length {sorted(lengths)}")
+    return np.stack(column.to_list()).astype(np.float32)
+
+
 def read_embeddings(path: str | Path) -> Embeddings:
     """The table that `write_embeddings` wrote.
 
@@ -172,12 +184,15 @@ def read_embeddings(path: str | Path) -> Embeddings:
     frame = content.select(list(KEY_COLUMNS)).to_pandas()
     for name in KEY_COLUMNS:
         frame[name] = frame[name].astype(float) if name == "age" else frame[name].fillna("").astype(str)
+    vector, untrained, histogram = (_matrix(content.column(name), f"{path}: {name}") for name in FEATURE_COLUMNS)
     return Embeddings(
         frame,
-        *(_matrix(content.column(name), f"{path}: {name}") for name in FEATURE_COLUMNS),
-        dim=int(metadata[b"octjepa.dim"]),
-        encoder=metadata[b"octjepa.encoder"].decode(),
-        contract=metadata[b"octjepa.contract"].decode(),
+        vector,
+        untrained,
+        histogram,
+        int(metadata[b"octjepa.dim"]),
+        metadata[b"octjepa.encoder"].decode(),
+        metadata[b"octjepa.contract"].decode(),
     )
 
 
@@ -187,9 +202,9 @@ def _matrix(column: object, where: str) -> Float[np.ndarray, "volumes features"]
     import pyarrow.compute as pc
 
     lists = column.combine_chunks()  # type: ignore[attr-defined]
-    if not pa.types.is_list(lists.type) and not pa.types.is_large_list(lists.type):
-        if not pa.types.is_fixed_size_list(lists.type):
-            raise UsageError(f"{where} holds {lists.type}, expected a list of float32 per volume")
+    kind = lists.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise UsageError(f"{where} holds {kind}, expected a list of float32 per volume")
     lengths = set(pc.list_value_length(lists).to_pylist())
     if len(lengths) > 1 or None in lengths:
         raise UsageError(f"{where} holds lists of different or missing length {sorted(map(str, lengths))}")
