@@ -1,7 +1,7 @@
 """The healthy eye as smooth surfaces over the scanned field: layer boundaries, foveal pit, vessels, tilt, curvature.
 
 Everything is a map `[D, W]` over (slow axis, fast axis); depths are micrometres below the top of the scan. Coordinates
-are anatomical: `u` mm towards the nose, `v` mm upwards, both from the fovea, so that a left eye is a right one mirrored.
+are anatomical: `u` mm towards the nose, `v` mm upwards, both from the fovea, so that a left eye mirrors a right one.
 Thicknesses are fitted to ILM-Bruch figures of macular OCT: 218 um in the fovea, about 370 at 1 mm, 284 temporally and
 319 nasally at 2.6 mm.
 """
@@ -93,10 +93,10 @@ def _thicknesses(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W
     nasal = np.log1p(np.exp(2.2 * (u - 0.4))) / 2.2  # a smooth ramp towards the disc
     arcs = np.abs(v) ** 1.3 * np.exp(-(((u - 1.2) / 4.0) ** 2))
     rnfl = fill(0.75) * (14 + 14.5 * nasal + 6.5 * arcs) * scale(1)
-    ganglion = fill(0.62) * (50 + 62 * hump(1.65)) * scale(2)
+    ganglion = fill(0.62) * (50 + 80 * hump(1.65)) * scale(2)
     inl = fill(0.55) * (30 + 13 * hump(1.4)) * scale(3)
-    opl = fill(0.40) * (24 + 6 * hump(1.6)) * scale(4)
-    onl = (80 + 34 * hump(1.3)) * scale(5)
+    opl = fill(0.40) * (24 + 12 * hump(1.6)) * scale(4)
+    onl = (80 + 45 * hump(1.3)) * scale(5)
     elm_ez = 24 + 6 * hump(0.35)
     ez_rpe = 32 + 8 * hump(0.35)
     rpe = np.full_like(u, 22.0)
@@ -113,7 +113,7 @@ def _bruch_depth(
     size: Size,
     traits: np.ndarray,
 ) -> Map:
-    """Depth of Bruch's membrane in um: a sphere of about 38 mm radius, tilted 0-10 degrees, within the scan's window."""
+    """Depth of Bruch's membrane in um: a sphere of about 38 mm radius, tilted 0-10 degrees, in the window."""
     grid = dialect.grid(size)
     window = grid.shape[1] * grid.spacing_mm[1] * 1000
     radius = BRUCH_RADIUS_MM * (1 + 0.08 * traits[9])

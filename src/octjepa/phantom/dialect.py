@@ -20,8 +20,8 @@ Size = Literal["small", "full"]
 class Grid:
     """Voxels `(D, H, W)`, spacing `(dz, dy, dx)` in mm, and speckle grain as binomial blur passes (axial, lateral).
 
-    n passes of [1, 1]/2 give a binomial kernel; its field autocorrelation at lag k is C(2n, n+k) / C(2n, n), and that of
-    the intensity its square (circular complex Gaussian field).
+    n passes of [1, 1]/2 give a binomial kernel; its field autocorrelation at lag k is C(2n, n+k) / C(2n, n), and that
+    of the intensity its square (circular complex Gaussian field).
     """
 
     shape: tuple[int, int, int]
@@ -99,7 +99,7 @@ DIALECTS: dict[str, Dialect] = {
             region="Macula",
             small=Grid((28, 188, 168), (6 / 27, 0.0080, 6 / 167), (1, 1)),
             full=Grid((128, 885, 512), (6 / 127, 0.0026, 6 / 511), (14, 5)),
-            looks=4,
+            looks=6,
             compression="log",
             window=(57.0, 134.0),
             axial_resolution_um=6.0,

@@ -1,8 +1,8 @@
 """Writes an eye as Ophthalmic Tomography DICOM (SOP class 1.2.840.10008.5.1.4.1.1.77.1.5.4) in its vendor's dialect.
 
 Enhanced multi-frame: pixel measures, orientation and anatomy are shared, frame content, plane position and frame
-location are per frame (DICOM PS3.3 A.52.4). Pillow writes JPEG, pylibjpeg-openjpeg JPEG 2000 and gdcm RLE, all by way of or next to pydicom. Nothing depends on
-the clock: identifiers and dates come from the seed, so equal seeds give equal bytes.
+location are per frame (DICOM PS3.3 A.52.4). Pillow writes JPEG; pydicom's encoders write JPEG 2000 by openjpeg and RLE
+by gdcm. Nothing depends on the clock: identifiers and dates come from the seed, so equal seeds give equal bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.pixels.encoders import JPEG2000LosslessEncoder, RLELosslessEncoder
-from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, ExplicitVRLittleEndian, RLELossless
+from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, JPEGBaseline8Bit, RLELossless
 
 from octjepa.phantom.dialect import Dialect, dialect_of
 from octjepa.phantom.eye import Eye
@@ -181,7 +181,7 @@ def fundus_uid(seed: int, eye: Eye) -> str:
 
 
 def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
-    frames, rows, columns = eye.pixels.shape
+    frames = len(eye.pixels)
     dz = eye.spacing_mm[0]
     upward = 1 if dialect.first_frame == "inferior" else -1
     localizer = fundus_uid(seed, eye)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
+from scipy.ndimage import gaussian_filter1d
 
 from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, INL_OPL, IPL_INL, OPL_ONL, RPE, Anatomy, Map, smooth_map
 
@@ -38,7 +39,7 @@ class Disease:
 
 
 def make_disease(anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Generator) -> Disease:
-    """Puts `lesions` (name -> severity) into the eye, outer retina first, so that inner layers ride on what is below."""
+    """Puts `lesions` (name -> severity) into the eye, outer retina first: inner layers ride on what is below."""
     zero = np.zeros_like(anatomy.u_mm)
     disease = Disease(anatomy.surfaces_um.copy(), zero, zero.copy(), zero.copy(), zero.copy())
     if "geographic_atrophy" in lesions:
@@ -51,6 +52,9 @@ def make_disease(anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Gen
         _intraretinal_fluid(disease, anatomy, lesions["intraretinal_fluid"], rng)
     if "epiretinal_membrane" in lesions:
         _membrane(disease, anatomy, lesions["epiretinal_membrane"], rng)
+    # No layer is thinner than nothing: where folds and sagging cross, the deeper surface stays and lifts the upper.
+    retina = disease.surfaces_um[BM::-1]
+    np.minimum.accumulate(retina, axis=0, out=retina)
     return disease
 
 
@@ -58,6 +62,14 @@ def _spot(rng: np.random.Generator, reach_mm: float) -> tuple[float, float]:
     """A point (u, v) drawn evenly from the disc of `reach_mm` around the fovea."""
     radius, angle = reach_mm * np.sqrt(rng.random()), rng.uniform(0, 2 * np.pi)
     return float(radius * np.cos(angle)), float(radius * np.sin(angle))
+
+
+def _softened(shift_um: Map, anatomy: Anatomy) -> Map:
+    """A shift of the outer retina as the stiffer inner layers follow it: spread over about a third of a millimetre."""
+    u, v = anatomy.u_mm, anatomy.v_mm
+    for pitch_mm, axis in ((abs(u[0, 1] - u[0, 0]), 1), (abs(v[1, 0] - v[0, 0]), 0)):
+        shift_um = gaussian_filter1d(shift_um, 0.16 / float(pitch_mm), axis=axis, mode="nearest", truncate=3)
+    return shift_um
 
 
 def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
@@ -92,9 +104,12 @@ def _subretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: 
     height = (70 + 170 * severity) * rng.uniform(0.8, 1.2) * lens.astype(np.float32)
     disease.subretinal_um = height
     surfaces = disease.surfaces_um
-    for k, share in ((EZ, 1.0), (ELM, 1.0), (OPL_ONL, 0.93), (INL_OPL, 0.90), (IPL_INL, 0.87)):
-        surfaces[k] -= share * height
-    surfaces[:IPL_INL] -= 0.84 * height
+    for k in (EZ, ELM):
+        surfaces[k] -= height
+    lifted = _softened(height, anatomy)
+    for k, share in ((OPL_ONL, 0.95), (INL_OPL, 0.92), (IPL_INL, 0.88)):
+        surfaces[k] -= share * np.maximum(lifted, height - 12)
+    surfaces[:IPL_INL] -= 0.85 * lifted
 
 
 def _intraretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
@@ -113,7 +128,7 @@ def _intraretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng
         half_width = float(np.clip(rng.lognormal(np.log(0.12 if outer else 0.08), 0.4), 0.04, 0.25))
         half_deep = half_width * rng.uniform(0.9, 1.3)
         top, bottom = (OPL_ONL, ELM) if outer else (IPL_INL, INL_OPL)
-        place, fill = rng.uniform(0.35, 0.65), rng.uniform(0.30, 0.48)
+        place, fill = rng.uniform(0.3, 0.7), rng.uniform(0.20, 0.46)
         near = np.maximum(((u - pu) / half_width) ** 2, ((v - pv) / half_deep) ** 2) < 1
         hit_slices, hit_columns = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
         if not hit_slices.size:
@@ -145,7 +160,9 @@ def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random
     lost_onl = field_ * 0.72 * (surfaces[ELM] - surfaces[OPL_ONL])
     for k in (RPE, EZ, ELM):
         surfaces[k] += field_ * 0.9 * (surfaces[BM] - surfaces[k])
-    surfaces[: OPL_ONL + 1] += lost_outer + lost_onl
+    sunk = lost_outer + lost_onl
+    surfaces[OPL_ONL] += sunk
+    surfaces[:OPL_ONL] += _softened(sunk, anatomy)  # atrophy has sharp edges at the RPE, not at the ILM
 
 
 def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
@@ -161,9 +178,10 @@ def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.rando
     for k, share in ((ILM, 1.0), (1, 0.95), (2, 0.75), (IPL_INL, 0.6), (INL_OPL, 0.45), (OPL_ONL, 0.3)):
         surfaces[k] -= share * pull
     # Folds: the ILM is crumpled square to the pull, while the layers below follow less and less.
-    turn, wave = rng.uniform(-0.5, 0.5), rng.uniform(0.26, 0.42)
-    phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.2 * smooth_map(rng, u.shape, (2.0, 8.0))
-    folds = cover * (9 + 9 * severity) * np.sin(phase).astype(np.float32)
+    turn, wave = rng.uniform(-0.5, 0.5), rng.uniform(0.28, 0.48)
+    phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.6 * smooth_map(rng, u.shape, (2.0, 8.0))
+    size = np.clip(1 + 0.5 * smooth_map(rng, u.shape, (2.0, 9.0)), 0.1, 2)
+    folds = (cover * size * (7 + 8 * severity) * np.sin(phase)).astype(np.float32)
     surfaces[ILM] -= folds
     surfaces[1] -= 0.6 * folds
     surfaces[2] -= 0.3 * folds

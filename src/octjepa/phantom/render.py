@@ -15,8 +15,22 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from scipy.ndimage import gaussian_filter1d
 
-from octjepa.phantom.anatomy import BM, ELM, EZ, GCL_IPL, ILM, INL_OPL, IPL_INL, OPL_ONL, RNFL_GCL, RPE, SCLERA
-from octjepa.phantom.anatomy import Anatomy, Map, smooth_map
+from octjepa.phantom.anatomy import (
+    BM,
+    ELM,
+    EZ,
+    GCL_IPL,
+    ILM,
+    INL_OPL,
+    IPL_INL,
+    OPL_ONL,
+    RNFL_GCL,
+    RPE,
+    SCLERA,
+    Anatomy,
+    Map,
+    smooth_map,
+)
 from octjepa.phantom.dialect import Dialect, Grid
 from octjepa.phantom.lesions import Cyst, Disease
 
@@ -26,17 +40,17 @@ _DECIBEL = {
     "hyaloid": 5.0,
     "membrane": 19.0,
     "ilm": 15.0,
-    "rnfl": 14.6,
-    "gcl": 11.6,
+    "rnfl": 13.5,
+    "gcl": 11.9,
     "ipl": 12.8,
-    "inl": 10.0,
-    "opl": 12.4,
+    "inl": 10.6,
+    "opl": 11.7,
     "onl": 7.4,
     "elm": 12.5,
     "myoid": 8.0,
     "ez": 17.0,
     "outer_segments": 12.0,
-    "rpe": 19.3,
+    "rpe": 19.6,
     "drusen": 12.0,
     "bruch": 15.5,
     "choriocapillaris": 13.5,
@@ -80,14 +94,15 @@ def _sheets(
     tops: list[Map] = []
     values: list[Map] = []
 
-    def add(top: Map, value: Map | float) -> None:
+    def add(top: Map, value: Map | np.float32 | float) -> None:
         tops.append(top)
         values.append(np.broadcast_to(np.asarray(value, np.float32), top.shape))
 
     if rng.random() < 0.35:
         # A detached posterior hyaloid, a faint line before the retina: common, harmless, and no membrane.
         gap = rng.uniform(30, 220) * (1 - np.exp(-(anatomy.u_mm**2 + anatomy.v_mm**2) / rng.uniform(1, 6)))
-        hyaloid = s[ILM] - disease.membrane_um - 12 - gap.astype(np.float32)
+        rest = np.minimum(anatomy.surfaces_um[ILM], s[ILM] - disease.membrane_um)
+        hyaloid = rest - 12 - gap.astype(np.float32)
         add(hyaloid, level["hyaloid"])
         add(hyaloid + 8, 0.0)
     add(s[ILM] - disease.membrane_um, level["membrane"])
@@ -109,7 +124,7 @@ def _sheets(
     add(s[RPE], level["rpe"] * alive + level["onl"] * atrophy)
     add(s[BM] - disease.drusen_um, np.where(disease.drusen_um > 2, level["drusen"], level["rpe"] * alive))
     add(s[BM], level["bruch"] * (0.6 * alive + 0.4))
-    add(s[BM] + 6, level["choriocapillaris"] * np.float32(1))
+    add(s[BM] + 6, level["choriocapillaris"])
     tops_um, reflectivity = _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, dialect, rng)
     _shade(tops_um, reflectivity, anatomy, disease, dialect, rng)
     return tops_um, reflectivity
@@ -148,7 +163,7 @@ def _with_choroid(
 def _shade(
     tops: np.ndarray, values: np.ndarray, anatomy: Anatomy, disease: Disease, dialect: Dialect, rng: np.random.Generator
 ) -> None:
-    """In place: vessel shadows below the ganglion cells, tissue grain, uneven light over the field, frame brightness."""
+    """In place: vessel shadows below the ganglion cells, tissue grain, uneven light, brightness of frames, blinks."""
     shadow = 1 - _VESSEL_SHADOW * anatomy.vessel
     below = tops > disease.surfaces_um[RNFL_GCL] + 15
     values *= np.where(below, shadow, np.float32(1))
@@ -171,7 +186,7 @@ def stack_sheets(
     """
     tops = np.maximum.accumulate(tops_row, axis=0)
     change = np.diff(values, axis=0, prepend=np.float32(0))
-    count, depth, width = tops.shape
+    _, depth, width = tops.shape
     shifted = tops + 0.5
     first = np.floor(shifted)
     share = (first + 1) - shifted
@@ -208,8 +223,8 @@ def speckle(
     """Mean-1 speckle intensity `[D, H, W]` of `looks` independent looks, frames independent of each other.
 
     `grain` counts the [1, 1]/2 blur passes (axial, lateral). Samples start as uniform 16-bit integers, which is the
-    cheapest draw; the blur and the two quadratures make the field Gaussian enough (kurtosis of one 4-sample mean 2.7,
-    of the wider full-size kernels 2.9 and more; a Gaussian has 3).
+    cheapest draw; the blur brings the field near a Gaussian one: kurtosis 2.7 at the small size, 2.9 at the
+    full one (a Gaussian has 3), so one look varies by 0.85 and 0.99 of its squared mean (an exponential law by 1).
     """
     axial, lateral = grain
     depth, height, width = shape
@@ -223,7 +238,7 @@ def speckle(
         chunk = out[start : start + step]
         block = (len(chunk), height + axial, width + lateral)
         for _ in range(2 * looks):
-            sample = np.frombuffer(raw.bytes(2 * math.prod(block)), np.int16).reshape(block) >> 2
+            sample = np.frombuffer(raw.bytes(2 * math.prod(block)), "<i2").reshape(block) >> 2
             for _ in range(axial):
                 sample = (sample[:, 1:] + sample[:, :-1]) >> 1
             for _ in range(lateral):
