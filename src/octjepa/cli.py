@@ -6,19 +6,42 @@ and SIGTERM. With --json the last line of stdout is one JSON object and stdout h
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
+from typer.core import TyperGroup
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import set_quiet
 
+
+
+class Verbs(TyperGroup):
+    """Turns every foreseeable failure of a verb into one message and the right exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OctjepaError as error:
+            _fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            _fail("interrupted; what was finished is kept, run the same command again to go on", 130)
+        except MemoryError:
+            _fail("out of memory: use fewer --workers, a smaller machine.micro_batch or a smaller recipe", 1)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            _fail(f"the system refused: {error.strerror or error}{where}", 1)
+
+
 app = typer.Typer(
     name="octjepa",
+    cls=Verbs,
     help="From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,24 +58,11 @@ MaxLost = Annotated[float, typer.Option("--max-lost", min=0.0, max=1.0, help="Sh
 
 
 def main() -> None:
-    """Runs a verb; turns every foreseeable failure into one message and the right exit code."""
-    try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        _fail("interrupted; what was finished is kept, run the same command again to go on", 130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except OctjepaError as error:
-        _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+    """The console command. Usage errors exit with 2, as everywhere."""
+    app()
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"octjepa: {message}", file=sys.stderr)
     sys.exit(code)
 

@@ -62,7 +62,7 @@ class PretrainedEncoder:
         if isinstance(volume, CanonicalVolume):
             return volume
         native = volume if isinstance(volume, OCTVolume) else read_volume(volume)
-        return canonicalise(native, self.recipe.preprocessing)
+        return canonicalise(native, self.recipe.preprocessing).volume
 
     def tokens(self, volume: str | Path | OCTVolume | CanonicalVolume) -> TokenFeatures:
         """Features of one volume's selected tokens, fp32."""

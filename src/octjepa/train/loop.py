@@ -21,6 +21,7 @@ from octjepa.objective.losses import cosine, loss_of
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
+from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.journal import Journal
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.run_folder import check_data, open_run, write_json
@@ -55,13 +56,15 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     journal = Journal(out / "metrics.jsonl", keep_until=done)
     batches = training_batches(Stream(store, recipe, ids), done, total, recipe.machine.loader_workers)
     started, waited, skips_in_a_row, saved = time.perf_counter(), 0.0, 0, done if resume else -1
-    first, validated, result = done, -1, {"val/loss": math.nan}
+    first, watch = done, TargetWatch(model)
     with stop_request() as request, bar("pretrain", total, "update", done) as progress:
         for update in range(done, total):
             asked = time.perf_counter()
             batch = next(batches)
             arrived = time.perf_counter()
 
+            if update == first or _due(LEAK_CHECK_EVERY, update):
+                check_leak(model, batch)
             set_learning_rate(optimiser, learning_rate(update, total, recipe.train))
             measured = accumulate(model, batch, recipe, runtime)
             limit = recipe.train.clip_norm or math.inf
@@ -71,6 +74,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             if healthy:
                 optimiser.step()
                 update_target(model.target_encoder, model.context_encoder, m)
+                watch.check(model, m)
             optimiser.zero_grad(set_to_none=True)
             skipped, skips_in_a_row = (skipped, 0) if healthy else (skipped + 1, skips_in_a_row + 1)
 
@@ -99,8 +103,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
                     f"those of the last healthy update. Lower train.base_lr, or use train.precision=fp32."
                 )
             if _due(recipe.validation.every_updates, done) and done < total:
-                result = _validation(model, runtime, recipe, store, ids)
-                journal.write(done, result)
+                journal.write(done, _validation(model, runtime, recipe, store, ids))
             if saves and (_due(recipe.checkpoint.every_updates, done) or request.signal_number) or done == total:
                 saved = _save(saves, done, model, optimiser, recipe, skipped)
             _stop_if_asked(request, saves, done, total)
@@ -144,6 +147,7 @@ def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -
                 part.context.to(runtime.device),
                 part.target.to(runtime.device),
             )
+        check_detached(outcome)
         loss = loss_of(recipe.objective.name, outcome.predicted, outcome.target)
         (loss * share).backward()
         loss_sum += float(loss.detach()) * share

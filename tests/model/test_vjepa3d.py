@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+from octjepa.config import load_recipe
+from octjepa.model import VJEPA3D
+from octjepa.model.sizes import SIZES
+from octjepa.model.vjepa3d import grid_places
+
+
+def test_forward_takes_two_views_and_a_mask():
+    model = VJEPA3D()
+    view = torch.randn(2, 8, 64, 64)
+    mask = torch.zeros(2, 32, dtype=torch.bool)
+    mask[0, :19] = True
+    mask[1, -19:] = True
+    outcome = model(view, view, mask)
+    assert outcome.predicted.shape == outcome.target.shape == (2, 19, 192)
+    assert outcome.all_targets.shape == (2, 32, 192)
+    assert torch.equal(outcome.target[0], outcome.all_targets[0, :19])
+    assert torch.equal(outcome.target[1], outcome.all_targets[1, -19:])
+
+
+@pytest.mark.parametrize("fill", ["uneven", "none", "all"])
+def test_masks_that_break_static_shapes_are_refused(fill):
+    mask = torch.zeros(2, 32, dtype=torch.bool)
+    if fill == "uneven":
+        mask[0, :3] = True
+        mask[1, :4] = True
+    elif fill == "all":
+        mask[:] = True
+    view = torch.randn(2, 8, 64, 64)
+    with pytest.raises(ValueError, match="same number of patches"):
+        VJEPA3D()(view, view, mask)
+
+
+def test_targets_are_layer_normed_fp32_under_autocast():
+    model = VJEPA3D()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        targets = model.targets(torch.randn(2, 32, 1024), grid_places((2, 4, 4)).expand(2, -1, -1))
+    assert targets.dtype == torch.float32
+    assert targets.mean(-1).abs().max() < 1e-4
+    assert torch.allclose(targets.var(-1, unbiased=False), torch.ones(2, 32), atol=1e-3)
+
+
+def test_patches_are_in_raster_order():
+    model = VJEPA3D()
+    view = torch.zeros(1, 8, 64, 64)
+    view[0, 5, 20, 50] = 1.0  # slice group 1, depth group 1, width group 3
+    patches = model.patches(view)
+    assert patches.shape == (1, 32, 1024)
+    assert patches[0].sum(1).nonzero().item() == 1 * 16 + 1 * 4 + 3
+    assert patches[0, 23].nonzero().item() == (5 - 4) * 256 + (20 - 16) * 16 + (50 - 48)
+    assert grid_places((2, 4, 4))[23].tolist() == [1.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("size", "arm", "millions"), [("test", "normalized_mse", 5.8), ("founding", "normalized_mse", 22.4)]
+)
+def test_founding_sizes(size, arm, millions):
+    """5.8 M is the founding test model. The founding 29.4 M counts two tables of positions, 9,216 x 384 each."""
+    with torch.device("meta"):
+        model = VJEPA3D(arm=arm, size=size)
+    count = sum(p.numel() for p in model.parameters())
+    assert count / 1e6 == pytest.approx(millions, abs=0.06)
+    if size == "founding":
+        assert (count + 2 * 9216 * 384) / 1e6 == pytest.approx(29.4, abs=0.1)
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_every_size_builds(size):
+    with torch.device("meta"):
+        model = VJEPA3D(size=size)
+    assert model.context_encoder.width == SIZES[size].width
+    assert len(model.context_encoder.blocks) == SIZES[size].depth
+
+
+def test_initialisation_shrinks_output_layers_with_depth():
+    blocks = VJEPA3D().context_encoder.blocks
+    spread = [float(block.mlp[2].weight.detach().std()) for block in blocks]
+    assert spread[0] == pytest.approx(0.02 / 2**0.5, rel=0.05)
+    assert spread[5] == pytest.approx(0.02 / 12**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("positions", ["rope", "sincos"])
+def test_order_of_tokens_does_not_matter_their_places_do(positions):
+    recipe = load_recipe("tiny_cpu", [f"model.positions={positions}"])
+    encoder = VJEPA3D.from_recipe(recipe).context_encoder
+    patches, places = torch.randn(1, 10, 1024), torch.rand(1, 10, 3) * 8
+    order = torch.randperm(10)
+    features = encoder(patches, places)
+    assert torch.allclose(encoder(patches[:, order], places[:, order]), features[:, order], atol=1e-5)
+    assert not torch.allclose(encoder(patches, places[:, order]), features, atol=1e-3)

@@ -1,0 +1,52 @@
+import math
+
+import pytest
+import torch
+
+from octjepa.objective.losses import cosine, entropy_rank, l1, loss_of, normalized_mse
+from octjepa.objective.trivial import PlaceMeans, copy_nearest
+
+
+def test_l1_by_hand():
+    assert float(l1(torch.tensor([[[1.0, -1.0]]]), torch.tensor([[[0.0, 1.0]]]))) == 1.5
+
+
+def test_normalized_mse_sums_over_features():
+    """Orthogonal vectors read 2 whatever their width; the mean over features would read 2/D."""
+    for width in (2, 768):
+        p, t = torch.zeros(1, 1, width), torch.zeros(1, 1, width)
+        p[..., 0], t[..., 1] = 3.0, 0.5
+        assert float(normalized_mse(p, t)) == pytest.approx(2.0)
+        assert float(normalized_mse(p, -p)) == pytest.approx(4.0)
+        assert float(normalized_mse(p, 7 * p)) == pytest.approx(0.0, abs=1e-6)
+    p, t = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
+    assert float(loss_of("normalized_mse", p, t)) == pytest.approx(2 - 2 * float(cosine(p, t)), rel=1e-5)
+
+
+def test_losses_are_fp32_and_tell_bf16_apart():
+    p = torch.full((1, 1, 4), 1.0, dtype=torch.bfloat16)
+    assert l1(p, torch.full((1, 1, 4), 1.001)).dtype == torch.float32
+    assert float(l1(p, torch.full((1, 1, 4), 1.001))) == pytest.approx(0.001, rel=1e-2)
+
+
+def test_entropy_rank_counts_directions():
+    assert entropy_rank(torch.eye(10)) == pytest.approx(10, rel=1e-3)
+    one = torch.randn(50, 1) @ torch.randn(1, 10)
+    assert entropy_rank(one) == pytest.approx(1, abs=1e-2)
+    assert 5 < entropy_rank(torch.randn(500, 10)) <= 10 + 1e-6
+
+
+def test_place_means_by_hand():
+    means = PlaceMeans(grid_tokens=3, width=2)
+    means.add(torch.tensor([[[1.0, 0.0], [3.0, 2.0]]]), torch.tensor([[0, 1]]))
+    means.add(torch.tensor([[[5.0, 4.0]]]), torch.tensor([[1]]))
+    assert means.constant().tolist() == [3.0, 2.0]
+    assert means.at(torch.tensor([[1, 0, 2]]))[0].tolist() == [[4.0, 3.0], [1.0, 0.0], [3.0, 2.0]]
+
+
+def test_copy_nearest_copies_the_nearest_visible_token():
+    targets = torch.arange(5.0).reshape(1, 5, 1)
+    places = torch.tensor([[[0.0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 3], [3, 0, 0]]])
+    context, target = torch.tensor([[0, 3]]), torch.tensor([[1, 2, 4]])
+    assert copy_nearest(targets, places, context, target)[0, :, 0].tolist() == [0.0, 3.0, 0.0]
+    assert math.isclose(float(cosine(targets, targets)), 0.8)  # a zero vector has no direction

@@ -1,0 +1,306 @@
+"""The self-tests of the pretext task, numbered as in docs/pretext.md. Each fails when the code it guards is broken."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from synthetic import MemoryStore, small_recipe, volume
+
+from octjepa import keys
+from octjepa.model import VJEPA3D
+from octjepa.objective import ema
+from octjepa.objective.losses import l1, loss_of
+from octjepa.train import loop
+from octjepa.train.alarms import FROZEN_AFTER, PretextAlarm
+from octjepa.train.loop import accumulate, pretrain
+from octjepa.train.optimiser import build_optimiser
+from octjepa.train.runtime import Runtime
+from octjepa.views import geometry, masks
+from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
+from octjepa.views.sample import make_sample
+
+ARMS = ("vjepa", "normalized_mse")
+
+
+def batch_of(recipe, count=4):
+    store = MemoryStore(recipe.preprocessing)
+    stream = Stream(store, recipe, list(store.volumes))
+    return collate([stream[i] for i in range(count)])
+
+
+def model_of(recipe):
+    torch.manual_seed(0)
+    return VJEPA3D.from_recipe(recipe)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_1_a_hidden_voxel_changes_no_prediction(arm):
+    recipe = small_recipe(objective={"name": arm})
+    model, batch = model_of(recipe), batch_of(recipe)
+    inputs = (batch.target_view, batch.places, batch.context, batch.target)
+    before = model.predict(batch.context_view, *inputs).predicted
+    for number in range(len(batch.volume_ids)):
+        for token in batch.target[number].tolist():
+            changed = batch.context_view.clone()
+            changed[number, token] += torch.randn_like(changed[number, token])
+            assert torch.equal(model.predict(changed, *inputs).predicted, before)
+    seen = batch.context_view.clone()
+    seen[0, batch.context[0, 0], 0] += 1.0
+    assert not torch.equal(model.predict(seen, *inputs).predicted[0], before[0])
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_1_through_the_whole_volume_path(arm):
+    model = model_of(small_recipe(objective={"name": arm}))
+    view = torch.randn(2, 8, 64, 64)
+    mask = torch.zeros(2, 32, dtype=torch.bool)
+    mask[:, 5:20] = True
+    before = model(view, view, mask).predicted
+    patches = mask[0].reshape(2, 4, 4)
+    hidden = patches.repeat_interleave(4, 0).repeat_interleave(16, 1).repeat_interleave(16, 2)
+    other = torch.where(hidden, torch.randn_like(view), view)
+    assert torch.equal(model(other, view, mask).predicted, before)
+
+
+def test_2_target_is_the_exact_moving_average_and_lags():
+    recipe = small_recipe()
+    model, batch = model_of(recipe), batch_of(recipe)
+    optimiser = build_optimiser(model, recipe.train)
+    accumulate(model, batch, recipe, Runtime("fp32"))
+    optimiser.step()
+    old = [p.clone() for p in model.target_encoder.parameters()]
+    m = 0.9
+    ema.update_target(model.target_encoder, model.context_encoder, m)
+    for before, now, student in zip(
+        old, model.target_encoder.parameters(), model.context_encoder.parameters(), strict=True
+    ):
+        assert torch.equal(now, before * m + student * (1.0 - m))
+    moved = sum((a - b).abs().sum() for a, b in zip(old, model.target_encoder.parameters(), strict=True))
+    pairs = zip(model.context_encoder.parameters(), model.target_encoder.parameters(), strict=True)
+    behind = sum((a - b).abs().sum() for a, b in pairs)
+    assert moved > 0
+    assert behind > moved
+
+
+def test_2_momentum_rises_from_base_to_final():
+    values = [ema.momentum(u, 100, 0.996, 1.0) for u in range(101)]
+    assert values[0] == 0.996
+    assert values[100] == 1.0
+    assert values == sorted(values)
+    assert values[50] == pytest.approx(0.998)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_3_no_gradient_reaches_the_target(arm):
+    recipe = small_recipe(objective={"name": arm})
+    model = model_of(recipe)
+    accumulate(model, batch_of(recipe), recipe, Runtime("fp32"))
+    assert all(p.grad is None and not p.requires_grad for p in model.target_encoder.parameters())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.context_encoder.parameters())
+    assert all(p.grad is not None for p in model.predictor.parameters())
+
+
+def test_4_both_views_share_their_geometry():
+    """Without light the views are equal; with light each patch is nearest its own counterpart."""
+    dark = {"gain": 0, "gamma": 0, "speckle": 0, "blur": 0, "flip_slow": 0.5, "flip_fast": 0.5, "rotation_degrees": 5}
+    lit = {**dark, "gain": 0.3, "gamma": 0.3, "speckle": 0.3, "blur": 0.5}
+    for number in range(6):
+        recipe = small_recipe(views=dark)
+        one = volume(recipe.preprocessing, number)
+        same = make_sample(one, recipe, epoch=number)
+        assert np.array_equal(same.context_view, same.target_view)
+        sample = make_sample(one, small_recipe(views=lit), epoch=number)
+        assert not np.array_equal(sample.context_view, sample.target_view)
+        a = sample.context_view - sample.context_view.mean(1, keepdims=True)
+        b = sample.target_view - sample.target_view.mean(1, keepdims=True)
+        likeness = (a @ b.T) / np.outer(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
+        own = np.flatnonzero(sample.tissue > 0.5)
+        assert (likeness[np.ix_(own, own)].argmax(axis=1) == np.arange(len(own))).all()
+
+
+def test_4_flips_move_tissue_and_voxels_alike():
+    recipe = small_recipe()
+    one = volume(recipe.preprocessing, 3)
+    size = recipe.preprocessing.image_size
+    for flips in ((True, False), (False, True), (True, True)):
+        shape = geometry.Geometry((0, 3, 2), *flips)
+        view = geometry.apply(one.pixels, shape, size)
+        mask = geometry.tissue(one.band, shape, one.pixels.shape[1], size)
+        assert view[mask].min() > view[~mask].mean()
+
+
+@pytest.mark.parametrize("family", masks.FAMILIES)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_5_masks_have_exact_counts_and_no_overlap(family, share):
+    weights = dict.fromkeys(masks.FAMILIES, 0.0) | {family: 1.0}
+    recipe = small_recipe(masks={**weights, "target_share": share})
+    steps = np.stack(np.unravel_index(np.arange(32), recipe.grid), axis=-1)[:24]
+    for number in range(200):
+        context, target = masks.draw(
+            steps, recipe.grid, recipe.masks, recipe.mask_counts, keys.generator("mask", number)
+        )
+        assert (len(context), len(target)) == recipe.mask_counts
+        assert not set(context) & set(target)
+        assert len(set(context)) == len(context)
+        assert max(context.max(), target.max()) < 24
+
+
+@pytest.mark.parametrize("family", masks.FAMILIES)
+def test_5_every_place_is_hidden_alike_often(family):
+    """No edge, corner or last B-scan is favoured: counts over places stay within a fifth of their mean."""
+    grid = (4, 8, 8)
+    weights = dict.fromkeys(masks.FAMILIES, 0.0) | {family: 1.0}
+    recipe = small_recipe(masks=weights)
+    steps = np.stack(np.unravel_index(np.arange(256), grid), axis=-1)
+    hidden = np.zeros(256)
+    draws = 1500
+    for number in range(draws):
+        _, target = masks.draw(steps, grid, recipe.masks, (102, 154), keys.generator(family, number))
+        hidden[target] += 1
+    share = hidden.reshape(grid) / draws
+    for axis in range(3):
+        profile = share.mean(axis=tuple(a for a in range(3) if a != axis))
+        assert abs(profile / profile.mean() - 1).max() < 0.2, (family, axis, profile.round(3))
+
+
+def test_5_families_span_the_slow_axis():
+    """Through tubes a hidden place is hidden in every slice; runs hide whole B-scans."""
+    grid = (4, 8, 8)
+    steps = np.stack(np.unravel_index(np.arange(256), grid), axis=-1)
+    spans = {}
+    for family in masks.FAMILIES:
+        recipe = small_recipe(masks=dict.fromkeys(masks.FAMILIES, 0.0) | {family: 1.0})
+        same = []
+        for number in range(100):
+            _, target = masks.draw(steps, grid, recipe.masks, (102, 154), keys.generator(family, number))
+            hidden = np.zeros(256, dtype=bool)
+            hidden[target] = True
+            cube = hidden.reshape(grid)
+            same.append((cube.all(0) | ~cube.any(0)).mean() if family == "tubes" else cube.reshape(4, -1).mean(1).max())
+        spans[family] = np.mean(same)
+    assert spans["tubes"] > 0.9
+    assert spans["runs"] > 0.99
+
+
+def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    model, runtime = model_of(recipe), Runtime("fp32")
+    held_out = [f"volume{n:04d}" for n in range(12, 20)]
+    samples = FixedSamples(store, recipe, held_out)
+    first = collate([samples[i] for i in range(8)])
+    again = collate([FixedSamples(store, recipe, held_out)[i] for i in range(8)])
+    assert torch.equal(first.target, again.target)
+    assert torch.equal(first.context_view, first.target_view)
+    means = loop.learn_means(model, runtime, fixed_batches(samples, 4), recipe.grid_tokens)
+    whole = loop.validate(model, runtime, fixed_batches(samples, 8), means)
+    uneven = loop.validate(model, runtime, fixed_batches(samples, 3), means)
+    assert whole["val/loss"] > 0
+    assert whole["val/loss"] == pytest.approx(uneven["val/loss"], rel=1e-5)
+    outcome = model.predict(first.context_view, first.target_view, first.places, first.context, first.target)
+    assert whole["val/loss"] == pytest.approx(float(l1(outcome.predicted, outcome.target)), rel=1e-5)
+
+
+def _rank_mean(rank, world, port, queue):
+    import os
+
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    # rank 0 saw 1 sample with loss 10, rank 1 saw 3 with loss 2: the mean over samples is 4, of the ranks' means 6
+    total, count = (torch.tensor(10.0), torch.tensor(1)) if rank == 0 else (torch.tensor(6.0), torch.tensor(3))
+    queue.put(float(Runtime("fp32").mean_over_ranks(total, count)))
+    dist.destroy_process_group()
+
+
+def test_7_the_mean_is_over_all_ranks():
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    ranks = [context.Process(target=_rank_mean, args=(rank, 2, port, queue)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    results = [queue.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join(timeout=60)
+    assert results == [4.0, 4.0]
+
+
+def run(tmp_path, updates=10, **sections):
+    recipe = small_recipe(train={"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"})
+    return pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
+
+
+def test_8_a_healthy_run_trips_no_alarm(tmp_path):
+    assert run(tmp_path, updates=12)["updates"] == 12
+
+
+def test_8_a_frozen_target_trips_an_alarm(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "update_target", lambda target, student, m: None)
+    with pytest.raises(PretextAlarm) as caught:
+        run(tmp_path)
+    assert caught.value.alarm == "frozen_target"
+    assert str(FROZEN_AFTER) in str(caught.value)
+
+
+def test_8_an_unmasked_context_trips_an_alarm(tmp_path, monkeypatch):
+    honest = VJEPA3D.predict
+
+    def peeking(self, context_patches, target_patches, places, context, target):
+        everything = torch.arange(context_patches.shape[1]).expand(len(context_patches), -1)
+        return honest(self, context_patches, target_patches, places, everything, target)
+
+    monkeypatch.setattr(VJEPA3D, "predict", peeking)
+    with pytest.raises(PretextAlarm) as caught:
+        run(tmp_path)
+    assert caught.value.alarm == "context_leak"
+
+
+def test_8_a_live_gradient_target_trips_an_alarm(tmp_path, monkeypatch):
+    def live(self, patches, places):
+        features = self.context_encoder(patches, places)
+        return torch.nn.functional.layer_norm(features, features.shape[-1:])
+
+    monkeypatch.setattr(VJEPA3D, "targets", live)
+    with pytest.raises(PretextAlarm) as caught:
+        run(tmp_path)
+    assert caught.value.alarm == "live_target"
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_9_accumulation_gives_the_same_update(arm):
+    weights = []
+    for micro in (32, 16, 8):
+        recipe = small_recipe(
+            objective={"name": arm},
+            train={"max_updates": 1, "global_batch": 32, "base_lr": 1e-3, "precision": "fp32"},
+            machine={"micro_batch": micro},
+        )
+        model = model_of(recipe)
+        batch = batch_of(recipe, 32)
+        accumulate(model, batch, recipe, Runtime("fp32"))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        weights.append([norm, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for other in weights[1:]:
+        for a, b in zip(weights[0], other, strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_9_one_part_is_not_the_whole():
+    recipe = small_recipe()
+    model, batch = model_of(recipe), batch_of(recipe)
+    accumulate(model, batch, recipe, Runtime("fp32"))
+    whole = copy.deepcopy([p.grad for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    outcome = model.predict(*batch.part(0, 1)[:3], *batch.part(0, 1)[5:7])
+    loss_of("vjepa", outcome.predicted, outcome.target).backward()
+    part = [p.grad for p in model.parameters() if p.grad is not None]
+    assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in zip(whole, part, strict=True))

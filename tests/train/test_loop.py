@@ -1,0 +1,227 @@
+"""The run as a whole: exact resume, what stops it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from synthetic import MemoryStore, small_recipe
+
+from octjepa.checkpoint import folder
+from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError
+from octjepa.train import loop
+from octjepa.train.journal import read_lines
+from octjepa.train.loop import pretrain
+from octjepa.train.signals import Interrupted
+
+EVERY_2 = {"every_updates": 2}
+
+
+def recipe_of(updates=6, **sections):
+    train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
+    return small_recipe(**{"train": train, "checkpoint": EVERY_2, **sections})
+
+
+def store_of(recipe):
+    return MemoryStore(recipe.preprocessing)
+
+
+def weights_of(run):
+    newest = folder.list_folders(run / "checkpoints")[-1]
+    return folder.read_tensors(newest, "model.safetensors"), folder.read_tensors(newest, "optimiser.safetensors")
+
+
+def assert_same_weights(one, other):
+    for a, b in zip(weights_of(one), weights_of(other), strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_run_leaves_what_the_contract_names(tmp_path):
+    recipe = recipe_of()
+    summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
+    for key in ("updates", "loss", "cosine", "baseline_cosine", "rankme", "volumes_per_second", "data_wait_share"):
+        assert key in summary
+    assert set(summary["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
+    assert (tmp_path / "run" / summary["checkpoint"] / "manifest.json").is_file()
+    assert summary["skipped_updates"] == 0
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert {"science_hash", "data_hash", "code_hash", "versions", "devices"} <= about.keys()
+    lines = [line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]
+    assert [line["update"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(line["train/grad_norm"] > 0 and line["train/lr"] > 0 for line in lines)
+    assert [path.name for path in folder.list_folders(tmp_path / "run" / "checkpoints")] == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000006",
+    ]
+
+
+def test_the_same_recipe_gives_the_same_weights(tmp_path):
+    recipe = recipe_of(4)
+    for name in ("one", "two"):
+        pretrain(recipe, store_of(recipe), tmp_path / name)
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+
+
+def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
+    recipe = recipe_of(6)
+    pretrain(recipe, store_of(recipe), tmp_path / "whole")
+    honest, calls = loop.accumulate, []
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(*arguments)
+
+    monkeypatch.setattr(loop, "accumulate", stopping)
+    with pytest.raises(Interrupted) as stopped:
+        pretrain(recipe, store_of(recipe), tmp_path / "parts")
+    assert stopped.value.exit_code == 143
+    assert folder.list_folders(tmp_path / "parts" / "checkpoints")[-1].name == "step-00000003"
+    monkeypatch.setattr(loop, "accumulate", honest)
+    pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    losses = [
+        [line["train/loss"] for line in read_lines(tmp_path / run / "metrics.jsonl") if "train/loss" in line]
+        for run in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1]
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from synthetic import MemoryStore, small_recipe
+from octjepa.train.loop import pretrain
+train = {"max_updates": 400, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
+recipe = small_recipe(train=train, checkpoint={"every_updates": 2})
+pretrain(recipe, MemoryStore(recipe.preprocessing), Path(sys.argv[1]))
+"""
+
+
+def test_kill_9_and_resume_is_exact(tmp_path, root):
+    """The process is killed without warning while it writes; the run goes on from its last whole checkpoint."""
+    environment = os.environ | {"PYTHONPATH": str(root / "tests" / "support")}
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "killed")], env=environment)
+    saves = tmp_path / "killed" / "checkpoints"
+    for _ in range(600):
+        if len(folder.list_folders(saves)) >= 2:
+            break
+        time.sleep(0.1)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    reached = int(folder.list_folders(saves)[-1].name.split("-")[1])
+    recipe = recipe_of(400)
+    stop_at = reached + 4
+    for run, resume in (("killed", True), ("whole", False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "_stop_if_asked", _stopping_at(stop_at))
+            with pytest.raises(Interrupted):
+                pretrain(recipe, store_of(recipe), tmp_path / run, resume=resume)
+    kept = [folder.list_folders(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
+    assert kept[0].name == kept[1].name
+    assert_same_weights(tmp_path / "killed", tmp_path / "whole")
+
+
+def _stopping_at(update):
+    def stop(request, saves, done, total):
+        if done == update:
+            raise Interrupted("here", signal.SIGTERM)
+
+    return stop
+
+
+def test_a_resume_without_a_checkpoint_stops(tmp_path):
+    recipe = recipe_of(2, checkpoint={"dir": None})
+    summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
+    assert summary["checkpoint"] is None
+    assert not (tmp_path / "run" / "None").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    with pytest.raises(UsageError, match="cannot be resumed"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
+    with pytest.raises(UsageError, match="holds no run to resume"):
+        pretrain(recipe, store_of(recipe), tmp_path / "other", resume=True)
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    recipe = recipe_of(2)
+    pretrain(recipe, store_of(recipe), tmp_path / "run")
+    with pytest.raises(UsageError, match="already holds a run"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_model_size_is_refused_with_the_difference(tmp_path):
+    recipe = recipe_of(2)
+    pretrain(recipe, store_of(recipe), tmp_path / "run")
+    other = recipe_of(2, model={"size": "founding"})
+    with pytest.raises(CheckpointError, match=r"model\.size: checkpoint 'test', recipe 'founding'"):
+        pretrain(other, store_of(other), tmp_path / "run", resume=True)
+
+
+def test_other_data_on_resume_is_refused(tmp_path):
+    recipe = recipe_of(2)
+    pretrain(recipe, store_of(recipe), tmp_path / "run")
+    fewer = MemoryStore(recipe.preprocessing, train=10, val=8)
+    with pytest.raises(UsageError, match="no longer holds the 12 training volumes"):
+        pretrain(recipe, fewer, tmp_path / "run", resume=True)
+
+
+def test_a_store_of_another_contract_is_refused_with_the_difference(tmp_path):
+    recipe = recipe_of(2)
+    store = store_of(small_recipe(preprocessing={"flatten": "none"}))
+    store.preprocessing = recipe.preprocessing.model_copy(update={"flatten": "none"})
+    with pytest.raises(ContractError, match="flatten: store none, recipe quadratic"):
+        pretrain(recipe, store, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+    recipe = recipe_of(6)
+    honest, calls = folder.save_file, []
+
+    def full(*arguments):
+        calls.append(1)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        return honest(*arguments)
+
+    monkeypatch.setattr(folder, "save_file", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run")
+    saves = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in saves.iterdir()] == ["step-00000002"]
+    monkeypatch.setattr(folder, "save_file", honest)
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)["updates"] == 6
+
+
+def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
+    recipe = recipe_of(4)
+    honest, calls = loop.accumulate, []
+
+    def sometimes_bad(model, *arguments):
+        measured = honest(model, *arguments)
+        calls.append(1)
+        if len(calls) == 2:
+            next(model.predictor.parameters()).grad.fill_(float("nan"))
+        return measured
+
+    monkeypatch.setattr(loop, "accumulate", sometimes_bad)
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run")["skipped_updates"] == 1
+    lines = [line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "skipped" in line]
+    assert [line["update"] for line in lines] == [2]
+    assert len(lines[0]["skipped"]) == 4
+
+
+def test_a_run_that_never_gives_a_finite_gradient_stops(tmp_path, monkeypatch):
+    recipe = recipe_of(30)
+    monkeypatch.setattr(loop, "accumulate", lambda *_: {"train/loss": float("nan"), "train/cosine": 0.0})
+    with pytest.raises(OctjepaError, match="10 updates in a row"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run")

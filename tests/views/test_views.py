@@ -1,0 +1,187 @@
+"""Views are pure functions; what they do to a volume can be said by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from synthetic import MemoryStore, small_recipe, volume
+
+from octjepa import keys
+from octjepa.errors import ContractError, UsageError
+from octjepa.views import geometry, light, tokens
+from octjepa.views.loader import FixedSamples, Stream, choose_volumes, collate, fixed_batches, training_batches
+from octjepa.views.sample import make_sample
+
+
+def test_a_sample_depends_on_seed_epoch_and_volume_alone():
+    recipe = small_recipe()
+    one = volume(recipe.preprocessing, 1)
+    first, again = make_sample(one, recipe, 3), make_sample(one, recipe, 3)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(make_sample(one, recipe, 4).context_view, first.context_view)
+    other_seed = small_recipe(train={"max_updates": 4, "seed": 1})
+    assert not np.array_equal(make_sample(one, other_seed, 3).context_view, first.context_view)
+
+
+def test_a_sample_has_fixed_shapes_and_a_normalised_tissue():
+    recipe = small_recipe()
+    context, target = recipe.mask_counts
+    for number in range(5):
+        sample = make_sample(volume(recipe.preprocessing, number), recipe, 0)
+        assert sample.context_view.shape == sample.target_view.shape == (24, 1024)
+        assert sample.context_view.dtype == np.float32
+        assert (len(sample.context), len(sample.target)) == (context, target)
+        inside = sample.target_view[sample.tissue == 1]
+        assert abs(inside.mean()) < 0.5
+        assert 0.5 < inside.std() < 1.6
+
+
+def test_the_z_score_is_applied_once():
+    recipe = small_recipe()
+    one = volume(recipe.preprocessing, 2)
+    sample = make_sample(one, recipe, None)
+    d, h, w = recipe.preprocessing.image_size
+    a, b, c = recipe.preprocessing.margin
+    crop = one.pixels[a : a + d, b : b + h, c : c + w].astype(float)
+    expected = (crop - one.tissue_mean) / one.tissue_std
+    patches = expected.reshape(2, 4, 4, 16, 4, 16).transpose(0, 2, 4, 1, 3, 5).reshape(32, 1024)
+    assert np.allclose(sample.context_view, patches[sample.grid_index], atol=1e-4)
+
+
+def test_light_neutral_changes_nothing_and_each_part_changes_something():
+    patches = np.random.default_rng(0).integers(0, 256, size=(3, 64), dtype=np.uint8)
+    rng = keys.generator("light")
+    neutral = light.expose(patches, light.Light(), 100.0, 50.0, rng)
+    assert np.allclose(neutral, (patches - 100.0) / 50.0, atol=1e-5)
+    for one in (light.Light(gain=1.2), light.Light(gamma=1.2), light.Light(speckle=0.2)):
+        assert not np.allclose(light.expose(patches, one, 100.0, 50.0, rng), neutral, atol=1e-2)
+    noise = light.expose(np.full((4, 4096), 100, np.uint8), light.Light(speckle=0.2), 100.0, 50.0, rng)
+    assert noise.std() == pytest.approx(0.2, rel=0.05)
+    assert abs(noise.mean()) < 0.01
+
+
+def test_soften_is_the_binomial_filter():
+    view = np.zeros((1, 5, 5), dtype=np.uint8)
+    view[0, 2, 2] = 160
+    assert light.soften(view)[0, 1:4, 1:4].tolist() == [[10, 20, 10], [20, 40, 20], [10, 20, 10]]
+
+
+def test_cut_and_share_agree_with_loops():
+    rng = np.random.default_rng(0)
+    view = rng.integers(0, 256, size=(4, 32, 48), dtype=np.uint8)
+    mask = view > 128
+    patch = (2, 16, 16)
+    every = np.arange(2 * 2 * 3)
+    patches, share = tokens.cut(view, patch, every), tokens.tissue_share(mask, patch)
+    for number in every:
+        d, h, w = np.unravel_index(number, (2, 2, 3))
+        box = (slice(2 * d, 2 * d + 2), slice(16 * h, 16 * h + 16), slice(16 * w, 16 * w + 16))
+        assert np.array_equal(patches[number], view[box].ravel())
+        assert share[number] == pytest.approx(mask[box].mean())
+
+
+def test_tissue_comes_first_and_the_rest_by_chance():
+    share = np.zeros(40, dtype=np.float32)
+    share[10:20] = 0.9
+    picked = [tokens.select(share, 15, keys.generator("pick", n)) for n in range(20)]
+    assert all(set(range(10, 20)) <= set(one) and len(one) == 15 for one in picked)
+    assert len({tuple(one) for one in picked}) > 1
+    assert set(tokens.select(share, 10, None)) == set(range(10, 20))
+
+
+def test_places_in_millimetres_follow_the_spacing():
+    index = np.array([0, 31])
+    places = tokens.places(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "mm")
+    assert np.allclose(places, [[0.8, 0.08, 0.4], [2.4, 0.56, 2.8]])
+    assert tokens.places(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "index").tolist() == [[0, 0, 0], [1, 3, 3]]
+
+
+def test_a_crop_is_inside_the_margin_and_the_depth_is_never_flipped():
+    recipe = small_recipe(views={"flip_slow": 1.0, "flip_fast": 1.0})
+    ramp = np.zeros(recipe.preprocessing.stored_size, dtype=np.uint8)
+    ramp += np.arange(72, dtype=np.uint8)[None, :, None]
+    corners = set()
+    for number in range(50):
+        shape = geometry.draw(recipe.preprocessing, recipe.views, keys.generator(number))
+        corners.add(shape.corner)
+        view = geometry.apply(ramp, shape, recipe.preprocessing.image_size)
+        assert (np.diff(view[0, :, 0].astype(int)) > 0).all()
+    assert {c[0] for c in corners} == {0}
+    assert {c[1] for c in corners} == set(range(9))
+
+
+def test_zoom_and_rotation_keep_the_centre():
+    view = np.zeros((1, 65, 65), dtype=np.uint8)
+    view[0, 30:35, 30:35] = 200
+    turned = geometry.apply(view, geometry.Geometry((0, 0, 0), rotation_degrees=10, zoom=1.2), (1, 65, 65))
+    assert turned[0, 32, 32] == 200
+    assert turned.astype(int).sum() > view.astype(int).sum()
+
+
+def test_every_epoch_shows_every_volume_once_and_updates_resume_anywhere():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    ids = choose_volumes(store, recipe, "train")
+    stream = Stream(store, recipe, ids)
+    epochs = [[stream.place(p)[1] for p in range(e * 12, e * 12 + 12)] for e in range(3)]
+    assert all(sorted(epoch) == ids for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    whole = [batch.volume_ids for batch in training_batches(stream, 0, 6, 0)]
+    assert [batch.volume_ids for batch in training_batches(stream, 2, 6, 0)] == whole[2:]
+    assert all(len(ids) == 4 for ids in whole)
+
+
+def test_loader_processes_change_nothing():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    stream = Stream(store, recipe, choose_volumes(store, recipe, "train"))
+    for a, b in zip(training_batches(stream, 0, 3, 0), training_batches(stream, 0, 3, 2), strict=True):
+        assert a.volume_ids == b.volume_ids
+        assert all(torch.equal(x, y) for x, y in zip(a[:-1], b[:-1], strict=True))
+
+
+def test_fixed_batches_show_every_sample_once():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    samples = FixedSamples(store, recipe, choose_volumes(store, recipe, "val"))
+    sizes = [len(batch.volume_ids) for batch in fixed_batches(samples, 3)]
+    assert sizes == [3, 3, 2]
+
+
+def test_micro_batches_are_slices():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    stream = Stream(store, recipe, choose_volumes(store, recipe, "train"))
+    whole = collate([stream[i] for i in range(4)])
+    assert whole.part(1, 3).volume_ids == whole.volume_ids[1:3]
+    assert torch.equal(whole.part(1, 3).target, whole.target[1:3])
+
+
+def test_choice_by_device_and_limit():
+    recipe = small_recipe(data={"strategy": "single_domain", "device": "zeiss_cirrus"})
+    store = MemoryStore(recipe.preprocessing)
+    table = store.table.set_index("volume_id")
+    chosen = choose_volumes(store, recipe, "train")
+    assert len(chosen) == 6
+    assert set(table.loc[chosen, "device"]) == {"zeiss_cirrus"}
+    limited = small_recipe(data={"max_samples": 5})
+    assert len(choose_volumes(store, limited, "train")) == 5
+    absent = small_recipe(data={"strategy": "single_domain", "device": "topcon_maestro2"})
+    with pytest.raises(UsageError, match="no raster volume of split 'train' for device topcon_maestro2"):
+        choose_volumes(store, absent, "train")
+
+
+def test_only_raster_scans_take_part():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    store.table.loc[0, "pattern"] = "radial"
+    assert "volume0000" not in choose_volumes(store, recipe, "train")
+
+
+def test_another_contract_is_refused_by_field():
+    recipe = small_recipe()
+    store = MemoryStore(small_recipe(preprocessing={"orientation": "native"}).preprocessing)
+    store.preprocessing = recipe.preprocessing.model_copy(update={"orientation": "native"})
+    with pytest.raises(ContractError, match="orientation: store native, recipe OD"):
+        choose_volumes(store, recipe, "train")
