@@ -30,8 +30,10 @@ def errors_um(path: Path, truth: Path, preprocessing: Preprocessing) -> dict[str
     image = in_plane(volume.pixels, volume, preprocessing, columns_mm)
     found = find_surfaces(image, ty, tx)
     true = read_truth(truth).surfaces_row
+    if "frames_reversed" in volume.notes:
+        true = true[:, ::-1]  # the truth lies in the file's frame order
     result = {}
-    for name, rows, index in (("ilm", found.ilm, SURFACES.index("ILM")), ("bm", found.bm, SURFACES.index("BM"))):
+    for name, rows, index in (("ilm", found.ilm, SURFACES.index("ilm")), ("bm", found.bm, SURFACES.index("bm"))):
         found_mm = (rows - (image.shape[1] - 1) / 2) * ty
         native_mm = (true[index] - (height - 1) / 2) * dy
         true_mm = np.stack([np.interp(columns_mm, centred(width, dx), native_mm[z]) for z in range(depth)])

@@ -11,6 +11,7 @@ from jaxtyping import Bool, UInt8
 
 _WHITE = 254
 _LEAST_SHARE = 0.002  # of a B-scan's pixels; less is not worth a mask
+_BESIDE = 12  # rows that tell the level next to a fill
 _LEAST_RUN = 6  # pixels from the border: a bright A-scan's end is shorter
 
 
@@ -34,6 +35,20 @@ def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     grown[:, 1:] |= grown[:, :-1].copy()
     grown[:, :-1] |= grown[:, 1:].copy()
     return grown
+
+
+def _level_beside(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
+    """Median brightness of the rows next to a fill, so that its edge disappears; the darker of its two sides."""
+    levels = []
+    for flip in (False, True):
+        pixels, filled = (np.flip(frame, 0), np.flip(mask, 0)) if flip else (frame, mask)
+        beside = np.zeros_like(filled)
+        for rows in range(_BESIDE, 0, -1):
+            beside[rows:] |= filled[:-rows]
+        beside &= ~filled
+        if beside.sum() >= _BESIDE:
+            levels.append(np.median(pixels[beside]))
+    return np.uint8(min(levels, default=np.percentile(frame[~mask], 25)))
 
 
 def _touches(frame: UInt8[np.ndarray, "H W"], white: bool) -> bool:
@@ -64,7 +79,6 @@ def mask_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D 
             continue
         if cleaned is pixels:
             cleaned = pixels.copy()
-        level = np.percentile(frame[~mask], 10)
-        cleaned[index][mask] = np.uint8(level)
+        cleaned[index][mask] = _level_beside(frame, mask)
         filled += int(mask.sum())
     return cleaned, filled / pixels.size

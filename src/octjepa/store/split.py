@@ -104,3 +104,15 @@ def find_leaks(store: Store, other: Mapping[str, str] | None = None) -> list[dic
             if len(found) > 1
         ]
     return leaks
+
+
+def apply_split(store: Store, by: str, seed: int = 0) -> dict[str, object]:
+    """Splits the store's people `by` "recommended" or "stratified" and says how many stand where, and who on two sides.
+
+    Raises UsageError: an unknown way, people without a recommendation.
+    """
+    ways = {"recommended": lambda: split_recommended(store), "stratified": lambda: split_stratified(store, seed)}
+    if by not in ways:
+        raise UsageError(f"unknown way to split {by!r}: {' or '.join(ways)}")
+    store.set_split(ways[by]())
+    return {**split_counts(store), "leaks": find_leaks(store)}

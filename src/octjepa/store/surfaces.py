@@ -16,7 +16,9 @@ from jaxtyping import Float
 from octjepa.ingest.reasons import rejected
 
 _CLIMB = 0.035  # price of one row between neighbouring A-scans, in units of the tissue contrast
-_WRONG_LAYER_MM = 0.12  # a B-scan whose membrane lies this far off the common surface is searched again
+_WRONG_LAYER_MM = 0.12  # a B-scan whose membrane lies this far off the common surface took a wrong layer
+_PULL = 0.15  # price of lying 50 um off the common surface, in the same units
+_PULL_LIMIT = 4.0  # times that price at most: strong evidence wins over the surface
 _LEAST_RETINA_MM = 0.05
 
 
@@ -30,13 +32,29 @@ class Surfaces:
     noise: float
 
 
-def _box_mean(total: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Mean of rows r+start .. r+stop-1 for every row r, from `total`, the running sum [D, H+1, W] along rows."""
-    height = total.shape[1] - 1
-    rows = np.arange(height)
-    low, high = np.clip(rows + start, 0, height), np.clip(rows + stop, 0, height)
-    count = np.maximum(high - low, 1).astype(np.float32)[None, :, None]
-    return (total[:, high] - total[:, low]) / count
+class _Boxes:
+    """Box means along rows of `image` [D, H, W], by running sums; beyond the top lies `level`, beyond the bottom more of the
+    last rows, so that the image's own borders are no edges."""
+
+    def __init__(self, image: np.ndarray, level: float) -> None:
+        depth, self.height, width = image.shape
+        self.total = np.zeros((depth, self.height + 1, width), np.float32)
+        np.cumsum(image, axis=1, out=self.total[:, 1:])
+        self._level = np.float32(level)
+        self._last = image[:, -3:].mean(axis=1, keepdims=True)
+
+    def mean(self, start: int, stop: int) -> np.ndarray:
+        """Mean of rows r+start .. r+stop-1 for every row r."""
+        rows = np.arange(self.height)
+        low, high = np.clip(rows + start, 0, self.height), np.clip(rows + stop, 0, self.height)
+        result = self.total[:, high]
+        result -= self.total[:, low]
+        over = np.clip(-(rows + start), 0, stop - start)
+        under = np.clip(rows + stop - self.height, 0, stop - start)
+        result[:, over > 0] += over[over > 0][None, :, None] * self._level
+        result[:, under > 0] += under[under > 0].astype(np.float32)[None, :, None] * self._last
+        result *= np.float32(1 / (stop - start))
+        return result
 
 
 def _path(score: Float[np.ndarray, "D H W"], climb: float) -> np.ndarray:
@@ -61,45 +79,44 @@ def _path(score: Float[np.ndarray, "D H W"], climb: float) -> np.ndarray:
     return rows
 
 
-def _bruch_score(total: np.ndarray, level: float, contrast: float, row_mm: float) -> np.ndarray:
+def _bruch_score(boxes: _Boxes, row_mm: float) -> np.ndarray:
     """High on the lower edge of the RPE: bright above the row, darker below it and in the outer nuclear layer."""
 
     def rows(mm: float) -> int:
         return round(mm / row_mm)
 
     thick = max(2, rows(0.03))
-    rpe = _box_mean(total, -thick + 1, 1)
-    nuclear = _box_mean(total, -max(rows(0.13), thick + 2), -max(rows(0.06), thick))
-    choroid = _box_mean(total, 1, 1 + max(2, rows(0.05)))
-    edge = (rpe - 0.45 * nuclear - 0.55 * choroid) / contrast
+    rpe = boxes.mean(-thick + 1, 1)
+    nuclear = boxes.mean(-max(rows(0.13), thick + 2), -max(rows(0.06), thick))
+    choroid = boxes.mean(1, 1 + max(2, rows(0.05)))
+    edge = rpe - 0.45 * nuclear - 0.55 * choroid
     # Light lies above Bruch's membrane: the nerve fibre layer, as bright, has little tissue over it.
-    above = np.maximum(total[:, 1:] - level * np.arange(1, total.shape[1])[None, :, None], 0)
-    share = above / np.maximum(above[:, -1:], contrast * 4)
+    above = np.maximum(boxes.total[:, 1:], 0)
+    share = above / np.maximum(above[:, -1:], 4.0)
     return edge - 1.2 * np.maximum(0.0, 0.42 - share) / 0.42
 
 
-def _ilm_score(total: np.ndarray, level: float, contrast: float, row_mm: float) -> np.ndarray:
+def _vitreous(image: Float[np.ndarray, "D H W"], bm: Float[np.ndarray, "D W"]) -> Float[np.ndarray, " D"]:
+    """Brightness of each B-scan's vitreous: the lower quarter of what lies above Bruch's membrane."""
+    rows = np.arange(image.shape[1])[:, None]
+    return np.array([np.percentile(frame[rows < line[None]][::3], 25) for frame, line in zip(image, bm, strict=True)])
+
+
+def _ilm_score(boxes: _Boxes, vitreous: Float[np.ndarray, " D"], row_mm: float) -> np.ndarray:
     """High on the first row of tissue: brighter below than above, and nothing but vitreous further up."""
 
     def rows(mm: float) -> int:
         return max(2, round(mm / row_mm))
 
-    below, above = _box_mean(total, 0, rows(0.03)), _box_mean(total, -rows(0.03), 0)
-    further = _box_mean(total, -rows(0.20), -rows(0.02))
-    further[:, 0] = level
-    return (below - above) / contrast - 1.5 * np.maximum(0.0, (further - level) / contrast)
+    edge = boxes.mean(0, rows(0.03)) - boxes.mean(-rows(0.03), 0)
+    further = boxes.mean(-rows(0.20), -rows(0.02))
+    return edge - 1.5 * np.maximum(0.0, further - vitreous.astype(np.float32)[:, None, None] - 0.05)
 
 
 def _median_along(values: np.ndarray, size: int) -> np.ndarray:
     from scipy.ndimage import median_filter
 
     return median_filter(values, size=(1, size), mode="nearest")
-
-
-def _outside(height: int, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """[D, H, W] True where the row is above `low` or below `high` ([D, W])."""
-    rows = np.arange(height)[None, :, None]
-    return (rows < low[:, None, :]) | (rows > high[:, None, :])
 
 
 def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: float) -> Surfaces:
@@ -111,34 +128,32 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: f
 
     depth, height, width = image.shape
     smooth = gaussian_filter1d(image, max(0.6, 0.03 / column_mm), axis=2, mode="nearest", truncate=2.5)
-    total = np.zeros((depth, height + 1, width), np.float32)
-    np.cumsum(smooth, axis=1, out=total[:, 1:])
-    profile = _box_mean(total, -max(1, round(0.01 / row_mm)), max(1, round(0.01 / row_mm)) + 1)[
-        :, :, :: max(1, width // 64)
-    ]
-    level = float(np.percentile(profile, 20))
-    contrast = float(np.percentile(profile.max(axis=1), 50)) - level
-    noise = float(np.percentile(profile, 20) - np.percentile(profile, 2)) + 1.0
+    # Brightness differs from B-scan to B-scan: each is brought to 0 in the dark and 1 on its brightest layer.
+    half = max(1, round(0.01 / row_mm))
+    sampled = smooth[:, ::2, ::2].reshape(depth, -1)
+    faint, level = np.percentile(sampled, [2, 20], axis=1).astype(np.float32)
+    peak = np.median(_Boxes(smooth, float(np.median(level))).mean(-half, half + 1).max(axis=1), axis=1)
+    contrast, noise = float(np.median(peak - level)), float(np.median(level - faint)) + 1.0
     if contrast < 4.0 or contrast < 2.0 * noise:
         raise rejected("no_tissue", f"the brightest layers stand {contrast:.1f} grey levels over the background")
+    smooth -= level[:, None, None]
+    smooth /= np.maximum(peak - level, 0.3 * contrast)[:, None, None]
+    boxes = _Boxes(smooth, 0.0)
 
     climb = _CLIMB * row_mm / 0.0078 * 0.047 / column_mm
-    bruch = _bruch_score(total, level, contrast, row_mm)
-    bm = _path(bruch, climb)
-    common = robust_surface(bm.astype(np.float64), row_mm)
-    off = np.abs(np.median(bm - common.rows, axis=1)) * row_mm > _WRONG_LAYER_MM
-    stray = (np.abs(bm - common.rows - common.offsets[:, None]) * row_mm > _WRONG_LAYER_MM).mean(axis=1) > 0.25
-    again = off | stray
-    if again.any() and not again.all():
-        reach = _WRONG_LAYER_MM * 1.5 / row_mm
-        near = common.rows[again] + np.where(off, 0, common.offsets)[again, None]
-        bruch[again] -= 1.0 * _outside(height, near - reach, near + reach)
-        bm[again] = _path(bruch[again], climb)
+    bruch = _bruch_score(boxes, row_mm)
+    common = robust_surface(_path(bruch, climb).astype(np.float64), row_mm)
+    # Second search, drawn to the common surface: over atrophy the path would follow the bright choroid's end, and a
+    # B-scan that took the nerve fibre layer for the RPE is brought back.
+    moved = np.where(np.abs(common.offsets) * row_mm > _WRONG_LAYER_MM, 0, common.offsets)
+    expected = (common.rows + moved[:, None]).astype(np.float32)
+    distance = np.abs(np.arange(height, dtype=np.float32)[None, :, None] - expected[:, None, :])
+    bruch -= _PULL * np.minimum(distance * np.float32(row_mm / 0.05), _PULL_LIMIT)
     size = max(3, round(0.15 / column_mm) | 1)
-    bm_rows = _median_along(bm.astype(np.float32), size)
+    bm_rows = _median_along(_path(bruch, climb).astype(np.float32), size)
 
-    inner = _ilm_score(total, level, contrast, row_mm)
-    inner -= 2.0 * _outside(height, np.zeros_like(bm_rows), bm_rows - _LEAST_RETINA_MM / row_mm)
+    inner = _ilm_score(boxes, _vitreous(smooth, bm_rows), row_mm)
+    inner[np.arange(height)[None, :, None] > (bm_rows - _LEAST_RETINA_MM / row_mm)[:, None, :]] -= 2.0
     ilm_rows = _median_along(_path(inner, climb).astype(np.float32), size)
     ilm_rows = np.minimum(ilm_rows, bm_rows - _LEAST_RETINA_MM / row_mm)
     return Surfaces(np.maximum(ilm_rows, 0), bm_rows, contrast, noise)
