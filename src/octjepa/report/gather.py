@@ -1,0 +1,216 @@
+"""Reads what a folder holds into one frozen object. Nothing is computed here, and nothing is made up.
+
+A part that is absent or cannot be read becomes a `Missing` with the reason and what would supply it; the page says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.recipe import Recipe
+
+if TYPE_CHECKING:
+    from octjepa.store import Store
+
+Kind = Literal["run", "store", "demo"]
+Part = TypeVar("Part")
+DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A part that the page cannot show: which, why, and the command that would supply it."""
+
+    part: str
+    why: str
+    supply: str
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """A run folder: `about` is run.json, `updates` and `validations` the two kinds of metrics lines, in order."""
+
+    path: Path
+    recipe: Recipe
+    recipe_text: str
+    about: dict[str, Any]
+    updates: list[dict[str, Any]]
+    validations: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ProbeContents:
+    """Rows {name, target, probe, pool, metric, value, low, high, n}; the paired difference and notes where there are.
+
+    `paired` is the comparison named before the test figures were seen, `comparisons` the same of every other row.
+    """
+
+    rows: list[dict[str, Any]]
+    paired: dict[str, Any] | None
+    comparisons: list[dict[str, Any]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class EmbeddingContents:
+    """How much of the store was embedded; the vectors themselves stay in their file."""
+
+    volumes: int
+    people: int
+    dim: int
+    encoder: str
+    by_split: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything the page is made of; None where a part is missing."""
+
+    root: Path
+    kind: Kind
+    store: Store | None
+    run: RunContents | None
+    probe: ProbeContents | None
+    embeddings: EmbeddingContents | None
+    phantom: bool
+    demo_seconds: float | None
+    missing: tuple[Missing, ...]
+
+
+def gather(source: Path) -> Contents:
+    """What `source` holds. Raises UsageError when it is no run, store or demo folder, or its own head is damaged."""
+    root = Path(source).resolve()
+    kind = kind_of(root, source)
+    missing: list[Missing] = []
+    run: RunContents | None = None
+    if kind == "run":
+        run = read_run(root)
+    elif kind == "demo":
+        run = _try(missing, "the run", root / "run", read_run, "octjepa pretrain")
+    store_path = _store_path(root, kind, run)
+    store: Store | None = None
+    if kind == "store":
+        store = _open_store(root)
+    elif store_path is None:
+        missing.append(Missing("the store", "run.json names none", "octjepa ingest"))
+    else:
+        store = _try(missing, "the store", store_path, _open_store, "octjepa ingest")
+    probe: ProbeContents | None = None
+    embeddings: EmbeddingContents | None = None
+    if kind == "store":
+        missing.append(Missing("masks, training, token maps and probe", "this is a store", "octjepa pretrain"))
+    else:
+        embeddings = _try(missing, "the embeddings", root / "embeddings.parquet", _read_embeddings, "octjepa embed")
+        probe = _try(missing, "the probe", root / "probe.json", _read_probe, "octjepa probe")
+    phantom = kind == "demo" and (root / "phantom").is_dir()
+    demo = root / "demo.json"
+    seconds = _read_json(demo, dict).get("seconds") if kind == "demo" and demo.is_file() else None
+    return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing))
+
+
+def kind_of(root: Path, shown: Path) -> Kind:
+    if not root.is_dir():
+        raise UsageError(f"no folder {shown}: give a run, a store or a demo folder")
+    if (root / "run.json").is_file():
+        return "run"
+    if (root / "store.json").is_file():
+        return "store"
+    if any((root / name).exists() for name in DEMO_PARTS):
+        return "demo"
+    raise UsageError(
+        f"{shown} is no run (run.json), no store (store.json) and no demo folder ({', '.join(DEMO_PARTS)}): "
+        "there is nothing to report on"
+    )
+
+
+def read_run(path: Path) -> RunContents:
+    """A run folder. Raises UsageError when run.json or recipe.yaml is absent or damaged."""
+    from octjepa.config import load_recipe
+    from octjepa.train.journal import read_lines
+
+    about = _read_json(path / "run.json", dict)
+    recipe = load_recipe(path / "recipe.yaml")
+    text = (path / "recipe.yaml").read_text(encoding="utf-8")
+    journal = path / "metrics.jsonl"
+    try:
+        lines = read_lines(journal) if journal.is_file() else []
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{journal} is damaged: {error.msg} in line {error.lineno} of an entry") from None
+    summary = path / "summary.json"
+    return RunContents(
+        path,
+        recipe,
+        text,
+        about,
+        [line for line in lines if "train/loss" in line],
+        [line for line in lines if "val/loss" in line],
+        _read_json(summary, dict) if summary.is_file() else None,
+    )
+
+
+def _store_path(root: Path, kind: Kind, run: RunContents | None) -> Path | None:
+    if kind == "demo" and (root / "store").exists():
+        return root / "store"
+    if run is not None and run.about.get("store"):
+        return (run.path / str(run.about["store"])).resolve()
+    return root / "store" if kind == "demo" else None
+
+
+def _open_store(path: Path) -> Store:
+    from octjepa.store import Store
+
+    return Store.open(path)
+
+
+def _read_probe(path: Path) -> ProbeContents:
+    data = _read_json(path, dict)
+    rows = data.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+        raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
+    return ProbeContents(rows, data.get("paired") or None, data.get("comparisons") or [], data.get("notes") or [])
+
+
+def _read_embeddings(path: Path) -> EmbeddingContents:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["person_id", "split"])
+        metadata = pq.read_schema(path).metadata or {}
+        dim, encoder = int(metadata[b"octjepa.dim"]), metadata[b"octjepa.encoder"].decode()
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise UsageError(f"{path} is no table of embeddings ({str(error).splitlines()[0]})") from None
+    splits = table.column("split").to_pylist()
+    people = set(table.column("person_id").to_pylist())
+    by_split = {split: splits.count(split) for split in sorted(set(splits))}
+    return EmbeddingContents(len(splits), len(people), dim, encoder, by_split)
+
+
+def _read_json(path: Path, kind: type[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} is not there") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{path} is not readable JSON ({error})") from None
+    if not isinstance(data, kind):
+        raise UsageError(f"{path} holds {type(data).__name__}, expected {kind.__name__}")
+    return data
+
+
+def _try(missing: list[Missing], part: str, path: Path, read: Callable[[Path], Part], supply: str) -> Part | None:
+    """`read(path)`, or None with the reason entered in `missing`."""
+    if not path.exists():
+        missing.append(Missing(part, f"there is no {path.name} here", supply))
+        return None
+    try:
+        return read(path)
+    except OctjepaError as error:
+        missing.append(Missing(part, str(error), supply))
+        return None

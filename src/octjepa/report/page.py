@@ -1,0 +1,294 @@
+"""Puts what was gathered on the page and writes it in one piece.
+
+Every section that a part is missing for says so in its place, with the command that would supply it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.progress import bar
+from octjepa.report import cohort, wording
+from octjepa.report.figures import curves, eyes, forest, masks, tokens
+from octjepa.report.gather import Contents, Missing, gather
+
+_LONG_TABLE = 12  # rows beyond which a table starts folded
+_EYES_OF_TOKENS = 4
+
+
+@dataclass
+class Page:
+    """What the template shows. A section whose value is None stands in `absent` with the reason."""
+
+    contents: Contents
+    made: str
+    title: str
+    findings: list[wording.Finding] = field(default_factory=list)
+    absent: dict[str, list[Missing]] = field(default_factory=dict)
+    cohort: cohort.Cohort | None = None
+    refused: list[cohort.Refused] = field(default_factory=list)
+    accepted: list[cohort.Accepted] = field(default_factory=list)
+    eyes: list[eyes.EyePicture] = field(default_factory=list)
+    masks: list[masks.MaskPicture] = field(default_factory=list)
+    mask_volume: str = ""
+    charts: list[Any] = field(default_factory=list)
+    baselines: list[dict[str, Any]] = field(default_factory=list)
+    rankme: float | None = None
+    tokens: tokens.TokenMaps | None = None
+    groups: list[forest.ForestGroup] = field(default_factory=list)
+    all_rows: list[dict[str, Any]] = field(default_factory=list)
+    paired: dict[str, Any] | None = None
+    paired_drawing: Any = None
+    commands: list[str] = field(default_factory=list)
+
+    def lacks(self, section: str, *missing: Missing) -> None:
+        self.absent.setdefault(section, []).extend(missing)
+
+
+def write_report(source: Path, out: Path | None = None) -> Path:
+    """Writes the page about `source` (a run, store or demo folder) to `out`, by default `report.html` in it.
+
+    The file appears whole or not at all. Raises UsageError (no such folder, none of the three, `out` is a folder) and
+    OctjepaError (the disk refuses).
+    """
+    source = Path(source)
+    contents = gather(source)
+    out = source / "report.html" if out is None else Path(out)
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
+    _write(out, render(contents))
+    return out
+
+
+def render(contents: Contents) -> str:
+    """The HTML text. Raises UsageError or another OctjepaError only where the folder's own head is damaged."""
+    name = contents.run.about.get("name", "") if contents.run else ""
+    page = Page(contents, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), str(name) or contents.root.name)
+    builders: tuple[tuple[str, Callable[[Page], None]], ...] = (
+        ("cohort", _cohort),
+        ("eyes", _eyes),
+        ("masks", _masks),
+        ("training", _training),
+        ("tokens", _tokens),
+        ("probe", _probe),
+        ("reproduce", _reproduce),
+    )
+    with bar("report", len(builders), "part") as progress:
+        for section, build in builders:
+            try:
+                build(page)
+            except OctjepaError as error:
+                page.lacks(section, Missing(_MISSING_NAMES[section], str(error), "see the message"))
+            progress.advance()
+    page.findings = [
+        *([_volumes_finding(page)] if page.cohort else []),
+        *([_pretext_finding(contents), wording.paired(page.paired)] if contents.kind != "store" else []),
+    ]
+    return _template().render(
+        page=page,
+        contents=contents,
+        run=contents.run,
+        long_table=_LONG_TABLE,
+        number=wording.number,
+        signed=wording.signed,
+        duration=wording.duration,
+        scrub=lambda text: wording.without_paths(str(text), contents.root),
+        predictors=wording.PREDICTORS,
+        version=version("octjepa"),
+    )
+
+
+_MISSING_NAMES = {
+    "cohort": "the cohort",
+    "eyes": "the eyes",
+    "masks": "the masks",
+    "training": "the training curves",
+    "tokens": "the token maps",
+    "probe": "the probe",
+    "reproduce": "the commands",
+}
+
+
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    text = files("octjepa.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["spaced"] = lambda value: str(value).replace("_", " ")
+    return environment.from_string(text)
+
+
+def _write(out: Path, text: str) -> None:
+    hidden = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text(text, encoding="utf-8")
+        hidden.replace(out)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise OctjepaError(f"could not write {out}: {error.strerror}. Free space, or give another --out.") from None
+
+
+def _of(contents: Contents, *parts: str) -> list[Missing]:
+    return [one for one in contents.missing if one.part in parts]
+
+
+def _cohort(page: Page) -> None:
+    store = page.contents.store
+    if store is None:
+        for section in ("cohort", "eyes", "files"):
+            page.lacks(section, *_of(page.contents, "the store"))
+        return
+    page.cohort = cohort.cohort(store)
+    page.refused = cohort.refused(store, page.contents.root)
+    page.accepted = cohort.accepted(store)
+
+
+def _eyes(page: Page) -> None:
+    store = page.contents.store
+    if store is None:
+        return
+    page.eyes = [eyes.eye_picture(store, row) for row in eyes.one_per_device(store.table)]
+    if not page.eyes:
+        page.lacks("eyes", Missing("the eyes", "the store holds no raster volume", "octjepa ingest"))
+
+
+def _masks(page: Page) -> None:
+    store, run = page.contents.store, page.contents.run
+    if store is None or run is None:
+        page.lacks("masks", *_of(page.contents, "the store"), *_of(page.contents, "the run"))
+        return
+    if not _fits(page, "masks"):
+        return
+    rows = eyes.one_per_device(store.table)
+    if not rows:
+        page.lacks("masks", Missing("the masks", "the store holds no raster volume to draw them on", "octjepa ingest"))
+        return
+    volume = store.read(str(rows[0]["volume_id"]))
+    page.mask_volume = f"{rows[0]['device']}, {rows[0]['eye'] or 'eye unknown'}, volume {rows[0]['volume_id']}"
+    page.masks = [masks.mask_picture(volume, run.recipe, family) for family in masks.FAMILIES]
+
+
+def _fits(page: Page, section: str) -> bool:
+    """Whether the store was prepared as the run's recipe asks; says so on the page where it was not."""
+    from octjepa.views.sample import check_contract
+
+    store, run = page.contents.store, page.contents.run
+    assert store is not None  # the callers' own check
+    assert run is not None
+    differences = check_contract(store.preprocessing, run.recipe)
+    if differences:
+        why = "the store was prepared otherwise than the run: " + "; ".join(differences)
+        page.lacks(section, Missing(_MISSING_NAMES[section], why, "octjepa ingest with the run's recipe"))
+    return not differences
+
+
+def _training(page: Page) -> None:
+    run = page.contents.run
+    if run is None:
+        page.lacks("training", *_of(page.contents, "the run"))
+        return
+    page.charts = curves.training_charts(run.updates, run.validations)
+    if not page.charts:
+        page.lacks("training", Missing("the training curves", "metrics.jsonl holds no update", "octjepa pretrain"))
+    if not run.validations:
+        page.lacks("training", Missing("the validation", "metrics.jsonl holds no validation", "octjepa pretrain"))
+        return
+    page.baselines, page.rankme = _baselines(run.validations[-1])
+
+
+def _baselines(last: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float | None]:
+    """The learned predictor and the trivial ones, best first, with the share of the longest bar."""
+    found = [{"name": "learned", "ours": True, "cosine": last["val/cosine"], "loss": last["val/loss"]}]
+    found += [
+        {
+            "name": name,
+            "ours": False,
+            "cosine": last[f"val/baseline/{name}"],
+            "loss": last.get(f"val/baseline_loss/{name}"),
+        }
+        for name in wording.PREDICTORS
+        if f"val/baseline/{name}" in last
+    ]
+    found.sort(key=lambda row: -row["cosine"])
+    for row in found:
+        row["share"] = max(0.0, min(1.0, row["cosine"]))
+    return found, last.get("val/rankme")
+
+
+def _tokens(page: Page) -> None:
+    store, run = page.contents.store, page.contents.run
+    if store is None or run is None:
+        page.lacks("tokens", *_of(page.contents, "the store"), *_of(page.contents, "the run"))
+        return
+    if not _fits(page, "tokens"):
+        return
+    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:_EYES_OF_TOKENS]
+    if not rows:
+        page.lacks("tokens", Missing("the token maps", "the store holds no held-out raster volume", "octjepa split"))
+        return
+    from octjepa.checkpoint import load_encoder
+
+    page.tokens = tokens.token_maps(store, rows, load_encoder(run.path))
+
+
+def _probe(page: Page) -> None:
+    probe = page.contents.probe
+    if probe is None:
+        page.lacks("probe", *_of(page.contents, "the probe", "the embeddings"))
+        return
+    page.groups = forest.forest(forest.headline(probe.rows, probe.paired))
+    page.all_rows = probe.rows
+    page.paired = probe.paired
+    if probe.paired and (value := forest.finite(probe.paired.get("difference"))) is not None:
+        low, high = (forest.finite(probe.paired.get(key)) for key in ("low", "high"))
+        page.paired_drawing = forest.difference_drawing(value, low, high)
+    if not page.groups:
+        page.lacks("probe", Missing("the probe", "probe.json holds no row", "octjepa probe"))
+
+
+def _reproduce(page: Page) -> None:
+    contents = page.contents
+    if contents.kind == "demo":
+        page.commands = ["octjepa demo --out DIR"] if contents.phantom else []
+    run = contents.run
+    if run is not None:
+        page.commands += [
+            "octjepa ingest FILES --store STORE --recipe recipe.yaml",
+            "octjepa pretrain recipe.yaml --store STORE --out RUN",
+        ]
+        if contents.embeddings:
+            page.commands.append("octjepa embed RUN --store STORE --out embeddings.parquet")
+        if contents.probe:
+            targets = sorted({str(row.get("target")) for row in contents.probe.rows} - {"macro", "None"})
+            asked = " ".join(f"--target {target}" for target in targets)
+            page.commands.append(f"octjepa probe embeddings.parquet --labels LABELS.tsv {asked}".rstrip())
+    elif contents.kind == "store":
+        page.commands = ["octjepa ingest FILES --store STORE"]
+
+
+def _pretext_finding(contents: Contents) -> wording.Finding:
+    run = contents.run
+    return wording.pretext(run.validations[-1] if run and run.validations else None)
+
+
+def _volumes_finding(page: Page) -> wording.Finding:
+    assert page.cohort is not None  # the caller's own check
+    lost = [row for row in page.refused if row.lost]
+    uncertain = sum(any(axis.uncertain for axis in row.axes) for row in page.accepted)
+    accepted = len(page.accepted)
+    told = f"{accepted} of {page.cohort.steps[0].count} files were read and accepted"
+    told += f"; {len(lost)} were refused, each with its reason below. " if lost else "; none was refused. "
+    if uncertain:
+        told += f"In {uncertain} of them a spacing is uncertain, and marked so. "
+    leaks = page.cohort.people_in_two_splits
+    told += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
+    return wording.Finding("Files read", f"{accepted}", "bad" if leaks else "good", told)
