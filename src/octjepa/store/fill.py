@@ -18,12 +18,14 @@ _LEAST_RUN = 6  # pixels from the border: a bright A-scan's end is shorter
 def _from_border(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """Pixels of `full` that a straight run of `full` pixels joins to a border."""
     joined = np.zeros_like(full)
-    for axis in (0, 1):
+    for turned, into in ((full, joined), (full.T, joined.T)):
+        length = len(turned)
+        position = np.arange(length)[:, None]
         for flip in (False, True):
-            view = np.flip(full, axis) if flip else full
-            run = np.logical_and.accumulate(view, axis=axis)
-            long = run & np.take(run, [min(_LEAST_RUN, run.shape[axis]) - 1], axis=axis)
-            joined |= np.flip(long, axis) if flip else long
+            run = (~(turned[::-1] if flip else turned)).argmax(axis=0)
+            run[turned.all(axis=0)] = length
+            run[run < _LEAST_RUN] = 0
+            into |= (position >= length - run) if flip else (position < run)
     return joined
 
 

@@ -60,22 +60,24 @@ class _Boxes:
 def _path(score: Float[np.ndarray, "D H W"], climb: float) -> np.ndarray:
     """Rows [D, W] of the path of highest score with `climb` paid per row between neighbours, for each B-scan."""
     depth, height, width = score.shape
-    ramp = (np.arange(height) * np.float32(climb)).astype(np.float32)[None]
-    columns = np.ascontiguousarray(score.transpose(2, 0, 1))
+    # Rows before B-scans: a running maximum over rows then takes all B-scans at once.
+    columns = np.ascontiguousarray(score.transpose(2, 1, 0))
+    index = np.arange(height)[:, None]
+    ramp = (index * np.float32(climb)).astype(np.float32)
     best = np.empty_like(columns)
     best[0] = columns[0]
+    down, up = np.empty_like(columns[0]), np.empty_like(columns[0])
     for x in range(1, width):
-        previous = best[x - 1]
-        down = np.maximum.accumulate(previous + ramp, axis=1) - ramp
-        up = np.maximum.accumulate((previous - ramp)[:, ::-1], axis=1)[:, ::-1] + ramp
-        np.maximum(down, up, out=down)
+        np.maximum.accumulate(best[x - 1] + ramp, axis=0, out=down)
+        down -= ramp
+        np.maximum.accumulate((best[x - 1] - ramp)[::-1], axis=0, out=up)
+        np.maximum(down, up[::-1] + ramp, out=down)
         np.add(down, columns[x], out=best[x])
     rows = np.empty((depth, width), np.int64)
-    rows[:, -1] = best[-1].argmax(axis=1)
-    index = np.arange(height)
+    rows[:, -1] = best[-1].argmax(axis=0)
     for x in range(width - 2, -1, -1):
-        price = np.float32(climb) * np.abs(index[None] - rows[:, x + 1, None])
-        rows[:, x] = (best[x] - price).argmax(axis=1)
+        price = np.float32(climb) * np.abs(index - rows[None, :, x + 1]).astype(np.float32)
+        rows[:, x] = (best[x] - price).argmax(axis=0)
     return rows
 
 
@@ -99,7 +101,7 @@ def _bruch_score(boxes: _Boxes, row_mm: float) -> np.ndarray:
 def _vitreous(image: Float[np.ndarray, "D H W"], bm: Float[np.ndarray, "D W"]) -> Float[np.ndarray, " D"]:
     """Brightness of each B-scan's vitreous: the lower quarter of what lies above Bruch's membrane."""
     rows = np.arange(image.shape[1])[:, None]
-    return np.array([np.percentile(frame[rows < line[None]][::3], 25) for frame, line in zip(image, bm, strict=True)])
+    return np.array([np.percentile(frame[rows < line[None]][::7], 25) for frame, line in zip(image, bm, strict=True)])
 
 
 def _ilm_score(boxes: _Boxes, vitreous: Float[np.ndarray, " D"], row_mm: float) -> np.ndarray:
@@ -130,7 +132,7 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: f
     smooth = gaussian_filter1d(image, max(0.6, 0.03 / column_mm), axis=2, mode="nearest", truncate=2.5)
     # Brightness differs from B-scan to B-scan: each is brought to 0 in the dark and 1 on its brightest layer.
     half = max(1, round(0.01 / row_mm))
-    sampled = smooth[:, ::2, ::2].reshape(depth, -1)
+    sampled = smooth[:, ::3, ::3].reshape(depth, -1)
     faint, level = np.percentile(sampled, [2, 20], axis=1).astype(np.float32)
     peak = np.median(_Boxes(smooth, float(np.median(level))).mean(-half, half + 1).max(axis=1), axis=1)
     contrast, noise = float(np.median(peak - level)), float(np.median(level - faint)) + 1.0
@@ -142,7 +144,9 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: f
 
     climb = _CLIMB * row_mm / 0.0078 * 0.047 / column_mm
     bruch = _bruch_score(boxes, row_mm)
-    common = robust_surface(_path(bruch, climb).astype(np.float64), row_mm)
+    step = max(1, width // 64)  # the common surface is smooth: few A-scans find it
+    first = _path(bruch[:, :, ::step], climb * step).astype(np.float64)
+    common = robust_surface(first, row_mm, columns=np.arange(width) / step)
     # Second search, drawn to the common surface: over atrophy the path would follow the bright choroid's end, and a
     # B-scan that took the nerve fibre layer for the RPE is brought back.
     moved = np.where(np.abs(common.offsets) * row_mm > _WRONG_LAYER_MM, 0, common.offsets)
@@ -167,23 +171,26 @@ class RobustSurface:
     offsets: Float[np.ndarray, " D"]
 
 
-def _terms(depth: int, width: int, degree: int) -> np.ndarray:
-    z, x = np.meshgrid(np.linspace(-1, 1, depth), np.linspace(-1, 1, width), indexing="ij")
+def _terms(depth: int, columns: np.ndarray, width: int, degree: int) -> np.ndarray:
+    z, x = np.meshgrid(np.linspace(-1, 1, depth), columns / max(1, width - 1) * 2 - 1, indexing="ij")
     terms = [np.ones_like(z), x, z]
     if degree == 2:
         terms += [x * x, z * x, z * z]
     return np.stack([term.ravel() for term in terms], axis=1)
 
 
-def robust_surface(surface: Float[np.ndarray, "D W"], row_mm: float, degree: int = 2) -> RobustSurface:
+def robust_surface(
+    surface: Float[np.ndarray, "D W"], row_mm: float, degree: int = 2, columns: np.ndarray | None = None
+) -> RobustSurface:
     """Polynomial of `degree` over slice and column with an axial offset per B-scan, fitted with Tukey's weights.
 
-    Weights fall to zero some 60 um from the fit, so that drusen and detachments stay raised over it.
+    Weights fall to zero some 60 um from the fit, so that drusen and detachments stay raised over it. `columns` are
+    where `rows` is wanted, in columns of `surface` (default: at them).
     """
     depth, width = surface.shape
     step = max(1, width // 48)
     sampled = surface[:, ::step].astype(np.float64)
-    terms = _terms(depth, sampled.shape[1], degree)
+    terms = _terms(depth, np.arange(0, width, step), width, degree)
     offsets = np.zeros(depth)
     values = np.repeat(np.median(sampled), sampled.size)
     weight = np.ones(sampled.size)
@@ -202,5 +209,6 @@ def robust_surface(surface: Float[np.ndarray, "D W"], row_mm: float, degree: int
         left = (residual - offsets[:, None]).ravel()
         scale = max(4.685 * 1.4826 * float(np.median(np.abs(left))), least)
         weight = np.maximum(0.0, 1.0 - (left / scale) ** 2) ** 2
-    full = (_terms(depth, width, degree) @ coefficients).reshape(depth, width)
+    wanted = np.arange(width) if columns is None else columns
+    full = (_terms(depth, wanted, width, degree) @ coefficients).reshape(depth, len(wanted))
     return RobustSurface(full, offsets)
