@@ -146,7 +146,7 @@ def _unique(
 
 def _same_number(one: str, other: str) -> bool:
     numbers = _numbers([one, other])
-    return numbers is not None and numbers[0] == numbers[1]
+    return numbers is not None and bool(numbers[0] == numbers[1])
 
 
 def _numbers(texts: Sequence[str]) -> Float[np.ndarray, " n"] | None:

@@ -36,7 +36,7 @@ class Embeddings:
 
     frame: pd.DataFrame
     vector: Float[np.ndarray, "volumes features"]
-    untrained: Float[np.ndarray, "volumes features"]
+    untrained: Float[np.ndarray, "volumes untrained_features"]
     histogram: Float[np.ndarray, "volumes bins"]
     dim: int
     encoder: str
