@@ -1,21 +1,29 @@
 """Prints how phantom eyes compare with figures measured on real ones, as a Markdown table.
 
     python benchmarks/phantom_statistics.py [--people N] [--real FOLDER]
+    python benchmarks/phantom_statistics.py --histogram 300
+    python benchmarks/phantom_statistics.py --picture docs/images/phantom.png
 
 Phantoms are full-size. Where a folder with real OPT DICOM files is given (or OCTJEPA_DATA names one), one column per
-file is measured by the same code; columns that need true surfaces stay empty there.
+file is measured by the same code; columns that need true surfaces stay empty there. `--histogram N` asks instead how
+well the lesions of N people (small size) can be read from the intensity histogram or from the device alone: they should
+not be, since lesions are structure. `--picture FILE` draws the dialects and lesions.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from octjepa.phantom import make_eye
+from octjepa.phantom import DIALECTS, LESIONS, SURFACES, Eye, make_eye
+from octjepa.phantom.eye import assemble_eye
+from octjepa.phantom.person import EYES, make_person
 from octjepa.phantom.statistics import (
     REFERENCE,
     REFERENCE_THICKNESS,
@@ -24,6 +32,7 @@ from octjepa.phantom.statistics import (
     measure_truth,
 )
 from octjepa.recipe import DEVICES
+from octjepa.volume import Laterality
 
 
 def mean_of(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -48,12 +57,117 @@ def print_table(columns: dict[str, dict[str, float]], reference: Callable[[str],
         print(f"| {name} | {reference(name)} | " + " | ".join(cells) + " |")
 
 
+def _histogram_row(task: tuple[int, Laterality]) -> tuple[np.ndarray, list[bool]]:
+    person, side = task
+    eye = make_eye(0, person, side, DEVICES[person % len(DEVICES)])
+    counts = np.bincount(eye.pixels.ravel(), minlength=256) / eye.pixels.size
+    shares = np.sqrt(counts.reshape(32, 8).sum(axis=1))
+    percentiles = np.searchsorted(np.cumsum(counts), [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.998]) / 255
+    return np.concatenate([shares, percentiles]), list(eye.truth.labels.values())
+
+
+def print_histogram_auroc(people: int) -> None:
+    """AUROC per lesion of a logistic model, five folds by person, the best of three penalties (so rather high)."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import GroupKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    tasks = [(person, side) for person in range(people) for side in EYES]
+    with ProcessPoolExecutor() as pool:
+        rows = list(pool.map(_histogram_row, tasks, chunksize=8))
+    features = np.array([row[0] for row in rows])
+    labels = np.array([row[1] for row in rows]).astype(int)
+    person = np.array([task[0] for task in tasks])
+    device = person % len(DEVICES)
+    within = features.copy()
+    for k in range(len(DEVICES)):
+        own = within[device == k]
+        within[device == k] = (own - own.mean(axis=0)) / (own.std(axis=0) + 1e-6)
+    print(f"\nAUROC from intensities alone, {people} people, {len(rows)} eyes\n")
+    print("| features | " + " | ".join(LESIONS) + " | macro |")
+    print("|---|" + "---|" * (len(LESIONS) + 1))
+    print("| (prevalence) | " + " | ".join(f"{share:.2f}" for share in labels.mean(axis=0)) + " | |")
+    sets = {"histogram": features, "histogram, z-scored per device": within, "device": np.eye(len(DEVICES))[device]}
+    for name, matrix in sets.items():
+        scores = []
+        for k in range(len(LESIONS)):
+            tried = []
+            for penalty in (0.01, 0.1, 1.0):
+                model = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=1000))
+                folds = GroupKFold(5)
+                scored = cross_val_predict(
+                    model, matrix, labels[:, k], groups=person, cv=folds, method="decision_function"
+                )
+                tried.append(roc_auc_score(labels[:, k], scored))
+            scores.append(max(tried))
+        print(f"| {name} | " + " | ".join(f"{score:.2f}" for score in scores) + f" | {np.mean(scores):.2f} |")
+
+
+def _drawn(device: str, person: int, lesion: str = "") -> Eye:
+    """A right eye with `lesion` of severity 0.75 and no other."""
+    dialect = DIALECTS[device]
+    wanted = {lesion: 0.75} if lesion else {}
+    return assemble_eye(1, dataclasses.replace(make_person(1, person), lesions={"OD": wanted}), "OD", dialect, "small")
+
+
+def draw_picture(path: Path) -> None:
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from PIL import Image
+
+    figure, axes = plt.subplots(3, 4, figsize=(14, 7.2))
+
+    def show(axis: plt.Axes, eye: Eye, title: str, frame: int) -> None:
+        stretch = 2 * eye.spacing_mm[1] / eye.spacing_mm[2]  # depth drawn at twice its size, as viewers do
+        axis.imshow(eye.pixels[frame], cmap="gray", vmin=0, vmax=255, aspect=stretch)
+        axis.set_title(title.replace("_", " "), fontsize=10)
+
+    for axis, device in zip(axes[0], DEVICES, strict=True):
+        eye = _drawn(device, 3)
+        show(axis, eye, device, round(eye.truth.fovea_mm[0] / eye.spacing_mm[0]))
+    devices = ("heidelberg_spectralis", "zeiss_cirrus", "topcon_triton", "heidelberg_spectralis", "topcon_maestro2")
+    for axis, lesion, device, person in zip(axes.ravel()[4:9], LESIONS, devices, (9, 4, 3, 5, 7), strict=True):
+        eye = _drawn(device, person, lesion)
+        show(axis, eye, lesion, int(eye.truth.masks[lesion].any(axis=1).sum(axis=1).argmax()))
+    eye = _drawn("heidelberg_spectralis", 8, "subretinal_fluid")
+    frame = int(eye.truth.masks["subretinal_fluid"].any(axis=1).sum(axis=1).argmax())
+    show(axes[2, 1], eye, "true surfaces", frame)
+    axes[2, 1].plot(eye.truth.surfaces_row[:, frame].T, linewidth=0.8)
+    for axis, lesion in zip(axes[2, 2:], ("geographic_atrophy", ""), strict=True):
+        eye = _drawn("zeiss_cirrus", 12, lesion)
+        slab = eye.truth.surfaces_row[SURFACES.index("bm")][:, None] + np.arange(3, 28)[None, :, None]
+        rows = np.clip(slab, 0, eye.pixels.shape[1] - 1).astype(int)
+        face = np.take_along_axis(eye.pixels, rows, axis=1).mean(axis=1)
+        axis.imshow(face, cmap="gray", aspect=eye.spacing_mm[0] / eye.spacing_mm[2], interpolation="bilinear")
+        axis.set_title(f"below Bruch's membrane, {lesion.replace('_', ' ') or 'healthy'}", fontsize=10)
+    for axis in axes.ravel():
+        axis.axis("off")
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=75)
+    Image.open(buffer).convert("RGB").quantize(200, method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--people", type=int, default=1, help="eyes per device (full size: 3 to 15 seconds each)")
     parser.add_argument("--devices", nargs="+", default=list(DEVICES))
     parser.add_argument("--real", type=Path, default=os.environ.get("OCTJEPA_DATA"))
+    parser.add_argument("--histogram", type=int, metavar="PEOPLE")
+    parser.add_argument("--picture", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.picture:
+        draw_picture(arguments.picture)
+        return
+    if arguments.histogram:
+        print_histogram_auroc(arguments.histogram)
+        return
     columns: dict[str, dict[str, float]] = {}
     for device in arguments.devices:
         rows = []

@@ -9,26 +9,16 @@ import pytest
 
 from octjepa.errors import UsageError
 from octjepa.phantom import DEVICES, DIALECTS, LESIONS, SURFACES, Eye, make_eye
-from octjepa.phantom import eye as eye_module
 from octjepa.phantom.anatomy import BM, ILM, RPE, make_anatomy
+from octjepa.phantom.eye import assemble_eye
 from octjepa.phantom.person import STUDY_GROUPS, make_person
 from octjepa.phantom.render import speckle, stack_sheets
 
 
-@pytest.fixture
-def eye_with(monkeypatch: pytest.MonkeyPatch):
-    """Makes an eye with exactly the given lesions, all of severity 0.8."""
-
-    def make(device: str, *lesions: str, person: int = 3, size: str = "small") -> Eye:
-        wanted = dict.fromkeys(lesions, 0.8)
-        monkeypatch.setattr(
-            eye_module,
-            "make_person",
-            lambda seed, index: dataclasses.replace(make_person(seed, index), lesions={"OD": wanted, "OS": wanted}),
-        )
-        return make_eye(1, person, "OD", device, size)
-
-    return make
+def eye_with(device: str, *lesions: str, person: int = 3) -> Eye:
+    """A right eye with exactly the given lesions, all of severity 0.8."""
+    chosen = dataclasses.replace(make_person(1, person), lesions={"OD": dict.fromkeys(lesions, 0.8)})
+    return assemble_eye(1, chosen, "OD", DIALECTS[device], "small")
 
 
 def test_equal_arguments_give_equal_eyes_and_each_argument_matters() -> None:
@@ -94,7 +84,7 @@ def test_left_eye_is_mirrored() -> None:
         assert mean[:, nasal_side].mean() > 1.5 * mean[:, other_side].mean()
 
 
-def test_fovea_is_where_the_retina_is_thinnest(eye_with) -> None:
+def test_fovea_is_where_the_retina_is_thinnest() -> None:
     for person in (0, 1, 2):
         eye = eye_with("topcon_triton", person=person)
         thickness = eye.truth.surfaces_row[BM] - eye.truth.surfaces_row[ILM]
@@ -111,7 +101,7 @@ def _mean_at(eye: Eye, rows: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rpe_is_brighter_than_its_neighbours_and_vitreous_darkest(device: str, eye_with) -> None:
+def test_rpe_is_brighter_than_its_neighbours_and_vitreous_darkest(device: str) -> None:
     eye = eye_with(device)
     surfaces, row_um = eye.truth.surfaces_row, eye.spacing_mm[1] * 1000
     rpe = _mean_at(eye, surfaces[RPE] + 11 / row_um)
@@ -126,7 +116,7 @@ def test_rpe_is_brighter_than_its_neighbours_and_vitreous_darkest(device: str, e
 
 @pytest.mark.parametrize("lesion", ["intraretinal_fluid", "subretinal_fluid"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_fluid_is_darker_than_the_tissue_around_it(device: str, lesion: str, eye_with) -> None:
+def test_fluid_is_darker_than_the_tissue_around_it(device: str, lesion: str) -> None:
     eye = eye_with(device, lesion)
     mask = eye.truth.masks[lesion]
     row = np.arange(eye.pixels.shape[1])[None, :, None]
@@ -136,7 +126,7 @@ def test_fluid_is_darker_than_the_tissue_around_it(device: str, lesion: str, eye
     assert eye.pixels[inner].mean() < 0.85 * eye.pixels[retina & ~mask].mean()
 
 
-def test_atrophy_brightens_the_choroid_and_takes_the_rpe(eye_with) -> None:
+def test_atrophy_brightens_the_choroid_and_takes_the_rpe() -> None:
     eye, healthy = eye_with("heidelberg_spectralis", "geographic_atrophy"), eye_with("heidelberg_spectralis")
     lost = eye.truth.masks["geographic_atrophy"].any(axis=1)
     assert 0.005 < lost.mean() < 0.5
@@ -148,7 +138,7 @@ def test_atrophy_brightens_the_choroid_and_takes_the_rpe(eye_with) -> None:
     assert eye.pixels[rpe].mean() < 0.85 * healthy.pixels[rpe].mean()
 
 
-def test_drusen_lift_the_rpe_and_membrane_is_bright(eye_with) -> None:
+def test_drusen_lift_the_rpe_and_membrane_is_bright() -> None:
     eye = eye_with("topcon_maestro2", "drusen")
     mask, surfaces = eye.truth.masks["drusen"], eye.truth.surfaces_row
     row_um = eye.spacing_mm[1] * 1000

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from octjepa.keys import generator
-from octjepa.phantom.anatomy import BM, RPE, SURFACES, make_anatomy
-from octjepa.phantom.dialect import Size, dialect_of
+from octjepa.phantom.anatomy import BM, RPE, make_anatomy
+from octjepa.phantom.dialect import Dialect, Size, dialect_of
 from octjepa.phantom.lesions import Disease, make_disease
 from octjepa.phantom.person import LESIONS, Person, make_person
 from octjepa.phantom.render import render
@@ -54,14 +54,19 @@ def make_eye(seed: int, person: int, eye: Laterality, device: str, size: Size = 
     that real ones do. Raises UsageError for an unknown device or size, or a person beyond the 4-digit ids.
     """
     dialect = dialect_of(device)
-    grid = dialect.grid(size)
-    who = make_person(seed, person)
-    anatomy = make_anatomy(seed, person, eye, dialect, size)
-    disease = make_disease(anatomy, who.lesions[eye], generator("phantom", seed, "lesions", person, eye))
-    pixels = render(anatomy, disease, dialect, grid, generator("phantom", seed, "light", person, eye, device, size))
+    return assemble_eye(seed, make_person(seed, person), eye, dialect, size)
+
+
+def assemble_eye(seed: int, person: Person, eye: Laterality, dialect: Dialect, size: Size) -> Eye:
+    """`make_eye` for a given person, whose lesions may have been chosen rather than drawn."""
+    grid, index = dialect.grid(size), person.index
+    anatomy = make_anatomy(seed, index, eye, dialect, size)
+    disease = make_disease(anatomy, person.lesions[eye], generator("phantom", seed, "lesions", index, eye))
+    light = generator("phantom", seed, "light", index, eye, dialect.device, size)
+    pixels = render(anatomy, disease, dialect, grid, light)
     row_um = grid.spacing_mm[1] * 1000
     truth = Truth(disease.surfaces_um / row_um, _masks(disease, grid.shape, row_um), anatomy.fovea_mm)
-    return Eye(who, eye, device, size, pixels, grid.spacing_mm, truth)
+    return Eye(person, eye, dialect.device, size, pixels, grid.spacing_mm, truth)
 
 
 def _masks(disease: Disease, shape: tuple[int, int, int], row_um: float) -> dict[str, Bool[np.ndarray, "D H W"]]:
@@ -89,6 +94,3 @@ def _masks(disease: Disease, shape: tuple[int, int, int], row_um: float) -> dict
     if disease.membrane_um.any():
         masks["epiretinal_membrane"] = between(surfaces[0] - disease.membrane_um, surfaces[0])
     return {name: mask for name, mask in masks.items() if mask.any()}
-
-
-__all__ = ["LESIONS", "SURFACES", "Eye", "Truth", "make_eye"]

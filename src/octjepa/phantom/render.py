@@ -88,7 +88,7 @@ def _sheets(
     alive = 1 - atrophy
     person_db = rng.normal(0.0, 1.0, len(_DECIBEL))  # eyes differ from layer to layer
     level = {
-        name: np.float32(10 ** ((db + 0.5 * wobble) / 10))
+        name: np.float32(10 ** ((db + 0.9 * wobble) / 10))
         for (name, db), wobble in zip(_DECIBEL.items(), person_db, strict=True)
     }
     tops: list[Map] = []
@@ -148,7 +148,7 @@ def _with_choroid(
     for k in range(1, _CHOROID_SHEETS):  # vessels cross several sheets
         blotch[k] = 0.65 * blotch[k - 1] + 0.76 * blotch[k]
     first, last = _CHOROID_DECIBEL
-    gain = dialect.choroid_gain_db + rng.normal(0.0, 1.3)
+    gain = dialect.choroid_gain_db + rng.normal(0.0, 1.9)
     decibel = (
         first
         + (last - first) * depth**0.8
@@ -169,7 +169,7 @@ def _shade(
     values *= np.where(below, shadow, np.float32(1))
     values *= np.exp(0.16 * smooth_map(rng, values.shape, (0.0, 1.2)))
     frames, columns = values.shape[1:]
-    light = rng.normal(0.0, 1.2) + 0.8 * smooth_map(rng, (frames, columns), (frames / 6, columns / 6))
+    light = rng.normal(0.0, 1.7) + 0.8 * smooth_map(rng, (frames, columns), (frames / 6, columns / 6))
     light = light + 10 * np.log10(1 + dialect.frame_gain_cv * rng.standard_normal(frames))[:, None] * 2
     if dialect.blinks and rng.random() < 0.08:
         start = int(rng.integers(1, frames - 4))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from scipy.ndimage import gaussian_filter, gaussian_filter1d, maximum_filter, uniform_filter
 from scipy.signal import find_peaks, peak_widths
 
@@ -72,7 +72,7 @@ def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, 
     used = np.linspace(0, len(pixels) - 1, min(len(pixels), 24)).round().astype(int)
     frames = pixels[used].astype(np.float32)
     # White filling (the corners of a registered scan) is no tissue, and a column of nothing else counts for nothing.
-    filling = np.stack([uniform_filter(frame, 7) for frame in frames]) > 250
+    filling = _filling(frames)
     frames[filling] = 0
     valid = frames.max(axis=1) > 0
     smooth = gaussian_filter1d(gaussian_filter1d(frames, 0.012 / dy, axis=1), 0.05 / dx, axis=2)
@@ -93,6 +93,10 @@ def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, 
     # The slow change of brightness over the field is anatomy and light; neighbours tell the frame's own part.
     figures["frame brightness CV %"] = float(100 * np.std(np.diff(level)) / np.sqrt(2) / np.mean(level))
     return figures
+
+
+def _filling(frames: Float[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"]:
+    return np.stack([uniform_filter(frame, 7) for frame in frames]) > 250
 
 
 def _grain(frames: Float[np.ndarray, "D H W"], rpe: np.ndarray, row_mm: float) -> dict[str, float]:
@@ -131,6 +135,7 @@ def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, fl
     _, dy, dx = spacing_mm
     step = max(1, round(0.05 / dx))
     thin = pixels[:, :, ::step].astype(np.float32)
+    thin[_filling(thin)] = 0
     rows = gaussian_filter1d(thin, 0.012 / dy, axis=1).argmax(axis=1)
     shift = np.median(np.diff(rows, axis=0), axis=1)
     if len(shift) < 8:
