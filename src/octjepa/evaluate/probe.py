@@ -287,7 +287,7 @@ def _measure(
             counts = confusion(predictions)
             result.confusions.append({**vars(row), "classes": list(target.classes), "counts": counts})
             said = [name for name, column in zip(target.classes, zip(*counts, strict=True), strict=True) if any(column)]
-            if len(said) == 1 and row.name != "majority":
+            if len(said) == 1 and row.name not in RESERVED:
                 result.note(
                     f"{row.name} ({row.probe}, {row.pool}) says {said[0]!r} of every test volume of {row.target}: "
                     "a constant predictor"
