@@ -113,13 +113,10 @@ def _drawn(device: str, person: int, lesion: str = "") -> Eye:
 
 
 def draw_picture(path: Path) -> None:
-    import io
-
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from PIL import Image
 
     figure, axes = plt.subplots(3, 4, figsize=(14, 7.2))
 
@@ -149,9 +146,7 @@ def draw_picture(path: Path) -> None:
     for axis in axes.ravel():
         axis.axis("off")
     figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=75)
-    Image.open(buffer).convert("RGB").quantize(200, method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
+    figure.savefig(path, dpi=66, pil_kwargs={"optimize": True})
 
 
 def main() -> None:
