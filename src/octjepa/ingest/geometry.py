@@ -202,9 +202,10 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
     ):
         if positions is None:
             continue
-        order = _ordered(positions, notes)
-        if order is None:
+        rising = _ordered(positions, notes)
+        if rising is None:
             continue
+        order = rising
         placed = positions[order] - positions[order[0]]
         gaps = np.diff(placed)
         pitch = round(float(np.median(gaps)), 7)  # differences of decimal texts carry float dust

@@ -7,7 +7,6 @@ data, not from NumberOfFrames: pydicom lets a wrong count end a generator silent
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +104,7 @@ def _native(data: Dataset, layout: _Layout, notes: list[str]) -> np.ndarray:
     frames = _count(data, found, notes)
     _check_size(frames, layout)
     kind = ("i" if layout.signed else "u") + str(layout.allocated // 8)
-    order = "<" if data.is_little_endian is not False else ">"  # type: ignore[attr-defined]
+    order = "<" if data.is_little_endian is not False else ">"
     values = np.frombuffer(buffer, order + kind, count=frames * layout.frame_bytes * 8 // layout.allocated)
     if layout.samples == 1:
         return values.reshape(frames, layout.rows, layout.columns)
@@ -281,12 +280,10 @@ def decode_pixels(data: Dataset) -> Decoded:
     layout = _layout(data)
     notes: list[str] = []
     broken: list[int] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pydicom warns of what is checked here
-        if data.file_meta.TransferSyntaxUID.is_encapsulated:
-            values, broken = _encapsulated(data, layout, notes)
-        else:
-            values = _native(data, layout, notes)
+    if data.file_meta.TransferSyntaxUID.is_encapsulated:
+        values, broken = _encapsulated(data, layout, notes)
+    else:
+        values = _native(data, layout, notes)
     if len(values) < 4:
         raise rejected("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
     pixels = _to_8bit(_to_grey(values, notes), data, layout, notes)

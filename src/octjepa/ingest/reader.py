@@ -56,16 +56,14 @@ def _check_kind(path: Path) -> None:
 def _read(path: Path, pixels: bool) -> Dataset:
     from pydicom import dcmread
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # values out of standard are judged here, one by one
-        try:
-            return dcmread(path, stop_before_pixels=not pixels)
-        except OSError as error:
-            raise rejected("unreadable_file", error.strerror or str(error)) from None
-        except MemoryError:
-            raise
-        except Exception as error:  # pydicom raises what the broken element made of its parser
-            raise rejected("truncated" if pixels else "broken_header", _first_line(error)) from None
+    try:
+        return dcmread(path, stop_before_pixels=not pixels)
+    except OSError as error:
+        raise rejected("unreadable_file", error.strerror or str(error)) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # pydicom raises what the broken element made of its parser
+        raise rejected("truncated" if pixels else "broken_header", _first_line(error)) from None
 
 
 def _first_line(error: BaseException) -> str:
@@ -83,17 +81,14 @@ def _check_header(header: Dataset) -> None:
     raise rejected("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
 
 
-def _pixels(path: Path, header: Dataset) -> Any:
+def _with_pixels(path: Path) -> Dataset:
     data = _read(path, pixels=True)
     if "PixelData" not in data:
-        # pydicom drops an element that is cut off; what is missing against the declared frames tells the two apart.
-        try:
-            promised = int(header.Rows) * int(header.Columns) * int(header.get("NumberOfFrames") or 1)
-        except (AttributeError, TypeError, ValueError):
-            promised = 0
-        size = path.stat().st_size
-        if promised and size > promised // 50:
-            raise rejected("truncated", f"the pixel data are cut off: the file holds {size} bytes")
+        # pydicom drops an element that is cut off: its tag in the bytes tells a cut file from a header alone.
+        if b"\xe0\x7f\x10\x00" in path.read_bytes():
+            raise rejected(
+                "truncated", f"the pixel data begin and are cut off: the file holds {path.stat().st_size} bytes"
+            )
         raise rejected("no_pixel_data", "the header is whole, the pixel data element is absent")
     if not len(data.PixelData):
         raise rejected("no_pixel_data", "the pixel data element is empty")
@@ -131,7 +126,11 @@ def read_volume(path: str | Path, manifest_row: ManifestRow | None = None) -> OC
     if not path.is_file():
         raise UsageError(f"no file at {path}: expected an OCT DICOM file")
     try:
-        return _read_volume(path, manifest_row or find_row(path))
+        with warnings.catch_warnings():
+            # pydicom converts values when they are asked for, and warns of each that is out of standard: here what is
+            # out of standard is judged one by one.
+            warnings.simplefilter("ignore")
+            return _read_volume(path, manifest_row or find_row(path))
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
@@ -143,7 +142,7 @@ def _read_volume(path: Path, row: ManifestRow | None) -> OCTVolume:
     header = _read(path, pixels=False)
     _check_header(header)
     identity = identify(header, path, row)
-    data = _pixels(path, header)
+    data = _with_pixels(path)
     decoded = decode_pixels(data)
     pixels, notes = decoded.pixels, [*identity.notes, *decoded.notes]
     del data

@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -94,7 +94,7 @@ def _start_worker() -> None:
 
 def _results(
     files: Sequence[SourceFile], store: Path, preprocessing: Preprocessing, workers: int
-) -> Iterator[tuple[SourceFile, dict[str, Any]]]:
+) -> Generator[tuple[SourceFile, dict[str, Any]], None, None]:
     """Results in the order of `files`. Raises OctjepaError where a worker died."""
     if workers <= 1:
         for file in files:
@@ -106,8 +106,8 @@ def _results(
     todo = iter(files)
     try:
         while True:
-            while len(waiting) < workers * _AHEAD and (file := next(todo, None)) is not None:
-                waiting.append((file, pool.submit(ingest_one, file, store, preprocessing)))
+            while len(waiting) < workers * _AHEAD and (following := next(todo, None)) is not None:
+                waiting.append((following, pool.submit(ingest_one, following, store, preprocessing)))
             if not waiting:
                 return
             file, future = waiting.popleft()

@@ -1,7 +1,7 @@
 """A native volume to its canonical form: resampled, flattened on Bruch's membrane, cropped, 8 bit, tissue found.
 
-Order of work: fill and blank B-scans out; each B-scan to canonical rows and columns; membranes found; A-scans shifted by
-whole rows so that the fitted Bruch's membrane lies flat at the anchor; only then B-scans averaged along the
+Order of work: fill and blank B-scans out; each B-scan to canonical rows and columns; membranes found; A-scans shifted
+by whole rows so that the fitted Bruch's membrane lies flat at the anchor; only then B-scans averaged along the
 slow axis, so that tilt and motion do not smear the layers. The left eye is mirrored last.
 """
 
@@ -195,7 +195,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     quality = _quality(inner, inner_band, kept, values) * float(lively.mean())
     mirrored = preprocessing.orientation == "OD" and volume.laterality == "OS"
     if mirrored:
-        stored, band, moved = (np.ascontiguousarray(a[..., ::-1]) for a in (stored, band, moved))
+        stored = np.ascontiguousarray(stored[..., ::-1])
+        band = np.ascontiguousarray(band[..., ::-1])
+        moved = np.ascontiguousarray(moved[..., ::-1])
     canonical = CanonicalVolume(
         volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved
     )

@@ -37,7 +37,7 @@ def split_stratified(
 ) -> dict[str, str]:
     """person -> split, people dealt within strata of (devices, eyes), at `shares` of train, val, test.
 
-    Depends on the seed and the person ids only, not on the order of files. Raises UsageError: shares that do not add up.
+    Depends on the seed and the person ids only, not on the order of files. Raises UsageError: shares that miss 1.
     """
     if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
         raise UsageError(f"shares {shares} of train, val, test must add up to 1")

@@ -1,7 +1,7 @@
 """Finds the retina: the inner limiting membrane (ILM) and Bruch's membrane (BM) in every A-scan.
 
-Both are shortest paths through a B-scan (dynamic programming, as in Chiu et al., Optics Express 18(18), 2010), on scores
-built from box averages in millimetres, so that one set of weights serves every device. The path may climb any
+Both are shortest paths through a B-scan (dynamic programming, as in Chiu et al., Optics Express 18(18), 2010), on
+scores built from box averages in millimetres, so that one set of weights serves every device. The path may climb any
 slope at a price, which carries it over shadows, drusen and atrophy. A robust surface over all B-scans then finds
 those whose path ran along a wrong layer, and they are searched again near it.
 """
@@ -24,7 +24,7 @@ _LEAST_RETINA_MM = 0.05
 
 @dataclass(frozen=True)
 class Surfaces:
-    """Row numbers (float) per A-scan, `[D, W]`: `ilm` above `bm`; `contrast` is tissue over vitreous, in grey levels."""
+    """Row numbers (float) per A-scan, `[D, W]`: `ilm` above `bm`; `contrast`: tissue over vitreous, grey levels."""
 
     ilm: Float[np.ndarray, "D W"]
     bm: Float[np.ndarray, "D W"]
@@ -33,8 +33,10 @@ class Surfaces:
 
 
 class _Boxes:
-    """Box means along rows of `image` [D, H, W], by running sums; beyond the top lies `level`, beyond the bottom more of the
-    last rows, so that the image's own borders are no edges."""
+    """Box means along rows of `image` [D, H, W], by running sums.
+
+    Beyond the top lies `level`, beyond the bottom more of the last rows, so that the image's borders are no edges.
+    """
 
     def __init__(self, image: np.ndarray, level: float) -> None:
         depth, self.height, width = image.shape

@@ -1,0 +1,199 @@
+"""Spacing, order, pattern: from the best source there is, and never a default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydicom.dataset import Dataset
+
+from oct_dicom import make_dataset, retina, save
+from octjepa.errors import VolumeRejected
+from octjepa.ingest import read_volume
+from octjepa.volume import OCTVolume
+
+PIXELS = retina()
+
+
+def read(ds: Dataset, tmp_path: Path) -> OCTVolume:
+    return read_volume(save(ds, tmp_path / "scan.dcm"))
+
+
+def measures(ds: Dataset) -> Dataset:
+    return ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+
+
+def without_positions(ds: Dataset) -> Dataset:
+    for group in ds.PerFrameFunctionalGroupsSequence:
+        if "PlanePositionSequence" in group:
+            group.PlanePositionSequence[0].ImagePositionPatient = []
+    return ds
+
+
+def as_cirrus(frames: int) -> Dataset:
+    ds = make_dataset(retina(frames=frames), pitch_mm=0.0117)
+    ds.Manufacturer, ds.ManufacturerModelName = "Carl Zeiss Meditec", "CIRRUS HD-OCT 5000"
+    ds.ProtocolName = "cirrus mac oct"
+    ds.Columns, ds.Rows = 80, 96
+    measures(ds).PixelSpacing = [0.00195, 0.075]  # out of limits on purpose where it is used
+    return ds
+
+
+def test_positions_come_before_thickness(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS, 0.05)
+    measures(ds).SliceThickness = 0.3
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(0.05)
+    assert volume.provenance["slice"] == "positions"
+
+
+def test_thickness_alone_is_uncertain(tmp_path: Path) -> None:
+    volume = read(without_positions(make_dataset(PIXELS, 0.08)), tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(0.08)
+    assert volume.provenance["slice"] == "shared"
+    assert volume.uncertain == ("slice",)
+    assert "positions_missing" in volume.notes
+
+
+def test_cirrus_thickness_that_repeats_the_column_spacing_is_not_believed(tmp_path: Path) -> None:
+    ds = without_positions(as_cirrus(frames=32))
+    measures(ds).PixelSpacing = [0.00195, 0.0117]
+    measures(ds).SliceThickness = 0.0117
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(6 / 32)
+    assert volume.provenance["slice"] == "protocol"
+    assert "slice_thickness_is_column_spacing" in volume.notes
+
+
+def test_spacing_is_never_a_default(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    del ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence
+    ds.ProtocolName, ds.ManufacturerModelName, ds.Manufacturer = "", "Unknown", "Nobody"
+    with pytest.raises(VolumeRejected, match="spacing_unknown: row and column"):
+        read(ds, tmp_path)
+    for absurd in ([1.0, 1.0], [0, 0], [0.0026, 11.7]):
+        ds = make_dataset(PIXELS)
+        measures(ds).PixelSpacing = absurd
+        ds.ProtocolName = ""
+        with pytest.raises(VolumeRejected, match="spacing_unknown"):
+            read(ds, tmp_path)
+    ds = without_positions(make_dataset(PIXELS))
+    measures(ds).SliceThickness = 1.0
+    ds.ProtocolName = ""
+    with pytest.raises(VolumeRejected, match="spacing_unknown: slice pitch"):
+        read(ds, tmp_path)
+
+
+def test_swapped_spacing_is_put_right_and_marked(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    measures(ds).PixelSpacing = [0.0117, 0.0026]
+    ds.ProtocolName = ""
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[1:] == (0.0026, 0.0117)
+    assert set(volume.uncertain) == {"row", "column"}
+
+
+def test_frames_are_ordered_by_position_and_uneven_gaps_kept(tmp_path: Path) -> None:
+    positions = np.array([0, 0.05, 0.1, 0.15, 0.2, 0.4, 0.45, 0.5, 0.55, 0.6])
+    shuffle = np.random.default_rng(0).permutation(10)
+    ds = make_dataset(PIXELS[shuffle])
+    for group, place in zip(ds.PerFrameFunctionalGroupsSequence, positions[shuffle], strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, float(place), 0.0]
+    volume = read(ds, tmp_path)
+    assert np.array_equal(volume.pixels, PIXELS)
+    assert volume.slice_positions_mm == pytest.approx(positions)
+    assert {"frames_unordered", "pitch_uneven"} <= set(volume.notes)
+
+
+def test_reversed_frames_and_in_stack_numbers(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS[::-1])
+    for index, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, 0.05 * (9 - index), 0.0]
+    volume = read(ds, tmp_path)
+    assert np.array_equal(volume.pixels, PIXELS)
+    assert "frames_reversed" in volume.notes
+
+    ds = without_positions(make_dataset(PIXELS[[0, 2, 1, *range(3, 10)]]))
+    for group, number in zip(ds.PerFrameFunctionalGroupsSequence, [1, 3, 2, *range(4, 11)], strict=True):
+        group.FrameContentSequence[0].InStackPositionNumber = number
+    assert np.array_equal(read(ds, tmp_path).pixels, PIXELS)
+
+
+def test_positions_that_contradict_the_pictures_are_not_followed(tmp_path: Path) -> None:
+    moving = np.stack([np.roll(PIXELS[0], 7 * z, axis=1) for z in range(10)])
+    moving[:, :, :4] = 0
+    ds = make_dataset(moving)
+    for group, place in zip(ds.PerFrameFunctionalGroupsSequence, [0, 5, 1, 6, 2, 7, 3, 8, 4, 9], strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, 0.05 * place, 0.0]
+    volume = read(ds, tmp_path)
+    assert np.array_equal(volume.pixels, moving)
+    assert "order_by_correlation" in volume.notes
+    assert "slice" in volume.uncertain
+
+
+def _located(ds: Dataset, points: list[list[float]]) -> Dataset:
+    for group, line in zip(ds.PerFrameFunctionalGroupsSequence, points, strict=True):
+        location = Dataset()
+        location.ReferenceCoordinates = line
+        location.OphthalmicImageOrientation = "LINEAR" if len(line) == 4 else "NONLINEAR"
+        group.OphthalmicFrameLocationSequence = [location]
+    return ds
+
+
+def test_parallel_lines_on_the_fundus_image_give_the_pitch(tmp_path: Path) -> None:
+    # 80 columns of 0.0117 mm over 400 px: 2.34 um a px; lines 30 px apart.
+    ds = _located(
+        without_positions(make_dataset(PIXELS)), [[100.0 + 30 * z, 50, 100.0 + 30 * z, 450] for z in range(10)]
+    )
+    volume = read(ds, tmp_path)
+    assert volume.provenance["slice"] == "frame_location"
+    assert volume.spacing_mm[0] == pytest.approx(30 * 80 * 0.0117 / 400)
+
+
+def test_radial_scans_are_recognised_and_their_circles_dropped(tmp_path: Path) -> None:
+    lines = []
+    for z in range(8):
+        angle = np.pi * z / 8
+        lines.append(
+            [300 - 200 * np.sin(angle), 300 - 200 * np.cos(angle), 300 + 200 * np.sin(angle), 300 + 200 * np.cos(angle)]
+        )
+    circle = [float(v) for t in np.linspace(0, 6, 12) for v in (300 + 90 * np.sin(t), 300 + 90 * np.cos(t))]
+    ds = _located(without_positions(make_dataset(PIXELS)), [*lines, circle, circle])
+    del measures(ds).SliceThickness
+    ds.Manufacturer, ds.ManufacturerModelName = "Heidelberg Engineering", "Spectralis"
+    volume = read(ds, tmp_path)
+    assert volume.pattern == "radial"
+    assert volume.shape[0] == 8
+    assert "circle_frames_dropped=2" in volume.notes
+    assert "slice" in volume.uncertain
+
+
+def test_triton_3d_radial_is_a_raster(tmp_path: Path) -> None:
+    ds = without_positions(make_dataset(PIXELS))
+    ds.ManufacturerModelName, ds.ProtocolName = "Triton", "triton 3d radial oct"
+    assert read(ds, tmp_path).pattern == "raster"
+
+
+def test_laterality_and_device_sources_are_cross_checked(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.ImageLaterality = "L"
+    volume = read(ds, tmp_path)
+    assert (volume.laterality, volume.laterality_source) == ("OS", "header")
+    assert "laterality_disagrees" in volume.notes
+    del ds.ImageLaterality
+    volume = read(ds, tmp_path)
+    assert (volume.laterality, volume.laterality_source) == ("OD", "frame")
+    del ds.SharedFunctionalGroupsSequence[0].FrameAnatomySequence
+    named = read_volume(save(ds, tmp_path / "1234_maestro2_3d_macula_oct_oct_l_1.2.3.dcm"))
+    assert (named.laterality, named.laterality_source) == ("OS", "name")
+    elsewhere = read_volume(save(ds, tmp_path / "topcon_triton" / "1234" / "x.dcm"))
+    assert "device_disagrees" in elsewhere.notes
+
+
+def test_a_name_used_as_an_id_is_not_copied(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.PatientID = "Doe^Jane"
+    volume = read(ds, tmp_path)
+    assert volume.person_id.startswith("id-")
+    assert "Doe" not in repr(volume)
