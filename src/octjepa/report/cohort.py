@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.ingest.reasons import REASONS
-from octjepa.report.figures.eyes import AxisGeometry, geometry_of
+from octjepa.report.figures.eyes import AxisGeometry, geometry_of, records
 from octjepa.report.wording import file_name, without_paths
 
 if TYPE_CHECKING:
@@ -186,6 +186,6 @@ def accepted(store: Store) -> list[Accepted]:
             bool(row["mirrored"]),
             tuple(note for note in str(row["notes"]).split(";") if note),
         )
-        for row in store.table.to_dict("records")
+        for row in records(store.table)
     ]
     return sorted(rows, key=lambda row: (row.device, row.file))

@@ -16,8 +16,13 @@ from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
-from octjepa.report import cohort, wording
+from octjepa.report import wording
+from octjepa.report.cohort import Accepted, Cohort, Refused, accepted, cohort, refused
 from octjepa.report.figures import curves, eyes, forest, masks, tokens
+from octjepa.report.figures.eyes import EyePicture
+from octjepa.report.figures.forest import ForestGroup
+from octjepa.report.figures.masks import MaskPicture
+from octjepa.report.figures.tokens import TokenMaps
 from octjepa.report.gather import Contents, Missing, gather
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
@@ -33,17 +38,17 @@ class Page:
     title: str
     findings: list[wording.Finding] = field(default_factory=list)
     absent: dict[str, list[Missing]] = field(default_factory=dict)
-    cohort: cohort.Cohort | None = None
-    refused: list[cohort.Refused] = field(default_factory=list)
-    accepted: list[cohort.Accepted] = field(default_factory=list)
-    eyes: list[eyes.EyePicture] = field(default_factory=list)
-    masks: list[masks.MaskPicture] = field(default_factory=list)
+    cohort: Cohort | None = None
+    refused: list[Refused] = field(default_factory=list)
+    accepted: list[Accepted] = field(default_factory=list)
+    eyes: list[EyePicture] = field(default_factory=list)
+    masks: list[MaskPicture] = field(default_factory=list)
     mask_volume: str = ""
     charts: list[Any] = field(default_factory=list)
     baselines: list[dict[str, Any]] = field(default_factory=list)
     rankme: float | None = None
-    tokens: tokens.TokenMaps | None = None
-    groups: list[forest.ForestGroup] = field(default_factory=list)
+    tokens: TokenMaps | None = None
+    groups: list[ForestGroup] = field(default_factory=list)
     all_rows: list[dict[str, Any]] = field(default_factory=list)
     paired: dict[str, Any] | None = None
     paired_drawing: Any = None
@@ -147,9 +152,9 @@ def _cohort(page: Page) -> None:
         for section in ("cohort", "eyes", "files"):
             page.lacks(section, *_of(page.contents, "the store"))
         return
-    page.cohort = cohort.cohort(store)
-    page.refused = cohort.refused(store, page.contents.root)
-    page.accepted = cohort.accepted(store)
+    page.cohort = cohort(store)
+    page.refused = refused(store, page.contents.root)
+    page.accepted = accepted(store)
 
 
 def _eyes(page: Page) -> None:
@@ -245,7 +250,8 @@ def _probe(page: Page) -> None:
     if probe is None:
         page.lacks("probe", *_of(page.contents, "the probe", "the embeddings"))
         return
-    page.groups = forest.forest(forest.headline(probe.rows, probe.paired))
+    compared = forest.headline(probe.comparisons, probe.paired) if probe.paired else []
+    page.groups = forest.forest(forest.headline(probe.rows, probe.paired), compared)
     page.all_rows = probe.rows
     page.paired = probe.paired
     if probe.paired and (value := forest.finite(probe.paired.get("difference"))) is not None:
@@ -284,11 +290,11 @@ def _volumes_finding(page: Page) -> wording.Finding:
     assert page.cohort is not None  # the caller's own check
     lost = [row for row in page.refused if row.lost]
     uncertain = sum(any(axis.uncertain for axis in row.axes) for row in page.accepted)
-    accepted = len(page.accepted)
-    told = f"{accepted} of {page.cohort.steps[0].count} files were read and accepted"
+    read, found = len(page.accepted), page.cohort.steps[0].count
+    told = f"{read} of {found} files were read and accepted"
     told += f"; {len(lost)} were refused, each with its reason below. " if lost else "; none was refused. "
     if uncertain:
         told += f"In {uncertain} of them a spacing is uncertain, and marked so. "
     leaks = page.cohort.people_in_two_splits
     told += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
-    return wording.Finding("Files read", f"{accepted}", "bad" if leaks else "good", told)
+    return wording.Finding("Files read", f"{read} of {found}", "bad" if leaks else "good", told)

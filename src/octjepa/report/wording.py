@@ -63,12 +63,12 @@ def pretext(validation: Mapping[str, Any] | None) -> Finding:
     best = max(baselines, key=lambda name: baselines[name])
     beaten = [name for name in baselines if ours > baselines[name]]
     told = f"On held-out people the predictor reaches a cosine of {number(ours)} with the hidden tokens’ features. "
-    rival = f"{PREDICTORS[best]} ({best.replace('_', ' ')}, {number(baselines[best])})"
+    rival = f"{PREDICTORS[best]} ({number(baselines[best])})"
     if len(beaten) == len(baselines):
         told += f"It beats all {len(baselines)} predictors that know nothing of the eye; the best of them is {rival}."
         return Finding(title, number(ours), "good", told)
-    unbeaten = ", ".join(name.replace("_", " ") for name in baselines if name not in beaten)
-    told += f"It does not beat {unbeaten}: {rival} does as well or better, so this run has not learned the task."
+    unbeaten = " or ".join(name.replace("_", " ") for name in baselines if name not in beaten)
+    told += f"It does not beat {unbeaten}. The best of these, {rival}, needs no learning: the task is not learned yet."
     return Finding(title, number(ours), "bad", told)
 
 

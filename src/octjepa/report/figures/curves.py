@@ -37,7 +37,7 @@ CHARTS = (
           "Rises towards 1. A sudden jump to 1 is collapse, not skill.", validation="val/cosine"),
     Chart("train/lr", "Learning rate", "Rises once, then falls to its floor."),
     Chart("train/ema_momentum", "EMA momentum of the target", "Rises to its final value: the target slows down."),
-    Chart("train/grad_norm", "Gradient norm before clipping", "Spikes are unusual batches; a steady rise is trouble.",
+    Chart("train/grad_norm", "Gradient norm, unclipped", "Spikes are unusual batches; a steady rise is trouble.",
           logarithmic=True),
     Chart("volumes_per_second", "Volumes per second", "Dips are waits for data or for the machine."),
 )  # fmt: skip
@@ -71,7 +71,7 @@ def training_charts(
     return charts
 
 
-def _series(lines: Sequence[Mapping[str, Any]], key: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _series(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     pairs = [(line["update"], line[key]) for line in lines if key in line and np.isfinite(line[key])]
     values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return values[:, 0], values[:, 1]
@@ -81,7 +81,7 @@ def _draw(chart: Chart, series: tuple[np.ndarray, np.ndarray], later: tuple[np.n
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.key, "text.parse_math": False, "font.size": 9}):
         figure = Figure(figsize=(4.6, 2.3), layout="constrained")
@@ -95,6 +95,9 @@ def _draw(chart: Chart, series: tuple[np.ndarray, np.ndarray], later: tuple[np.n
             axes.plot(*later, color=_SECOND, marker="D", markersize=4.5, linestyle=":", linewidth=1.2)
         if chart.logarithmic and mean.min() > 0:
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -15,7 +15,7 @@ from markupsafe import Markup
 _CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5}
 _WITHIN_ONE = ("auroc", "auprc", "accuracy", "f1", "dice", "ece")
 _KNOWS_NOTHING = ("untrained", "histogram", "majority", "covariates")
-_WIDTH, _HEIGHT = 240.0, 18.0
+_WIDTH, _HEIGHT = 360.0, 18.0
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,24 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class ForestGroup:
-    """One target under one metric; `axis` is the drawing of the scale that its rows share."""
+    """One target under one metric; `axis` is the drawing of the scale that its rows share.
+
+    `difference` is the target's own {difference, low, high}, trained minus untrained; for reading, not for picking.
+    """
 
     target: str
     metric: str
     rows: tuple[ForestRow, ...]
     axis: Markup
+    difference: Mapping[str, Any] | None
 
 
-def forest(rows: Sequence[Mapping[str, Any]]) -> list[ForestGroup]:
-    """Groups by metric and target, macro targets first; within a group the encoder before those that know nothing."""
+def forest(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]] = ()) -> list[ForestGroup]:
+    """Groups by metric and target, macro targets first; within a group the encoder before those that know nothing.
+
+    `comparisons` are paired differences under the probe and pool of `rows`.
+    """
+    differences = {(_text(one, "metric"), _text(one, "target")): one for one in comparisons}
     scales = {metric: _scale(metric, [r for r in rows if _text(r, "metric") == metric]) for metric in _metrics(rows)}
     keys = sorted({(_text(row, "metric"), _text(row, "target")) for row in rows}, key=_macro_first)
     groups = []
@@ -56,6 +64,7 @@ def forest(rows: Sequence[Mapping[str, Any]]) -> list[ForestGroup]:
                 metric,
                 tuple(_row(row, metric, scale) for row in mine),
                 _axis(scale, _CHANCE.get(metric)),
+                differences.get((metric, target)),
             )
         )
     return groups
@@ -130,7 +139,7 @@ def _row(row: Mapping[str, Any], metric: str, scale: tuple[float, float]) -> For
     if value is not None:
         x = _x(value, scale)
         shape = (
-            f"M{x:.1f} {middle - 5:g}l5 5l-5 5l-5 -5z"
+            f"M{x:.1f} {middle - 6:g}l6 6l-6 6l-6 -6z"
             if ours
             else f"M{x - 4:.1f} {middle:g}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0"
         )
@@ -177,12 +186,12 @@ def difference_drawing(difference: float, low: float | None, high: float | None)
             f'<path class="whisker" d="M{_x(low, scale):.1f} {middle - 3:g}v6m0 -3H{_x(high, scale):.1f}m0 -3v6"/>'
         )
     x = _x(difference, scale)
-    parts.append(f'<path class="point" d="M{x:.1f} {middle - 5:g}l5 5l-5 5l-5 -5z"/>')
+    parts.append(f'<path class="point" d="M{x:.1f} {middle - 6:g}l6 6l-6 6l-6 -6z"/>')
     parts += [
         f'<text x="{_x(v, scale):.1f}" y="29" text-anchor="{anchor}">{v:+.2f}</text>'
         for v, anchor in ((-reach, "start"), (reach, "end"))
     ]
     parts.append(f'<text x="{_x(0, scale):.1f}" y="29" text-anchor="middle">0</text>')
     return Markup(
-        f'<svg class="forest ours difference" aria-hidden="true" viewBox="0 0 {_WIDTH:g} 32">{"".join(parts)}</svg>'
+        f'<svg class="forest ours difference" aria-hidden="true" viewBox="0 0 {_WIDTH:g} 34">{"".join(parts)}</svg>'
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 SHOWN_ASPECT = 0.62  # height over width of a B-scan on the page
 _UPSCALE = 2  # browsers enlarge bilinearly; a first doubling by Lanczos keeps layers from looking like steps
@@ -92,7 +92,3 @@ def scale_bars(shape: tuple[int, int], spacing_mm: tuple[float, float], length_m
     x, y = 0.04 * width, 0.94 * height
     down, across = (mm / one for mm, one in zip(length_mm, spacing_mm, strict=True))
     return line([(x, y - down), (x, y), (x + across, y)], "bar")
-
-
-def caption(text: str) -> Markup:
-    return Markup("<figcaption>{}</figcaption>").format(escape(text))

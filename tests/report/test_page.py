@@ -1,0 +1,215 @@
+"""The page: whole, self-contained, honest about what is missing and about intervals that hold zero."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.report import write_report
+
+VOID = {"meta", "br", "image", "link", "img", "use", "path", "col", "line", "rect"}
+
+
+class Outline(HTMLParser):
+    """Sections, ids, links to ids, table rows, and whether every element is closed where it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.scripts = 0
+        self.unlabelled: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.scripts += tag == "script"
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        href = given.get("href") or ""
+        if href.startswith("#"):
+            self.targets.append(href[1:])
+        if tag == "svg" and not (given.get("aria-label") or given.get("aria-hidden")):
+            self.unlabelled.append(str(given.get("class")))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_nothing_is_fetched_and_nothing_runs(page: str) -> None:
+    references = re.findall(r"(?:src|href|action|data|poster|srcset)\s*=\s*[\"']?([^\"'\s>]+)", page)
+    references += re.findall(r"url\(\s*[\"']?([^\"')]+)", page) + re.findall(r"@import\s+(\S+)", page)
+    assert references
+    assert [one[:60] for one in references if not one.startswith(("#", "data:image/png;base64,"))] == []
+    assert Outline(page).scripts == 0
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_it_is_whole_html_with_every_section_named_once(page: str) -> None:
+    outline = Outline(page)
+    assert outline.open == []
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert set(outline.targets) <= set(outline.ids)
+    for section in ("cohort", "eyes", "masks", "training", "tokens", "probe", "files", "reproduce"):
+        assert section in outline.ids
+    assert outline.unlabelled == []
+    assert len(page.encode()) < 5e6
+
+
+def test_every_part_is_drawn(page: str) -> None:
+    assert page.count('<article class="eye">') == 3
+    assert page.count('class="slabs"') == 3
+    assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 3 * 4 + 3 * 2
+    assert page.count('<svg class="chart"') == 6
+    assert page.count('class="tok-colour"') > 20
+    assert "Missing:" not in page
+    assert "45 seen, 67 predicted, 144 left out of 256 tokens" in page
+
+
+def test_every_refused_file_stands_in_the_table_with_its_reason(page: str) -> None:
+    table = page[page.index('id="quarantine"') :]
+    table = table[: table.index("</table>")]
+    assert table.count("<tr>") == 1 + 3
+    for word in (
+        "truncated",
+        "the file ends before its pixel data do",
+        "not_dicom",
+        "duplicate_content",
+        "an HTML page",
+    ):
+        assert word in table
+    assert table.count("not a loss") == 1
+    assert "12 of 15" in page
+    assert "2 refused, 1 rightly left out" in page
+
+
+def test_every_accepted_file_stands_in_the_table_with_doubts_marked(page: str) -> None:
+    for number in range(1, 12):
+        assert f"eyes/{number:02d}.dcm" in page
+    assert "protocol, uncertain" in page
+    assert "frames reversed" in page
+
+
+def test_file_names_are_escaped(page: str) -> None:
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(&#39;eye&#39;)&lt;/script&gt;.dcm" in page
+    assert "&lt;b&gt;bold&lt;/b&gt;.dcm" in page
+
+
+def test_no_path_of_the_machine_is_shown(page: str, made: Path) -> None:
+    assert str(made) not in page
+    assert "/private/" not in page
+    assert "sub/page.dcm" in page
+    assert "…/bold.dcm ends after 17 bytes" in page
+
+
+def test_no_unrendered_value(page: str) -> None:
+    for sign in ("None", "nan", "object at 0x", "built-in", "{{", "Undefined"):
+        assert re.search(rf"(?<![\w-]){re.escape(sign)}(?![\w-])", page) is None, sign
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said", "badge"),
+    [
+        (0.02, 0.08, "The interval excludes zero: training helped on these people.", "✓ holds"),
+        (-0.02, 0.06, "this run does not show that training helped", "? not shown"),
+        (-0.09, -0.01, "training did harm on these people", "✕ fails"),
+    ],
+)
+def test_the_sentence_follows_the_interval(
+    demo: Path, rewrite_probe: Callable[[Path, float, float], None], low: float, high: float, said: str, badge: str
+) -> None:
+    shutil.rmtree(demo / "run")
+    shutil.rmtree(demo / "store")
+    rewrite_probe(demo, low, high)
+    text = write_report(demo).read_text(encoding="utf-8")
+    assert text.count(said) == 2  # in the head and beside the drawing
+    card = text[text.index("Trained minus untrained") :]
+    assert badge in card[:200]
+
+
+def test_missing_parts_are_named_with_what_supplies_them(demo: Path) -> None:
+    shutil.rmtree(demo / "run" / "checkpoints")
+    (demo / "probe.json").unlink()
+    (demo / "embeddings.parquet").write_bytes(b"no parquet")
+    text = write_report(demo).read_text(encoding="utf-8")
+    for part in ("the token maps", "the probe", "the embeddings"):
+        assert f"Missing: {part}." in text
+    assert "it is not known whether training helped" in text
+    assert str(demo) not in text
+    assert 'class="tok-colour"' not in text
+
+
+def test_a_store_made_otherwise_gives_no_masks_and_no_maps(demo: Path) -> None:
+    recipe = demo / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("orientation: OD", "orientation: native"))
+    text = write_report(demo).read_text(encoding="utf-8")
+    assert text.count("orientation: store OD, recipe native") == 2
+    assert 'class="slabs"' not in text
+
+
+def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -> None:
+    of_run = write_report(demo / "run", tmp_path / "deep" / "run.html").read_text(encoding="utf-8")
+    assert "training run report" in of_run
+    assert of_run.count('<svg class="chart"') == 6
+    assert "Missing: the probe." in of_run
+    of_store = write_report(demo / "store").read_text(encoding="utf-8")
+    assert (demo / "store" / "report.html").is_file()
+    assert 'id="probe"' not in of_store
+    assert of_store.count('<article class="eye">') == 3
+
+
+def test_what_cannot_be_reported_on_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"no run \(run\.json\), no store"):
+        write_report(tmp_path)
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UsageError, match="not readable JSON"):
+        write_report(tmp_path)
+
+
+def test_the_file_appears_whole_or_not_at_all(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = demo / "report.html"
+    out.write_text("before", encoding="utf-8")
+    with pytest.raises(UsageError, match="is a folder"):
+        write_report(demo, demo / "store")
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OctjepaError, match="No space left on device"):
+        write_report(demo)
+    assert out.read_text(encoding="utf-8") == "before"
+    assert list(demo.glob(".report*")) == []
+
+
+def test_people_in_two_splits_are_an_alarm(demo: Path) -> None:
+    import pandas as pd
+
+    index = demo / "store" / "volumes.parquet"
+    table = pd.read_parquet(index)
+    table.loc[table["source"] == "eyes/01.dcm", "split"] = "test"
+    table.to_parquet(index)
+    shutil.rmtree(demo / "run")
+    text = write_report(demo).read_text(encoding="utf-8")
+    assert "1 people are in more than one split" in text
+    assert json.loads((demo / "probe.json").read_text())["rows"]
