@@ -1,0 +1,207 @@
+"""Canonical volumes: resampling without aliasing, a band that follows the retina, reversible geometry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octjepa.errors import VolumeRejected
+from octjepa.recipe import Preprocessing
+from octjepa.volume import OCTVolume
+
+PREPROCESSING = Preprocessing(
+    image_size=(8, 96, 64), margin=(0, 8, 8), target_spacing_mm=(0.3, 0.0078, 0.06), axial_anchor=0.65
+)
+BRUCH_ROW, ROWS, COLUMNS, FRAMES = 90, 180, 120, 16
+
+
+def eye(
+    laterality: str = "OD", tilt: float = 0.0, motion: float = 0.0, curve: float = 0.0, **changes: object
+) -> OCTVolume:
+    """A layered retina, 0.25 mm thick over Bruch's membrane at `BRUCH_ROW`, tilted and bent by rows over the width."""
+    rng = np.random.default_rng(1)
+    x = np.linspace(-1, 1, COLUMNS)[None, None, :]
+    z = np.arange(FRAMES)[:, None, None]
+    jump = motion * rng.normal(0, 1, FRAMES)[:, None, None]
+    bruch = BRUCH_ROW + tilt * x + curve * x**2 + np.rint(jump) + 0.3 * z
+    y = np.arange(ROWS)[None, :, None] - bruch
+    image = 10 + 90 * ((y > -32) & (y <= -6)) + 45 * ((y > -14) & (y <= -6)) * -1
+    image = image + 200 * ((y > -6) & (y <= 0)) + 70 * np.exp(-np.clip(y, 0, None) / 25) * (y > 0)
+    image[:, :, :20] += 25 * (y[:, :, :20] > -32)  # the nasal side is brighter: left and right can be told apart
+    pixels = np.clip(image + rng.normal(0, 4, image.shape), 0, 255).astype(np.uint8)
+    values: dict[str, object] = {
+        "pixels": pixels,
+        "spacing_mm": (0.15, 0.0078, 0.035),
+        "provenance": {"slice": "positions", "row": "shared", "column": "shared"},
+        "person_id": "1",
+        "device": "topcon_triton",
+        "laterality": laterality,
+    }
+    return OCTVolume(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def band_of(volume: OCTVolume, preprocessing: Preprocessing = PREPROCESSING) -> tuple[np.ndarray, np.ndarray, int]:
+    from octjepa.store.canonical import BAND_BELOW_BRUCH_MM, canonicalise
+
+    made = canonicalise(volume, preprocessing).volume
+    below = round(BAND_BELOW_BRUCH_MM / preprocessing.target_spacing_mm[1])
+    inside = made.band[0] >= 0
+    return made.band[0][inside], made.band[1][inside] - below, int(inside.sum())
+
+
+def test_the_band_follows_a_tilted_bent_and_moving_retina_to_the_row() -> None:
+    anchor = round(0.65 * (PREPROCESSING.stored_size[1] - 1))
+    for volume in (eye(), eye(tilt=18), eye(curve=-15), eye(motion=3), eye(tilt=-12, curve=10, motion=4)):
+        ilm, bruch, _ = band_of(volume)
+        assert np.abs(bruch - anchor).mean() < 1.5
+        assert np.abs((bruch - ilm) - 32).mean() < 2.5
+
+
+def test_flatten_none_keeps_the_tilt_and_plane_keeps_the_bend() -> None:
+    def spread(flatten: str, **shape: float) -> float:
+        made = band_of(eye(**shape), PREPROCESSING.model_copy(update={"flatten": flatten}))
+        return float(np.ptp(np.percentile(made[1], [2, 98])))
+
+    assert spread("none", tilt=15) > 20
+    assert spread("plane", tilt=15) < 4
+    assert spread("plane", curve=15) > 8
+    assert spread("quadratic", curve=15) < 4
+
+
+def test_left_eyes_are_mirrored_and_it_is_recorded() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    right, left = canonicalise(eye("OD"), PREPROCESSING), canonicalise(eye("OS"), PREPROCESSING)
+    assert (right.mirrored, left.mirrored) == (False, True)
+    for name in ("pixels", "band", "shifts"):
+        assert np.array_equal(getattr(right.volume, name), getattr(left.volume, name)[..., ::-1])
+    native = canonicalise(eye("OS"), PREPROCESSING.model_copy(update={"orientation": "native"}))
+    assert not native.mirrored
+    assert np.array_equal(native.volume.pixels, right.volume.pixels)
+
+
+def test_shifts_undo_the_flattening() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    volume = eye(tilt=15)
+    made = canonicalise(volume, PREPROCESSING).volume
+    depth, height, width = made.pixels.shape
+    slices = np.flatnonzero((made.band[0] >= 0).any(axis=1))
+    columns = np.flatnonzero((made.band[0] >= 0).any(axis=0))
+    below = round(0.15 / 0.0078)
+    native_bruch = made.band[1] - below - made.shifts
+    x_mm = (columns - (width - 1) / 2) * 0.06
+    expected = BRUCH_ROW + 15 * x_mm / (COLUMNS * 0.035 / 2) + 0.3 * (FRAMES - 1) / 2
+    found = native_bruch[np.ix_(slices, columns)].mean(axis=0)
+    assert np.abs(found - expected).mean() < 2
+    assert depth == PREPROCESSING.stored_size[0]
+    assert height == PREPROCESSING.stored_size[1]
+
+
+def test_padding_is_zero_outside_the_scan_and_outside_the_band() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    made = canonicalise(eye(), PREPROCESSING).volume
+    outside = made.band[0] < 0
+    assert outside.any()
+    assert not made.pixels.transpose(0, 2, 1)[outside].any()
+    assert (made.band[1][outside] == -1).all()
+    # 120 columns of 0.035 mm are 70 of 0.06 mm; 16 slices of 0.15 mm are 8 of 0.3 mm.
+    assert (~outside).any(axis=0).sum() == 70
+    assert (~outside).any(axis=1).sum() == 8
+
+
+def test_going_coarser_averages_every_sample() -> None:
+    from octjepa.store.resample import centred, weights
+
+    matrix = weights(centred(512, 0.0117), centred(64, 0.0936), 0.0936)
+    assert (matrix.sum(axis=0) > 0.5 * 64 / 512).all()  # plain interpolation would read 128 of the 512
+    assert matrix.sum(axis=1) == pytest.approx(1)
+    stripes = np.arange(512) % 2
+    assert np.ptp(matrix @ stripes) < 0.05
+    finer = weights(centred(10, 0.1), centred(30, 1 / 30), 1 / 30)
+    line = finer @ centred(10, 0.1)
+    assert np.allclose(line[2:-2], centred(30, 1 / 30)[2:-2], atol=1e-6)
+
+
+def test_uneven_positions_are_resampled_where_they_lie() -> None:
+    from octjepa.store.resample import centred, weights
+
+    places = np.array([0, 0.1, 0.2, 0.6, 0.7, 1.0]) - 0.5
+    target = centred(9, 0.1)
+    assert np.allclose(weights(places, target, 0.1) @ places, target, atol=0.02)
+
+
+def test_registration_fill_changes_neither_band_nor_contrast() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    clean = eye()
+    filled = clean.pixels.copy()
+    corner = np.add.outer(np.arange(ROWS) * 3, np.arange(COLUMNS)) < 90
+    filled[:, corner] = 255
+    filled[:, -25:] = 255
+    made, reference = canonicalise(eye(pixels=filled), PREPROCESSING), canonicalise(clean, PREPROCESSING)
+    assert "fill_masked" in made.notes
+    assert "fill_masked" not in reference.notes
+    inside = made.volume.band[0] >= 0
+    assert np.abs(made.volume.band.astype(int) - reference.volume.band)[:, inside].mean() < 1
+    assert abs(made.volume.tissue_mean - reference.volume.tissue_mean) < 4
+    assert made.volume.pixels[:, :20].max() < 120
+
+
+def test_blank_frames_are_left_out_and_mostly_blank_scans_refused() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    pixels = eye().pixels.copy()
+    pixels[5] = 0
+    made = canonicalise(eye(pixels=pixels), PREPROCESSING)
+    assert "blank_frames=1" in made.notes
+    reference = canonicalise(eye(), PREPROCESSING)
+    assert abs(made.volume.tissue_mean - reference.volume.tissue_mean) < 3
+    pixels[2:14] = 0
+    with pytest.raises(VolumeRejected, match="blank"):
+        canonicalise(eye(pixels=pixels), PREPROCESSING)
+
+
+def test_scans_without_a_retina_are_refused() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    noise = np.random.default_rng(0).integers(0, 30, (16, 180, 120)).astype(np.uint8)
+    with pytest.raises(VolumeRejected, match="no_tissue"):
+        canonicalise(eye(pixels=noise), PREPROCESSING)
+
+
+def test_a_size_beyond_memory_is_refused_before_it_is_allocated() -> None:
+    from octjepa.store.canonical import canonicalise
+
+    tiny = Preprocessing(image_size=(16, 4096, 65536), margin=(0, 0, 0), target_spacing_mm=(0.3, 1e-7, 1e-7))
+    with pytest.raises(VolumeRejected, match="size_implausible"):
+        canonicalise(eye(), tiny)
+
+
+def test_drusen_stay_raised_over_the_flattened_membrane() -> None:
+    from octjepa.store.surfaces import robust_surface
+
+    z, x = np.meshgrid(np.linspace(-1, 1, 20), np.linspace(-1, 1, 90), indexing="ij")
+    bruch = 60 + 8 * x - 5 * x**2 + 2 * z
+    raised = bruch.copy()
+    raised[6:12, 20:45] -= 12
+    offsets = np.rint(np.random.default_rng(2).normal(0, 4, 20))
+    fit = robust_surface(raised + offsets[:, None], row_mm=0.0078)
+    assert np.abs(fit.rows + fit.offsets[:, None] - bruch - offsets[:, None]).max() < 1.5
+
+
+@pytest.mark.data
+def test_the_band_on_real_eyes(real_scans: Path) -> None:
+    from octjepa.ingest import read_volume
+    from octjepa.store.canonical import canonicalise
+
+    made = canonicalise(read_volume(real_scans / "duke_dme_eye01_11x496x768.dcm"), Preprocessing())
+    assert "fill_masked" in made.notes
+    ilm, bottom = made.volume.band[:, :, :][:, made.volume.band[0] >= 0]
+    thickness_mm = (bottom - ilm) * 0.0078 - 0.15
+    assert np.percentile(thickness_mm, 5) > 0.12
+    assert np.percentile(thickness_mm, 99) < 0.85
+    assert made.quality > 0.5
