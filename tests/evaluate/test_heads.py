@@ -49,7 +49,7 @@ def test_rotation_changes_no_prediction() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_linear_is_the_chosen_logistic_regression(classes: int) -> None:
-    x, target, person_ids = _problem(classes)
+    x, target, person_ids = _problem(classes, features=30)
     space = heads.prepare(x, target)
     probed = heads.linear(space, target, heads.choosing(target, person_ids, 0))
     assert probed.setting in heads.C_GRID

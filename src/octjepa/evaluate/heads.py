@@ -104,8 +104,8 @@ def choosing(target: Target, person_ids: np.ndarray, seed: int) -> Choosing:
         count = min(FOLDS, len(set(people)))
     if count < 2:
         return Choosing("fixed", none)
-    kind = StratifiedGroupKFold if target.classes else GroupKFold
-    splitter = kind(n_splits=count, shuffle=True, random_state=seed)
+    stratified = StratifiedGroupKFold(n_splits=count, shuffle=True, random_state=seed)
+    splitter = stratified if target.classes else GroupKFold(n_splits=count)
     folds = none.copy()
     for number, (_, held_out) in enumerate(splitter.split(np.zeros((len(people), 1)), truth, people)):
         folds[held_out] = number
