@@ -40,9 +40,9 @@ def test_a_cohort_becomes_a_store(built: tuple[Path, dict], cohort: Path) -> Non
     from octjepa.store.folder import COLUMNS
 
     path, summary = built
-    assert (summary["accepted"], summary["quarantined"], summary["people"], summary["eyes"]) == (16, 0, 8, 16)
+    assert (summary["accepted"], summary["quarantined"], summary["people"], summary["eyes"]) == (8, 0, 4, 8)
     assert summary["by_device"] == dict.fromkeys(
-        ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"), 4
+        ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"), 2
     )
     store = Store.open(path)
     table = store.table
@@ -60,9 +60,9 @@ def test_a_cohort_becomes_a_store(built: tuple[Path, dict], cohort: Path) -> Non
         inside = volume.band[0] >= 0
         assert (volume.band[1] >= volume.band[0])[inside].all()
         assert 0.05 < inside.mean() <= 1
-    assert len(store.participants) == 8
+    assert len(store.participants) == 4
     described = store.describe()
-    assert (described["kind"], described["volumes"], described["people"]) == ("store", 16, 8)
+    assert (described["kind"], described["volumes"], described["people"]) == ("store", 8, 4)
     assert json.loads((path / "store.json").read_text())["contract_hash"] == store.contract_hash
 
 
@@ -86,7 +86,7 @@ def test_again_changes_nothing_and_workers_change_nothing(
 
     before = (built[0] / "volumes.parquet").read_bytes()
     again = build_store([cohort], built[0], PREPROCESSING)
-    assert (again["accepted"], again["skipped"]) == (0, 16)
+    assert (again["accepted"], again["skipped"]) == (0, 8)
     assert (built[0] / "volumes.parquet").read_bytes() == before
     build_store([cohort], tmp_path / "two", PREPROCESSING, workers=2)
     one, two = Store.open(built[0]), Store.open(tmp_path / "two")
@@ -95,7 +95,7 @@ def test_again_changes_nothing_and_workers_change_nothing(
     assert (one.chunk(name) / "pixels.npy").read_bytes() == (two.chunk(name) / "pixels.npy").read_bytes()
 
 
-def test_a_killed_ingest_is_continued(cohort: Path, built: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_killed_ingest_is_continued(tiny: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 
     store = tmp_path / "store"
@@ -108,7 +108,7 @@ def test_a_killed_ingest_is_continued(cohort: Path, built: tuple[Path, dict], tm
         "    time.sleep(0.1)\n"
         "    return one(*arguments)\n"
         "build.ingest_one = slow\n"
-        f"build_store([{str(cohort)!r}], {str(store)!r}, Preprocessing.model_validate_json(sys.argv[1]))\n"
+        f"build_store([{str(tiny)!r}], {str(store)!r}, Preprocessing.model_validate_json(sys.argv[1]))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, PREPROCESSING.model_dump_json()])
     journal = store / "journal.jsonl"
@@ -120,15 +120,16 @@ def test_a_killed_ingest_is_continued(cohort: Path, built: tuple[Path, dict], tm
     with journal.open("ab") as file:
         file.write(b'{"volume": {"volume_id": "torn')
     half = len(Store.open(store).table)
-    assert 4 <= half < 16
-    summary = build_store([cohort], store, PREPROCESSING)
+    assert 4 <= half < 10
+    summary = build_store([tiny], store, PREPROCESSING)
     assert summary["skipped"] == half
-    assert summary["accepted"] == 16 - half
+    assert summary["accepted"] == 10 - half
     assert not journal.exists()
-    assert Store.open(store).table.equals(Store.open(built[0]).table)
+    build_store([tiny], tmp_path / "whole", PREPROCESSING)
+    assert Store.open(store).table.equals(Store.open(tmp_path / "whole").table)
 
 
-def test_ctrl_c_leaves_a_store_that_goes_on(cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_a_store_that_goes_on(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.store import Store, build, build_store
 
     real, calls = build.ingest_one, []
@@ -141,11 +142,11 @@ def test_ctrl_c_leaves_a_store_that_goes_on(cohort: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(build, "ingest_one", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_store([cohort], tmp_path / "store", PREPROCESSING)
+        build_store([tiny], tmp_path / "store", PREPROCESSING)
     assert len(Store.open(tmp_path / "store").table) == 3
     assert (tmp_path / "store" / "volumes.parquet").is_file()
     monkeypatch.setattr(build, "ingest_one", real)
-    assert build_store([cohort], tmp_path / "store", PREPROCESSING)["accepted"] == 13
+    assert build_store([tiny], tmp_path / "store", PREPROCESSING)["accepted"] == 7
 
 
 def test_bad_files_duplicates_and_absent_rows_are_listed(cohort: Path, tmp_path: Path) -> None:
@@ -155,21 +156,21 @@ def test_bad_files_duplicates_and_absent_rows_are_listed(cohort: Path, tmp_path:
     shutil.copytree(cohort, root)
     files = files_of(root)
     shutil.copy(files[0], files[0].with_name("copy.dcm"))
-    files[5].write_bytes(files[5].read_bytes()[:20_000])
-    files[9].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:20_000])
+    files[7].unlink()
     (root / "page.dcm").write_text("<html></html>")
-    summary = build_store([root], tmp_path / "store", PREPROCESSING)
+    summary = build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.3)
     reasons = summary["by_reason"]
     assert reasons.pop("truncated", 0) + reasons.pop("frames_missing", 0) + reasons.pop("frames_broken", 0) == 1
     assert reasons == {"duplicate_content": 1, "manifest_row_without_file": 1, "not_dicom": 1}
-    assert (summary["accepted"], summary["quarantined"], summary["lost"]) == (14, 4, 2)
+    assert (summary["accepted"], summary["quarantined"], summary["lost"]) == (6, 4, 2)
     assert summary["files_without_row"] == 2
     rows = Store.open(tmp_path / "store").quarantine
     assert all(set(row) == {"file", "hash", "stage", "reason", "detail", "when"} for row in rows)
     assert next(row for row in rows if row["reason"] == "not_dicom")["hash"]
 
-    shutil.copy(files_of(cohort)[9], files[9])  # the download is finished: its row leaves the ledger
-    again = build_store([root], tmp_path / "store", PREPROCESSING)
+    shutil.copy(files_of(cohort)[7], files[7])  # the download is finished: its row leaves the ledger
+    again = build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.3)
     assert again["accepted"] == 1
     assert "manifest_row_without_file" not in again["by_reason"]
     assert len(Store.open(tmp_path / "store").quarantine) == 3
@@ -188,33 +189,33 @@ def test_the_same_uid_with_other_pixels(tmp_path: Path) -> None:
     assert len(list((tmp_path / "store" / "chunks").rglob("pixels.npy"))) == 1
 
 
-def test_a_moved_data_set_is_recognised(cohort: Path, built: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_moved_data_set_is_recognised(tiny: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 
     root = tmp_path / "here"
-    shutil.copytree(cohort, root)
+    shutil.copytree(tiny, root)
     build_store([root], tmp_path / "store", PREPROCESSING)
     root.rename(tmp_path / "there")
     summary = build_store([tmp_path / "there"], tmp_path / "store", PREPROCESSING)
     assert summary["quarantined"] == 0
-    assert len(Store.open(tmp_path / "store").table) == 16
+    assert len(Store.open(tmp_path / "store").table) == 10
 
 
-def test_too_many_lost_is_said_after_the_work_is_done(cohort: Path, tmp_path: Path) -> None:
+def test_too_many_lost_is_said_after_the_work_is_done(tiny: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 
     root = tmp_path / "set"
-    shutil.copytree(cohort, root)
+    shutil.copytree(tiny, root)
     for path in files_of(root)[:6]:
         path.write_bytes(b"")
-    with pytest.raises(TooManyLostError, match=r"6 of 16 files \(38%\)") as caught:
+    with pytest.raises(TooManyLostError, match=r"6 of 10 files \(60%\)") as caught:
         build_store([root], tmp_path / "store", PREPROCESSING)
     assert caught.value.exit_code == 3
     assert "empty_file" in str(caught.value)
-    assert "heidelberg_spectralis" in str(caught.value)
-    assert len(Store.open(tmp_path / "store").table) == 10
+    assert "topcon_maestro2" in str(caught.value)
+    assert len(Store.open(tmp_path / "store").table) == 4
     assert set(Store.open(tmp_path / "store").table["split"]) - {"train", "val", "test"} == set()
-    build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.5)
+    build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.7)
 
 
 def test_wrong_stores_and_sources_are_told_apart(built: tuple[Path, dict], cohort: Path, tmp_path: Path) -> None:
@@ -240,13 +241,13 @@ def test_wrong_stores_and_sources_are_told_apart(built: tuple[Path, dict], cohor
         build_store([tmp_path / "in"], tmp_path / "none", PREPROCESSING)
 
 
-def test_one_writer_at_a_time(tmp_path: Path, cohort: Path) -> None:
+def test_one_writer_at_a_time(tmp_path: Path, tiny: Path) -> None:
     from octjepa.store import Store, build_store
     from octjepa.store.disk import only_writer
 
     store = Store.create(tmp_path / "store", PREPROCESSING)
     with only_writer(store.path), pytest.raises(UsageError, match="another process"):
-        build_store([cohort], store.path, PREPROCESSING)
+        build_store([tiny], store.path, PREPROCESSING)
 
 
 def test_a_damaged_volume_is_named(built: tuple[Path, dict], tmp_path: Path) -> None:
@@ -277,16 +278,13 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_stratified_split_is_by_person_and_stable(tmp_path: Path, cohort: Path) -> None:
+def test_stratified_split_is_by_person_and_stable(tmp_path: Path, tiny: Path) -> None:
     from octjepa.store import Store, build_store
     from octjepa.store.split import split_counts, split_recommended, split_stratified
 
-    root = tmp_path / "set"
-    shutil.copytree(cohort, root)
-    (root / "participants.tsv").unlink()
-    build_store([root], tmp_path / "store", PREPROCESSING)
+    build_store([tiny], tmp_path / "store", PREPROCESSING)
     store = Store.open(tmp_path / "store")
-    assert split_counts(store) == {"train": 6, "val": 1, "test": 1}
+    assert split_counts(store) == {"train": 3, "val": 1, "test": 1}
     assert store.table.groupby("person_id")["split"].nunique().eq(1).all()
     assert split_stratified(store, 0) == split_stratified(store, 0)
     assert any(split_stratified(store, 0) != split_stratified(store, seed) for seed in (1, 2, 3))
@@ -296,7 +294,7 @@ def test_stratified_split_is_by_person_and_stable(tmp_path: Path, cohort: Path) 
         split_stratified(store, 0, (0.8, 0.1, 0.2))
     store.set_split(dict.fromkeys(store.table["person_id"], "test"))
     assert set(Store.open(tmp_path / "store").table["split"]) == {"test"}
-    build_store([root], tmp_path / "store", PREPROCESSING)
+    build_store([tiny], tmp_path / "store", PREPROCESSING)
     assert set(Store.open(tmp_path / "store").table["split"]) == {"test"}  # splits that are there are kept
 
 

@@ -24,9 +24,9 @@ from pydicom.uid import (
 OPT = "1.2.840.10008.5.1.4.1.1.77.1.5.4"
 
 
-def retina(frames: int = 10, rows: int = 96, columns: int = 80) -> np.ndarray:
+def retina(frames: int = 10, rows: int = 96, columns: int = 80, seed: int = 3) -> np.ndarray:
     """uint8 [D, H, W]: two bright layers on noise, each B-scan a little different from the last."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     y = np.arange(rows)[None, :, None]
     z = np.arange(frames)[:, None, None]
     x = np.arange(columns)[None, None, :]
