@@ -146,7 +146,7 @@ def page(made: Path) -> str:
 
     out = made.parent / "page.html"
     assert write_report(made, out) == out
-    return out.read_text(encoding="utf-8")
+    return out.read_text(encoding="utf-8").replace("<wbr>", "")  # where a long file name may break
 
 
 @pytest.fixture

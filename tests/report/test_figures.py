@@ -52,6 +52,8 @@ def test_a_mask_picture_has_exactly_the_recipes_counts(made: Path, family: str) 
     recipe = load_recipe("tiny_cpu", ["masks.runs=0", "masks.target_share=0.7"])
     store = Store.open(made / "store")
     picture = masks.mask_picture(store.read(store.table["volume_id"][0]), recipe, family)
+    weights = masks.only(recipe, family).masks
+    assert {name for name in masks.FAMILIES if getattr(weights, name)} == {family}
     context, target = recipe.mask_counts
     assert picture.counts["seen"] == context
     assert picture.counts["predicted"] == target

@@ -6,6 +6,7 @@ Every section that a part is missing for says so in its place, with the command 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
@@ -127,8 +130,14 @@ def _template() -> Any:
 
     text = files("octjepa.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breakable"] = _breakable
     environment.filters["spaced"] = lambda value: str(value).replace("_", " ")
     return environment.from_string(text)
+
+
+def _breakable(name: str) -> Markup:
+    """A long file name that may break after a slash or an underscore; copied, it is the name itself."""
+    return Markup("<wbr>").join(re.split(r"(?<=[/_])", name))
 
 
 def _write(out: Path, text: str) -> None:
