@@ -47,9 +47,9 @@ def test_no_difference_is_not_a_zero() -> None:
 
 
 def test_paths_are_cut_to_their_last_part() -> None:
-    root = Path("/home/someone/demo")
+    root = Path("/srv/someone/demo")
     told = wording.without_paths(
-        "/home/someone/demo/run lacks it; see /mnt/share/eyes/a.dcm, 1/2 and C:\\data\\b.dcm", root
+        "/srv/someone/demo/run lacks it; see /data/share/eyes/a.dcm, 1/2 and C:\\data\\b.dcm", root
     )
     assert told == "demo/run lacks it; see …/a.dcm, 1/2 and …/b.dcm"
     assert wording.file_name("tree/1001/a.dcm") == "tree/1001/a.dcm"
