@@ -40,7 +40,9 @@ REASONS: dict[str, Reason] = {
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
     "no_tissue": Reason("no retina could be found in the scan", "look at it with `octjepa inspect`"),
     "duplicate_content": Reason("the same pixels are in the store under another file", "none", lost=False),
-    "duplicate_sop_uid": Reason("the SOP instance UID is in the store with other pixels", "find which copy is right", lost=False),
+    "duplicate_sop_uid": Reason(
+        "the SOP instance UID is in the store with other pixels", "find which copy is right", lost=False
+    ),
     "manifest_row_without_file": Reason(
         "manifest.tsv lists a file that is not there", "finish the download", lost=False
     ),

@@ -20,6 +20,7 @@ _WRONG_LAYER_MM = 0.12  # a B-scan whose membrane lies this far off the common s
 _PULL = 0.15  # price of lying 50 um off the common surface, in the same units
 _PULL_LIMIT = 4.0  # times that price at most: strong evidence wins over the surface
 _LEAST_RETINA_MM = 0.05
+_LEAST_LIGHT = 0.42  # share of an A-scan's light that lies above Bruch's membrane, at least
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _path(score: Float[np.ndarray, "D H W"], climb: float) -> np.ndarray:
     return rows
 
 
-def _bruch_score(boxes: _Boxes, row_mm: float) -> np.ndarray:
+def _bruch_score(boxes: _Boxes, image: Float[np.ndarray, "D H W"], row_mm: float) -> np.ndarray:
     """High on the lower edge of the RPE: bright above the row, darker below it and in the outer nuclear layer."""
 
     def rows(mm: float) -> int:
@@ -94,10 +95,11 @@ def _bruch_score(boxes: _Boxes, row_mm: float) -> np.ndarray:
     nuclear = boxes.mean(-max(rows(0.13), thick + 2), -max(rows(0.06), thick))
     choroid = boxes.mean(1, 1 + max(2, rows(0.05)))
     edge = rpe - 0.45 * nuclear - 0.55 * choroid
-    # Light lies above Bruch's membrane: the nerve fibre layer, as bright, has little tissue over it.
-    above = np.maximum(boxes.total[:, 1:], 0)
-    share = above / np.maximum(above[:, -1:], 4.0)
-    return edge - 1.2 * np.maximum(0.0, 0.42 - share) / 0.42
+    # Most light comes from above Bruch's membrane: over the nerve fibre layer, as bright, there is little.
+    dark = np.median(image[:, ::3, ::3], axis=(1, 2)).astype(np.float32)
+    light = np.cumsum(np.maximum(image - dark[:, None, None], 0), axis=1)
+    share = light / np.maximum(light[:, -1:], 4.0)
+    return edge - 1.6 * np.maximum(0.0, _LEAST_LIGHT - share) / _LEAST_LIGHT
 
 
 def _vitreous(image: Float[np.ndarray, "D H W"], bm: Float[np.ndarray, "D W"]) -> Float[np.ndarray, " D"]:
@@ -145,7 +147,7 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: f
     boxes = _Boxes(smooth, 0.0)
 
     climb = _CLIMB * row_mm / 0.0078 * 0.047 / column_mm
-    bruch = _bruch_score(boxes, row_mm)
+    bruch = _bruch_score(boxes, smooth, row_mm)
     step = max(1, width // 64)  # the common surface is smooth: few A-scans find it
     first = _path(bruch[:, :, ::step], climb * step).astype(np.float64)
     common = robust_surface(first, row_mm, columns=np.arange(width) / step)
