@@ -1,6 +1,6 @@
 """How far the found membranes lie from the phantom's true ones, per device.
 
-Command: python tests/store/band_accuracy.py [--people N] [--size small|full]
+Command: python tests/store/band_accuracy.py [--people N] [--size small|full] [--seed N]
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--people", type=int, default=8)
     parser.add_argument("--size", default="small")
+    parser.add_argument("--seed", type=int, default=5)
     arguments = parser.parse_args()
-    for device, row in table(arguments.people, arguments.size).items():
+    for device, row in table(arguments.people, arguments.size, arguments.seed).items():
         print(device, {name: round(value, 3) for name, value in row.items()})

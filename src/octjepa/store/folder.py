@@ -6,8 +6,8 @@
     journal.jsonl         what the running (or killed) ingest added since the last two were written
     chunks/aa/<id>/       pixels.npy (memory-mapped), geometry.npz
 
-Plain .npy memory maps: a canonical volume is read in one sequential pass and cropped by whole voxels, so chunk
-compression has nothing to win but disk (docs/ingest.md has the figures).
+Plain .npy memory maps: a canonical volume is small, is read in one sequential pass and cropped by whole voxels, and
+needs no decoder. No compressed chunk format has been measured against them yet.
 """
 
 from __future__ import annotations
