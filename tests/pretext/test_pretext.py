@@ -77,7 +77,7 @@ def test_2_target_is_the_exact_moving_average_and_lags():
     for before, now, student in zip(
         old, model.target_encoder.parameters(), model.context_encoder.parameters(), strict=True
     ):
-        assert torch.equal(now, before * m + student * (1.0 - m))
+        assert torch.equal(now, before.mul(m).add(student, alpha=1.0 - m))
     moved = sum((a - b).abs().sum() for a, b in zip(old, model.target_encoder.parameters(), strict=True))
     pairs = zip(model.context_encoder.parameters(), model.target_encoder.parameters(), strict=True)
     behind = sum((a - b).abs().sum() for a, b in pairs)
@@ -129,7 +129,7 @@ def test_4_flips_move_tissue_and_voxels_alike():
         shape = geometry.Geometry((0, 3, 2), *flips)
         view = geometry.apply(one.pixels, shape, size)
         mask = geometry.tissue(one.band, shape, one.pixels.shape[1], size)
-        assert view[mask].min() > view[~mask].mean()
+        assert np.percentile(view[mask], 10) > np.percentile(view[~mask], 90)
 
 
 @pytest.mark.parametrize("family", masks.FAMILIES)
@@ -201,7 +201,7 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     assert whole["val/loss"] > 0
     assert whole["val/loss"] == pytest.approx(uneven["val/loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.places, first.context, first.target)
-    assert whole["val/loss"] == pytest.approx(float(l1(outcome.predicted, outcome.target)), rel=1e-5)
+    assert whole["val/loss"] == pytest.approx(l1(outcome.predicted, outcome.target).item(), rel=1e-5)
 
 
 def _rank_mean(rank, world, port, queue):

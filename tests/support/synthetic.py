@@ -9,7 +9,7 @@ import pandas as pd
 
 from octjepa.config import recipe_from
 from octjepa.recipe import Preprocessing, Recipe
-from octjepa.store import CanonicalVolume
+from octjepa.store import CanonicalVolume, Store
 
 
 def small_recipe(**sections: dict) -> Recipe:
@@ -47,18 +47,19 @@ def volume(preprocessing: Preprocessing, number: int = 0) -> CanonicalVolume:
         tissue_mean=float(tissue.mean()),
         tissue_std=float(tissue.std()),
         shifts=np.zeros((d, w), dtype=np.int16),
-        bruch=bottom.astype(np.int16),
     )
 
 
-class MemoryStore:
-    """As much of `Store` as views, training and embedding ask for."""
+class MemoryStore(Store):
+    """A store without files: as much of it as views, training and embedding ask for."""
+
+    table = pd.DataFrame()
+    participants = pd.DataFrame()
+    quarantine: tuple = ()
 
     def __init__(self, preprocessing: Preprocessing, train: int = 12, val: int = 8) -> None:
         self.preprocessing = preprocessing
         self.path = Path("memory")
-        self.quarantine: list[dict] = []
-        self.participants = pd.DataFrame()
         self.volumes = {f"volume{n:04d}": volume(preprocessing, n) for n in range(train + val)}
         self.table = pd.DataFrame(
             {

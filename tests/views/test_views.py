@@ -32,9 +32,9 @@ def test_a_sample_has_fixed_shapes_and_a_normalised_tissue():
         assert sample.context_view.shape == sample.target_view.shape == (24, 1024)
         assert sample.context_view.dtype == np.float32
         assert (len(sample.context), len(sample.target)) == (context, target)
-        inside = sample.target_view[sample.tissue == 1]
-        assert abs(inside.mean()) < 0.5
-        assert 0.5 < inside.std() < 1.6
+        inside = sample.target_view[sample.tissue > 0.5]
+        assert abs(inside.mean()) < 1.0  # such patches hold some vitreous too
+        assert 0.5 < inside.std() < 2.5
 
 
 def test_the_z_score_is_applied_once():

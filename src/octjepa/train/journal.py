@@ -24,7 +24,10 @@ class Journal:
         self._file.write(json.dumps({"update": update, **values}) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
 

@@ -53,11 +53,10 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     if resume:
         done, skipped = _resume(saves, out, store, ids, model, optimiser, recipe)
 
-    journal = Journal(out / "metrics.jsonl", keep_until=done)
     batches = training_batches(Stream(store, recipe, ids), done, total, recipe.machine.loader_workers)
     started, waited, skips_in_a_row, saved = time.perf_counter(), 0.0, 0, done if resume else -1
     first, watch = done, TargetWatch(model)
-    with stop_request() as request, bar("pretrain", total, "update", done) as progress:
+    with Journal(out / "metrics.jsonl", done) as journal, stop_request() as request, bar("pretrain", total, "update", done) as progress:
         for update in range(done, total):
             asked = time.perf_counter()
             batch = next(batches)
@@ -107,11 +106,10 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             if saves and (_due(recipe.checkpoint.every_updates, done) or request.signal_number) or done == total:
                 saved = _save(saves, done, model, optimiser, recipe, skipped)
             _stop_if_asked(request, saves, done, total)
-    spent = time.perf_counter() - started
+        spent = time.perf_counter() - started
+        result = _validation(model, runtime, recipe, store, ids)
+        journal.write(done, result)
 
-    result = _validation(model, runtime, recipe, store, ids)
-    journal.write(done, result)
-    journal.close()
     summary = {
         "updates": done,
         "loss": result["val/loss"],

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import torch
 
 from octjepa.model import VJEPA3D
-from octjepa.model.encoder import take
 from octjepa.objective import trivial
 from octjepa.objective.losses import cosine, entropy_rank, loss_of
 from octjepa.train.runtime import Runtime
@@ -47,7 +46,7 @@ def validate(
                 batch.target.to(runtime.device),
             )
         truth, targets = outcome.target.cpu(), outcome.all_targets.cpu()
-        index = take(batch.grid_index.unsqueeze(-1), batch.target).squeeze(-1)
+        index = torch.gather(batch.grid_index, 1, batch.target)
         guesses = {
             "constant": means.constant().expand_as(truth),
             "position_mean": means.at(index),

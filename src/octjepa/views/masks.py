@@ -29,7 +29,7 @@ def draw(
 
     `counts` is `Recipe.mask_counts`; what is hidden but not a target (target_share < 1) is in neither.
     """
-    weights = np.array([getattr(recipe, family) for family in FAMILIES], dtype=np.float64)
+    weights = np.array([recipe.tubes, recipe.blocks, recipe.runs], dtype=np.float64)  # in the order of FAMILIES
     family = FAMILIES[rng.choice(len(FAMILIES), p=weights / weights.sum())]
     context_count, target_count = counts
     hidden_count = len(steps) - context_count

@@ -1,0 +1,57 @@
+"""Every key of a recipe is read by the code: a key that nothing reads would be a promise nobody keeps."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from octjepa.recipe import Recipe
+
+
+def keys_of(model: type[BaseModel]) -> list[tuple[str, str]]:
+    """(section, key) of every leaf key below `model`."""
+    keys = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += [(name, key) for _, key in keys_of(field.annotation)]
+        else:
+            keys.append(("", name))
+    return keys
+
+
+def attributes_read(tree: ast.AST) -> set[str]:
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+@pytest.fixture(scope="module")
+def read_by_the_code(root: Path) -> set[str]:
+    """Attribute names read in src outside recipe.py, and those that recipe.py's own used properties read."""
+    source = root / "src" / "octjepa"
+    read: set[str] = set()
+    for path in source.rglob("*.py"):
+        if path != source / "recipe.py":
+            read |= attributes_read(ast.parse(path.read_text(encoding="utf-8")))
+    recipe_tree = ast.parse((source / "recipe.py").read_text(encoding="utf-8"))
+    properties = {
+        node.name: attributes_read(ast.Module(body=node.body, type_ignores=[]))
+        for node in ast.walk(recipe_tree)
+        if isinstance(node, ast.FunctionDef) and any(ast.unparse(mark) == "property" for mark in node.decorator_list)
+    }
+    grown = True
+    while grown:  # a property may read another one
+        before = len(read)
+        for name, reads in properties.items():
+            if name in read:
+                read |= reads
+        grown = len(read) > before
+    return read
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), keys_of(Recipe), ids=[".".join(pair).lstrip(".") for pair in keys_of(Recipe)]
+)
+def test_the_code_reads_this_key(section: str, key: str, read_by_the_code: set[str]) -> None:
+    assert key in read_by_the_code, f"no code outside recipe.py reads {section}.{key}: use it or take it out"
