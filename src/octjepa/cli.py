@@ -10,14 +10,13 @@ import errno
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import set_quiet
-
 
 
 class Verbs(TyperGroup):
@@ -106,7 +105,7 @@ def phantom(
     people: Annotated[int, typer.Option("--people", min=1)],
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     devices: Annotated[str | None, typer.Option("--devices", help="Comma-separated; default: all four.")] = None,
-    size: Annotated[str, typer.Option("--size", help="small, or full vendor sizes.")] = "small",
+    size: Annotated[Literal["small", "full"], typer.Option("--size", help="small, or full vendor sizes.")] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
     workers: Workers = None,
     as_json: Json = False,
@@ -121,8 +120,6 @@ def phantom(
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
         raise UsageError(f"unknown device {', '.join(unknown)}: choose from {', '.join(DEVICES)}")
-    if size not in ("small", "full"):
-        raise UsageError(f"unknown size {size!r}: small or full")
     _say(write_cohort(out, people, seed, chosen, size, workers=_cores(workers), broken=broken), as_json)
 
 

@@ -7,7 +7,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from synthetic import MemoryStore, small_recipe, volume
 
 from octjepa import keys
 from octjepa.model import VJEPA3D
@@ -21,6 +20,7 @@ from octjepa.train.runtime import Runtime
 from octjepa.views import geometry, masks
 from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
 from octjepa.views.sample import make_sample
+from synthetic import MemoryStore, small_recipe, volume
 
 ARMS = ("vjepa", "normalized_mse")
 

@@ -11,7 +11,6 @@ import time
 
 import pytest
 import torch
-from synthetic import MemoryStore, small_recipe
 
 from octjepa.checkpoint import folder
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError
@@ -19,6 +18,7 @@ from octjepa.train import loop
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.signals import Interrupted
+from synthetic import MemoryStore, small_recipe
 
 EVERY_2 = {"every_updates": 2}
 

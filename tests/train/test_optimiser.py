@@ -1,8 +1,8 @@
 import torch
-from synthetic import small_recipe
 
 from octjepa.model import VJEPA3D
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
+from synthetic import small_recipe
 
 
 def test_only_matrices_decay_and_the_target_is_left_out():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from synthetic import MemoryStore, small_recipe, volume
 
 from octjepa import keys
 from octjepa.errors import ContractError, UsageError
 from octjepa.views import geometry, light, tokens
 from octjepa.views.loader import FixedSamples, Stream, choose_volumes, collate, fixed_batches, training_batches
 from octjepa.views.sample import make_sample
+from synthetic import MemoryStore, small_recipe, volume
 
 
 def test_a_sample_depends_on_seed_epoch_and_volume_alone():

@@ -1,6 +1,6 @@
 """A pretrained encoder for use: from a run, a checkpoint folder or one weights file, to vectors of eyes.
 
-The weights carry their recipe, so a volume is always prepared as it was for training; one prepared otherwise is refused.
+The weights carry their recipe, so a volume is always prepared as it was for training.
 """
 
 from __future__ import annotations

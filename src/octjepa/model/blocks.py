@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:
-    """Truncated normal of 0.02, zero biases; output layers of block `n` (from 1) shrunk by sqrt(2 n), as in V-JEPA 2."""
+    """Truncated normal of 0.02, zero biases; output layers of block n shrunk by sqrt(2 n), as in V-JEPA 2."""
     for child in module.modules():
         if isinstance(child, nn.Linear):
             nn.init.trunc_normal_(child.weight, std=0.02)

@@ -29,9 +29,7 @@ class Encoder(nn.Module):
         embedded: Tensor = self.embed(patches).float()
         return embedded
 
-    def encode(
-        self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"]
-    ) -> Float[Tensor, "b t w"]:
+    def encode(self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t w"]:
         """Embedded tokens -> features, after the final norm, fp32."""
         if self.positions == "sincos":
             tables = None

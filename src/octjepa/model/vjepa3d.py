@@ -95,9 +95,7 @@ class VJEPA3D(nn.Module):
         return Prediction(predicted, take(truth, target), truth)
 
     @torch.no_grad()
-    def targets(
-        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]
-    ) -> Float[Tensor, "b t w"]:
+    def targets(self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t w"]:
         """Target features of every selected token: fp32, layer-normed without parameters, no gradient."""
         features = self.target_encoder(patches, places).float()
         return F.layer_norm(features, features.shape[-1:])

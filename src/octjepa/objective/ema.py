@@ -9,7 +9,7 @@ from torch import nn
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:
-    """m at optimiser update `update` (from 0) of `total`: from base to final along half a cosine (SCIENCE: founding form).
+    """m at optimiser update `update` (from 0) of `total`: from `base` to `final` along half a cosine.
 
     m(t) = final - (final - base) (1 + cos(pi t / T)) / 2, clamped past T.
     """

@@ -17,7 +17,7 @@ NAMES = ("constant", "position_mean", "copy_nearest")
 
 
 class PlaceMeans:
-    """Running mean of target features, overall and for each of `grid_tokens` places. A place never seen says the overall mean."""
+    """Mean of targets, overall and for each of `grid_tokens` places; a place never seen says the overall mean."""
 
     def __init__(self, grid_tokens: int, width: int) -> None:
         self.sums = torch.zeros(grid_tokens, width, dtype=torch.float64)

@@ -39,13 +39,13 @@ def check_leak(model: VJEPA3D, batch: Batch) -> None:
     """Raises PretextAlarm when a prediction of the first sample depends on a hidden voxel."""
     one = batch.part(0, 1)
     device = next(model.parameters()).device
-    arguments = [field.to(device) for field in (one.context_view, one.target_view, one.places, one.context, one.target)]
-    hidden = torch.ones(arguments[0].shape[1], dtype=torch.bool, device=device)
-    hidden[arguments[3][0]] = False
-    changed = arguments[0].clone()
+    view, target_view, places, context, target = one.inputs(device)
+    hidden = torch.ones(view.shape[1], dtype=torch.bool, device=device)
+    hidden[context[0]] = False
+    changed = view.clone()
     changed[0, hidden] = changed[0, hidden].flip(0).neg() + 1.0
-    before = model.predict(*arguments).predicted
-    after = model.predict(changed, *arguments[1:]).predicted
+    before = model.predict(view, target_view, places, context, target).predicted
+    after = model.predict(changed, target_view, places, context, target).predicted
     if not torch.equal(before, after):
         raise PretextAlarm(
             "context_leak",
@@ -81,8 +81,6 @@ class TargetWatch:
 
 
 def _fingerprint(model: VJEPA3D) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of the first block's output weights of student and target: enough to see a move, cheap to keep."""
-    pair = []
-    for encoder in (model.context_encoder, model.target_encoder):
-        pair.append(encoder.blocks[0].attention.out.weight.detach().clone())
-    return pair[0], pair[1]
+    """Copies of the patch embedding's weights of student and target: enough to see a move, cheap to keep."""
+    student, target = model.context_encoder.embed.weight, model.target_encoder.embed.weight
+    return student.detach().clone(), target.detach().clone()

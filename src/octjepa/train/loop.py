@@ -7,7 +7,6 @@ uninterrupted one would have, bit for bit in fp32 on one machine.
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from octjepa.store import Store
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.journal import Journal
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
+from octjepa.train.pace import Pace
 from octjepa.train.run_folder import check_data, open_run, write_json
 from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates
@@ -38,10 +38,11 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     """Runs or resumes `recipe` on `store`'s training people into the run folder `out`; returns its summary.
 
     Raises UsageError (no data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed,
-    disk full) and Interrupted (signal; a checkpoint was written).
+    disk full), PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
     runtime = Runtime(recipe.train.precision)
     ids = choose_volumes(store, recipe, "train")
+    held_out = choose_volumes(store, recipe, "val")
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
     open_run(out, recipe, store, ids, runtime, resume)
@@ -49,80 +50,63 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimiser = build_optimiser(model, recipe.train)
     saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
-    done, skipped = 0, 0
-    if resume:
-        done, skipped = _resume(saves, out, store, ids, model, optimiser, recipe)
+    first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
 
-    batches = training_batches(Stream(store, recipe, ids), done, total, recipe.machine.loader_workers)
-    started, waited, skips_in_a_row, saved = time.perf_counter(), 0.0, 0, done if resume else -1
-    first, watch = done, TargetWatch(model)
-    with Journal(out / "metrics.jsonl", done) as journal, stop_request() as request, bar("pretrain", total, "update", done) as progress:
-        for update in range(done, total):
-            asked = time.perf_counter()
-            batch = next(batches)
-            arrived = time.perf_counter()
-
-            if update == first or _due(LEAK_CHECK_EVERY, update):
+    batches = training_batches(Stream(store, recipe, ids), first, total, recipe.machine.loader_workers)
+    watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
+    with (
+        Journal(out / "metrics.jsonl", keep_until=first) as journal,
+        stop_request() as request,
+        bar("pretrain", total, "update", first) as progress,
+    ):
+        for update in range(first, total):
+            with pace.waiting():
+                batch = next(batches)
+            if update == first or update % LEAK_CHECK_EVERY == 0:
                 check_leak(model, batch)
-            set_learning_rate(optimiser, learning_rate(update, total, recipe.train))
-            measured = accumulate(model, batch, recipe, runtime)
-            limit = recipe.train.clip_norm or math.inf
-            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))  # read before zeroing
+
+            rate = learning_rate(update, total, recipe.train)
             m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
+            set_learning_rate(optimiser, rate)
+            measured = accumulate(model, batch, recipe, runtime)
+            clip = recipe.train.clip_norm or math.inf
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))  # read before zeroing
             healthy = math.isfinite(norm) and math.isfinite(measured["train/loss"])
             if healthy:
                 optimiser.step()
                 update_target(model.target_encoder, model.context_encoder, m)
                 watch.check(model, m)
             optimiser.zero_grad(set_to_none=True)
-            skipped, skips_in_a_row = (skipped, 0) if healthy else (skipped + 1, skips_in_a_row + 1)
 
             done = update + 1
-            seconds = time.perf_counter() - asked
-            waited += arrived - asked
-            journal.write(
-                done,
-                {
-                    **measured,
-                    "epoch": done * recipe.train.global_batch / len(ids),
-                    "train/lr": learning_rate(update, total, recipe.train),
-                    "train/grad_norm": norm,
-                    "train/ema_momentum": m,
-                    "volumes_per_second": recipe.train.global_batch / seconds,
-                    "data_wait_share": (arrived - asked) / seconds,
-                    "seconds": seconds,
-                    **({} if healthy else {"skipped": list(batch.volume_ids)}),
-                },
-            )
+            skipped, skips_in_a_row = (skipped, 0) if healthy else (skipped + 1, skips_in_a_row + 1)
+            line = {**measured, "train/lr": rate, "train/grad_norm": norm, "train/ema_momentum": m, **pace.lap()}
+            line["epoch"] = line["train/epoch"] = done * recipe.train.global_batch / len(ids)
+            journal.write(done, line if healthy else {**line, "skipped": list(batch.volume_ids)})
             progress.advance()
             progress.say(f"loss {measured['train/loss']:.3f} cosine {measured['train/cosine']:.3f}")
-            if skips_in_a_row >= _SKIPS_IN_A_ROW:
-                raise OctjepaError(
-                    f"{skips_in_a_row} updates in a row gave no finite loss or gradient (last: {done}). The weights are "
-                    f"those of the last healthy update. Lower train.base_lr, or use train.precision=fp32."
-                )
+
+            _stop_if_hopeless(skips_in_a_row, done)
             if _due(recipe.validation.every_updates, done) and done < total:
-                journal.write(done, _validation(model, runtime, recipe, store, ids))
-            if saves and (_due(recipe.checkpoint.every_updates, done) or request.signal_number) or done == total:
-                saved = _save(saves, done, model, optimiser, recipe, skipped)
+                journal.write(done, _validation(model, runtime, recipe, store, ids, held_out))
+            if saves and (_due(recipe.checkpoint.every_updates, done) or done == total or request.signal_number):
+                state.save(saves, done, model, optimiser, recipe, skipped)
+                folder.prune(saves, recipe.checkpoint.keep_last)
             _stop_if_asked(request, saves, done, total)
-        spent = time.perf_counter() - started
-        result = _validation(model, runtime, recipe, store, ids)
-        journal.write(done, result)
+        result = _validation(model, runtime, recipe, store, ids, held_out)
+        journal.write(total, result)
 
     summary = {
-        "updates": done,
+        "updates": total,
         "loss": result["val/loss"],
         "cosine": result["val/cosine"],
         "baseline_cosine": _named(result, "val/baseline/"),
         "baseline_loss": _named(result, "val/baseline_loss/"),
         "rankme": result["val/rankme"],
         "volumes": len(ids),
-        "volumes_per_second": (done - first) * recipe.train.global_batch / spent if done > first else 0.0,
-        "data_wait_share": waited / spent if done > first else 0.0,
+        **pace.summary(),
         "skipped_updates": skipped,
-        "checkpoint": None if saves is None else f"{recipe.checkpoint.dir}/step-{saved:08d}",
-        "seconds": spent,
+        "checkpoint": None if saves is None else f"{recipe.checkpoint.dir}/step-{total:08d}",
     }
     write_json(out / "summary.json", summary)
     return summary
@@ -140,11 +124,7 @@ def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -
         part = batch.part(start, start + step)
         share = len(part.volume_ids) / size
         with runtime.compute():
-            outcome = model.predict(
-                *(field.to(runtime.device) for field in (part.context_view, part.target_view, part.places)),
-                part.context.to(runtime.device),
-                part.target.to(runtime.device),
-            )
+            outcome = model.predict(*part.inputs(runtime.device))
         check_detached(outcome)
         loss = loss_of(recipe.objective.name, outcome.predicted, outcome.target)
         (loss * share).backward()
@@ -154,14 +134,14 @@ def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -
 
 
 def _validation(
-    model: VJEPA3D, runtime: Runtime, recipe: Recipe, store: Store, train_ids: list[str]
+    model: VJEPA3D, runtime: Runtime, recipe: Recipe, store: Store, train_ids: list[str], held_out: list[str]
 ) -> dict[str, float]:
-    limit = recipe.validation.max_samples
-    held_out = choose_volumes(store, recipe, "val")[:limit]
+    """Fixed samples of training people teach the trivial predictors; those of held-out people judge all."""
+    limit, batch = recipe.validation.max_samples, recipe.train.global_batch
     known = FixedSamples(store, recipe, train_ids[:limit])
-    means = learn_means(model, runtime, fixed_batches(known, recipe.train.global_batch), recipe.grid_tokens)
-    samples = FixedSamples(store, recipe, held_out)
-    return validate(model, runtime, fixed_batches(samples, recipe.train.global_batch), means)
+    means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
+    samples = FixedSamples(store, recipe, held_out[:limit])
+    return validate(model, runtime, fixed_batches(samples, batch), means)
 
 
 def _resume(
@@ -182,14 +162,12 @@ def _resume(
     return state.load(found[-1], model, optimiser, recipe)
 
 
-def _save(
-    saves: Path | None, done: int, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe, skipped: int
-) -> int:
-    if saves is None:
-        return -1
-    state.save(saves, done, model, optimiser, recipe, skipped)
-    folder.prune(saves, recipe.checkpoint.keep_last)
-    return done
+def _stop_if_hopeless(skips_in_a_row: int, done: int) -> None:
+    if skips_in_a_row >= _SKIPS_IN_A_ROW:
+        raise OctjepaError(
+            f"{skips_in_a_row} updates in a row gave no finite loss or gradient (the last: {done}). The weights are "
+            "those of the last healthy update. Lower train.base_lr, or use train.precision=fp32."
+        )
 
 
 def _stop_if_asked(request: StopRequest, saves: Path | None, done: int, total: int) -> None:

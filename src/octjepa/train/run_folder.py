@@ -21,8 +21,10 @@ from octjepa.train.runtime import Runtime
 _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "scikit-learn")
 
 
-def open_run(out: Path, recipe: Recipe, store: Store, volume_ids: Sequence[str], runtime: Runtime, resume: bool) -> None:
-    """Writes recipe.yaml and run.json. Raises UsageError when `out` holds a run and `resume` is false, or the reverse."""
+def open_run(
+    out: Path, recipe: Recipe, store: Store, volume_ids: Sequence[str], runtime: Runtime, resume: bool
+) -> None:
+    """Writes recipe.yaml and run.json. Raises UsageError when `out` holds a run without `resume`, or none with it."""
     there = (out / "run.json").is_file()
     if there and not resume:
         raise UsageError(f"{out} already holds a run: add --resume to go on with it, or give another --out")

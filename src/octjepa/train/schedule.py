@@ -7,6 +7,7 @@ w = warm-up share of T and min = min_lr_ratio * base.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from octjepa.recipe import TrainRecipe
 
@@ -28,7 +29,7 @@ def learning_rate(update: int, total: int, train: TrainRecipe) -> float:
 
 
 def total_updates(train: TrainRecipe, volumes: int) -> int:
-    """Optimiser updates of a run over `volumes` volumes: max_updates, or epochs times volumes over the batch, rounded up."""
+    """Optimiser updates of a run: max_updates, or epochs times `volumes` over the batch, rounded up."""
     if train.max_updates is not None:
         return train.max_updates
     assert train.epochs is not None  # the recipe holds exactly one
@@ -39,6 +40,6 @@ def lr_curve(train: TrainRecipe, total: int) -> list[float]:
     """LR of every update. Raises ValueError if it is not positive or rises after warm-up."""
     curve = [learning_rate(update, total, train) for update in range(total)]
     after = curve[warmup_updates(train, total) :]
-    if min(curve) <= 0 or any(later > earlier for earlier, later in zip(after, after[1:], strict=False)):
+    if min(curve) <= 0 or any(later > earlier for earlier, later in pairwise(after)):
         raise ValueError("the learning rate is not positive, or rises after warm-up")
     return curve

@@ -1,4 +1,4 @@
-"""Held-out people, fixed masks, no chance: how well hidden tokens are predicted, beside predictors that know nothing."""
+"""Held-out people, fixed masks, no chance: how well hidden tokens are predicted, beside trivial predictors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
 
 
 @torch.inference_mode()
-def validate(
-    model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: trivial.PlaceMeans
-) -> dict[str, float]:
+def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: trivial.PlaceMeans) -> dict[str, float]:
     """Means over all held-out samples of all ranks; keys as in metrics.jsonl (`val/...`)."""
     model.eval()
     sums: dict[str, torch.Tensor] = {}
@@ -40,11 +38,7 @@ def validate(
     features = []
     for batch in batches:
         with runtime.compute():
-            outcome = model.predict(
-                *(field.to(runtime.device) for field in (batch.context_view, batch.target_view, batch.places)),
-                batch.context.to(runtime.device),
-                batch.target.to(runtime.device),
-            )
+            outcome = model.predict(*batch.inputs(runtime.device))
         truth, targets = outcome.target.cpu(), outcome.all_targets.cpu()
         index = torch.gather(batch.grid_index, 1, batch.target)
         guesses = {

@@ -37,7 +37,22 @@ class Batch(NamedTuple):
 
     def part(self, start: int, stop: int) -> Batch:
         """Samples start..stop: a micro-batch."""
-        return Batch(*(field[start:stop] for field in self))
+        return Batch(
+            self.context_view[start:stop],
+            self.target_view[start:stop],
+            self.places[start:stop],
+            self.grid_index[start:stop],
+            self.tissue[start:stop],
+            self.context[start:stop],
+            self.target[start:stop],
+            self.volume_ids[start:stop],
+        )
+
+    def inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What `VJEPA3D.predict` takes, on `device`."""
+        asked = (self.context_view, self.target_view, self.places, self.context, self.target)
+        a, b, c, d, e = (tensor.to(device, non_blocking=True) for tensor in asked)
+        return a, b, c, d, e
 
 
 def choose_volumes(store: Store, recipe: Recipe, split: str) -> list[str]:
@@ -107,8 +122,8 @@ class FixedSamples(Dataset[Sample]):
 
 def collate(items: Sequence[tuple[str, Sample]]) -> Batch:
     ids, samples = zip(*items, strict=True)
-    stacked = [torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True)]
-    return Batch(*stacked, volume_ids=tuple(ids))
+    a, b, c, d, e, f, g = (torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True))
+    return Batch(a, b, c, d, e, f, g, tuple(ids))
 
 
 def training_batches(stream: Stream, first_update: int, total_updates: int, workers: int) -> Iterator[Batch]:
@@ -125,8 +140,8 @@ def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterat
 
 
 def _loader(dataset: Dataset[Sample], positions: Sequence[range], workers: int) -> DataLoader[Batch]:
-    return DataLoader(
-        dataset,
+    return DataLoader(  # type: ignore[return-value] # collate makes Batches of Samples
+        dataset,  # type: ignore[arg-type]
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
         collate_fn=collate,
         num_workers=workers,

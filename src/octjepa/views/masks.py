@@ -46,7 +46,7 @@ def _hiding_order(
     shape_of = np.full(len(steps), _MOST_SHAPES, dtype=np.float64)
     for number in range(_MOST_SHAPES):
         size = _size(family, grid, rng)
-        start = [rng.integers(1 - s, n) for s, n in zip(size, grid, strict=True)]
+        start = [int(rng.integers(1 - s, n)) for s, n in zip(size, grid, strict=True)]
         if family != "blocks":  # these span an axis, or two, whole
             start = [0 if s == n else at for at, s, n in zip(start, size, grid, strict=True)]
         centre = np.asarray(start) + (np.asarray(size) - 1) / 2
