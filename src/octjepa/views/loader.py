@@ -140,7 +140,7 @@ def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterat
 
 
 def _loader(dataset: Dataset[Sample], positions: Sequence[range], workers: int) -> DataLoader[Batch]:
-    return DataLoader(  # type: ignore[return-value] # collate makes Batches of Samples
+    return DataLoader(  # collate makes Batches of Samples
         dataset,  # type: ignore[arg-type]
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
         collate_fn=collate,
