@@ -1,7 +1,8 @@
 """One volume -> one sample of fixed shapes: two lit views of the same selected patches, their places, a mask.
 
-A pure function of (recipe, stored volume, epoch). `epoch=None` is the sample of validation and embedding: centred,
-unlit, tokens by tissue share, and for validation a mask that depends on the volume alone.
+A pure function of (recipe, stored volume, epoch). `epoch=None` is the sample of validation: geometry, tokens and mask
+are drawn as in training, but once and for all, by the volume alone; its light is neutral. Were it centred instead, the
+mean of each place would know an alignment that training never shows, and be no fair opponent.
 """
 
 from __future__ import annotations
@@ -37,17 +38,10 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> S
     def rng(purpose: str) -> np.random.Generator:
         return keys.generator(seed, purpose, stage, volume.volume_id)
 
-    if epoch is None:
-        shape = geometry.centred(recipe.preprocessing)
-        lights = (light.Light(), light.Light())
-        token_rng = None
-    else:
-        shape = geometry.draw(recipe.preprocessing, recipe.views, rng("geometry"))
-        light_rng = rng("light")
-        lights = (light.draw(recipe.views, light_rng), light.draw(recipe.views, light_rng))
-        token_rng = rng("tokens")
-    view, index, share = select_tokens(volume, recipe, shape, token_rng)
-    noise = rng("speckle")
+    shape = geometry.draw(recipe.preprocessing, recipe.views, rng("geometry"))
+    view, index, share = select_tokens(volume, recipe, shape, rng("tokens"))
+    light_rng, noise = rng("light"), rng("speckle")
+    lights = [light.Light() if epoch is None else light.draw(recipe.views, light_rng) for _ in range(2)]
     seen = [_lit(view, index, recipe, one, volume, noise) for one in lights]
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
     context, target = masks.draw(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"))
