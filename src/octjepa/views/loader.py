@@ -6,6 +6,7 @@ positions `u * global_batch ...`. No batch is short, no state is kept, and a res
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -139,6 +140,11 @@ def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterat
     yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], workers)
 
 
+def _leave_signals_to_the_run(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the run finishes its update, and needs its loader until then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _loader(dataset: Dataset[Sample], positions: Sequence[range], workers: int) -> DataLoader[Batch]:
     return DataLoader(  # collate makes Batches of Samples
         dataset,  # type: ignore[arg-type]
@@ -146,5 +152,5 @@ def _loader(dataset: Dataset[Sample], positions: Sequence[range], workers: int) 
         collate_fn=collate,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        persistent_workers=False,
+        worker_init_fn=_leave_signals_to_the_run,
     )

@@ -1,0 +1,90 @@
+"""A pretrained encoder: found, verified, and the same vectors whatever the company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from synthetic import MemoryStore, small_recipe
+
+import octjepa
+from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.encoder import pooled
+from octjepa.errors import CheckpointError
+from octjepa.train.loop import pretrain
+from octjepa.volume import OCTVolume
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    recipe = small_recipe()
+    out = tmp_path_factory.mktemp("encoder") / "run"
+    pretrain(recipe, MemoryStore(recipe.preprocessing), out)
+    return out
+
+
+def test_run_folder_checkpoint_and_file_give_the_same_encoder(run):
+    step = next((run / "checkpoints").iterdir())
+    store = MemoryStore(small_recipe().preprocessing)
+    vectors = [
+        load_encoder(path).embed(store.read("volume0003")) for path in (run, step, step / "model.safetensors", str(run))
+    ]
+    assert all(np.array_equal(vectors[0], other) for other in vectors[1:])
+    assert octjepa.load_encoder is load_encoder
+
+
+def test_it_is_the_target_encoder_and_not_the_untrained_one(run):
+    encoder = load_encoder(run)
+    untrained = encoder.untrained()
+    assert encoder.parameters == untrained.parameters
+    assert not torch.equal(encoder.encoder.embed.weight, untrained.encoder.embed.weight)
+    again = encoder.untrained()
+    assert torch.equal(untrained.encoder.embed.weight, again.encoder.embed.weight)
+
+
+def test_a_vector_does_not_depend_on_the_batch(run):
+    encoder = load_encoder(run)
+    store = MemoryStore(encoder.recipe.preprocessing)
+    volumes = [store.read(f"volume{n:04d}") for n in range(4)]
+    together = encoder.many_tokens(volumes)
+    for volume, one in zip(volumes, together, strict=True):
+        alone = encoder.tokens(volume)
+        assert np.allclose(alone.features, one.features, atol=1e-5)
+        assert np.array_equal(alone.grid_index, one.grid_index)
+        assert one.features.shape == (24, encoder.dim)
+        assert one.grid == (2, 4, 4)
+
+
+def test_a_native_volume_is_prepared_as_the_weights_expect(run):
+    encoder = load_encoder(run)
+    rng = np.random.default_rng(0)
+    rows = np.arange(96)[None, :, None]
+    pixels = np.where((rows > 30) & (rows < 60), 150, 20) + rng.integers(0, 30, size=(8, 96, 80))
+    native = OCTVolume(
+        pixels.astype(np.uint8), (0.4, 0.01, 0.08), dict.fromkeys(("slice", "row", "column"), "shared"), "1", "", "OD"
+    )
+    vector = encoder.embed(native, pool="mean_std_max")
+    assert vector.shape == (3 * encoder.dim,)
+    assert np.isfinite(vector).all()
+
+
+def test_poolings_by_hand():
+    features = np.array([[1.0, 5.0], [3.0, 1.0]], dtype=np.float32)
+    assert pooled(features, "mean").tolist() == [2.0, 3.0]
+    assert pooled(features, "mean_std_max").tolist() == [2.0, 3.0, 1.0, 2.0, 3.0, 5.0]
+    with pytest.raises(ValueError, match="mean_std_max"):
+        pooled(features, "median")
+
+
+def test_what_is_no_checkpoint_is_said_so(tmp_path, run):
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load_encoder(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        load_encoder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(CheckpointError, match="not a weights file"):
+        load_encoder(tmp_path / "model.safetensors")
+    pickled = tmp_path / "weights.pt"
+    torch.save({"a": torch.zeros(1)}, pickled)
+    with pytest.raises(CheckpointError, match="not a weights file"):
+        load_encoder(pickled)

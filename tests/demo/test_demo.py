@@ -1,0 +1,50 @@
+"""The whole line, at the smallest size that still has people in every split: files in, one honest page out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octjepa import demo
+from octjepa.demo import LESIONS, run_demo
+from octjepa.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "PEOPLE_PER_MINUTE", 20)
+        patch.setattr(demo, "UPDATES_PER_MINUTE", 12)
+        return out, run_demo(out, minutes=1.0)
+
+
+def test_it_says_what_the_contract_names(made):
+    out, payload = made
+    assert {"report", "seconds", "cosine", "baseline_cosine", "probe", "paired"} <= payload.keys()
+    assert set(payload["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
+    assert {"difference", "low", "high"} <= payload["paired"].keys()
+    names = {row["name"] for row in payload["probe"]}
+    assert {"untrained", "histogram", "majority", "covariates"} < names
+    assert {row["target"] for row in payload["probe"]} >= {*LESIONS, "macro"}
+    assert json.loads((out / "demo.json").read_text())["cosine"] == payload["cosine"]
+
+
+def test_every_part_is_there_and_the_broken_files_are_listed(made):
+    out, payload = made
+    page = (out / "report.html").read_text()
+    assert payload["report"] == str(out / "report.html")
+    assert "Synthetic eyes" in page
+    refused = [json.loads(line) for line in (out / "store" / "quarantine.jsonl").read_text().splitlines()]
+    assert len(refused) >= 3
+    assert all(row["reason"] in page for row in refused)
+    for part in ("phantom", "store", "run", "embeddings.parquet", "probe.json"):
+        assert (out / part).exists()
+
+
+def test_it_does_not_touch_a_folder_that_is_not_its_own(tmp_path):
+    (tmp_path / "thesis.docx").write_text("mine")
+    with pytest.raises(UsageError, match="holds other things"):
+        run_demo(tmp_path, minutes=1.0)
+    assert (tmp_path / "thesis.docx").read_text() == "mine"

@@ -1,0 +1,101 @@
+"""`plan` counts; here its figures are counted again by hand, or measured."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from synthetic import small_recipe
+
+from octjepa.config import load_recipe
+from octjepa.model import VJEPA3D
+from octjepa.train.plan import plan
+
+
+def test_the_founding_recipes_plan_to_the_founding_figures():
+    single = plan(load_recipe("pretrain_vjepa_single_domain"), volumes=1000)
+    assert single["tokens"] == 9216
+    assert single["grid"] == [16, 24, 24]
+    assert single["updates"] == math.ceil(120 * 1000 / 32)
+    assert single["target_tokens"] == round(0.6 * 9216)
+    multi = plan(load_recipe("pretrain_vjepa_multi_domain"), volumes=4000)
+    assert multi["updates"] == math.ceil(150 * 4000 / 32)
+    assert multi["effective_batch"] == 32
+    assert multi["batch"] == {"micro": 1, "devices": 16, "accumulation": 2}
+    smoke = plan(load_recipe("smoke_test"))
+    assert (smoke["updates"], smoke["effective_batch"], smoke["volumes"]) == (10, 4, 8)
+    assert smoke["lr"]["peak"] == 1e-4
+    assert 0 < smoke["lr"]["last"] < smoke["lr"]["peak"]
+
+
+def test_parameters_are_those_of_the_model():
+    recipe = small_recipe()
+    model = VJEPA3D.from_recipe(recipe)
+    figures = plan(recipe)
+    assert figures["parameters"] == sum(p.numel() for p in model.parameters())
+    assert figures["trainable"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(figures["parameters_by_part"].values()) == figures["parameters"]
+
+
+def test_ema_half_life_by_hand():
+    recipe = small_recipe(objective={"ema_base": 0.996})
+    assert plan(recipe)["ema_half_life_samples"] == pytest.approx(math.log(0.5) / math.log(0.996) * 4)
+
+
+def test_arithmetic_grows_with_tokens_and_is_that_of_the_matrices():
+    """The linear layers of the encoder alone, by hand: 2 x weights x tokens, three times for forward and backward."""
+    recipe = small_recipe()
+    weights = sum(p.numel() for p in VJEPA3D.from_recipe(recipe).context_encoder.parameters() if p.ndim == 2)
+    context, _ = recipe.mask_counts
+    least = 2 * weights * (3 * context + recipe.token_count)
+    assert least < plan(recipe)["flops_per_volume"] < 1.6 * least
+    assert plan(small_recipe(tokens={"budget": 12}))["flops_per_volume"] < 0.6 * plan(recipe)["flops_per_volume"]
+
+
+def test_without_a_store_epochs_count_the_expected_volumes():
+    recipe = load_recipe("pretrain_vjepa_single_domain", ["data.expected_volumes=64"])
+    figures = plan(recipe)
+    assert figures["volumes"] == 64
+    assert figures["updates"] == 240
+    unknown = plan(load_recipe("pretrain_vjepa_single_domain", ["data.expected_volumes=null"]))
+    assert unknown["volumes_known"] is False
+
+
+_STEP = """
+import resource, sys, torch
+from octjepa.config import load_recipe
+from octjepa.model import VJEPA3D
+from octjepa.objective.losses import l1
+from octjepa.train.optimiser import build_optimiser
+recipe = load_recipe("tiny_cpu", ["train.precision=fp32", "train.global_batch=%d"])
+b, t, (n, m) = recipe.train.global_batch, recipe.token_count, recipe.mask_counts
+patches, places = torch.randn(b, t, 1024), torch.rand(b, t, 3)
+index = torch.arange(t).expand(b, -1)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+model = VJEPA3D.from_recipe(load_recipe("smoke_test"))
+warm = model.predict(patches[:1], patches[:1], places[:1], index[:1, :n], index[:1, n:])
+l1(warm.predicted, warm.target).backward()
+del model, warm
+before = peak()
+model = VJEPA3D.from_recipe(recipe)
+optimiser = build_optimiser(model, recipe.train)
+for _ in range(2):
+    outcome = model.predict(patches, patches, places, index[:, :n], index[:, n:])
+    l1(outcome.predicted, outcome.target).backward()
+    optimiser.step()
+    optimiser.zero_grad()
+print(peak() - before)
+"""
+
+
+def test_predicted_memory_is_near_the_measured_peak():
+    """In fp32 on the CPU, of a batch large enough to stand out of what the interpreter holds anyway."""
+    measured = int(
+        subprocess.run([sys.executable, "-c", _STEP % 64], capture_output=True, text=True, check=True).stdout
+    )
+    recipe = load_recipe("tiny_cpu", ["train.precision=fp32", "train.global_batch=64"])
+    predicted = plan(recipe)["peak_memory_bytes"]
+    assert 0.6 < predicted / measured < 1.6, (predicted, measured)
