@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from synthetic import MemoryStore, small_recipe
 
 import octjepa
 from octjepa.checkpoint import load_encoder
@@ -13,6 +12,7 @@ from octjepa.checkpoint.encoder import pooled
 from octjepa.errors import CheckpointError
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
+from synthetic import MemoryStore, small_recipe
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import MemoryStore, small_recipe
 
 from octjepa.checkpoint import load_encoder
 from octjepa.errors import ContractError, UsageError
@@ -13,6 +12,7 @@ from octjepa.evaluate import embed
 from octjepa.evaluate.embed import embed_store, histogram
 from octjepa.evaluate.table import read_embeddings
 from octjepa.train.loop import pretrain
+from synthetic import MemoryStore, small_recipe
 
 
 @pytest.fixture(scope="module")

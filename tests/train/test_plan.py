@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from synthetic import small_recipe
 
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.train.plan import plan
+from synthetic import small_recipe
 
 
 def test_the_founding_recipes_plan_to_the_founding_figures():
