@@ -208,10 +208,10 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     means = loop.learn_means(model, runtime, fixed_batches(samples, 4), recipe.grid_tokens)
     whole = loop.validate(model, runtime, fixed_batches(samples, 8), means)
     uneven = loop.validate(model, runtime, fixed_batches(samples, 3), means)
-    assert whole["val/loss"] > 0
-    assert whole["val/loss"] == pytest.approx(uneven["val/loss"], rel=1e-5)
+    assert whole["loss"] > 0
+    assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.places, first.context, first.target)
-    assert whole["val/loss"] == pytest.approx(l1(outcome.predicted, outcome.target).item(), rel=1e-5)
+    assert whole["loss"] == pytest.approx(l1(outcome.predicted, outcome.target).item(), rel=1e-5)
 
 
 def _rank_mean(rank, world, port, queue):

@@ -63,6 +63,16 @@ def test_a_run_leaves_what_the_contract_names(tmp_path):
     ]
 
 
+def test_without_held_out_people_it_runs_and_says_what_it_judged_on(tmp_path, caplog):
+    recipe = recipe_of(2)
+    summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=12, val=0), tmp_path / "run")
+    assert summary["judged_on"] == "train_fixed"
+    assert "nobody of split val" in caplog.text
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert any("train_fixed/loss" in line for line in lines)
+    assert not any("val/loss" in line for line in lines)
+
+
 def test_the_same_recipe_gives_the_same_weights(tmp_path):
     recipe = recipe_of(4)
     for name in ("one", "two"):

@@ -6,7 +6,9 @@ uninterrupted one would have, bit for bit in fp32 on one machine.
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from octjepa.train.validate import learn_means, validate
 from octjepa.views.loader import Batch, FixedSamples, Stream, choose_volumes, fixed_batches, training_batches
 
 _SKIPS_IN_A_ROW = 10
+_log = logging.getLogger(__name__)
 
 
 def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -42,7 +45,10 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     """
     runtime = Runtime(recipe.train.precision)
     ids = choose_volumes(store, recipe, "train")
-    held_out = choose_volumes(store, recipe, "val")
+    held_out = choose_volumes(store, recipe, "val", needed=False)
+    judged_on = "val" if held_out else "train_fixed"
+    if not held_out:
+        _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
     open_run(out, recipe, store, ids, runtime, resume)
@@ -52,6 +58,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
 
+    judge = partial(_validation, model, runtime, recipe, store, ids, held_out or ids)
     batches = training_batches(Stream(store, recipe, ids), first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
     with (
@@ -88,21 +95,22 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
 
             _stop_if_hopeless(skips_in_a_row, done)
             if _due(recipe.validation.every_updates, done) and done < total:
-                journal.write(done, _validation(model, runtime, recipe, store, ids, held_out))
+                journal.write(done, _prefixed(judged_on, judge()))
             if saves and (_due(recipe.checkpoint.every_updates, done) or done == total or request.signal_number):
                 state.save(saves, done, model, optimiser, recipe, skipped)
                 folder.prune(saves, recipe.checkpoint.keep_last)
             _stop_if_asked(request, saves, done, total)
-        result = _validation(model, runtime, recipe, store, ids, held_out)
-        journal.write(total, result)
+        result = judge()
+        journal.write(total, _prefixed(judged_on, result))
 
     summary = {
         "updates": total,
-        "loss": result["val/loss"],
-        "cosine": result["val/cosine"],
-        "baseline_cosine": _named(result, "val/baseline/"),
-        "baseline_loss": _named(result, "val/baseline_loss/"),
-        "rankme": result["val/rankme"],
+        "judged_on": judged_on,
+        "loss": result["loss"],
+        "cosine": result["cosine"],
+        "baseline_cosine": _named(result, "baseline/"),
+        "baseline_loss": _named(result, "baseline_loss/"),
+        "rankme": result["rankme"],
         "volumes": len(ids),
         **pace.summary(),
         "skipped_updates": skipped,
@@ -134,13 +142,13 @@ def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -
 
 
 def _validation(
-    model: VJEPA3D, runtime: Runtime, recipe: Recipe, store: Store, train_ids: list[str], held_out: list[str]
+    model: VJEPA3D, runtime: Runtime, recipe: Recipe, store: Store, train_ids: list[str], judges: list[str]
 ) -> dict[str, float]:
-    """Fixed samples of training people teach the trivial predictors; those of held-out people judge all."""
+    """Fixed samples of training people teach the trivial predictors; those of `judges`, held-out people, judge all."""
     limit, batch = recipe.validation.max_samples, recipe.train.global_batch
     known = FixedSamples(store, recipe, train_ids[:limit])
     means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
-    samples = FixedSamples(store, recipe, held_out[:limit])
+    samples = FixedSamples(store, recipe, judges[:limit])
     return validate(model, runtime, fixed_batches(samples, batch), means)
 
 
@@ -180,6 +188,10 @@ def _stop_if_asked(request: StopRequest, saves: Path | None, done: int, total: i
 
 def _due(every: int | None, done: int) -> bool:
     return every is not None and done % every == 0
+
+
+def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{key}": value for key, value in values.items()}
 
 
 def _named(values: dict[str, float], prefix: str) -> dict[str, float]:

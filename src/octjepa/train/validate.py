@@ -31,7 +31,7 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
 
 @torch.inference_mode()
 def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: trivial.PlaceMeans) -> dict[str, float]:
-    """Means over all held-out samples of all ranks; keys as in metrics.jsonl (`val/...`)."""
+    """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
     model.eval()
     sums: dict[str, torch.Tensor] = {}
     seen = torch.zeros(())
@@ -46,11 +46,11 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
             "position_mean": means.at(index),
             "copy_nearest": trivial.copy_nearest(targets, batch.places, batch.context, batch.target),
         }
-        values = {"val/loss": loss_of(model.arm, outcome.predicted.cpu(), truth)}
-        values["val/cosine"] = cosine(outcome.predicted.cpu(), truth)
+        values = {"loss": loss_of(model.arm, outcome.predicted.cpu(), truth)}
+        values["cosine"] = cosine(outcome.predicted.cpu(), truth)
         for name, guess in guesses.items():
-            values[f"val/baseline/{name}"] = cosine(guess, truth)
-            values[f"val/baseline_loss/{name}"] = loss_of(model.arm, guess, truth)
+            values[f"baseline/{name}"] = cosine(guess, truth)
+            values[f"baseline_loss/{name}"] = loss_of(model.arm, guess, truth)
         count = len(batch.volume_ids)
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
@@ -60,5 +60,5 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
     result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
     tokens = torch.cat(features)
     step = max(1, len(tokens) // _RANK_TOKENS)
-    result["val/rankme"] = entropy_rank(tokens[::step][:_RANK_TOKENS])
+    result["rankme"] = entropy_rank(tokens[::step][:_RANK_TOKENS])
     return result

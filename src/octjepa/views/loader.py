@@ -56,10 +56,10 @@ class Batch(NamedTuple):
         return a, b, c, d, e
 
 
-def choose_volumes(store: Store, recipe: Recipe, split: str) -> list[str]:
+def choose_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> list[str]:
     """Ids of the raster volumes of `split` that the recipe asks for, in a keyed order cut at data.max_samples.
 
-    Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left.
+    Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left but `needed`.
     """
     differences = check_contract(store.preprocessing, recipe)
     if differences:
@@ -73,7 +73,7 @@ def choose_volumes(store: Store, recipe: Recipe, split: str) -> list[str]:
     if recipe.data.strategy == "single_domain":
         kept = kept[kept["device"] == recipe.data.device]
     ids = sorted(kept["volume_id"])
-    if not ids:
+    if needed and not ids:
         counts = table.groupby(["split", "device", "pattern"]).size().to_string() if len(table) else "no volumes"
         wanted = f"device {recipe.data.device}" if recipe.data.device else "any device"
         raise UsageError(
