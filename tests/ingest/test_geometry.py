@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydicom.dataset import Dataset
+from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless
 
-from oct_dicom import make_dataset, retina, save
+from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
 from octjepa.ingest import read_volume
 from octjepa.volume import OCTVolume
@@ -197,3 +198,20 @@ def test_a_name_used_as_an_id_is_not_copied(tmp_path: Path) -> None:
     volume = read(ds, tmp_path)
     assert volume.person_id.startswith("id-")
     assert "Doe" not in repr(volume)
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, JPEG2000Lossless])
+def test_frame_facts_read_raw_are_what_pydicom_makes_of_them(syntax: UID, tmp_path: Path) -> None:
+    from pydicom import dcmread
+
+    from octjepa.ingest.frames import frame_facts
+
+    ds = make_dataset(PIXELS)
+    use_syntax(ds, PIXELS, syntax)
+    path = save(ds, tmp_path / "scan.dcm")
+    raw, converted = dcmread(path), dcmread(path)
+    list(converted.iterall())  # pydicom converts an element when it is asked for
+    one, other = frame_facts(raw, len(PIXELS)), frame_facts(converted, len(PIXELS))
+    for name in one.__dataclass_fields__:
+        assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True), name
+    assert np.isfinite(one.positions_mm).all()

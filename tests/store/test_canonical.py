@@ -173,6 +173,27 @@ def test_scans_without_a_retina_are_refused() -> None:
         canonicalise(eye(pixels=noise), PREPROCESSING)
 
 
+@pytest.mark.parametrize("loudest", [30, 60, 120])
+def test_louder_noise_is_no_retina_either(loudest: int) -> None:
+    from octjepa.store.surfaces import find_surfaces
+
+    noise = np.random.default_rng(0).integers(0, loudest, (16, 180, 128)).astype(np.float32)
+    with pytest.raises(VolumeRejected, match="no_tissue"):
+        find_surfaces(noise, 0.0078, 0.047)
+
+
+@pytest.mark.parametrize(("row_mm", "column_mm"), [(0.0078, 0.035), (0.0039, 0.0117), (0.0078, 0.2)])
+def test_membranes_are_found_to_the_row_whatever_the_coarse_search_leaves_over(row_mm: float, column_mm: float) -> None:
+    from octjepa.store.surfaces import find_surfaces
+
+    found = find_surfaces(eye(tilt=9).pixels[:, :179, :119].astype(np.float32), row_mm, column_mm)
+    x = np.linspace(-1, 1, COLUMNS)[None, :119]
+    true = BRUCH_ROW + 9 * x + 0.3 * np.arange(FRAMES)[:, None]
+    assert np.abs(found.bm - true).mean() < 0.7
+    assert np.abs(found.ilm - (true - 31.5)).mean() < 0.9
+    assert np.abs(found.bm - true).max() < 4
+
+
 def test_a_size_beyond_memory_is_refused_before_it_is_allocated() -> None:
     from octjepa.store.canonical import canonicalise
 

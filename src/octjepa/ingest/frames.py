@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,24 +49,60 @@ def floats(value: Any, count: int) -> list[float] | None:
         numbers = [float(number) for number in value] if hasattr(value, "__iter__") else [float(value)]
     except (TypeError, ValueError):
         return None
-    return numbers if len(numbers) == count and bool(np.all(np.isfinite(numbers))) else None
+    return numbers if len(numbers) == count and all(map(isfinite, numbers)) else None
 
 
-def _items(group: Any, keyword: str) -> Iterator[Any]:
+# Tags by number: pydicom looks a keyword up in a long table, and raises and catches where the element is absent.
+_PIXEL_MEASURES, _PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS = 0x00289110, 0x00280030, 0x00180088, 0x00180050
+_PLANE_ORIENTATION, _ORIENTATION, _PLANE_POSITION, _POSITION = 0x00209116, 0x00200037, 0x00209113, 0x00200032
+_FRAME_CONTENT, _IN_STACK_POSITION = 0x00209111, 0x00209057
+_FRAME_LOCATION, _COORDINATES, _OPHTHALMIC_ORIENTATION = 0x00220031, 0x00220032, 0x00220039
+_BINARY = {"FL": "f4", "FD": "f8", "UL": "u4", "US": "u2", "SL": "i4", "SS": "i2"}
+
+
+def _value(group: Dataset, tag: int) -> Any:
+    """The element's value, None where it is absent. Numbers are read as they lie, without pydicom's value classes."""
+    element = group.get_item(tag) if tag in group else None
+    if element is None:
+        return None
+    raw = element.value
+    if element.is_raw and isinstance(raw, bytes):
+        if element.VR == "DS":
+            try:
+                return [float(text) for text in raw.decode("ascii").rstrip(" \0").split("\\")]
+            except ValueError:
+                return None
+        kind = _BINARY.get(element.VR or "")
+        if kind and len(raw) % int(kind[1]) == 0:
+            return np.frombuffer(raw, ("<" if element.is_little_endian else ">") + kind).tolist()
+    return group[tag].value
+
+
+def _items(group: Dataset | None, tag: int) -> Iterator[Dataset]:
     if group is not None:
-        yield from group.get(keyword) or []
+        yield from _value(group, tag) or []
 
 
-def measures(group: Any) -> tuple[list[float] | None, float | None]:
+def measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:
     """((row, column) spacing, slice thickness) of a functional group's or a header's Pixel Measures."""
     pair, thickness = None, None
-    for item in [*_items(group, "PixelMeasuresSequence"), *([group] if group is not None else [])]:
-        pair = pair or floats(item.get("PixelSpacing"), 2)
-        for keyword in ("SpacingBetweenSlices", "SliceThickness"):
-            number = floats(item.get(keyword), 1)
+    for item in [*_items(group, _PIXEL_MEASURES), *([group] if group is not None else [])]:
+        pair = pair or floats(_value(item, _PIXEL_SPACING), 2)
+        for tag in (_BETWEEN_SLICES, _THICKNESS):
+            number = floats(_value(item, tag), 1)
             if thickness is None and number is not None:
                 thickness = number[0]
     return pair, thickness
+
+
+def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None:
+    """(direction along a B-scan's row, normal), the last that is given."""
+    found = None
+    for item in _items(group, _PLANE_ORIENTATION):
+        cosines = floats(_value(item, _ORIENTATION), 6)
+        if cosines:
+            found = cosines[:3], np.cross(cosines[:3], cosines[3:])
+    return found
 
 
 def frame_facts(header: Dataset, frames: int) -> FrameFacts:
@@ -77,28 +114,25 @@ def frame_facts(header: Dataset, frames: int) -> FrameFacts:
 
     shared = (header.get("SharedFunctionalGroupsSequence") or [None])[0]
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
+    shared_orientation = _orientation(shared)
     for index in range(frames):
         group = groups[index] if index < len(groups) else None
-        for source in (shared, group):
-            for item in _items(source, "PlaneOrientationSequence"):
-                cosines = floats(item.get("ImageOrientationPatient"), 6)
-                if cosines:
-                    directions[index] = cosines[:3]
-                    normals[index] = np.cross(cosines[:3], cosines[3:])
-        for item in _items(group, "PlanePositionSequence"):
-            position = floats(item.get("ImagePositionPatient"), 3)
+        if orientation := _orientation(group) or shared_orientation:
+            directions[index], normals[index] = orientation
+        for item in _items(group, _PLANE_POSITION):
+            position = floats(_value(item, _POSITION), 3)
             if position:
                 positions[index] = position
-        for item in _items(group, "FrameContentSequence"):
-            number = floats(item.get("InStackPositionNumber"), 1)
+        for item in _items(group, _FRAME_CONTENT):
+            number = floats(_value(item, _IN_STACK_POSITION), 1)
             if number:
                 in_stack[index] = number[0]
-        for item in _items(group, "OphthalmicFrameLocationSequence"):
-            points = item.get("ReferenceCoordinates")
+        for item in _items(group, _FRAME_LOCATION):
+            points = _value(item, _COORDINATES)
             points = floats(points, len(points)) if hasattr(points, "__len__") and not isinstance(points, str) else None
             if points and len(points) >= 4 and len(points) % 2 == 0:
                 lines[index] = [*points[:2], *points[-2:]]
-                nonlinear = str(item.get("OphthalmicImageOrientation", "")).strip().upper() == "NONLINEAR"
+                nonlinear = str(_value(item, _OPHTHALMIC_ORIENTATION) or "").strip().upper() == "NONLINEAR"
                 curved[index] = nonlinear or len(points) > 4
         if group is not None:
             pair, thick = measures(group)

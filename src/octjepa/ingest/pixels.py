@@ -151,9 +151,9 @@ class _FrameDecoder:
             raise rejected("no_decoder", f"transfer syntax {syntax.name} has no decoder") from None
         if not self._decoder.is_available:
             raise rejected("no_decoder", f"no installed plugin decodes {syntax.name}")
-        plugins = self._decoder.available_plugins
-        # pydicom's own RLE decoder is pure Python, ten times slower than gdcm's.
-        self._plugin = "gdcm" if "RLE" in syntax.name and "gdcm" in plugins else ""
+        # pydicom's own RLE decoder is pure Python, ten times slower than gdcm's; OpenJPEG is a third faster than gdcm.
+        wanted = "gdcm" if "RLE" in syntax.name else "pylibjpeg" if "JPEG 2000" in syntax.name else ""
+        self._plugin = wanted if wanted in self._decoder.available_plugins else ""
 
     def __call__(self, encoded: bytes) -> np.ndarray:
         from pydicom.encaps import encapsulate

@@ -119,9 +119,13 @@ def _shift_field(bm: np.ndarray, preprocessing: Preprocessing) -> Int16[np.ndarr
 
 def _flattened(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray]:
     """(image [D, height, C] shifted, valid mask of the same shape)."""
-    rows = np.arange(height)[None, :, None] - shifts[:, None, :].astype(np.int64)
-    valid = (rows >= 0) & (rows < image.shape[1])
-    return np.take_along_axis(image, np.clip(rows, 0, image.shape[1] - 1), axis=1), valid
+    depth, rows, columns = image.shape
+    place = np.arange(height)[None, :, None] - shifts[:, None, :].astype(np.int64)
+    valid = (place >= 0) & (place < rows)
+    np.clip(place, 0, rows - 1, out=place)
+    place *= columns
+    place += np.arange(depth)[:, None, None] * (rows * columns) + np.arange(columns)
+    return image.reshape(-1).take(place), valid
 
 
 def _along_slow(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, UInt8
 _WHITE = 254
 _LEAST_SHARE = 0.002  # of a B-scan's pixels; less is not worth a mask
 _BESIDE = 12  # rows that tell the level next to a fill
+_FAINT = 4  # a background whose darkest twentieth is no brighter is truly dark
 _LEAST_RUN = 6  # pixels from the border: a bright A-scan's end is shorter
 
 
@@ -53,19 +54,28 @@ def _level_beside(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]
     return np.uint8(min(levels, default=np.percentile(frame[~mask], 25)))
 
 
-def _touches(frame: UInt8[np.ndarray, "H W"], white: bool) -> bool:
-    borders = (frame[0], frame[-1], frame[:, 0], frame[:, -1])
-    return any(((edge >= _WHITE) if white else (edge == 0)).mean() > 0.02 for edge in borders)
+def _touches(pixels: UInt8[np.ndarray, "D H W"], white: bool) -> Bool[np.ndarray, " D"]:
+    """[D] True where some border of a B-scan is white, or black, over more than a fiftieth of its length."""
+    borders = (pixels[:, 0], pixels[:, -1], pixels[:, :, 0], pixels[:, :, -1])
+    full = [((edge >= _WHITE) if white else (edge == 0)).mean(axis=1) > 0.02 for edge in borders]
+    return np.logical_or.reduce(full)
+
+
+def _dark_throughout(frame: UInt8[np.ndarray, "H W"]) -> bool:
+    """Whether so much of a B-scan is nearly black that, whatever share of its zeros is fill, the rest is dark too."""
+    lit = int(np.count_nonzero(frame))
+    faint = int(np.count_nonzero(frame <= _FAINT)) - (frame.size - lit)
+    return faint > 0.05 * lit + 1
 
 
 def mask_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D H W"], float]:
     """(pixels without fill, share of voxels that were fill). The input is returned itself where there is none."""
     cleaned = pixels
     filled = 0
-    for index, frame in enumerate(pixels):
-        white = _touches(frame, white=True)
-        black = _touches(frame, white=False)
-        if not white and not black:
+    whites, blacks = _touches(pixels, white=True), _touches(pixels, white=False)
+    for index in np.flatnonzero(whites | blacks):
+        frame, white, black = pixels[index], whites[index], blacks[index]
+        if not white and _dark_throughout(frame):
             continue
         mask = np.zeros(frame.shape, bool)
         if white:
@@ -74,7 +84,7 @@ def mask_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D 
             zeros = _from_border(frame == 0)
             # A clean scanner's vitreous is truly zero: black is fill only against a noisy background.
             rest = frame[~(zeros | mask)]
-            if zeros.any() and len(rest) and np.percentile(rest, 5) > 4:
+            if zeros.any() and len(rest) and np.percentile(rest, 5) > _FAINT:
                 mask |= zeros
         share = mask.mean()
         if not _LEAST_SHARE < share < 0.9:

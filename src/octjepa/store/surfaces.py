@@ -8,7 +8,6 @@ those whose path ran along a wrong layer, and they are searched again near it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,8 +251,7 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: f
     def to_fine(rows: np.ndarray) -> np.ndarray:
         return (_finer(rows, column_factor, image.shape[2]) + 0.5) * row_factor - 0.5
 
-    bm = _refined(fine, to_fine(bm_rows), _bruch_edge, _bruch_reach(row_mm), to_fine(expected))
-    ilm = _refined(fine, to_fine(ilm_rows), _ilm_edge, (max(2, round(0.03 / row_mm)),) * 2)
+    bm, ilm = _refined(fine, to_fine(bm_rows), to_fine(ilm_rows), to_fine(expected))
     ilm = np.minimum(ilm, bm - _LEAST_RETINA_MM / row_mm)
     return Surfaces(np.maximum(ilm, 0), bm, contrast, noise)
 
@@ -264,24 +262,24 @@ def _pull(distance: Float[np.ndarray, "W D H"], row_mm: float) -> np.ndarray:
 
 
 def _refined(
-    fine: _Fine,
-    rows: Float[np.ndarray, "D W"],
-    edge: Callable[[_Boxes, float], np.ndarray],
-    reach: tuple[int, int],
-    expected: Float[np.ndarray, "D W"] | None = None,
-) -> Float[np.ndarray, "D W"]:
-    """The path of best `edge` within `_REFINE_MM` of `rows`, drawn to `expected`."""
-    near = max(2, round(_REFINE_MM / fine.row_mm))
-    rows = np.rint(rows)
-    image = fine.around(rows, near + reach[0], near + reach[1])
-    score = edge(_Boxes(image, reach[0], 2 * near + 1), fine.row_mm)
-    if expected is not None:
-        off = (rows - expected).astype(np.float32)
-        score -= _pull(off.T[..., None] + np.arange(-near, near + 1, dtype=np.float32), fine.row_mm)
-    climb = _CLIMB * fine.row_mm / 0.0078 * 0.047 / fine.column_mm
-    found = rows + _path(score, climb) - near
-    size = max(3, round(0.15 / fine.column_mm) | 1)
-    return _median_along(np.clip(found, 0, fine.image.shape[1] - 1).astype(np.float32), size)
+    fine: _Fine, bm: Float[np.ndarray, "D W"], ilm: Float[np.ndarray, "D W"], expected: Float[np.ndarray, "D W"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(BM, ILM): the paths of best edge within `_REFINE_MM` of both, BM drawn to `expected`."""
+    row_mm = fine.row_mm
+    near = max(2, round(_REFINE_MM / row_mm))
+    scores = []
+    bm, ilm = np.rint(bm), np.rint(ilm)
+    thick = max(2, round(0.03 / row_mm))
+    for rows, edge, above, below in ((bm, _bruch_edge, *_bruch_reach(row_mm)), (ilm, _ilm_edge, thick, thick)):
+        image = fine.around(rows, near + above, near + below)
+        scores.append(edge(_Boxes(image, above, 2 * near + 1), row_mm))
+    off = (bm - expected).astype(np.float32)
+    scores[0] -= _pull(off.T[..., None] + np.arange(-near, near + 1, dtype=np.float32), row_mm)
+    # One search for both: its steps are many and small.
+    moved = _path(np.concatenate(scores, axis=1), _CLIMB * row_mm / 0.0078 * 0.047 / fine.column_mm) - near
+    found = np.clip(np.concatenate([bm, ilm]) + moved, 0, fine.image.shape[1] - 1).astype(np.float32)
+    smooth = _median_along(found, max(3, round(0.15 / fine.column_mm) | 1))
+    return smooth[: len(bm)], smooth[len(bm) :]
 
 
 @dataclass(frozen=True)
