@@ -6,16 +6,16 @@ and SIGTERM. With --json the last line of stdout is one JSON object and stdout h
 
 from __future__ import annotations
 
-import errno
-import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.console import interval, say, told
+from octjepa.errors import TooManyLostError, UsageError
 from octjepa.progress import set_quiet
 
 
@@ -23,19 +23,8 @@ class Verbs(TyperGroup):
     """Turns every foreseeable failure of a verb into one message and the right exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with told(lambda: ctx.invoked_subcommand):
             return super().invoke(ctx)
-        except OctjepaError as error:
-            _fail(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            _fail("interrupted; what was finished is kept, run the same command again to go on", 130)
-        except MemoryError:
-            _fail("out of memory: use fewer --workers, a smaller machine.micro_batch or a smaller recipe", 1)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            where = f" ({error.filename})" if error.filename else ""
-            _fail(f"the system refused: {error.strerror or error}{where}", 1)
 
 
 app = typer.Typer(
@@ -46,6 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
@@ -58,31 +48,27 @@ MaxLost = Annotated[float, typer.Option("--max-lost", min=0.0, max=1.0, help="Sh
 
 def main() -> None:
     """The console command. Usage errors exit with 2, as everywhere."""
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal's encoding cannot show
+    app(prog_name="octjepa")
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"octjepa: {message}", file=sys.stderr)
-    sys.exit(code)
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"octjepa {version('octjepa')}")
+        raise typer.Exit
 
 
-def _say(payload: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(payload, allow_nan=False, default=str))
-        return
-    width = max(len(key) for key in payload)
-    for key, value in payload.items():
-        print(f"{key:<{width}}  {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return "  ".join(f"{key} {_shown(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return ("\n    " if value and isinstance(value[0], dict) else ", ").join(map(_shown, value)) or "none"
-    return str(value)
+@app.callback()
+def _octjepa(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust."""
 
 
 @app.command()
@@ -96,7 +82,7 @@ def demo(
     from octjepa.demo import run_demo
 
     set_quiet(quiet)
-    _say(run_demo(out, minutes), as_json)
+    _say_probes(run_demo(out, minutes), "probe", as_json)
 
 
 @app.command()
@@ -116,11 +102,11 @@ def phantom(
     from octjepa.recipe import DEVICES
 
     set_quiet(quiet)
-    chosen = tuple(devices.split(",")) if devices else DEVICES
+    chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
-        raise UsageError(f"unknown device {', '.join(unknown)}: choose from {', '.join(DEVICES)}")
-    _say(write_cohort(out, people, seed, chosen, size, workers=_cores(workers), broken=broken), as_json)
+        raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
+    say(write_cohort(out, people, seed, chosen, size, workers=_cores(workers), broken=broken), as_json)
 
 
 @app.command()
@@ -139,17 +125,24 @@ def ingest(
 
     set_quiet(quiet)
     preprocessing = load_recipe(recipe).preprocessing
-    _say(build_store(sources, store, preprocessing, workers=_cores(workers), max_lost=max_lost), as_json)
+    try:
+        say(build_store(sources, store, preprocessing, workers=_cores(workers), max_lost=max_lost), as_json)
+    except TooManyLostError as error:
+        say(error.summary, as_json)  # the work is done: its figures are told before the exit code complains
+        raise
 
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A scan file, a store, a run or a checkpoint.")], as_json: Json = False
+    path: Annotated[Path, typer.Argument(help="A scan file, a store, a run or a checkpoint.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Says what a file, store, run or checkpoint is, and whether it can be used."""
     from octjepa.inspection import describe
 
-    _say(describe(path), as_json)
+    set_quiet(quiet)
+    say(describe(path), as_json)
 
 
 @app.command()
@@ -158,12 +151,14 @@ def split(
     by: Annotated[str, typer.Option("--by", help="recommended or stratified.")] = "recommended",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Person-level split of a store, with a leak check."""
     from octjepa.store import Store
     from octjepa.store.split import apply_split
 
-    _say(apply_split(Store.open(store), by, seed), as_json)
+    set_quiet(quiet)
+    say(apply_split(Store.open(store), by, seed), as_json)
 
 
 @app.command()
@@ -172,11 +167,13 @@ def plan(
     overrides: Overrides = None,
     store: Annotated[Path | None, typer.Option("--store", help="Count its training volumes.")] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """All figures of a run before it runs: tokens, parameters, arithmetic, memory, updates, learning rate."""
     from octjepa.config import load_recipe
     from octjepa.train.plan import plan as plan_recipe
 
+    set_quiet(quiet)
     resolved = load_recipe(recipe, overrides or ())
     volumes = None
     if store is not None:
@@ -184,7 +181,7 @@ def plan(
         from octjepa.views.loader import choose_volumes
 
         volumes = len(choose_volumes(Store.open(store), resolved, "train"))
-    _say(plan_recipe(resolved, volumes), as_json)
+    say(plan_recipe(resolved, volumes), as_json)
 
 
 @app.command()
@@ -203,7 +200,12 @@ def pretrain(
     from octjepa.train.loop import pretrain as run
 
     set_quiet(quiet)
-    _say(run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume), as_json)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a run")
+    summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)
+    if summary["checkpoint"] is not None:
+        summary["checkpoint"] = str(out / summary["checkpoint"])  # in the run folder it is relative, to let that move
+    say(summary, as_json)
 
 
 @app.command()
@@ -219,7 +221,8 @@ def embed(
     from octjepa.store import Store
 
     set_quiet(quiet)
-    _say(embed_store(checkpoint, Store.open(store), out), as_json)
+    _ready_to_write(out)
+    say(embed_store(checkpoint, Store.open(store), out), as_json)
 
 
 @app.command()
@@ -229,20 +232,24 @@ def probe(
     target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
     task: Annotated[str, typer.Option("--task", help="auto, classification or regression.")] = "auto",
     kind: Annotated[list[str] | None, typer.Option("--probe", help="linear or knn; default both.")] = None,
+    pool: Annotated[list[str] | None, typer.Option("--pool", help="mean or mean_std_max; default both.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result to this JSON file.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Frozen probes with person-bootstrap intervals, always beside baselines that know nothing."""
     from octjepa.evaluate.probe import run_probes
-    from octjepa.evaluate.table import read_embeddings
+    from octjepa.evaluate.table import POOLS, read_embeddings
+    from octjepa.store.disk import write_json
 
     set_quiet(quiet)
-    result = run_probes([read_embeddings(path) for path in embeddings], labels, target, kind or ("linear", "knn"), task)
-    payload = result.payload()
     if out is not None:
-        out.write_text(json.dumps(payload, indent=1), encoding="utf-8")
-    _say(payload, as_json)
+        _ready_to_write(out)
+    tables = [read_embeddings(path) for path in embeddings]
+    payload = run_probes(tables, labels, target, kind or ("linear", "knn"), task, pool or POOLS).payload()
+    if out is not None:
+        write_json(out, payload)
+    _say_probes(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
 
 
 @app.command()
@@ -256,12 +263,38 @@ def report(
     from octjepa.report import write_report
 
     set_quiet(quiet)
-    _say({"report": str(write_report(source, out))}, as_json)
+    say({"report": str(write_report(source, out))}, as_json)
+
+
+def _say_probes(payload: dict[str, Any], rows: str, as_json: bool) -> None:
+    """As text: a table of each target's primary metric, then on stderr what it comes to and where the rest is."""
+    from octjepa.evaluate.metrics import PRIMARY_METRIC
+
+    primary = set(PRIMARY_METRIC.values())
+    paired = payload["paired"]
+    if as_json:
+        say(payload, as_json)
+        return
+    say({key: value for key, value in payload.items() if key != "paired"}, as_json, rows, primary)
+    if paired:
+        told = f"{paired['name']} minus {paired['reference']}, {paired['target']} {paired['metric']}"
+        how = f"{paired['probe']}, {paired['pool']}; same {paired['n_people']} test people"
+        print(f"{told}: {interval(paired, 'difference')} ({how})", file=sys.stderr)
+    left_out = sum(row["metric"] not in primary for row in payload[rows])
+    print(f"{left_out} more figures (other metrics) with --json", file=sys.stderr)
+
+
+def _ready_to_write(out: Path) -> None:
+    """Finds out before the work, not after it, that a result could not be written. Raises UsageError."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: give --out the name of a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"no folder {out.parent} to write {out.name} into: create it first")
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"{out.parent} may not be written to: give --out a file elsewhere")
 
 
 def _cores(workers: int | None) -> int:
-    import os
-
     return workers or os.cpu_count() or 1
 
 

@@ -6,6 +6,9 @@ found, where, what was expected and what to do. It never holds a person's name o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class OctjepaError(Exception):
     """A failure that is told to the user as one clear message; `exit_code` is the command's."""
@@ -31,10 +34,20 @@ class CheckpointError(OctjepaError):
     """A checkpoint is missing, damaged or could not be written."""
 
 
+class WrongCheckpointError(CheckpointError):
+    """The path given holds no checkpoint, or one of another run: nothing is damaged, another path is needed."""
+
+    exit_code = 2
+
+
 class TooManyLostError(OctjepaError):
-    """The work is finished, but more was lost than the allowed share."""
+    """The work is finished, but more was lost than the allowed share. `summary` holds the work's figures."""
 
     exit_code = 3
+
+    def __init__(self, message: str, summary: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.summary = summary
 
 
 class VolumeRejected(OctjepaError):

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octjepa.errors import UsageError
+from octjepa.errors import OctjepaError, UsageError
 
 
 def describe(path: Path) -> dict[str, Any]:
     """`kind` is volume, rejected, store, run or checkpoint; the rest is what that kind knows of itself.
 
-    Raises UsageError when nothing is there, or a folder is none of these.
+    Raises UsageError when nothing is there, or it is none of these; CheckpointError for damaged weights.
     """
     if not path.exists():
         raise UsageError(f"nothing at {path}: give a scan file, a store, a run or a checkpoint")
@@ -25,7 +25,7 @@ def describe(path: Path) -> dict[str, Any]:
 
         return {"kind": "store", **Store.open(path).describe()}
     if (path / "run.json").is_file():
-        return {"kind": "run", **json.loads((path / "run.json").read_text(encoding="utf-8"))}
+        return {"kind": "run", **_read(path / "run.json"), **_figures(path)}
     if path.is_file() or (path / "manifest.json").is_file():
         from octjepa.checkpoint import load_encoder
 
@@ -37,4 +37,26 @@ def describe(path: Path) -> dict[str, Any]:
             "encoder_parameters": encoder.parameters,
             "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
         }
+    if not path.is_dir():
+        raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
     raise UsageError(f"{path} is a folder, but no store (store.json), run (run.json) or checkpoint (manifest.json)")
+
+
+def _figures(run: Path) -> dict[str, Any]:
+    """The figures that a finished run ended with."""
+    summary = run / "summary.json"
+    if not summary.is_file():
+        return {"finished": False}
+    kept = ("updates", "loss", "cosine", "baseline_cosine", "checkpoint")
+    found = _read(summary)
+    return {"finished": True, **{key: found[key] for key in kept if key in found}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OctjepaError(f"{path} is damaged: it is no readable JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise OctjepaError(f"{path} is damaged: it holds {type(found).__name__}, expected an object")
+    return found

@@ -19,7 +19,7 @@ from torch import nn
 from octjepa.checkpoint.folder import list_folders, read_tensors
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
 from octjepa.config import recipe_from
-from octjepa.errors import CheckpointError
+from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.recipe import Recipe
@@ -106,7 +106,7 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 def load_encoder(path: str | Path) -> PretrainedEncoder:
     """The EMA target encoder of a run folder (its newest checkpoint), a checkpoint folder, or a `.safetensors` file.
 
-    Raises CheckpointError when there is none, or when it is damaged.
+    Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
     path = Path(path)
     folder = newest(path) if path.is_dir() else None
@@ -115,7 +115,9 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     elif path.is_file():
         recipe, weights = _read_file(path)
     else:
-        raise CheckpointError(f"no checkpoint at {path}: give a run folder, a step-* folder or a .safetensors file")
+        raise WrongCheckpointError(
+            f"no checkpoint at {path}: give a run folder, a step-* folder or a .safetensors file"
+        )
     encoder = VJEPA3D.from_recipe(recipe).target_encoder
     prefix = "target_encoder."
     own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
@@ -129,7 +131,7 @@ def newest(path: Path) -> Path:
         return path
     found = list_folders(path) or list_folders(path / "checkpoints")
     if not found:
-        raise CheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in it or in its checkpoints/")
+        raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in it or in its checkpoints/")
     return found[-1]
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from octjepa.errors import CheckpointError
+from octjepa.errors import CheckpointError, WrongCheckpointError
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -61,17 +61,21 @@ def write_folder(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, after its schema. Raises CheckpointError."""
+    """The manifest of a checkpoint folder, after its schema. Raises WrongCheckpointError (none), CheckpointError."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it holds no {MANIFEST}")
+        raise WrongCheckpointError(f"{folder} is no checkpoint: it holds no {MANIFEST}")
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        schema = manifest["schema"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise CheckpointError(f"{path} is damaged: it cannot be read as a manifest") from None
-    if schema != SCHEMA:
-        raise CheckpointError(f"{path} has schema {schema}, this version of octjepa reads {SCHEMA}")
+        if manifest["schema"] != SCHEMA:
+            raise CheckpointError(f"{path} has schema {manifest['schema']}, this version of octjepa reads {SCHEMA}")
+        whole = isinstance(manifest["update"], int) and all(file["sha256"] for file in manifest["files"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise CheckpointError(
+            f"{path} is damaged: it cannot be read as a manifest. Remove {folder.name} to go on from an earlier one."
+        )
     return manifest
 
 

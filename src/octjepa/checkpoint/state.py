@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octjepa.checkpoint.folder import read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
 from octjepa.config import recipe_from, science, science_hash
-from octjepa.errors import CheckpointError
+from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 
@@ -43,23 +43,27 @@ def save(
 def load(folder: Path, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
     """Fills model and optimiser in place; returns (updates done, updates skipped).
 
-    Raises CheckpointError naming every recipe field that differs, when the checkpoint is of another run.
+    Raises WrongCheckpointError naming every recipe field that differs, when the checkpoint is of another run, and
+    CheckpointError when it is damaged.
     """
     manifest = read_manifest(folder)
-    if manifest["science_hash"] != science_hash(recipe):
+    if manifest.get("science_hash") != science_hash(recipe):
         changed = "\n  ".join(differences(recipe_of(folder), recipe))
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"checkpoint {folder} is of another run and cannot be resumed by recipe {recipe.name}:\n  {changed}\n"
             "Give the recipe it was made with, or start anew with another --out."
         )
     model.load_state_dict(read_tensors(folder, MODEL_FILE))
     _fill_moments(read_tensors(folder, OPTIMISER_FILE), model, optimiser)
-    return int(manifest["update"]), int(manifest["skipped_updates"])
+    return manifest["update"], int(manifest.get("skipped_updates", 0))
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """The recipe that a checkpoint was made with."""
-    return recipe_from(read_manifest(folder)["recipe"], f"of checkpoint {folder}")
+    """The recipe that a checkpoint was made with. Raises CheckpointError where its manifest is damaged."""
+    stored = read_manifest(folder).get("recipe")
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: it holds no recipe")
+    return recipe_from(stored, f"of checkpoint {folder}")
 
 
 def differences(found: Recipe, wanted: Recipe) -> list[str]:

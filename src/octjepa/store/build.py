@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +86,29 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) ->
 
 
 def _start_worker() -> None:
-    import signal
-
     from threadpoolctl import threadpool_limits
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it lets running files end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     threadpool_limits(1)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for its next file for ever: it holds both ends of the queue."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _submit(pool: ProcessPoolExecutor, *task: Any) -> Future[dict[str, Any]]:
+    """Submits with Ctrl-C held back, which the worker this may start inherits: it is not stopped while it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(ingest_one, *task)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _results(
@@ -107,7 +126,7 @@ def _results(
     try:
         while True:
             while len(waiting) < workers * _AHEAD and (following := next(todo, None)) is not None:
-                waiting.append((following, pool.submit(ingest_one, following, store, preprocessing)))
+                waiting.append((following, _submit(pool, following, store, preprocessing)))
             if not waiting:
                 return
             file, future = waiting.popleft()
@@ -238,7 +257,8 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
         raise TooManyLostError(
             f"ingest is finished, but {lost} of {len(accepted) + skipped + lost} files ({share:.0%}) are lost, more "
             f"than the allowed {max_lost:.0%}:\n{_lost_table(refused)}\n"
-            f"see {store.path / 'quarantine.jsonl'}; raise --max-lost if that is as it should be"
+            f"see {store.path / 'quarantine.jsonl'}; raise --max-lost if that is as it should be",
+            summary,
         )
     return summary
 
