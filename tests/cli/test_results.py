@@ -1,0 +1,174 @@
+"""What each verb prints when all goes well: one JSON object with the agreed keys, or short readable text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import call, run
+
+# The keys that others rely on; a verb may say more.
+AGREED = {
+    "phantom": {"people", "volumes", "files", "broken"},
+    "ingest": {"accepted", "quarantined", "by_reason", "by_device", "seconds", "volumes_per_second"},
+    "split": {"train", "val", "test", "leaks"},
+    "pretrain": {
+        "updates", "loss", "cosine", "baseline_cosine", "rankme", "volumes_per_second", "data_wait_share",
+        "checkpoint", "skipped_updates",
+    },
+    "embed": {"rows", "dim", "missing", "volumes_per_second"},
+    "probe": {"rows"},
+    "report": {"report"},
+}  # fmt: skip
+FILE_KEYS = {"kind", "shape", "spacing_mm", "provenance", "laterality", "device", "pattern", "reasons"}
+PLAN_KEYS = {
+    "tokens", "parameters", "trainable", "flops_per_volume", "peak_memory_bytes", "updates", "effective_batch", "lr",
+    "ema_half_life_samples",
+}  # fmt: skip
+RECIPES = ("smoke_test", "tiny_cpu", "pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain")
+
+
+@pytest.mark.parametrize("verb", AGREED)
+def test_json_holds_the_agreed_keys(line: Any, verb: str) -> None:
+    assert AGREED[verb] <= line.said[verb].keys()
+
+
+def test_the_figures_agree_from_stage_to_stage(line: Any) -> None:
+    said = line.said
+    assert said["phantom"]["people"] == 10
+    assert said["phantom"]["volumes"] == said["phantom"]["files"] == 20
+    assert said["ingest"]["accepted"] == 20
+    assert said["ingest"]["quarantined"] == 0
+    assert sum(said["ingest"]["by_device"].values()) == 20
+    assert said["split"]["train"] + said["split"]["val"] + said["split"]["test"] == 10
+    assert said["split"]["leaks"] == []
+    assert said["pretrain"]["updates"] == 4
+    assert set(said["pretrain"]["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
+    assert said["embed"]["rows"] == 20
+    assert said["embed"]["missing"] == 0
+
+
+def test_paths_in_json_can_be_used_as_they_are(line: Any) -> None:
+    assert call("inspect", line.said["pretrain"]["checkpoint"], "--json").json["kind"] == "checkpoint"
+    assert Path(line.said["report"]["report"]).read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html")
+
+
+def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> None:
+    rows = line.said["probe"]["rows"]
+    for row in rows:
+        assert {"name", "target", "probe", "pool", "metric", "value", "low", "high", "n"} <= row.keys()
+        assert row["metric"] == row["metric"].lower()
+    assert {"smoke_test", "untrained", "histogram", "majority", "covariates"} <= {row["name"] for row in rows}
+    assert json.loads((line.root / "probe.json").read_text(encoding="utf-8"))["rows"] == rows
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_shipped_recipe_plans(recipe: str) -> None:
+    planned = call("plan", recipe, "--json", "--quiet").json
+    assert planned.keys() >= PLAN_KEYS
+    assert {"first", "peak", "last"} == planned["lr"].keys()
+    assert planned["trainable"] < planned["parameters"]
+
+
+def test_no_recipe_is_left_out_here() -> None:
+    from octjepa.config import recipe_names
+
+    assert set(recipe_names()) == set(RECIPES)
+
+
+def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
+    planned = call("plan", "tiny_cpu", "--store", line.store, "--json").json
+    assert planned["volumes"] == line.said["split"]["train"] * 2
+
+
+def test_inspect_tells_what_each_thing_is(line: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "page.dcm"
+    broken.write_text("<html>", encoding="utf-8")
+    scan, refused = (call("inspect", path, "--json").json for path in (line.scan, broken))
+    assert scan["kind"] == "volume"
+    assert scan["reasons"] == []
+    assert len(scan["shape"]) == len(scan["spacing_mm"]) == 3
+    assert refused["kind"] == "rejected"
+    assert refused["reasons"][0]["reason"] == "not_dicom"
+    assert scan.keys() >= FILE_KEYS
+    assert refused.keys() >= FILE_KEYS
+    weights = line.checkpoint / "model.safetensors"
+    kinds = {line.store: "store", line.run: "run", line.checkpoint: "checkpoint", weights: "checkpoint"}
+    for path, kind in kinds.items():
+        assert call("inspect", path, "--json").json["kind"] == kind
+    found = call("inspect", line.run, "--json").json
+    assert found["finished"]
+    assert found["cosine"] == line.said["pretrain"]["cosine"]
+
+
+def test_a_second_ingest_has_nothing_to_do(line: Any) -> None:
+    again = call("ingest", line.cohort, "--store", line.store, "--workers", 1, "--json").json
+    assert again["accepted"] == 0
+    assert again["skipped"] == 20
+
+
+def test_probe_without_json_is_a_table_with_the_macro_average_first(line: Any) -> None:
+    told = call("probe", line.embeddings, "--labels", line.labels, "--target", "drusen",
+                "--target", "intraretinal_fluid", "--probe", "linear")  # fmt: skip
+    assert told.code == 0
+    head, *rows = told.out.splitlines()
+    assert head.split()[:5] == ["name", "target", "probe", "pool", "metric"]
+    fields = [row.split() for row in rows]
+    assert {field[4] for field in fields} == {"auroc"}
+    targets = [field[1] for field in fields]
+    assert targets == sorted(targets, key=("macro", "drusen", "intraretinal_fluid").index)
+    assert fields[0][0] == "smoke_test"
+    assert all(re.search(r" (none|\d\.\d{3}( \[\d\.\d\d, \d\.\d\d\])?) +\d+$", row) for row in rows)
+    assert len({row.index(field[4]) for row, field in zip(rows, fields, strict=True)}) == 1
+    assert "smoke_test minus untrained, macro auroc: " in told.err
+    assert max(map(len, told.out.splitlines())) <= 120
+
+
+def test_text_is_short_and_readable(line: Any) -> None:
+    told = call("plan", "smoke_test").out
+    assert re.search(r"^parameters +\d,\d{3},\d{3}$", told, re.MULTILINE)
+    assert re.search(r"^grid +\[4, 8, 8\]$", told, re.MULTILINE)
+    scan = call("inspect", line.scan).out
+    assert re.search(r"^laterality +O[DS]$", scan, re.MULTILINE)
+    assert "None" not in scan
+    assert "{" not in scan
+
+
+def test_help_and_version() -> None:
+    from importlib.metadata import version
+
+    assert call("--version").out == f"octjepa {version('octjepa')}\n"
+    assert call("-h").out == call("--help").out
+    assert call().code == 2
+
+
+@pytest.mark.parametrize("verb", ["demo", *AGREED, "inspect", "plan"])
+def test_every_verb_takes_json_and_quiet(verb: str) -> None:
+    told = call(verb, "--help")
+    assert told.code == 0
+    assert "--json" in told.out
+    assert "--quiet" in told.out
+
+
+def test_the_reader_of_the_output_may_leave(line: Any) -> None:
+    import subprocess
+
+    from command_line import COMMAND
+
+    with subprocess.Popen(
+        [*COMMAND, "inspect", str(line.scan)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_text_that_the_terminal_cannot_show_is_no_failure(tmp_path: Path) -> None:
+    told = run("ingest", tmp_path / "眼", "--store", tmp_path / "store", PYTHONIOENCODING="ascii")
+    assert told.code == 2
+    assert "no file or folder at" in told.err
