@@ -1,0 +1,229 @@
+"""What a user can get wrong: each mistake ends in one message that helps, the right exit code, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import Outcome, call
+
+FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
+
+
+def refused(told: Outcome, code: int, *words: str) -> None:
+    """The exit code, nothing on stdout, no traceback, and every one of `words` in the message."""
+    assert told.code == code, told.err
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    for word in words:
+        assert word in told.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.base_lrr=1"], ["train.base_lrr", "unknown key", "did you mean 'base_lr'"]),
+        (["trian.max_updates=3"], ["trian", "did you mean 'train'"]),
+        (["train.base_lr=fast"], ["train.base_lr", "number", "'fast'"]),
+        (["train.base_lr=yes"], ["train.base_lr", "switches"]),
+        (["train.global_batch=0"], ["train.global_batch", "greater than 0"]),
+        (["model.size=huge"], ["model.size", "'founding'", "'huge'"]),
+        (["tokens.budget=20"], ["tokens.budget", "unused"]),
+        (["checkpoint.dir=none"], ["checkpoint.dir", "null"]),
+        (["base_lr"], ["'base_lr'", "section.key=value"]),
+        (["=3"], ["'=3'", "section.key=value"]),
+        (["train.base_lr.x=3"], ["'base_lr' is a value"]),
+        (["train.betas=[0.9"], ["not readable YAML"]),
+    ],
+)
+def test_a_wrong_override(overrides: list[str], words: list[str]) -> None:
+    refused(call("plan", "smoke_test", *overrides, "--json"), 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("broken.yaml", b"train: {", ["broken.yaml", "not readable YAML", "line"]),
+        ("image.yaml", b"\xff\xd8\xff\xe0", ["image.yaml", "cannot be read as a text file"]),
+        ("list.yaml", b"[1, 2]", ["list.yaml", "expected a mapping"]),
+        ("twice.yaml", b"train: {seed: 1}\ntrain: {seed: 2}", ["'train' is given twice"]),
+        ("empty.yaml", b"", ["empty.yaml"]),
+    ],
+)
+def test_an_unreadable_recipe(tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    refused(call("plan", path), 2, *words)
+
+
+def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    for name in ("smoke_tset", tmp_path / "none.yaml", tmp_path):
+        refused(call("plan", name), 2, "no recipe", "smoke_test, tiny_cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ingest"], "Missing argument"),
+        (["ingest", "SCAN"], "--store"),
+        (["pretrain", "smoke_test", "--store", "STORE"], "--out"),
+        (["probe", "TABLE", "--labels", "LABELS"], "--target"),
+        (["dissolve"], "No such command 'dissolve'"),
+        (["plan", "smoke_test", "--jsn"], "No such option: --jsn"),
+        (["ingest", "SCAN", "--store", "NEW", "--workers", "0"], "--workers"),
+        (["ingest", "SCAN", "--store", "NEW", "--max-lost", "20"], "--max-lost"),
+        (["phantom", "NEW", "--people", "two"], "--people"),
+        (["phantom", "NEW", "--people", "2", "--devices", "zeiss_cirus"], "unknown device 'zeiss_cirus'"),
+        (["phantom", "NEW", "--people", "2", "--devices", ""], "unknown device ''"),
+        (["phantom", "COHORT", "--people", "2"], "not an empty folder"),
+        (["ingest", "NEW", "--store", "NEW2"], "no file or folder at"),
+        (["ingest", "EMPTY", "--store", "NEW"], "it is empty"),
+        (["ingest", "TEXTS", "--store", "NEW"], "none of the 1 files can be read"),
+        (["ingest", "SCAN", "--store", "TEXTS"], "is no store"),
+        (["ingest", "SCAN", "--store", "STORE", "--recipe", "LARGE"], "image_size: store [16, 128, 128], asked [64"),
+        (["inspect", "NEW"], "nothing at"),
+        (["inspect", "EMPTY"], "no store (store.json), run (run.json) or checkpoint (manifest.json)"),
+        (["inspect", "/dev/null"], "neither a file nor a folder"),
+        (["split", "NEW"], "no store at"),
+        (["split", "EMPTY"], "is no store"),
+        (["split", "STORE", "--by", "luck"], "recommended or stratified"),
+        (["plan", "smoke_test", "--store", "TEXTS"], "is no store"),
+        (["pretrain", "smoke_test", "--store", "NEW", "--out", "NEW2"], "no store at"),
+        (["pretrain", "smoke_test", "--store", "EMPTY", "--out", "NEW"], "is no store"),
+        (["pretrain", "LARGE", "--store", "STORE", "--out", "NEW"], "image_size: store (16, 128, 128), recipe (64"),
+        (["pretrain", "smoke_test", "--store", "STORE", "--out", "SCAN"], "is a file"),
+        (["pretrain", "smoke_test", "--store", "STORE", "--out", "SCAN/run"], "a file stands where a folder is needed"),
+        (["pretrain", "smoke_test", "--store", "STORE", "--out", "RUN"], "already holds a run: add --resume"),
+        (["pretrain", "smoke_test", "--store", "STORE", "--out", "NEW", "--resume"], "holds no run to resume"),
+        (["embed", "NEW", "--store", "STORE", "--out", "NEW"], "no checkpoint at"),
+        (["embed", "EMPTY", "--store", "STORE", "--out", "NEW"], "holds no checkpoint"),
+        (["embed", "RUN", "--store", "RUN", "--out", "NEW"], "is no store"),
+        (["embed", "RUN", "--store", "STORE", "--out", "EMPTY"], "is a folder"),
+        (["embed", "RUN", "--store", "STORE", "--out", "NEW/table.parquet"], "no folder"),
+        (["probe", "NEW", "--labels", "LABELS", "--target", "drusen"], "no embeddings at"),
+        (["probe", "LABELS", "--labels", "LABELS", "--target", "drusen"], "not a readable parquet file"),
+        (["probe", "TABLE", "--labels", "NEW", "--target", "drusen"], "no label file at"),
+        (["probe", "TABLE", "--labels", "TABLE", "--target", "drusen"], "not a readable TSV or CSV"),
+        (["probe", "TABLE", "--labels", "LABELS", "--target", "druse"], "has no column druse"),
+        (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--probe", "magic"], "known are linear, knn"),
+        (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--pool", "sum"], "mean, mean_std_max"),
+        (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--out", "NEW/a.json"], "no folder"),
+        (["report", "NEW"], "no folder"),
+        (["report", "EMPTY"], "nothing to report on"),
+        (["report", "RUN", "--out", "EMPTY"], "is a folder"),
+        (["demo", "--out", "TEXTS"], "give --out a new folder"),
+        (["demo", "--out", "SCAN"], "is a file"),
+    ],
+)
+def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "page.dcm").write_text("<html>", encoding="utf-8")
+    places = {
+        "SCAN": line.scan, "STORE": line.store, "RUN": line.run, "COHORT": line.cohort, "TABLE": line.embeddings,
+        "LABELS": line.labels, "NEW": tmp_path / "new", "NEW2": tmp_path / "new2", "EMPTY": tmp_path / "empty",
+        "TEXTS": tmp_path / "texts", "LARGE": "pretrain_vjepa_multi_domain",
+    }  # fmt: skip
+    given = [str(places.get(part, part)) for part in words]
+    given = [part.replace("NEW/", f"{tmp_path}/new/").replace("SCAN/", f"{line.scan}/") for part in given]
+    refused(call(*given), 2, message)
+
+
+def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
+    before = sorted(path.name for path in line.run.rglob("*"))
+    told = call("pretrain", "smoke_test", *FAST, "model.size=founding", "--store", line.store, "--out", line.run,
+                "--resume")  # fmt: skip
+    refused(told, 2, "is of another run", "model.size: checkpoint 'test', recipe 'founding'", "another --out")
+    assert sorted(path.name for path in line.run.rglob("*")) == before
+
+
+def test_weights_and_a_store_of_another_contract_are_not_brought_together(line: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "wider.yaml"
+    recipe.write_text(
+        "preprocessing: {image_size: [16, 128, 160]}\ntokens: {select: all}\ntrain: {max_updates: 1}\n",
+        encoding="utf-8",
+    )
+    other = tmp_path / "other"
+    assert call("ingest", line.scan, "--store", other, "--recipe", recipe, "--workers", 1).code == 0
+    out = tmp_path / "table.parquet"
+    told = call("embed", line.run, "--store", other, "--out", out)
+    refused(told, 2, str(other), "image_size", "(16, 128, 160)", "(16, 128, 128)", "octjepa ingest")
+    assert not out.exists()
+
+
+def damaged_byte(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"eye")
+
+
+def gone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def manifest(content: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / "manifest.json").write_text(content, encoding="utf-8")
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        damaged_byte, gone, manifest(""), manifest("{"), manifest("[1]"), manifest("{}"), manifest('{"schema": 1}'),
+        manifest('{"schema": 1, "update": 4, "files": {}}'),
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint(line: Any, tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    folder = tmp_path / line.checkpoint.name
+    shutil.copytree(line.checkpoint, folder)
+    spoil(folder)
+    out = tmp_path / "table.parquet"
+    refused(call("embed", folder, "--store", line.store, "--out", out, "--json"), 1, folder.name)
+    refused(call("inspect", folder), 1, folder.name)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"weights", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_file_that_is_no_weights(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    refused(call("inspect", path), 1, "not a weights file of octjepa")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\0"])
+def test_a_damaged_run_file(line: Any, tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content, encoding="utf-8")
+    refused(call("inspect", tmp_path), 1, "run.json", "damaged")
+
+
+def test_a_damaged_newest_checkpoint_leaves_the_one_before(line: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(line.run, run)
+    damaged_byte(run / "checkpoints" / line.checkpoint.name)
+    again = ("pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--resume", "--json")
+    refused(call(*again), 1, "is damaged", f"Remove {line.checkpoint.name}")
+    shutil.rmtree(run / "checkpoints" / line.checkpoint.name)
+    done = call(*again)
+    assert done.code == 0
+    assert done.json["cosine"] == pytest.approx(line.said["pretrain"]["cosine"], rel=1e-5)
+
+
+def test_too_much_lost_is_told_after_the_work_is_done(line: Any, tmp_path: Path) -> None:
+    cohort, store = tmp_path / "cohort", tmp_path / "store"
+    assert call("phantom", cohort, "--people", 1, "--broken", 6, "--workers", 1).code == 0
+    told = call("ingest", cohort, "--store", store, "--workers", 1, "--json")
+    assert told.code == 3
+    assert told.json["lost"] == sum(told.json["by_reason"].values()) > 0
+    assert told.json["accepted"] >= 2
+    for word in ("more than the allowed 20%", "quarantine.jsonl", "--max-lost", *told.json["by_reason"]):
+        assert word in told.err
+    ledger = [json.loads(row) for row in (store / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(ledger) == told.json["quarantined"]
+    assert call("ingest", cohort, "--store", store, "--workers", 1, "--max-lost", 1).code == 0

@@ -1,0 +1,82 @@
+"""What a verb may load and show: no torch where no network runs, a bar on a terminal unless it is asked to be quiet."""
+
+from __future__ import annotations
+
+import os
+import pty
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import COMMAND
+
+_LISTS_MODULES = """
+import sys
+from octjepa.cli import main
+sys.argv = ["octjepa", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stop:
+    print(stop.code or 0, *sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("verb", ["--help", "inspect", "phantom", "ingest"])
+def test_no_torch_where_no_network_runs(line: Any, tmp_path: Path, verb: str) -> None:
+    words = {
+        "--help": [],
+        "inspect": [line.scan],
+        "phantom": [tmp_path / "cohort", "--people", 1, "--workers", 1],
+        "ingest": [line.scan, "--store", tmp_path / "store", "--workers", 1],
+    }[verb]
+    done = subprocess.run(
+        [sys.executable, "-c", _LISTS_MODULES, verb, *map(str, words)], capture_output=True, text=True, check=True
+    )
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0"
+    assert "octjepa.cli" in modules
+    assert "torch" not in modules
+
+
+def test_help_comes_at_once() -> None:
+    seconds = []
+    for _ in range(3):  # the least of three: a busy machine slows some, never all of a right one
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*COMMAND, "--help"], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.6
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_bar_on_a_terminal_unless_quiet(tmp_path: Path, quiet: bool) -> None:
+    ours, theirs = pty.openpty()
+    words = ["phantom", str(tmp_path / "cohort"), "--people", "1", "--workers", "1", "--json"]
+    process = subprocess.Popen(
+        [*COMMAND, *words, *(["--quiet"] if quiet else [])],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(theirs)
+    out, _ = process.communicate(timeout=60)
+    shown = b""
+    while part := _read(ours):
+        shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert len(out.splitlines()) == 1
+    assert (b"phantom" in shown) is not quiet
+    assert not (quiet and shown)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux tells that the other end of a terminal is closed
+        return b""
