@@ -17,6 +17,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,13 @@ class _State:
             self.quarantine.pop(row["file"], None)
         elif "refused" in entry:
             self.quarantine[entry["refused"]["file"]] = dict(entry["refused"])
+
+
+@lru_cache(maxsize=4096)
+def _geometry(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Band and shifts of a chunk: a few kilobytes whose archive costs more to open than the pixels' memory map."""
+    with np.load(folder / "geometry.npz", allow_pickle=False) as geometry:
+        return geometry["band"], geometry["shifts"]
 
 
 class Store:
@@ -176,8 +184,7 @@ class Store:
         folder = self.chunk(volume_id)
         try:
             pixels = np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False)
-            with np.load(folder / "geometry.npz", allow_pickle=False) as geometry:
-                band, shifts = geometry["band"], geometry["shifts"]
+            band, shifts = _geometry(folder)
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{folder} is damaged ({error}): delete it and ingest again") from None
         if pixels.shape != self.preprocessing.stored_size:
