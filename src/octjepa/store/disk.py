@@ -17,7 +17,8 @@ from octjepa.errors import OctjepaError, UsageError
 def _told(error: OSError, path: Path) -> OctjepaError:
     import errno
 
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    # NumPy tells of a write that came out short in words of its own, without a number.
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, None}:
         return OctjepaError(f"the disk is full while writing {path}; free some space and run the same command again")
     return OctjepaError(f"cannot write {path}: {error.strerror or error}")
 

@@ -1,0 +1,93 @@
+"""A person's name and birth date stay in the file they came in: nothing octjepa writes or prints holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pydicom
+import pytest
+
+from command_line import Outcome, call, run
+
+NAME, FIRST_NAME = "Quixano", "Alonsina"
+BIRTH_DATE = "19470929"
+SECRETS = (NAME, FIRST_NAME, BIRTH_DATE, "1947")
+
+
+def named_copy(scan: Path, path: Path, spoil: str = "") -> Path:
+    """The scan with a name and a birth date in every field that commonly holds one; `spoil` says how it is broken."""
+    dataset = pydicom.dcmread(scan)
+    dataset.PatientName = f"{NAME}^{FIRST_NAME}"
+    dataset.PatientBirthDate = BIRTH_DATE
+    dataset.OtherPatientNames = f"{NAME}^{FIRST_NAME}"
+    dataset.ReferringPhysicianName = f"{NAME}^{FIRST_NAME}"
+    dataset.OperatorsName = f"{NAME}^{FIRST_NAME}"
+    dataset.PatientComments = f"{FIRST_NAME} {NAME}, born {BIRTH_DATE}"
+    dataset.ImageComments = f"{FIRST_NAME} {NAME}"
+    if spoil == "no pixels":
+        del dataset.PixelData
+    elif spoil == "odd size":
+        dataset.Rows = int(dataset.Rows) + 1
+    elif spoil == "odd date":  # pydicom quotes a value that breaks its rules
+        dataset["PatientBirthDate"]._value = f"29 {NAME} 1947"
+    dataset.save_as(path)
+    if spoil == "cut":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def everything_in(folder: Path) -> str:
+    """The text of all files, compressed tables unpacked."""
+    parts = [path.read_bytes().decode("latin-1") for path in sorted(folder.rglob("*")) if path.is_file()]
+    parts += [pd.read_parquet(path).to_csv() for path in sorted(folder.rglob("*.parquet"))]
+    return "\n".join(parts)
+
+
+def assert_silent(text: str) -> None:
+    for secret in SECRETS:
+        assert secret.lower() not in text.lower()
+
+
+def assert_nothing_told(told: Outcome) -> None:
+    assert_silent(told.out)
+    assert_silent(told.err)
+
+
+@pytest.fixture(scope="module")
+def named(line: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scans of a named person, one whole and four broken."""
+    folder = tmp_path_factory.mktemp("named")
+    scans = sorted(line.cohort.rglob("*.dcm"))
+    for scan, spoil in zip(scans, ("", "no pixels", "odd size", "odd date", "cut"), strict=False):
+        named_copy(scan, folder / f"{spoil or 'whole'}.dcm", spoil)
+    return folder
+
+
+def test_the_files_do_hold_the_name(named: Path) -> None:
+    with pytest.raises(AssertionError):
+        assert_silent(everything_in(named))
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_inspect_tells_no_name(named: Path, form: tuple[str, ...]) -> None:
+    kinds = []
+    for scan in sorted(named.iterdir()):
+        told = call("inspect", scan, *form)
+        assert told.code == 0
+        assert_nothing_told(told)
+        kinds.append("rejected" if "rejected" in told.out else "volume")
+    assert set(kinds) == {"rejected", "volume"}
+
+
+def test_ingest_keeps_no_name(named: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    told = run("ingest", named, "--store", store, "--workers", 1, "--max-lost", 1, "--json")
+    assert told.json["accepted"] >= 1
+    assert told.json["quarantined"] >= 2
+    assert_nothing_told(told)
+    assert_silent(everything_in(store))
+    told = call("report", store, "--json")
+    assert_silent(Path(told.json["report"]).read_text(encoding="utf-8"))
+    assert_nothing_told(told)

@@ -1,0 +1,130 @@
+"""Stopped half-way by a signal or a full disk: the right exit code, nothing half-written, and a way to go on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from command_line import call, lines, stop
+
+FAST = ("tokens.select=tissue", "tokens.budget=32", "checkpoint.every_updates=1000", "train.max_updates=20")
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Names of what a write leaves only when it is cut short."""
+    return [path.name for path in folder.rglob("*") if path.name.startswith(".") and path.name != ".lock"]
+
+
+def same_volumes(store: Path, other: Path) -> None:
+    """Both stores hold the same volumes, figure by figure and voxel by voxel."""
+    ours, theirs = (
+        pd.read_parquet(path / "volumes.parquet").sort_values("volume_id", ignore_index=True).drop(columns="split")
+        for path in (store, other)
+    )
+    pd.testing.assert_frame_equal(ours, theirs)
+    for pixels in other.rglob("pixels.npy"):
+        assert (store / pixels.relative_to(other)).read_bytes() == pixels.read_bytes()
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_stopped_ingest_goes_on_where_it_was(line: Any, tmp_path: Path, number: signal.Signals) -> None:
+    store = tmp_path / "store"
+    words = ["ingest", line.cohort, "--store", store, "--json", "--workers", 2]
+    told = stop(words, number, once=lambda: lines(store / "journal.jsonl") >= 2)
+    assert told.code == CODES[number], told.err
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    assert "run the same command again" in told.err
+    assert unfinished(store) == []
+    kept = call("inspect", store, "--json").json["volumes"]
+    assert 2 <= kept < 20
+    rest = call("ingest", line.cohort, "--store", store, "--json", "--workers", 1).json
+    assert rest["skipped"] == kept
+    assert rest["accepted"] == 20 - kept
+    same_volumes(store, line.store)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_stopped_run_goes_on_from_its_checkpoint(line: Any, tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    words = ["pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--json"]
+    told = stop(words, number, once=lambda: lines(run / "metrics.jsonl") >= 1)
+    assert told.code == CODES[number], told.err
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    assert "Go on with --resume" in told.err
+    assert unfinished(run) == []
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert f"stopped after update {int(checkpoint.name.removeprefix('step-'))} of 20" in told.err
+    done = call(*words, "--resume")
+    assert done.code == 0, done.err
+    assert done.json["updates"] == 20
+    journal = [json.loads(row) for row in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["update"] for row in journal if "train/loss" in row] == list(range(1, 21))
+
+
+def test_a_disk_that_fills_during_ingest(line: Any, small_disk: Callable[[str], Path]) -> None:
+    store = small_disk("size=2m") / "store"
+    words = ("ingest", line.cohort, "--store", store, "--json", "--workers", 1)
+    told = call(*words)
+    assert told.code == 1
+    assert told.out == ""
+    assert "disk is full" in told.err
+    assert str(store) in told.err
+    small_disk("size=64m")
+    assert unfinished(store) == []
+    rest = call(*words)
+    assert rest.code == 0, rest.err
+    assert 0 < rest.json["skipped"] < 20
+    assert rest.json["skipped"] + rest.json["accepted"] == 20
+    same_volumes(store, line.store)
+
+
+def test_a_disk_that_fills_with_checkpoints(line: Any, small_disk: Callable[[str], Path]) -> None:
+    checkpoint_bytes = sum(path.stat().st_size for path in line.checkpoint.iterdir())
+    run = small_disk(f"size={int(1.5 * checkpoint_bytes)}") / "run"
+    fast = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
+    words = ("pretrain", "smoke_test", *fast, "--store", line.store, "--out", run, "--json")
+    told = call(*words)
+    assert told.code == 1
+    assert told.out == ""
+    for word in ("could not write checkpoint", "step-00000004", "No space left", "Free space", "--resume"):
+        assert word in told.err
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+    small_disk("size=512m")
+    done = call(*words, "--resume")
+    assert done.code == 0, done.err
+    for key in ("updates", "loss", "cosine"):
+        assert done.json[key] == line.said["pretrain"][key]
+
+
+def test_a_disk_that_fills_before_the_embeddings_are_written(line: Any, small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("size=4k")
+    out = disk / "table.parquet"
+    told = call("embed", line.run, "--store", line.store, "--out", out, "--json")
+    assert told.code == 1
+    assert "No space left" in told.err
+    assert str(out) in told.err
+    assert list(disk.iterdir()) == []
+
+
+def test_a_store_that_may_only_be_read(line: Any, small_disk: Callable[[str], Path]) -> None:
+    store = small_disk("size=64m") / "store"
+    words = ("ingest", line.scan, "--store", store, "--workers", 1)
+    assert call(*words).code == 0
+    small_disk("ro")
+    assert call("inspect", store, "--json").json["volumes"] == 1
+    embeddings = line.root / "of a read-only store.parquet"
+    assert call("embed", line.run, "--store", store, "--out", embeddings, "--json").json["rows"] == 1
+    for refusing in (words, ("split", store, "--by", "stratified"), ("phantom", store.parent / "new", "--people", 1)):
+        told = call(*refusing)
+        assert told.code in (1, 2)
+        assert "Read-only file system" in told.err
+        assert str(store.parent) in told.err
