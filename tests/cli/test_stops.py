@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from command_line import call, lines, stop
 
 FAST = ("tokens.select=tissue", "tokens.budget=32", "checkpoint.every_updates=1000", "train.max_updates=20")
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def unfinished(folder: Path) -> list[str]:
@@ -33,17 +31,21 @@ def same_volumes(store: Path, other: Path) -> None:
         assert (store / pixels.relative_to(other)).read_bytes() == pixels.read_bytes()
 
 
-@pytest.mark.parametrize("number", CODES)
-def test_a_stopped_ingest_goes_on_where_it_was(line: Any, tmp_path: Path, number: signal.Signals) -> None:
-    store = tmp_path / "store"
+def stopped_ingest(line: Any, store: Path, number: signal.Signals, code: int) -> int:
+    """The number of volumes that are in `store` after ingest was sent `number` half-way."""
     words = ["ingest", line.cohort, "--store", store, "--json", "--workers", 2]
     told = stop(words, number, once=lambda: lines(store / "journal.jsonl") >= 2)
-    assert told.code == CODES[number], told.err
+    assert told.code == code, told.err
     assert told.out == ""
     assert "Traceback" not in told.err
     assert "run the same command again" in told.err
     assert unfinished(store) == []
-    kept = call("inspect", store, "--json").json["volumes"]
+    return call("inspect", store, "--json").json["volumes"]
+
+
+def test_ingest_goes_on_where_ctrl_c_stopped_it(line: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    kept = stopped_ingest(line, store, signal.SIGINT, 130)
     assert 2 <= kept < 20
     rest = call("ingest", line.cohort, "--store", store, "--json", "--workers", 1).json
     assert rest["skipped"] == kept
@@ -51,23 +53,45 @@ def test_a_stopped_ingest_goes_on_where_it_was(line: Any, tmp_path: Path, number
     same_volumes(store, line.store)
 
 
-@pytest.mark.parametrize("number", CODES)
-def test_a_stopped_run_goes_on_from_its_checkpoint(line: Any, tmp_path: Path, number: signal.Signals) -> None:
-    run = tmp_path / "run"
+def test_a_terminated_ingest_leaves_a_whole_store(line: Any, tmp_path: Path) -> None:
+    assert stopped_ingest(line, tmp_path / "store", signal.SIGTERM, 143) >= 2
+
+
+def test_workers_of_a_killed_ingest_end(line: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    words = ["ingest", line.cohort, "--store", store, "--workers", 2]
+    # returns when nobody holds the command's output any more, so a worker left behind is a timeout here
+    told = stop(words, signal.SIGKILL, once=lambda: lines(store / "journal.jsonl") >= 1, whole_group=False)
+    assert told.code == -signal.SIGKILL
+
+
+def stopped_run(line: Any, run: Path, number: signal.Signals, code: int) -> list[object]:
+    """Sends `number` to a run after its first update; returns the words of its command."""
     words = ["pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--json"]
     told = stop(words, number, once=lambda: lines(run / "metrics.jsonl") >= 1)
-    assert told.code == CODES[number], told.err
+    assert told.code == code, told.err
     assert told.out == ""
     assert "Traceback" not in told.err
     assert "Go on with --resume" in told.err
     assert unfinished(run) == []
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert f"stopped after update {int(checkpoint.name.removeprefix('step-'))} of 20" in told.err
+    assert call("inspect", checkpoint, "--json").json["kind"] == "checkpoint"
+    return words
+
+
+def test_a_run_goes_on_where_ctrl_c_stopped_it(line: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = stopped_run(line, run, signal.SIGINT, 130)
     done = call(*words, "--resume")
     assert done.code == 0, done.err
     assert done.json["updates"] == 20
     journal = [json.loads(row) for row in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["update"] for row in journal if "train/loss" in row] == list(range(1, 21))
+
+
+def test_a_terminated_run_leaves_a_checkpoint(line: Any, tmp_path: Path) -> None:
+    stopped_run(line, tmp_path / "run", signal.SIGTERM, 143)
 
 
 def test_a_disk_that_fills_during_ingest(line: Any, small_disk: Callable[[str], Path]) -> None:

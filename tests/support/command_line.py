@@ -56,11 +56,17 @@ def run(*words: object, **environment: str) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def stop(words: list[object], number: signal.Signals, once: Callable[[], bool], limit_seconds: float = 60) -> Outcome:
-    """Starts the command in a process group of its own and sends `number` to the group as soon as `once()` holds.
+def stop(
+    words: list[object],
+    number: signal.Signals,
+    once: Callable[[], bool],
+    whole_group: bool = True,
+    limit_seconds: float = 60,
+) -> Outcome:
+    """Starts the command in a process group of its own and sends `number` as soon as `once()` holds.
 
-    The whole group gets it, as from Ctrl-C in a terminal or from a job scheduler. Returns when every process that held
-    its output has ended.
+    The whole group gets it, as from Ctrl-C in a terminal or from a job scheduler, or the command alone. Returns when
+    every process that held its output has ended.
     """
     process = subprocess.Popen(
         [*COMMAND, *map(str, words)],
@@ -73,11 +79,11 @@ def stop(words: list[object], number: signal.Signals, once: Callable[[], bool], 
     while not once() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     try:
-        os.killpg(process.pid, number)
+        (os.killpg if whole_group else os.kill)(process.pid, number)
         out, err = process.communicate(timeout=limit_seconds)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return Outcome(process.returncode, out, err)
 
 
