@@ -1,7 +1,7 @@
 """The whole line on synthetic eyes, offline, in a few minutes: every stage the real one, at small size.
 
-The folder holds phantom/, store/, run/, embeddings.parquet, probe.json and report.html; it must be new, or made by
-an earlier demo, which is then replaced.
+The folder holds phantom/, store/, run/, embeddings.parquet, probe.json and report.html; it must be new, or one that
+an earlier demo made and marked, which is then replaced.
 """
 
 from __future__ import annotations
@@ -75,16 +75,20 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
     return payload
 
 
+_MARKER = ".octjepa-demo"
+
+
 def _clear(out: Path) -> None:
+    """An empty, marked folder. Raises UsageError rather than touch anything that no demo wrote."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out a folder")
-    others = [path.name for path in out.iterdir() if path.name not in _PARTS] if out.is_dir() else []
-    if others:
-        raise UsageError(f"{out} holds other things ({', '.join(sorted(others)[:3])}): give --out a new folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
+        raise UsageError(f"{out} is not empty and was not made by a demo: give --out a new folder")
     for part in _PARTS:
         path = out / part
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
+    (out / _MARKER).touch()
 
 
 def _tell(message: str) -> None:

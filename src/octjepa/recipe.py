@@ -201,7 +201,7 @@ class TrainRecipe(Section):
 
 
 class ValidationRecipe(Section):
-    """Held-out people, fixed masks, no augmentation. every_updates null: only at the end."""
+    """Held-out people; geometry, tokens and masks fixed by volume. every_updates null: only at the end."""
 
     every_updates: Positive | None = None
     max_samples: Positive | None = 64
@@ -211,7 +211,7 @@ class CheckpointRecipe(Section):
     """Where and how often. dir null is off; a relative dir lies in the run folder."""
 
     dir: Directory = machine("checkpoints")
-    every_updates: Positive | None = machine(None)  # null: only at the end
+    every_updates: Positive | None = machine(500)  # null: only at the end
     keep_last: Positive = machine(3)
 
 

@@ -62,12 +62,6 @@ class OCTVolume:
         depth, height, width = self.pixels.shape
         return depth, height, width
 
-    @property
-    def extent_mm(self) -> tuple[float, float, float]:
-        """Field of view per axis in mm: count times spacing."""
-        (d, h, w), (dz, dy, dx) = self.shape, self.spacing_mm
-        return d * dz, h * dy, w * dx
-
 
 def hash_pixels(pixels: np.ndarray) -> str:
     """SHA-256 (hex) of shape, dtype and values."""

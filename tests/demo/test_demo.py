@@ -44,7 +44,12 @@ def test_every_part_is_there_and_the_broken_files_are_listed(made):
 
 
 def test_it_does_not_touch_a_folder_that_is_not_its_own(tmp_path):
-    (tmp_path / "thesis.docx").write_text("mine")
-    with pytest.raises(UsageError, match="holds other things"):
+    """Not even one whose parts have the names that the demo gives its own."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.json").write_text("mine")
+    with pytest.raises(UsageError, match="not made by a demo"):
         run_demo(tmp_path, minutes=1.0)
-    assert (tmp_path / "thesis.docx").read_text() == "mine"
+    assert (tmp_path / "store" / "store.json").read_text() == "mine"
+    file = tmp_path / "store" / "store.json"
+    with pytest.raises(UsageError, match="is a file"):
+        run_demo(file, minutes=1.0)

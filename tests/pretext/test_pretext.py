@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -50,6 +51,23 @@ def test_1_a_hidden_voxel_changes_no_prediction(arm):
     seen = batch.context_view.clone()
     seen[0, batch.context[0, 0], 0] += 1.0
     assert not torch.equal(model.predict(seen, *inputs).predicted[0], before[0])
+
+
+def test_1_no_change_of_light_carries_a_hidden_voxel_into_a_visible_patch():
+    """From the stored volume on: blur, gamma and speckle stay within a patch."""
+    recipe = small_recipe(views={"blur": 1.0, "speckle": 0.5, "gamma": 0.5, "gain": 0.5})
+    one = volume(recipe.preprocessing, 0)
+    before = make_sample(one, recipe, 0)
+    pixels = one.pixels.copy()
+    d, h, w = np.unravel_index(before.grid_index[before.target], recipe.grid)
+    shape = geometry.draw(recipe.preprocessing, recipe.views, keys.generator(0, "geometry", 0, one.volume_id))
+    slow = recipe.preprocessing.image_size[0] // 4
+    for a, b, c in zip((slow - 1 - d) if shape.flip_slow else d, h, w, strict=True):
+        top, left = shape.corner[1] + 16 * b, shape.corner[2] + 16 * c
+        pixels[4 * a : 4 * a + 4, top : top + 16, left : left + 16] ^= 0xFF
+    after = make_sample(dataclasses.replace(one, pixels=pixels), recipe, 0)
+    assert np.array_equal(before.context_view[before.context], after.context_view[after.context])
+    assert (before.context_view[before.target] != after.context_view[after.target]).mean() > 0.9
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -183,6 +201,7 @@ def test_5_families_span_the_slow_axis():
         spans[family] = np.mean(same)
     assert spans["tubes"] > 0.9
     assert spans["runs"] > 0.99
+    assert spans["blocks"] < 0.95  # boxes of limited depth leave no B-scan without context
 
 
 def test_6_a_short_run_beats_every_trivial_predictor(tmp_path):

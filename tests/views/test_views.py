@@ -33,12 +33,11 @@ def test_a_sample_has_fixed_shapes_and_a_normalised_tissue():
         assert sample.context_view.dtype == np.float32
         assert (len(sample.context), len(sample.target)) == (context, target)
         inside = sample.target_view[sample.tissue > 0.5]
-        assert abs(inside.mean()) < 1.0  # such patches hold some vitreous too
-        assert 0.5 < inside.std() < 2.5
+        assert abs(np.median(inside)) < 0.6  # such patches hold some vitreous too
 
 
 def test_the_z_score_is_applied_once():
-    recipe = small_recipe()
+    recipe = small_recipe(views={"crop": False, "flip_slow": 0.0})
     one = volume(recipe.preprocessing, 2)
     sample = make_sample(one, recipe, None)
     d, h, w = recipe.preprocessing.image_size
@@ -61,10 +60,14 @@ def test_light_neutral_changes_nothing_and_each_part_changes_something():
     assert abs(noise.mean()) < 0.01
 
 
-def test_soften_is_the_binomial_filter():
-    view = np.zeros((1, 5, 5), dtype=np.uint8)
-    view[0, 2, 2] = 160
-    assert light.soften(view)[0, 1:4, 1:4].tolist() == [[10, 20, 10], [20, 40, 20], [10, 20, 10]]
+def test_soften_is_the_binomial_filter_within_each_patch():
+    patches = np.zeros((2, 1, 5, 5), dtype=np.uint8)
+    patches[0, 0, 2, 2] = 160
+    patches[1, 0, 0, 0] = 160
+    blurred = light.soften(patches.reshape(2, 25), (1, 5, 5)).reshape(2, 5, 5)
+    assert blurred[0, 1:4, 1:4].tolist() == [[10, 20, 10], [20, 40, 20], [10, 20, 10]]
+    assert blurred[0, 0].sum() == 0
+    assert blurred[1, :2, :2].tolist() == [[160, 40], [40, 10]]
 
 
 def test_cut_and_share_agree_with_loops():
@@ -87,7 +90,15 @@ def test_tissue_comes_first_and_the_rest_by_chance():
     picked = [tokens.select(share, 15, keys.generator("pick", n)) for n in range(20)]
     assert all(set(range(10, 20)) <= set(one) and len(one) == 15 for one in picked)
     assert len({tuple(one) for one in picked}) > 1
-    assert set(tokens.select(share, 10, None)) == set(range(10, 20))
+
+
+def test_more_tissue_than_tokens_leaves_no_place_out_every_time():
+    """Taken in raster order, or by share, the last B-scans of every eye would never be seen."""
+    share = np.ones(40, dtype=np.float32)
+    seen = np.zeros(40)
+    for number in range(400):
+        seen[tokens.select(share, 20, keys.generator("pick", number))] += 1
+    assert abs(seen / seen.mean() - 1).max() < 0.25
 
 
 def test_places_in_millimetres_follow_the_spacing():

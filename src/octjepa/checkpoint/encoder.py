@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from octjepa import keys
 from octjepa.checkpoint.folder import list_folders, read_tensors
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
 from octjepa.config import recipe_from
@@ -79,7 +80,7 @@ class PretrainedEncoder:
         shape = geometry.centred(recipe.preprocessing)
         patches, places, chosen = [], [], []
         for volume in volumes:
-            view, index, share = select_tokens(volume, recipe, shape, None)
+            view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
             cut = tokens.cut(view, recipe.tokens.patch_size, index)
             patches.append(light.table(light.Light(), volume.tissue_mean, volume.tissue_std)[cut])
             places.append(token_places(index, recipe))

@@ -97,5 +97,4 @@ def _fill_moments(stored: dict[str, Tensor], model: VJEPA3D, optimiser: torch.op
     for key, value in stored.items():
         kind, _, name = key.partition("/")
         parameter = parameters[name]
-        # fused and foreach AdamW keep `step` on the CPU or the device themselves; they accept it from either
-        optimiser.state[parameter][kind] = value if kind == "step" else value.to(parameter.device)
+        optimiser.state[parameter][kind] = value.to(parameter.device)  # fused AdamW wants `step` there too

@@ -24,7 +24,7 @@ class PlaceMeans:
         self.counts = torch.zeros(grid_tokens, dtype=torch.float64)
 
     def add(self, targets: Float[Tensor, "b t w"], grid_index: Int[Tensor, "b t"]) -> None:
-        flat = targets.detach().flatten(0, 1).double().cpu()
+        flat = targets.detach().flatten(0, 1).cpu().double()
         index = grid_index.flatten().cpu()
         self.sums.index_add_(0, index, flat)
         self.counts.index_add_(0, index, torch.ones(len(index), dtype=torch.float64))

@@ -26,11 +26,6 @@ class Runtime:
     def world(self) -> int:
         return dist.get_world_size() if dist.is_initialized() else 1
 
-    @property
-    def writes(self) -> bool:
-        """Exactly one process logs and writes."""
-        return self.rank == 0
-
     def compute(self) -> AbstractContextManager[object]:
         """bf16 products over fp32 masters, or plain fp32."""
         if self.precision == "fp32":

@@ -1,4 +1,4 @@
-"""Held-out people, fixed masks, no chance: how well hidden tokens are predicted, beside trivial predictors."""
+"""Held-out people, fixed samples: how well hidden tokens are predicted, beside trivial predictors."""
 
 from __future__ import annotations
 

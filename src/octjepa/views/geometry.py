@@ -26,7 +26,7 @@ class Geometry:
 
 
 def centred(preprocessing: Preprocessing) -> Geometry:
-    """The geometry of validation and embedding: no chance in it."""
+    """The geometry of embedding: no chance in it."""
     return Geometry(corner=preprocessing.margin)
 
 
@@ -62,9 +62,9 @@ def apply(
 def tissue(
     band: np.ndarray, geometry: Geometry, stored_height: int, size: tuple[int, int, int]
 ) -> Bool[np.ndarray, "d h w"]:
-    """The tissue band `[2, D, W]` of the stored volume (rows, -1 for none) as a mask of the same view."""
+    """The tissue band `[2, D, W]` of the stored volume (first and last row, -1 for none) as a mask of the same view."""
     rows = np.arange(stored_height, dtype=np.int16)[None, :, None]
-    mask = (rows >= band[0][:, None]) & (rows < band[1][:, None]) & (band[0][:, None] >= 0)
+    mask = (rows >= band[0][:, None]) & (rows <= band[1][:, None]) & (band[0][:, None] >= 0)
     return apply(mask.view(np.uint8), geometry, size) > 0
 
 

@@ -38,13 +38,22 @@ def draw(views: ViewRecipe, rng: np.random.Generator) -> Light:
     )
 
 
-def soften(view: UInt8[np.ndarray, "d h w"]) -> UInt8[np.ndarray, "d h w"]:
-    """A [1 2 1]/4 blur along depth and width, in whole numbers; borders repeat."""
-    x = view.astype(np.uint16)
-    x[:, 1:-1] = (view[:, :-2] + 2 * x[:, 1:-1] + view[:, 2:] + 2) >> 2
-    y = x.copy()
-    y[..., 1:-1] = (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:] + 2) >> 2
-    return y.astype(np.uint8)
+def soften(patches: UInt8[np.ndarray, "t voxels"], patch: tuple[int, int, int]) -> UInt8[np.ndarray, "t voxels"]:
+    """A [1 2 1]/4 blur along depth and width, in whole numbers, within each patch: none sees into its neighbour.
+
+    Borders keep their value along the axis they end. Were the view blurred before it is cut, voxels of a hidden patch
+    would stand in the visible one beside it.
+    """
+    x = patches.reshape(len(patches), *patch).astype(np.uint16)
+    for axis in (2, 3):
+        a, b, c = (_within(x, axis, cut) for cut in (slice(None, -2), slice(1, -1), slice(2, None)))
+        blurred = (a + 2 * b + c + 2) >> 2
+        _within(x, axis, slice(1, -1))[...] = blurred
+    return x.astype(np.uint8).reshape(patches.shape)
+
+
+def _within(x: np.ndarray, axis: int, cut: slice) -> np.ndarray:
+    return x[(slice(None),) * axis + (cut,)]
 
 
 def table(light: Light, mean: float, std: float) -> Float[np.ndarray, "256"]:

@@ -49,7 +49,7 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> S
 
 
 def select_tokens(
-    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator | None
+    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """(view, chosen patches in raster order, tissue share of every patch) under the geometry `shape`."""
     size = recipe.preprocessing.image_size
@@ -74,8 +74,9 @@ def _lit(
     volume: CanonicalVolume,
     rng: np.random.Generator,
 ) -> Float[np.ndarray, "k voxels"]:
-    softened = light.soften(view) if one.blur else view
-    patches = tokens.cut(softened, recipe.tokens.patch_size, index)
+    patches = tokens.cut(view, recipe.tokens.patch_size, index)
+    if one.blur:
+        patches = light.soften(patches, recipe.tokens.patch_size)
     return light.expose(patches, one, volume.tissue_mean, volume.tissue_std, rng)
 
 

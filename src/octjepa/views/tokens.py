@@ -29,14 +29,12 @@ def tissue_share(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -
     return tiles.mean(axis=(1, 3, 5), dtype=np.float32).reshape(-1)
 
 
-def select(
-    share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator | None
-) -> Int[np.ndarray, " budget"]:
-    """`budget` patches in raster order: tissue first, the rest by chance; without `rng`, strictly by tissue share."""
-    if rng is None:
-        order = np.argsort(-share, kind="stable")
-    else:
-        order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
+def select(share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator) -> Int[np.ndarray, " budget"]:
+    """`budget` patches in raster order: tissue first, then the rest, by chance within each.
+
+    Chance, not raster order or share: with more tissue than tokens, either would leave out the same places every time.
+    """
+    order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
     return np.sort(order[:budget])
 
 
