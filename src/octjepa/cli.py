@@ -281,7 +281,8 @@ def _say_probes(payload: dict[str, Any], rows: str, as_json: bool) -> None:
         how = f"{paired['probe']}, {paired['pool']}; same {paired['n_people']} test people"
         print(f"{told}: {interval(paired, 'difference')} ({how})", file=sys.stderr)
     left_out = sum(row["metric"] not in primary for row in payload[rows])
-    print(f"{left_out} more figures (other metrics) with --json", file=sys.stderr)
+    if left_out:
+        print(f"{left_out} more figures (other metrics) with --json", file=sys.stderr)
 
 
 def _ready_to_write(out: Path) -> None:
