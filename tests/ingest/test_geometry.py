@@ -196,7 +196,7 @@ def test_a_name_used_as_an_id_is_not_copied(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     ds.PatientID = "Doe^Jane"
     volume = read(ds, tmp_path)
-    assert volume.person_id.startswith("id-")
+    assert volume.person_id.startswith("p-")
     assert "Doe" not in repr(volume)
 
 

@@ -190,3 +190,20 @@ def test_real_eyes(real_scans: Path) -> None:
     duke = read_volume(real_scans / "duke_dme_eye01_11x496x768.dcm")
     assert duke.spacing_mm[1:] == pytest.approx((0.003872, 0.0117))
     assert duke.uncertain == ("slice",)  # eleven lines of sixty-one, laid side by side with the pitch of all
+
+
+def test_details_name_the_place_in_the_code_and_no_header_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octjepa.ingest import reader
+
+    def failing(*_: object) -> None:
+        raise ValueError("cannot read 'Doe^Jane' 19500101")
+
+    path = save(make_dataset(PIXELS), tmp_path / "scan.dcm")
+    monkeypatch.setattr(reader, "frame_facts", failing)
+    assert reason_of(path) == "reader_failed"
+    with pytest.raises(VolumeRejected, match=r"ValueError raised in test_reader\.failing"):
+        read_volume(path)
+    monkeypatch.setattr("pydicom.dcmread", failing)
+    assert reason_of(path) == "broken_header"

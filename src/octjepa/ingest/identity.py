@@ -2,13 +2,14 @@
 
 File names are parsed leniently: the three AI-READI generations differ in how often "oct" is said
 (`1001_spectralis_ppol_mac_hr_oct_l_1.3.6...`, `1001_spectralis_ppol_mac_hr_oct_oct_l_1.3.6...`).
-No name, birth date or other personal field is read here.
+Name and birth date are read only to see whether the id repeats them; they are kept nowhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,24 +122,63 @@ def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
     return slug or "unknown"
 
 
-def _header_person(header: Dataset) -> str:
+def _tokens(text: str) -> list[str]:
+    """Runs of letters and runs of digits, lower case, without accents."""
+    plain = "".join(char for char in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(char))
+    return re.findall(r"[^\W\d_]+|\d+", plain)
+
+
+def tells_who(person: str, name: str, birth_date: str) -> bool:
+    """Whether an id holds a part of the person's name, or the birth date in one of its usual spellings."""
+    tokens = _tokens(person)
+    compact = "".join(tokens)
+    parts = [token for token in _tokens(name) if len(token) > 1 and not token.isdigit()]
+    # A short part counts as a whole word only: "li" stands in many an id by chance.
+    if any(part in tokens or (len(part) > 3 and part in compact) for part in parts):
+        return True
+    digits, born = re.sub(r"\D", "", person), re.sub(r"\D", "", birth_date)
+    if len(born) != 8:
+        return False
+    year, month, day = born[:4], born[4:6], born[6:]
+    spellings = (f"{y}{m}" for y in (year, year[2:]) for m in (month + day, day + month))
+    turned = (f"{m}{y}" for y in (year, year[2:]) for m in (month + day, day + month))
+    return any(spelling in digits for spelling in (*spellings, *turned))
+
+
+def _header_person(header: Dataset, notes: list[str]) -> str:
     person = clean_person_id(_text(header, "PatientID"))
-    name = _text(header, "PatientName")
-    if person and name and person.lower() == name.lower():
+    if person and tells_who(person, _text(header, "PatientName"), _text(header, "PatientBirthDate")):
         # Some exports repeat the name as the id; a name never enters the store.
-        return "id-" + hashlib.sha256(person.encode()).hexdigest()[:12]
+        notes.append("person_id_pseudonymised")
+        return "p-" + hashlib.sha256(person.encode()).hexdigest()[:12]
     return person
 
 
+def _people_said(header: Dataset, path: Path, row: ManifestRow | None, notes: list[str]) -> list[str]:
+    """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
+    folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
+    name = _FILE_NAME.match(path.stem)
+    folder = path.parent.name if re.fullmatch(r"\d{4}", path.parent.name) else ""
+    by_name = name["person"] if name else ""
+    in_header = _header_person(header, notes)
+    manifest = row.person_id if row else ""
+    proven = [
+        by_name if name and device_of(name["protocol"]) else "",
+        folder if path.parent.parent.name.lower() in DEVICES else "",
+    ]
+    said = [person for person in (manifest, *proven, in_header, by_name, folder) if person]
+    if said and not any((manifest, *proven, in_header)):
+        notes.append("person_from_folder")
+    return said
+
+
 def identify(header: Dataset, path: Path, row: ManifestRow | None) -> Identity:
-    """Person, eye, device, protocol and region. Priority: person and device manifest first; eye header first."""
+    """Person, eye, device, protocol and region. Device: manifest first; eye: header first; person: `_people_said`."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
-    folder_person = path.parent.name if re.fullmatch(r"\d{4}", path.parent.name) else ""
     device_folder = next((part for part in reversed(path.parts[:-1]) if part.lower() in DEVICES), "")
 
-    people = [row.person_id if row else "", name["person"] if name else folder_person, _header_person(header)]
-    said = [person for person in people if person]
+    said = _people_said(header, path, row, notes)
     if len(set(said)) > 1:
         notes.append("person_disagrees")
     uid = _text(header, "SOPInstanceUID")

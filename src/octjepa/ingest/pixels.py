@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import raised_in, rejected
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -59,7 +59,7 @@ def _layout(data: Dataset) -> _Layout:
             planar=int(data.get("PlanarConfiguration") or 0),
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise rejected("broken_header", f"rows, columns or bit depth cannot be read: {error}") from None
+        raise rejected("broken_header", f"rows, columns or bit depth cannot be read: {raised_in(error)}") from None
     if layout.rows < 8 or layout.columns < 8:
         raise rejected("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is no B-scan")
     if layout.allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
@@ -126,7 +126,9 @@ def _fragments(data: Dataset, declared: int) -> list[bytes]:
         if len(offsets) > 1 and len(offsets) < len(pieces):
             return list(generate_frames(data.PixelData, number_of_frames=len(offsets)))
     except (ValueError, EOFError, StopIteration, RuntimeError, OSError) as error:
-        raise rejected("truncated", f"the encapsulated pixel data end early or are malformed: {error}") from None
+        raise rejected(
+            "truncated", f"the encapsulated pixel data end early or are malformed: {raised_in(error)}"
+        ) from None
     if any(piece.startswith(_STARTS) for piece in pieces):
         frames: list[bytes] = []
         for piece in pieces:
@@ -201,7 +203,7 @@ def _encapsulated(data: Dataset, layout: _Layout, notes: list[str]) -> tuple[np.
             except MemoryError:
                 raise
             except Exception as error:  # decoders raise whatever their C library made of the bytes
-                fault = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+                fault = raised_in(error)
             else:
                 if frame.any():
                     if values is None:

@@ -19,7 +19,7 @@ from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.pattern import circles, scan_pattern
 from octjepa.ingest.pixels import decode_pixels
 from octjepa.ingest.protocols import known_spacing
-from octjepa.ingest.reasons import REASONS, rejected
+from octjepa.ingest.reasons import REASONS, raised_in, rejected
 from octjepa.volume import OCTVolume
 
 if TYPE_CHECKING:
@@ -63,12 +63,7 @@ def _read(path: Path, pixels: bool) -> Dataset:
     except MemoryError:
         raise
     except Exception as error:  # pydicom raises what the broken element made of its parser
-        raise rejected("truncated" if pixels else "broken_header", _first_line(error)) from None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
+        raise rejected("truncated" if pixels else "broken_header", raised_in(error)) from None
 
 
 def _check_header(header: Dataset) -> None:
@@ -134,7 +129,7 @@ def read_volume(path: str | Path, manifest_row: ManifestRow | None = None) -> OC
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
-        raise rejected("reader_failed", _first_line(error)) from error
+        raise rejected("reader_failed", raised_in(error)) from error
 
 
 def _read_volume(path: Path, row: ManifestRow | None) -> OCTVolume:

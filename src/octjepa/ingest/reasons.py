@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from octjepa.errors import VolumeRejected
 
@@ -55,6 +56,17 @@ def rejected(reason: str, detail: str) -> VolumeRejected:
     if reason not in REASONS:
         raise KeyError(f"reason code {reason!r} is not in the closed list")
     return VolumeRejected(reason, detail)
+
+
+def raised_in(error: BaseException) -> str:
+    """ "ValueError raised in values.convert_DS_string": the message is left out, for parsers quote what they read."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return type(error).__name__
+    code = place.tb_frame.f_code
+    return f"{type(error).__name__} raised in {Path(code.co_filename).stem}.{code.co_name}"
 
 
 def ledger_row(file: str, sha256: str, stage: str, reason: str, detail: str) -> dict[str, str]:

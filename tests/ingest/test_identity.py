@@ -1,0 +1,73 @@
+"""Whose eye it is: folders that only look like ids, and ids that hold a name or a birth date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oct_dicom import make_dataset, retina, save
+from octjepa.ingest import read_volume
+from octjepa.volume import OCTVolume
+
+PIXELS = retina(frames=4)
+
+
+def read(path: Path, person: str, name: str = "", born: str = "") -> OCTVolume:
+    ds = make_dataset(PIXELS)
+    ds.PatientID, ds.PatientName, ds.PatientBirthDate = person, name, born
+    return read_volume(save(ds, path))
+
+
+def test_a_year_as_folder_or_prefix_is_nobodys_id(tmp_path: Path) -> None:
+    for number, place in enumerate(("2023/a.dcm", "2023/b.dcm", "2023/2023_macula_cube_l_1.2.3.dcm")):
+        volume = read(tmp_path / "export" / place, f"P{number}")
+        assert volume.person_id == f"P{number}"
+        assert "person_disagrees" in volume.notes
+
+
+def test_the_folder_speaks_where_the_header_is_silent_or_the_tree_is_known(tmp_path: Path) -> None:
+    silent = read(tmp_path / "1234" / "a.dcm", "")
+    assert silent.person_id == "1234"
+    assert "person_from_folder" in silent.notes
+    for place in ("topcon_maestro2/1234/a.dcm", "x/1234_maestro2_3d_macula_oct_l_1.2.3.dcm"):
+        known = read(tmp_path / place, "other")
+        assert known.person_id == "1234"
+        assert "person_disagrees" in known.notes
+    assert read(tmp_path / "x" / "a.dcm", "").notes[0] == "person_unknown"
+
+
+@pytest.mark.parametrize(
+    ("person", "name", "born"),
+    [
+        ("DOE JOHN 19600101", "DOE^JOHN", ""),
+        ("doejohn", "DOE^JOHN", ""),
+        ("John.Doe", "DOE^JOHN", ""),
+        ("DOE19600101", "Doe^Anna", ""),
+        ("müller_7", "MULLER^EVA", ""),
+        ("LI-0007", "Li^Wei", ""),
+        ("P-1960-01-01", "", "19600101"),
+        ("010160-1234", "", "19600101"),
+        ("A01.01.1960", "", "19600101"),
+    ],
+)
+def test_an_id_that_holds_a_name_or_a_birth_date_becomes_a_pseudonym(
+    person: str, name: str, born: str, tmp_path: Path
+) -> None:
+    volume = read(tmp_path / "a.dcm", person, name, born)
+    assert volume.person_id.startswith("p-")
+    assert len(volume.person_id) == 14
+    assert "person_id_pseudonymised" in volume.notes
+    assert read(tmp_path / "b.dcm", person, name, born).person_id == volume.person_id
+    for secret in (person, *name.split("^")):
+        assert not secret or secret.lower() not in repr(volume.person_id).lower()
+
+
+@pytest.mark.parametrize(
+    ("person", "name", "born"),
+    [("1001", "", ""), ("AIREADI-1001", "1001", "19600101"), ("STUDY-0042", "Doe^John", "19600101")],
+)
+def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Path) -> None:
+    volume = read(tmp_path / "a.dcm", person, name, born)
+    assert volume.person_id == person.removeprefix("AIREADI-")
+    assert "person_id_pseudonymised" not in volume.notes
