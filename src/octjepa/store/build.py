@@ -23,7 +23,7 @@ from typing import Any
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError, VolumeRejected
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover, read_volume
 from octjepa.ingest.identity import device_of
-from octjepa.ingest.reasons import ledger_row
+from octjepa.ingest.reasons import ledger_row, raised_in
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
@@ -83,6 +83,12 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) ->
         return {"refused": ledger_row(file, "", stage, "unreadable_file", "the file went away while it was read")}
     except MemoryError:
         return {"refused": ledger_row(file, "", stage, "size_implausible", "it does not fit into memory")}
+    except (OctjepaError, OSError):
+        raise  # the disk is full or the store cannot be written: no fault of this file
+    except Exception as error:  # one strange scan must not end the ingest of all others
+        lines = str(error).splitlines()  # of arrays, not of a header: reading is over
+        detail = f"{raised_in(error)}: {lines[0][:160] if lines else 'no message'}"
+        return {"refused": ledger_row(file, _sha256(source.path), stage, "reader_failed", detail)}
 
 
 def _start_worker() -> None:

@@ -135,6 +135,9 @@ def _along_slow(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _to_bytes(image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, float]) -> UInt8[np.ndarray, "D H W"]:
+    """Raises VolumeRejected no_tissue where nothing is valid."""
+    if not valid.any():
+        raise rejected("no_tissue", "flattening moves the whole scan out of the stored height")
     low, high = np.percentile(image[valid], percentiles)
     scale = np.float32(255.0 / max(float(high - low), 1e-3))
     scaled = np.clip((image - np.float32(low)) * scale + np.float32(0.5), 0, 255).astype(np.uint8)
