@@ -66,6 +66,7 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
         "baseline_loss": summary["baseline_loss"],
         "cosine": summary["cosine"],
         "baseline_cosine": summary["baseline_cosine"],
+        "centred": summary["centred"],
         "probe": probed["rows"],
         "paired": probed["paired"],
     }

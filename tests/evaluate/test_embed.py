@@ -10,6 +10,7 @@ from octjepa.checkpoint import load_encoder
 from octjepa.errors import ContractError, UsageError
 from octjepa.evaluate import embed
 from octjepa.evaluate.embed import embed_store, histogram
+from octjepa.evaluate.probe import run_probes
 from octjepa.evaluate.table import read_embeddings
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
@@ -69,6 +70,17 @@ def test_the_histogram_is_of_tissue_alone(run):
     shares = histogram(volume, encoder)
     assert shares.sum() == pytest.approx(1.0)
     assert shares[: 60 // 8].sum() < 0.1  # the dark vitreous is outside the band
+
+
+def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path):
+    store = store_of()
+    assert embed_store(run, store, tmp_path / "e.parquet")["leaked"] == 0
+    store.table.loc[store.table["person_id"].isin(["1000", "1003"]), "split"] = "test"
+    assert embed_store(run, store, tmp_path / "e.parquet")["leaked"] == 2
+    labels = tmp_path / "labels.tsv"
+    labels.write_text("person_id\tsick\n" + "".join(f"{1000 + n}\t{n % 2}\n" for n in range(20)))
+    with pytest.raises(UsageError, match="pretrained on eyes of 2 people"):
+        run_probes([read_embeddings(tmp_path / "e.parquet")], labels, ["sick"])
 
 
 def test_another_contract_is_refused_by_field(run, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from octjepa.checkpoint import folder
-from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError
+from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.train import loop
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
@@ -149,16 +150,64 @@ def _stopping_at(update):
     return stop
 
 
-def test_a_resume_without_a_checkpoint_stops(tmp_path):
+def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
     recipe = recipe_of(2, checkpoint={"dir": None})
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
     assert summary["checkpoint"] is None
     assert not (tmp_path / "run" / "None").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True) == summary
+    (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(UsageError, match="cannot be resumed"):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
     with pytest.raises(UsageError, match="holds no run to resume"):
         pretrain(recipe, store_of(recipe), tmp_path / "other", resume=True)
+
+
+def test_lost_checkpoints_stop_a_resume(tmp_path):
+    recipe = recipe_of(4)
+    pretrain(recipe, store_of(recipe), tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UsageError, match="reached update 4, but .* holds no checkpoint"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tmp_path, monkeypatch):
+    recipe = recipe_of(4)
+    pretrain(recipe, store_of(recipe), tmp_path / "whole")
+    monkeypatch.setattr(loop, "accumulate", _failing_at(2))
+    with pytest.raises(ZeroDivisionError):
+        pretrain(recipe, store_of(recipe), tmp_path / "parts")
+    monkeypatch.undo()
+    assert folder.list_folders(tmp_path / "parts" / "checkpoints") == []
+    with pytest.raises(WrongCheckpointError, match=r"train\.base_lr"):
+        other = recipe_of(4, train={"max_updates": 4, "global_batch": 4, "base_lr": 5e-4, "precision": "fp32"})
+        pretrain(other, store_of(other), tmp_path / "parts", resume=True)
+    pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    updates = [line["update"] for line in read_lines(tmp_path / "parts" / "metrics.jsonl") if "train/loss" in line]
+    assert updates == [1, 2, 3, 4]
+
+
+def _failing_at(call):
+    honest, calls = loop.accumulate, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == call:
+            raise ZeroDivisionError
+        return honest(*arguments)
+
+    return failing
+
+
+def test_several_processes_are_refused_rather_than_trained_into_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    recipe = recipe_of(2)
+    with pytest.raises(UsageError, match="one process"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_overwritten(tmp_path):
@@ -179,6 +228,7 @@ def test_a_checkpoint_of_another_model_size_is_refused_with_the_difference(tmp_p
 def test_other_data_on_resume_is_refused(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
     fewer = MemoryStore(recipe.preprocessing, train=10, val=8)
     with pytest.raises(UsageError, match="no longer holds the 12 training volumes"):
         pretrain(recipe, fewer, tmp_path / "run", resume=True)

@@ -6,7 +6,7 @@ The weights carry their recipe, so a volume is always prepared as it was for tra
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from octjepa import keys
-from octjepa.checkpoint.folder import list_folders, read_tensors
+from octjepa.checkpoint.folder import list_folders, read_manifest, read_tensors
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
-from octjepa.config import recipe_from
+from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
@@ -42,20 +42,26 @@ class TokenFeatures(NamedTuple):
 
 
 class PretrainedEncoder:
-    """A frozen encoder with its recipe. `dim` is the width of one token's features."""
+    """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` the volumes it saw."""
 
-    def __init__(self, encoder: Encoder, recipe: Recipe, name: str) -> None:
+    def __init__(self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Iterable[str] = ()) -> None:
         self.encoder = encoder.eval().requires_grad_(False)
         self.recipe, self.name, self.dim = recipe, name, encoder.width
+        self.trained_on = frozenset(trained_on)
 
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.encoder.parameters())
 
-    def untrained(self, seed: int = 0) -> PretrainedEncoder:
-        """The same architecture with the weights it would start from: the baseline of every probe."""
+    def to(self, device: torch.device) -> PretrainedEncoder:
+        """Computes on `device` from now on."""
+        self.encoder.to(device)
+        return self
+
+    def untrained(self) -> PretrainedEncoder:
+        """The same architecture with the weights that training started from: the baseline of every probe."""
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(self.recipe.train.seed)
             return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
 
     def canonical(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
@@ -113,8 +119,9 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     folder = newest(path) if path.is_dir() else None
     if folder is not None:
         recipe, weights = recipe_of(folder), read_tensors(folder, MODEL_FILE)
+        seen = read_manifest(folder).get("trained_on", ())
     elif path.is_file():
-        recipe, weights = _read_file(path)
+        recipe, weights, seen = _read_file(path)
     else:
         raise WrongCheckpointError(
             f"no checkpoint at {path}: give a run folder, a step-* folder or a .safetensors file"
@@ -123,25 +130,28 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     prefix = "target_encoder."
     own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
     _fill(encoder, own, path)
-    return PretrainedEncoder(encoder, recipe, recipe.name)
+    return PretrainedEncoder(encoder, recipe, recipe.name, seen)
 
 
 def newest(path: Path) -> Path:
     """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is."""
     if (path / "manifest.json").is_file():
         return path
-    found = list_folders(path) or list_folders(path / "checkpoints")
+    saves = path
+    if (path / "recipe.yaml").is_file():
+        saves = path / (load_recipe(path / "recipe.yaml").checkpoint.dir or "")
+    found = list_folders(saves)
     if not found:
-        raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in it or in its checkpoints/")
+        raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {saves}")
     return found[-1]
 
 
-def _read_file(path: Path) -> tuple[Recipe, dict[str, torch.Tensor]]:
+def _read_file(path: Path) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["octjepa"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
-        return recipe_from(about["recipe"], f"of {path}"), weights
+        return recipe_from(about["recipe"], f"of {path}"), weights, about.get("trained_on", [])
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError):
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 

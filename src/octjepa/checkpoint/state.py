@@ -5,6 +5,7 @@ Nothing else is needed for an exact resume: order, masks and light are functions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,19 @@ def save(
     optimiser: torch.optim.AdamW,
     recipe: Recipe,
     skipped_updates: int,
+    trained_on: Sequence[str],
 ) -> Path:
-    """Writes `parent/step-<update>`; raises CheckpointError when the disk refuses."""
+    """Writes `parent/step-<update>`; raises CheckpointError when the disk refuses.
+
+    `trained_on` are the ids (content hashes) of the training volumes: they travel with the weights, so that nobody is
+    tested on an eye that the encoder has seen.
+    """
     about = {
         "science_hash": science_hash(recipe),
         "contract_hash": science_hash(recipe.preprocessing),
         "recipe": recipe.model_dump(mode="json"),
         "skipped_updates": skipped_updates,
+        "trained_on": sorted(trained_on),
     }
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
     return write_folder(parent, update, tensors, about)

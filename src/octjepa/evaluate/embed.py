@@ -6,6 +6,7 @@ Rows are sorted by volume id and each volume is pooled by itself, so order and v
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from octjepa.errors import ContractError, UsageError
 from octjepa.evaluate.table import write_embeddings
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
+from octjepa.train.runtime import Runtime
 from octjepa.views import geometry
 from octjepa.views.sample import check_contract
 
@@ -30,10 +32,13 @@ _LEVELS = 32
 def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
     """Writes the embedding table of every raster volume of `store` to `out`; returns its figures.
 
+    `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
+
     Raises CheckpointError (no or damaged weights), ContractError (the store was prepared otherwise), UsageError (none
     to embed).
     """
-    encoder = load_encoder(checkpoint)
+    device = Runtime("fp32").device
+    encoder = load_encoder(checkpoint).to(device)
     differences = check_contract(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
@@ -45,7 +50,7 @@ def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
     rows = table[table["pattern"] == "raster"].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.path} holds no raster volume to embed")
-    baseline = encoder.untrained()
+    baseline = encoder.untrained().to(device)
     started = time.perf_counter()
     vectors: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}
     with bar("embed", len(rows), "volume") as progress:
@@ -59,14 +64,22 @@ def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
     frame = _with_participants(rows, store.participants)
     for name, values in vectors.items():
         frame[name] = list(np.stack(values).astype(np.float32))
-    write_embeddings(out, frame, encoder.dim, encoder.name, science_hash(store.preprocessing))
+    leaked = leaked_people(rows, encoder.trained_on)
+    write_embeddings(out, frame, encoder.dim, encoder.name, science_hash(store.preprocessing), leaked)
     return {
         "rows": len(frame),
         "dim": encoder.dim,
         "missing": len(table) - len(rows),
+        "leaked": leaked,
         "volumes_per_second": len(rows) / seconds,
         "embeddings": str(out),
     }
+
+
+def leaked_people(rows: pd.DataFrame, trained_on: Collection[str]) -> int:
+    """People of val and test of whom at least one eye was pretrained on."""
+    seen = set(rows.loc[rows["volume_id"].isin(trained_on), "person_id"])
+    return len(seen & set(rows.loc[rows["split"].isin(("val", "test")), "person_id"]))
 
 
 def histogram(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " levels"]:
@@ -84,8 +97,9 @@ def _with_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.Dat
     kept = ["person_id", "eye", "volume_id", "content_hash", "device", "split"]
     frame = rows[kept].reset_index(drop=True)
     known = participants.set_index("person_id") if len(participants) else pd.DataFrame()
-    age = known["age"] if "age" in known else pd.Series(dtype=float)
-    site = known["clinical_site"] if "clinical_site" in known else pd.Series(dtype=str)
-    frame["age"] = pd.to_numeric(frame["person_id"].map(age), errors="coerce").astype(float)
-    frame["clinical_site"] = frame["person_id"].map(site).fillna("").astype(str)
+    age = dict(known["age"]) if "age" in known else {}
+    site = dict(known["clinical_site"]) if "clinical_site" in known else {}
+    frame["age"] = pd.to_numeric(pd.Series([age.get(person) for person in frame["person_id"]]), errors="coerce")
+    frame["age"] = frame["age"].astype(float)
+    frame["clinical_site"] = [str(site.get(person) or "") for person in frame["person_id"]]
     return frame

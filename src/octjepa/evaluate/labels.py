@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from octjepa.errors import UsageError
 from octjepa.evaluate.metrics import Task
 from octjepa.evaluate.table import SPLITS
+from octjepa.ingest.manifest import clean_person_id
 
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
@@ -86,7 +87,7 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     absent = [name for name in targets if name not in frame.columns]
     if absent:
         raise UsageError(f"{path} has no column {', '.join(absent)}; its columns are {_listed(frame.columns)}")
-    people = frame[person].str.strip()
+    people = frame[person].map(clean_person_id)  # as ingest does: AIREADI-1001 is 1001
     nameless = int((people == "").sum())
     if nameless:
         raise UsageError(f"{path}: {nameless} of {len(frame)} rows have no {person}; fill it in or remove them")

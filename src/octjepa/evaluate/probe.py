@@ -100,6 +100,12 @@ def run_probes(
     tables = _named(_aligned(embeddings, result), result)
     frame = tables[0][1].frame
     check_people(frame)
+    leaked = max(table.leaked for table in embeddings)
+    if leaked:
+        raise UsageError(
+            f"leak: the encoder was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
+            "would be too good. Give the store the split it was trained with, or pretrain anew, then embed again."
+        )
     for text in labels.notes:
         result.note(text)
     joined = _joined(labels, frame, targets, task, result)

@@ -32,6 +32,7 @@ class Embeddings:
     frame: the KEY_COLUMNS; eye is "OD", "OS" or ""; age in years, NaN where unknown; split one of SPLITS or "".
     vector, untrained: float32 [volumes, 3 * dim], [mean | std | max] over tokens. histogram: float32 [volumes, bins].
     dim: the encoder's width. encoder: its name in result rows. contract: hash of the preprocessing contract.
+    leaked: how many people of val and test the encoder was pretrained on.
     """
 
     frame: pd.DataFrame
@@ -41,6 +42,7 @@ class Embeddings:
     dim: int
     encoder: str
     contract: str
+    leaked: int = 0
 
     def __post_init__(self) -> None:
         _check(self, f"embeddings of {self.encoder!r}")
@@ -70,6 +72,7 @@ class Embeddings:
             self.dim,
             self.encoder,
             self.contract,
+            self.leaked,
         )
 
 
@@ -105,7 +108,9 @@ def _check(table: Embeddings, where: str) -> None:
             raise UsageError(f"{where}: {name} is not finite in {broken} of {len(frame)} rows; check the checkpoint")
 
 
-def write_embeddings(path: str | Path, frame: pd.DataFrame, dim: int, encoder: str, contract: str) -> Path:
+def write_embeddings(
+    path: str | Path, frame: pd.DataFrame, dim: int, encoder: str, contract: str, leaked: int = 0
+) -> Path:
     """Writes a frame of KEY_COLUMNS and FEATURE_COLUMNS (a float32 array per volume) as parquet.
 
     All of it or nothing: a temporary file beside it, then a rename. Raises UsageError if the frame is not what
@@ -121,7 +126,7 @@ def write_embeddings(path: str | Path, frame: pd.DataFrame, dim: int, encoder: s
         raise UsageError(f"the embeddings for {path} lack the column(s) {', '.join(missing)}")
     keys = frame[list(KEY_COLUMNS)].reset_index(drop=True)
     vector, untrained, histogram = (_stacked(frame[name], path) for name in FEATURE_COLUMNS)
-    table = Embeddings(keys, vector, untrained, histogram, dim, encoder, contract)
+    table = Embeddings(keys, vector, untrained, histogram, dim, encoder, contract, leaked)
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
     columns = {name: pa.array(table.frame[name].to_numpy(), pa.string()) for name in KEY_COLUMNS if name != "age"}
@@ -136,6 +141,7 @@ def write_embeddings(path: str | Path, frame: pd.DataFrame, dim: int, encoder: s
             b"octjepa.dim": str(table.dim).encode(),
             b"octjepa.encoder": table.encoder.encode(),
             b"octjepa.contract": table.contract.encode(),
+            b"octjepa.leaked": str(table.leaked).encode(),
         }
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -193,6 +199,7 @@ def read_embeddings(path: str | Path) -> Embeddings:
         int(metadata[b"octjepa.dim"]),
         metadata[b"octjepa.encoder"].decode(),
         metadata[b"octjepa.contract"].decode(),
+        int(metadata.get(b"octjepa.leaked", b"0")),
     )
 
 

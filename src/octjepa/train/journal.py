@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from octjepa.errors import OctjepaError
+from octjepa.store.disk import write_atomic
+
 
 class Journal:
     """Appends JSON lines to `path`, keeping those of updates up to `keep_until` that are there."""
 
     def __init__(self, path: Path, keep_until: int) -> None:
         kept = [line for line in read_lines(path) if line["update"] <= keep_until] if path.exists() else []
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomic(path, lambda file: file.write(text.encode()))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, update: int, values: Mapping[str, Any]) -> None:
@@ -32,6 +36,9 @@ class Journal:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; a last line that a kill cut short is left out."""
+    """Every whole line; a last line that a kill cut short is left out. Raises OctjepaError on a damaged one."""
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    try:
+        return [json.loads(line) for line in lines[:-1] if line]
+    except json.JSONDecodeError as error:
+        raise OctjepaError(f"{path} is damaged ({error}): start the run anew with another --out") from None

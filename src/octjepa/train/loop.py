@@ -22,11 +22,12 @@ from octjepa.objective.losses import cosine, loss_of
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
+from octjepa.store.disk import write_json
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.journal import Journal
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
-from octjepa.train.run_folder import check_data, open_run, write_json
+from octjepa.train.run_folder import SUMMARY, check_data, check_recipe, open_run, reached_update
 from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
@@ -34,6 +35,7 @@ from octjepa.train.validate import learn_means, validate
 from octjepa.views.loader import Batch, FixedSamples, Stream, choose_volumes, fixed_batches, training_batches
 
 _SKIPS_IN_A_ROW = 10
+_TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +46,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     disk full), PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
     runtime = Runtime(recipe.train.precision)
+    runtime.check_alone()
     ids = choose_volumes(store, recipe, "train")
     held_out = choose_volumes(store, recipe, "val", needed=False)
     judged_on = "val" if held_out else "train_fixed"
@@ -51,14 +54,16 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
-    open_run(out, recipe, store, ids, runtime, resume)
+    finished = open_run(out, recipe, store, ids, runtime, resume)
+    if finished is not None:
+        return finished
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimiser = build_optimiser(model, recipe.train)
     saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
 
-    judge = partial(_validation, model, runtime, recipe, store, ids, held_out or ids)
+    judge = partial(_validation, model, runtime, store, ids, held_out or ids)
     batches = training_batches(Stream(store, recipe, ids), first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
     with (
@@ -95,28 +100,26 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
 
             _stop_if_hopeless(skips_in_a_row, done)
             if _due(recipe.validation.every_updates, done) and done < total:
-                journal.write(done, _prefixed(judged_on, judge()))
+                journal.write(done, _prefixed(judged_on, judge(recipe)))
             if saves and (_due(recipe.checkpoint.every_updates, done) or done == total or request.signal_number):
-                state.save(saves, done, model, optimiser, recipe, skipped)
+                state.save(saves, done, model, optimiser, recipe, skipped, ids)
                 folder.prune(saves, recipe.checkpoint.keep_last)
             _stop_if_asked(request, saves, done, total)
-        result = judge()
-        journal.write(total, _prefixed(judged_on, result))
+        result, centred = judge(recipe), judge(without_chance(recipe))
+        journal.write(total, _prefixed(judged_on, result) | _prefixed(f"{judged_on}_centred", centred))
 
     summary = {
         "updates": total,
         "judged_on": judged_on,
-        "loss": result["loss"],
-        "cosine": result["cosine"],
-        "baseline_cosine": _named(result, "baseline/"),
-        "baseline_loss": _named(result, "baseline_loss/"),
+        **_figures(result),
+        "centred": _figures(centred),
         "rankme": result["rankme"],
         "volumes": len(ids),
         **pace.summary(),
         "skipped_updates": skipped,
         "checkpoint": None if saves is None else f"{recipe.checkpoint.dir}/step-{total:08d}",
     }
-    write_json(out / "summary.json", summary)
+    write_json(out / SUMMARY, summary)
     return summary
 
 
@@ -142,14 +145,21 @@ def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -
 
 
 def _validation(
-    model: VJEPA3D, runtime: Runtime, recipe: Recipe, store: Store, train_ids: list[str], judges: list[str]
+    model: VJEPA3D, runtime: Runtime, store: Store, train_ids: list[str], judges: list[str], recipe: Recipe
 ) -> dict[str, float]:
     """Fixed samples of training people teach the trivial predictors; those of `judges`, held-out people, judge all."""
-    limit, batch = recipe.validation.max_samples, recipe.train.global_batch
-    known = FixedSamples(store, recipe, train_ids[:limit])
+    limit = recipe.validation.max_samples
+    batch = recipe.machine.micro_batch or recipe.train.global_batch
+    known = FixedSamples(store, recipe, train_ids[: limit and _TEACHERS * limit])
     means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
     samples = FixedSamples(store, recipe, judges[:limit])
     return validate(model, runtime, fixed_batches(samples, batch), means)
+
+
+def without_chance(recipe: Recipe) -> Recipe:
+    """The recipe with every view centred: there the mean of a place knows most, and is hardest to beat."""
+    still = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
+    return recipe.model_copy(update={"views": recipe.views.model_copy(update=still)})
 
 
 def _resume(
@@ -165,16 +175,24 @@ def _resume(
         raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
     check_data(out, store, ids)
     found = folder.list_folders(saves)
-    if not found:
-        raise UsageError(f"{saves} holds no checkpoint to resume from: start the run anew with another --out")
-    return state.load(found[-1], model, optimiser, recipe)
+    if found:
+        return state.load(found[-1], model, optimiser, recipe)
+    reached, every = reached_update(out), recipe.checkpoint.every_updates
+    if every is not None and reached >= every:
+        raise UsageError(
+            f"{out} reached update {reached}, but {saves} holds no checkpoint: they were removed. Bring them back, or "
+            "start the run anew with another --out"
+        )
+    check_recipe(out, recipe)
+    _log.warning("%s was stopped before its first checkpoint was due: it starts at its first update", out)
+    return 0, 0
 
 
 def _stop_if_hopeless(skips_in_a_row: int, done: int) -> None:
     if skips_in_a_row >= _SKIPS_IN_A_ROW:
         raise OctjepaError(
-            f"{skips_in_a_row} updates in a row gave no finite loss or gradient (the last: {done}). The weights are "
-            "those of the last healthy update. Lower train.base_lr, or use train.precision=fp32."
+            f"{skips_in_a_row} updates in a row gave no finite loss or gradient (the last: {done}). Start anew with a "
+            "lower train.base_lr or with train.precision=fp32; metrics.jsonl names the volumes of each skipped update."
         )
 
 
@@ -192,6 +210,15 @@ def _due(every: int | None, done: int) -> bool:
 
 def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}/{key}": value for key, value in values.items()}
+
+
+def _figures(result: dict[str, float]) -> dict[str, Any]:
+    return {
+        "loss": result["loss"],
+        "cosine": result["cosine"],
+        "baseline_cosine": _named(result, "baseline/"),
+        "baseline_loss": _named(result, "baseline_loss/"),
+    }
 
 
 def _named(values: dict[str, float], prefix: str) -> dict[str, float]:

@@ -6,34 +6,45 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from octjepa.config import science_hash, to_yaml
-from octjepa.errors import UsageError
+from octjepa.checkpoint.state import differences
+from octjepa.config import load_recipe, science_hash, to_yaml
+from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.recipe import Recipe
 from octjepa.store import Store
+from octjepa.store.disk import write_atomic, write_json
+from octjepa.train.journal import read_lines
 from octjepa.train.runtime import Runtime
 
+SUMMARY = "summary.json"
+_ABOUT = "run.json"
 _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "scikit-learn")
 
 
 def open_run(
     out: Path, recipe: Recipe, store: Store, volume_ids: Sequence[str], runtime: Runtime, resume: bool
-) -> None:
-    """Writes recipe.yaml and run.json. Raises UsageError when `out` holds a run without `resume`, or none with it."""
-    there = (out / "run.json").is_file()
+) -> dict[str, Any] | None:
+    """Writes recipe.yaml and run.json; returns the summary of a run that is resumed although it is finished, else None.
+
+    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true.
+    """
+    there = (out / _ABOUT).is_file()
     if there and not resume:
         raise UsageError(f"{out} already holds a run: add --resume to go on with it, or give another --out")
     if resume and not there:
         raise UsageError(f"{out} holds no run to resume: leave --resume out to start one there")
-    out.mkdir(parents=True, exist_ok=True)
     if there:
-        return
-    write_atomic(out / "recipe.yaml", to_yaml(recipe))
+        check_recipe(out, recipe)
+        return _read_json(out / SUMMARY) if (out / SUMMARY).is_file() else None
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
+    ledger = "".join(json.dumps(row) + "\n" for row in store.quarantine)
+    write_atomic(out / "quarantine.jsonl", lambda file: file.write(ledger.encode()))
     about = {
         "name": recipe.name,
         "science_hash": science_hash(recipe),
@@ -46,19 +57,45 @@ def open_run(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "store": os.path.relpath(store.path, out),
     }
-    write_json(out / "run.json", about)
-    store_quarantine = "".join(json.dumps(row) + "\n" for row in store.quarantine)
-    write_atomic(out / "quarantine.jsonl", store_quarantine)
+    write_json(out / _ABOUT, about)
+    return None
+
+
+def check_recipe(out: Path, recipe: Recipe) -> None:
+    """Raises WrongCheckpointError naming every field in which the run's recipe differs from `recipe`."""
+    begun = load_recipe(out / "recipe.yaml")
+    if science_hash(begun) != science_hash(recipe):
+        changed = "\n  ".join(differences(begun, recipe))
+        raise WrongCheckpointError(
+            f"run {out} was begun with another recipe and cannot be resumed by {recipe.name}:\n  {changed}\n"
+            "Give the recipe it was begun with, or start anew with another --out."
+        )
 
 
 def check_data(out: Path, store: Store, volume_ids: Sequence[str]) -> None:
     """Raises UsageError when a resumed run would see other volumes than it began with."""
-    begun = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    if begun["data_hash"] != data_hash(store, volume_ids):
+    begun = _read_json(out / _ABOUT)
+    if begun.get("data_hash") != data_hash(store, volume_ids):
         raise UsageError(
-            f"store {store.path} no longer holds the {begun['volumes']} training volumes that run {out} began with "
+            f"store {store.path} no longer holds the {begun.get('volumes')} training volumes that run {out} began with "
             f"({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
         )
+
+
+def reached_update(out: Path) -> int:
+    """The last update in the run's journal; 0 without one."""
+    journal = out / "metrics.jsonl"
+    return max((line["update"] for line in read_lines(journal)), default=0) if journal.is_file() else 0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        value = None
+    if not isinstance(value, dict):
+        raise OctjepaError(f"{path} is damaged: start the run anew with another --out")
+    return value
 
 
 def data_hash(store: Store, volume_ids: Sequence[str]) -> str:
@@ -74,13 +111,3 @@ def code_hash() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_atomic(path, json.dumps(dict(value), indent=1) + "\n")
-
-
-def write_atomic(path: Path, text: str) -> None:
-    hidden = path.with_name(f".{path.name}.partial")
-    hidden.write_text(text, encoding="utf-8")
-    hidden.rename(path)

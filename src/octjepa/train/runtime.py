@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from octjepa.errors import UsageError
+
 
 class Runtime:
     """This process's device and its place among the processes (one, unless a process group is up)."""
@@ -17,6 +19,15 @@ class Runtime:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = accelerator or torch.device("cpu")
         self.precision = precision
+
+    def check_alone(self) -> None:
+        """Raises UsageError under a launcher of several processes: each would train the same run into one folder."""
+        asked = int(os.environ.get("WORLD_SIZE", "1"))
+        if asked > 1 and not dist.is_initialized():
+            raise UsageError(
+                f"started as one of {asked} processes (WORLD_SIZE), but this version trains in one process: start "
+                "octjepa pretrain without torchrun"
+            )
 
     @property
     def rank(self) -> int:

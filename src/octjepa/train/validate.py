@@ -12,6 +12,7 @@ from octjepa.objective.losses import cosine, entropy_rank, loss_of
 from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch
 
+_RANK_TOKENS_A_VOLUME = 64
 _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well under a second
 
 
@@ -55,10 +56,10 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         seen += count
-        features.append(targets.flatten(0, 1))
+        features.append(targets.flatten(0, 1)[:: max(1, targets.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
     result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
     tokens = torch.cat(features)
-    step = max(1, len(tokens) // _RANK_TOKENS)
-    result["rankme"] = entropy_rank(tokens[::step][:_RANK_TOKENS])
+    step = -(-len(tokens) // _RANK_TOKENS)  # every step-th token, from all volumes alike
+    result["rankme"] = entropy_rank(tokens[::step])
     return result

@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
 
 def choose_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> list[str]:
-    """Ids of the raster volumes of `split` that the recipe asks for, sorted; a keyed choice of data.max_samples of them.
+    """Sorted ids of the raster volumes of `split` that the recipe asks for; a keyed choice if over data.max_samples.
 
     Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left but `needed`.
     """
