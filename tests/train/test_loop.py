@@ -169,7 +169,7 @@ def test_lost_checkpoints_stop_a_resume(tmp_path):
     pretrain(recipe, store_of(recipe), tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(UsageError, match="reached update 4, but .* holds no checkpoint"):
+    with pytest.raises(UsageError, match=r"reached update 4, but .* holds no checkpoint"):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
 
 
@@ -181,8 +181,8 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tm
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     monkeypatch.undo()
     assert folder.list_folders(tmp_path / "parts" / "checkpoints") == []
+    other = recipe_of(4, train={"max_updates": 4, "global_batch": 4, "base_lr": 5e-4, "precision": "fp32"})
     with pytest.raises(WrongCheckpointError, match=r"train\.base_lr"):
-        other = recipe_of(4, train={"max_updates": 4, "global_batch": 4, "base_lr": 5e-4, "precision": "fp32"})
         pretrain(other, store_of(other), tmp_path / "parts", resume=True)
     pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
