@@ -59,3 +59,11 @@ def test_paths_are_cut_to_their_last_part() -> None:
 
 def test_durations() -> None:
     assert [wording.duration(s) for s in (None, 3.21, 75, 3725)] == ["–", "3.2 s", "1 min 15 s", "1 h 02 min"]
+
+
+@pytest.mark.parametrize(("centred", "word"), [(0.2, "also"), (0.9, "not")])
+def test_the_centred_figures_stand_beside_the_drawn_ones(centred: float, word: str) -> None:
+    drawn = {"val/cosine": 0.9, "val/baseline/position_mean": 0.5}
+    found = wording.pretext({**drawn, "val_centred/loss": centred, "val_centred/baseline_loss/position_mean": 0.4})
+    assert f"With every view centred it does so {word}: loss" in found.sentence
+    assert "centred" not in wording.pretext(drawn).sentence

@@ -221,13 +221,22 @@ def _training(page: Page) -> None:
 
 def _baselines(last: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float | None]:
     """The learned predictor and the trivial ones, best first, with the share of the longest bar."""
-    found = [{"name": "learned", "ours": True, "cosine": last["val/cosine"], "loss": last["val/loss"]}]
+    found = [
+        {
+            "name": "learned",
+            "ours": True,
+            "cosine": last["val/cosine"],
+            "loss": last["val/loss"],
+            "centred": last.get("val_centred/loss"),
+        }
+    ]
     found += [
         {
             "name": name,
             "ours": False,
             "cosine": last[f"val/baseline/{name}"],
             "loss": last.get(f"val/baseline_loss/{name}"),
+            "centred": last.get(f"val_centred/baseline_loss/{name}"),
         }
         for name in wording.PREDICTORS
         if f"val/baseline/{name}" in last

@@ -66,10 +66,22 @@ def pretext(validation: Mapping[str, Any] | None) -> Finding:
     rival = f"{PREDICTORS[best]} ({number(baselines[best])})"
     if len(beaten) == len(baselines):
         told += f"It beats all {len(baselines)} predictors that know nothing of the eye; the best of them is {rival}."
+        told += _centred(validation)
         return Finding(title, number(ours), "good", told)
     unbeaten = " or ".join(name.replace("_", " ") for name in baselines if name not in beaten)
     told += f"It does not beat {unbeaten}. The best of these, {rival}, needs no learning: the task is not learned yet."
     return Finding(title, number(ours), "bad", told)
+
+
+def _centred(validation: Mapping[str, Any]) -> str:
+    """Whether that holds with every view centred, too; nothing where it was not measured."""
+    ours = validation.get("val_centred/loss")
+    losses = [validation.get(f"val_centred/baseline_loss/{name}") for name in PREDICTORS]
+    measured = [float(value) for value in losses if value is not None]
+    if ours is None or not measured:
+        return ""
+    holds = "also" if float(ours) < min(measured) else "not"
+    return f" With every view centred it does so {holds}: loss {number(float(ours))} against {number(min(measured))}."
 
 
 def _has(validation: Mapping[str, Any], name: str) -> bool:
