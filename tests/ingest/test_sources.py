@@ -48,7 +48,7 @@ def test_a_tree_with_its_manifest(tmp_path: Path, id_column: str) -> None:
         assert [file.path.name for file in found.files] == sorted(NAMES)
         assert all(file.row is not None and file.row.person_id == "1234" for file in found.files)
         assert found.files[0].name.startswith("retinal_oct/structural_oct/")
-        assert [path.name for path in found.missing] == ["absent.dcm"]
+        assert [file.path.name for file in found.missing] == ["absent.dcm"]
         assert found.participants[0]["recommended_split"] == "train"
     device = discover([root / "retinal_oct" / "structural_oct" / "topcon_maestro2"])
     assert len(device.files) == 3

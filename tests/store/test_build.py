@@ -166,7 +166,7 @@ def test_bad_files_duplicates_and_absent_rows_are_listed(cohort: Path, tmp_path:
     assert (summary["accepted"], summary["quarantined"], summary["lost"]) == (6, 4, 2)
     assert summary["files_without_row"] == 2
     rows = Store.open(tmp_path / "store").quarantine
-    assert all(set(row) == {"file", "hash", "stage", "reason", "detail", "when"} for row in rows)
+    assert all(set(row) == {"file", "hash", "stage", "reason", "detail", "when", "file_key"} for row in rows)
     assert next(row for row in rows if row["reason"] == "not_dicom")["hash"]
 
     shutil.copy(files_of(cohort)[7], files[7])  # the download is finished: its row leaves the ledger
@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(disk.os, "fsync", full)
     with pytest.raises(OctjepaError, match="disk is full"):
-        disk.write_folder_atomic(tmp_path / "chunks" / "volume", {"a": lambda file: file.write(b"x")})
+        disk.write_new_folder(tmp_path / "chunks", {"a": lambda file: file.write(b"x")})
     with pytest.raises(OctjepaError, match="disk is full"):
         disk.write_json(tmp_path / "a.json", {})
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -7,6 +7,7 @@ A manifest's `filepath` starts with "/" and is relative to the dataset root, the
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import re
 from dataclasses import dataclass, field
@@ -34,6 +35,17 @@ class ManifestRow:
     slice_thickness_mm: float | None
     sop_instance_uid: str
     path: Path
+
+
+def row_hash(row: ManifestRow | None) -> str:
+    """16 hex digits of all that a row tells the reader, "" without a row: another hash means reading the file again."""
+    if row is None:
+        return ""
+    said = (
+        row.person_id, row.manufacturer, row.model, row.region, row.laterality, row.pixel_spacing_mm,
+        row.slice_thickness_mm,
+    )  # fmt: skip
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

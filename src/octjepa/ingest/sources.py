@@ -6,10 +6,12 @@ a file that is called DICOM and is none stays in the list, so that it ends in th
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from octjepa.errors import UsageError, VolumeRejected
@@ -34,14 +36,19 @@ class SourceFile:
     name: str
     row: ManifestRow | None = None
 
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits that name this file on this machine; the path itself stays out of the store."""
+        return hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
+
 
 @dataclass
 class Discovery:
-    """`files` sorted by name, each once; `missing` the paths of manifest rows whose file is absent."""
+    """`files` sorted by name, each once; `missing` the files that a manifest lists and that are absent."""
 
     files: list[SourceFile] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
-    missing: list[Path] = field(default_factory=list)
+    missing: list[SourceFile] = field(default_factory=list)
     files_without_row: int = 0
     participants: list[dict[str, object]] = field(default_factory=list)
 
@@ -91,7 +98,7 @@ def _add_folder(folder: Path, found: Discovery) -> None:
             found.files.append(SourceFile(path, _name(path, root), row))
     if manifest is not None:
         absent = [row.path for row in manifest.rows if row.path not in seen and row.path.is_relative_to(inside)]
-        found.missing.extend(path for path in absent if not path.is_file())
+        found.missing.extend(SourceFile(path, _name(path, root)) for path in absent if not path.is_file())
     _add_participants(folder, manifest_path, found)
 
 
@@ -100,7 +107,7 @@ def _add_manifest(manifest: Manifest, found: Discovery) -> None:
         if row.path.is_file():
             found.files.append(SourceFile(row.path, _name(row.path, manifest.root), row))
         else:
-            found.missing.append(row.path)
+            found.missing.append(SourceFile(row.path, _name(row.path, manifest.root)))
     _add_participants(manifest.root, manifest.file, found)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -23,15 +24,17 @@ from typing import Any
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError, VolumeRejected
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover, read_volume
 from octjepa.ingest.identity import device_of
-from octjepa.ingest.reasons import ledger_row, raised_in
+from octjepa.ingest.manifest import find_row, row_hash
+from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import Canonicalised, canonicalise
-from octjepa.store.disk import only_writer
-from octjepa.store.folder import Store, write_chunk
+from octjepa.store.canonical import Canonicalised, canonicalise, volume_id
+from octjepa.store.disk import clear_unfinished, only_writer, swap_in
+from octjepa.store.folder import Store, file_key, stage_chunk
 from octjepa.store.split import split_recommended, split_stratified
 from octjepa.volume import OCTVolume
 
+FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row
 _AHEAD = 4  # files in flight per worker: enough to keep it busy, few enough to stop soon
 
 
@@ -46,8 +49,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, notes: Sequence[str]) -> dict[str, Any]:
-    stat = source.path.stat()
+def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, read_as: FileState) -> dict[str, Any]:
+    notes = (*volume.notes, *made.notes)
     dz, dy, dx = volume.spacing_mm
     return {
         "volume_id": made.volume.volume_id, "content_hash": volume.content_hash, "person_id": volume.person_id,
@@ -61,34 +64,52 @@ def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, notes: Sequ
         "uncertain": ";".join(volume.uncertain), "notes": ";".join(dict.fromkeys(notes)), "mirrored": made.mirrored,
         "tissue_mean": made.volume.tissue_mean, "tissue_std": made.volume.tissue_std,
         "tissue_share": made.tissue_share, "quality": made.quality, "split": "",
-        "file": str(source.path.resolve()), "file_size": stat.st_size, "file_mtime_ns": stat.st_mtime_ns,
+        "file": source.name, "file_key": source.key,
+        "file_size": read_as[0], "file_mtime_ns": read_as[1], "manifest_hash": read_as[2],
     }  # fmt: skip
 
 
-def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) -> dict[str, Any]:
-    """One file into `store`'s chunks: {"volume": index row} or {"refused": ledger row}."""
-    stage = "read"
-    file = str(source.path.resolve())
+def _state(source: SourceFile) -> FileState | None:
+    """What has to be the same for a file to be done; None where it cannot be looked at."""
     try:
+        stat = os.stat(source.path)
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns, row_hash(source.row or find_row(source.path))
+
+
+def _refused(source: SourceFile, sha256: str, stage: str, reason: str, detail: str) -> dict[str, Any]:
+    return {"refused": {**ledger_row(source.name, sha256, stage, reason, detail), "file_key": source.key}}
+
+
+def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) -> dict[str, Any]:
+    """One file: {"volume": index row, "chunk": the hidden folder with its pixels} or {"refused": ledger row}.
+
+    The pixels wait beside their place until the parent has judged that this file is no second copy of another.
+    """
+    stage = "read"
+    try:
+        before = _state(source)  # before reading: a file that changes meanwhile is read again by the next run
         volume = read_volume(source.path, source.row)
+        if before is None:
+            raise rejected("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
         made = canonicalise(volume, preprocessing)
-        notes = [*volume.notes, *made.notes]
-        volume_id = made.volume.volume_id
-        write_chunk(store / "chunks" / volume_id[:2] / volume_id, made.volume)
-        return {"volume": _row(volume, made, source, notes)}
+        name = made.volume.volume_id
+        chunk = stage_chunk(store / "chunks" / name[:2] / name, made.volume)
+        return {"volume": _row(volume, made, source, before), "chunk": chunk}
     except VolumeRejected as error:
-        return {"refused": ledger_row(file, _sha256(source.path), stage, error.reason, error.detail)}
+        return _refused(source, _sha256(source.path), stage, error.reason, error.detail)
     except UsageError:
-        return {"refused": ledger_row(file, "", stage, "unreadable_file", "the file went away while it was read")}
+        return _refused(source, "", stage, "unreadable_file", "the file went away while it was read")
     except MemoryError:
-        return {"refused": ledger_row(file, "", stage, "size_implausible", "it does not fit into memory")}
+        return _refused(source, "", stage, "size_implausible", "it does not fit into memory")
     except (OctjepaError, OSError):
         raise  # the disk is full or the store cannot be written: no fault of this file
     except Exception as error:  # one strange scan must not end the ingest of all others
         lines = str(error).splitlines()  # of arrays, not of a header: reading is over
         detail = f"{raised_in(error)}: {lines[0][:160] if lines else 'no message'}"
-        return {"refused": ledger_row(file, _sha256(source.path), stage, "reader_failed", detail)}
+        return _refused(source, _sha256(source.path), stage, "reader_failed", detail)
 
 
 def _start_worker() -> None:
@@ -147,27 +168,41 @@ def _results(
 
 
 class _Seen:
-    """Content hashes and SOP UIDs of the store, to tell a second copy from a file that moved."""
+    """Contents and SOP UIDs that stand in the store, to tell a second copy from a file that moved or changed.
 
-    def __init__(self, store: Store) -> None:
-        self.by_content = {row["content_hash"]: row["file"] for row in store.rows()}
-        self.by_uid = {row["sop_instance_uid"]: row["file"] for row in store.rows() if row["sop_instance_uid"]}
+    A row counts where its file is among this run's sources and done. What lies elsewhere may have moved here: the same
+    pixels then take over its row. Other pixels under its SOP UID are refused, for it may still be there.
+    """
+
+    def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:
+        here, again = {file.key for file in files}, {file.key for file in todo}
+        self.by_content: set[str] = set()
+        self.by_uid: dict[str, str] = {}
+        for row in store.rows():
+            if file_key(row) in again:
+                continue
+            if file_key(row) in here:
+                self.by_content.add(row["content_hash"])
+            if row["sop_instance_uid"]:
+                self.by_uid[row["sop_instance_uid"]] = row["content_hash"]
 
     def judge(self, row: dict[str, Any]) -> tuple[str, str] | None:
         """(reason, detail) for a duplicate, else None."""
-        first = self.by_content.get(row["content_hash"])
-        if first is not None and first != row["file"] and Path(first).exists():
-            return "duplicate_content", f"the same pixels as {Path(first).name}"
-        first = self.by_uid.get(row["sop_instance_uid"]) if row["sop_instance_uid"] else None
-        if first is not None and first != row["file"] and Path(first).exists():
-            return "duplicate_sop_uid", f"the same SOP instance UID as {Path(first).name}, other pixels"
-        self.by_content[row["content_hash"]] = row["file"]
-        if row["sop_instance_uid"]:
-            self.by_uid[row["sop_instance_uid"]] = row["file"]
+        content, uid = row["content_hash"], row["sop_instance_uid"]
+        if content in self.by_content:
+            return "duplicate_content", f"the same pixels as volume {row['volume_id']}"
+        first = self.by_uid.get(uid, content) if uid else content
+        if first != content:
+            return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
+        self.by_content.add(content)
+        if uid:
+            self.by_uid[uid] = content
         return None
 
 
-def _settle(store: Store, seen: _Seen, result: dict[str, Any], splits: dict[str, str]) -> dict[str, Any]:
+def _settle(
+    store: Store, seen: _Seen, source: SourceFile, result: dict[str, Any], splits: dict[str, str]
+) -> dict[str, Any]:
     """Writes one result to index or ledger; a duplicate becomes a ledger row."""
     row = result.get("volume")
     if row is None:
@@ -176,12 +211,13 @@ def _settle(store: Store, seen: _Seen, result: dict[str, Any], splits: dict[str,
     judged = seen.judge(row)
     if judged is None:
         row["split"] = splits.get(row["person_id"], "")
+        swap_in(result["chunk"], store.chunk(row["volume_id"]))
         store.add(row)
         return result
-    store.discard_chunk(row["volume_id"])
-    refused = ledger_row(row["file"], _sha256(Path(row["file"])), "index", *judged)
-    store.refuse(refused)
-    return {"refused": refused}
+    shutil.rmtree(result["chunk"], ignore_errors=True)
+    refused = _refused(source, _sha256(source.path), "index", *judged)
+    store.refuse(refused["refused"])
+    return refused
 
 
 def build_store(
@@ -217,26 +253,28 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
     splits = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
     accepted: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
-    seen = _Seen(store)
+    seen = _Seen(store, found.files, todo)
+    clear_unfinished(store.path / "chunks")
     try:
         store.add_participants(found.participants)
         with (
             bar("ingest", len(found.files), "files", done=skipped) as progress,
             closing(_results(todo, store.path, store.preprocessing, workers)) as results,
         ):
-            for _, result in results:
-                settled = _settle(store, seen, result, splits)
+            for file, result in results:
+                settled = _settle(store, seen, file, result, splits)
                 if "volume" in settled:
                     accepted.append(settled["volume"])
                 else:
                     refused.append(settled["refused"])
                 progress.advance()
-        for path in found.missing:
-            row = ledger_row(str(path), "", "discover", "manifest_row_without_file", "listed, not on disk")
+        for file in found.missing:
+            row = _refused(file, "", "discover", "manifest_row_without_file", "listed, not on disk")["refused"]
             store.refuse(row)
             refused.append(row)
         _assign_splits(store, seed)
     finally:
+        clear_unfinished(store.path / "chunks")
         store.consolidate()
     seconds = time.monotonic() - start
     by_reason = Counter(row["reason"] for row in refused)
@@ -269,12 +307,8 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
     return summary
 
 
-def _is_done(file: SourceFile, known: dict[str, tuple[int, int]]) -> bool:
-    try:
-        stat = os.stat(file.path)
-    except OSError:
-        return False
-    return known.get(str(file.path.resolve())) == (stat.st_size, stat.st_mtime_ns)
+def _is_done(file: SourceFile, known: dict[str, FileState]) -> bool:
+    return file.key in known and known[file.key] == _state(file)
 
 
 def _lost_table(refused: Sequence[dict[str, str]]) -> str:

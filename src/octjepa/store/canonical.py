@@ -19,6 +19,7 @@ from octjepa.store.resample import centred, weights
 from octjepa.store.surfaces import Surfaces, find_surfaces, robust_surface
 from octjepa.volume import OCTVolume
 
+CANONICAL_VERSION = 1  # counts up whenever the same file would give other pixels, band or figures
 BAND_BELOW_BRUCH_MM = 0.15  # the tissue band ends this far under Bruch's membrane: choriocapillaris and inner choroid
 MAX_WORK_BYTES = 2 << 30  # of the resampled volume before its axial crop, in float32
 _LEAST_FRAMES = 4

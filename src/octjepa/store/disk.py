@@ -42,28 +42,42 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
-def write_folder_atomic(path: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> bool:
-    """A folder with `parts` that appears whole; False where it is there already. Raises OctjepaError."""
-    if path.is_dir():
-        return False
+def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> Path:
+    """A new hidden folder in `parent` with `parts`, on disk, for `swap_in` to give its name. Raises OctjepaError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
         try:
             for name, write in parts.items():
                 with (temporary / name).open("wb") as file:
                     write(file)
                     file.flush()
                     os.fsync(file.fileno())
-            os.replace(temporary, path)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
-            if path.is_dir():  # another worker was first with the same content
-                return False
             raise
     except OSError as error:
+        raise _told(error, parent) from error
+    return temporary
+
+
+def swap_in(new: Path, path: Path) -> None:
+    """Puts the folder `new` in the place of `path`, whole; who has the old one open keeps it. Raises OctjepaError."""
+    old = new.with_name(new.name.replace(".new-", ".old-"))
+    try:
+        if path.is_dir():
+            os.replace(path, old)
+        os.replace(new, path)
+    except OSError as error:
         raise _told(error, path) from error
-    return True
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def clear_unfinished(chunks: Path) -> None:
+    """Takes out what `write_new_folder` and `swap_in` left behind when they were killed."""
+    for pattern in ("*/.new-*", "*/.old-*"):
+        for left in chunks.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 class Journal:

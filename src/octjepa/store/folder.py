@@ -1,6 +1,6 @@
 """The store on disk: an index, a ledger, and a folder per volume named by its content.
 
-    store.json            schema version, preprocessing contract and its hash
+    store.json            schema version, version of the canonicalisation, preprocessing contract and its hash
     volumes.parquet       a row per volume           quarantine.jsonl   a line per refused file
     participants.parquet  person, site, group, age, recommended split
     journal.jsonl         what the running (or killed) ingest added since the last two were written
@@ -16,7 +16,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,8 @@ import numpy as np
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import CanonicalVolume
-from octjepa.store.disk import Journal, write_atomic, write_folder_atomic, write_json
+from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
+from octjepa.store.disk import Journal, swap_in, write_atomic, write_json, write_new_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,30 +39,58 @@ TEXT_COLUMNS = (
 COLUMNS = (
     *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",
     "provenance_slice", "provenance_row", "provenance_column", "uncertain", "notes", "mirrored",
-    "tissue_mean", "tissue_std", "tissue_share", "quality", "split", "file", "file_size", "file_mtime_ns",
+    "tissue_mean", "tissue_std", "tissue_share", "quality", "split",
+    "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
 )  # fmt: skip
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 
 
-@dataclass
+# The file could not be looked at: what the store holds of it is as good as before.
+_NOT_JUDGED = {"unreadable_file", "manifest_row_without_file"}
+
+
+def file_key(row: Mapping[str, Any]) -> str:
+    """What names the file of an index or ledger row; the relative path where no key came with it."""
+    return str(row.get("file_key") or row["file"])
+
+
 class _State:
-    """Index and ledger in memory: rows by volume id, quarantine rows by file."""
+    """Index and ledger in memory: rows by volume id, quarantine rows by file; a file stands in one of the two."""
 
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    quarantine: dict[str, dict[str, str]] = field(default_factory=dict)
+    def __init__(self, rows: Iterable[dict[str, Any]], quarantine: Iterable[dict[str, str]]) -> None:
+        self.rows = {str(row["volume_id"]): row for row in rows}
+        self.quarantine = {file_key(row): row for row in quarantine}
+        self._volume_of = {file_key(row): name for name, row in self.rows.items()}
 
-    def apply(self, entry: Mapping[str, Any]) -> None:
+    def apply(self, entry: Mapping[str, Any]) -> str:
+        """The id of a volume that this entry takes out of the index, or ""."""
+        row = dict(entry.get("volume") or entry.get("refused") or {})
+        if not row:
+            return ""
+        file = file_key(row)
+        before = self._volume_of.get(file, "")
+        if "refused" in entry:
+            self.quarantine[file] = row
+            gone = "" if row["reason"] in _NOT_JUDGED else before
+        else:
+            gone = before if before != row["volume_id"] else ""
+        if gone:
+            del self.rows[gone], self._volume_of[file]
         if "volume" in entry:
-            row = dict(entry["volume"])
+            self.quarantine.pop(file, None)
+            if replaced := self.rows.get(row["volume_id"]):
+                self._volume_of.pop(file_key(replaced), None)
             self.rows[row["volume_id"]] = row
-            self.quarantine.pop(row["file"], None)
-        elif "refused" in entry:
-            self.quarantine[entry["refused"]["file"]] = dict(entry["refused"])
+            self._volume_of[file] = row["volume_id"]
+        return gone
 
 
 @lru_cache(maxsize=4096)
-def _geometry(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Band and shifts of a chunk: a few kilobytes whose archive costs more to open than the pixels' memory map."""
+def _geometry(folder: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Band and shifts of a chunk: a few kilobytes whose archive costs more to open than the pixels' memory map.
+
+    `mtime_ns` is the archive's, so that a chunk that was made anew is read anew.
+    """
     with np.load(folder / "geometry.npz", allow_pickle=False) as geometry:
         return geometry["band"], geometry["shifts"]
 
@@ -71,9 +98,10 @@ def _geometry(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 class Store:
     """A folder of canonical volumes made with one preprocessing contract."""
 
-    def __init__(self, path: Path, preprocessing: Preprocessing) -> None:
+    def __init__(self, path: Path, preprocessing: Preprocessing, canonical_version: int = CANONICAL_VERSION) -> None:
         self.path = path
         self.preprocessing = preprocessing
+        self.canonical_version = canonical_version
         self.contract_hash = science_hash(preprocessing)
         self._journal = Journal(path / "journal.jsonl")
         self._state = self._load()
@@ -96,11 +124,12 @@ class Store:
                     f"the store {path} has schema {schema}, this octjepa reads up to {SCHEMA_VERSION}: update octjepa"
                 )
             preprocessing = Preprocessing.model_validate(found["contract"])
+            version = int(found.get("canonical_version", 0))  # the first stores did not say
         except UsageError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{marker} cannot be read as a store's contract: {error}") from None
-        return cls(path, preprocessing)
+        return cls(path, preprocessing, version)
 
     @classmethod
     def create(cls, path: str | Path, preprocessing: Preprocessing) -> Store:
@@ -116,12 +145,22 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make a store at {path}: {error.strerror or error}") from None
-        contract = {"schema_version": SCHEMA_VERSION, "contract": preprocessing.model_dump(mode="json")}
-        write_json(path / "store.json", {**contract, "contract_hash": science_hash(preprocessing)})
+        about = {
+            "schema_version": SCHEMA_VERSION,
+            "canonical_version": CANONICAL_VERSION,
+            "contract": preprocessing.model_dump(mode="json"),
+            "contract_hash": science_hash(preprocessing),
+        }
+        write_json(path / "store.json", about)
         return cls(path, preprocessing)
 
     def check_contract(self, preprocessing: Preprocessing) -> None:
-        """Raises ContractError naming every field that differs."""
+        """For writing. Raises ContractError: another canonicalisation made the store, or every field that differs."""
+        if self.canonical_version != CANONICAL_VERSION:
+            raise ContractError(
+                f"the store {self.path} was made by canonicalisation {self.canonical_version}, this octjepa makes "
+                f"{CANONICAL_VERSION}: volumes of both would not be comparable; ingest into a new --store folder"
+            )
         if science_hash(preprocessing) == self.contract_hash:
             return
         ours, theirs = self.preprocessing.model_dump(mode="json"), preprocessing.model_dump(mode="json")
@@ -136,16 +175,15 @@ class Store:
     def _load(self) -> _State:
         import pandas as pd
 
-        state = _State()
+        records: list[dict[Any, Any]] = []
         index = self.path / "volumes.parquet"
         if index.is_file():
             try:
                 records = pd.read_parquet(index).to_dict("records")
             except (OSError, ValueError) as error:
                 raise OctjepaError(f"{index} is damaged: {error}") from error
-            state.rows = {str(row["volume_id"]): {str(k): v for k, v in row.items()} for row in records}
-        for row in Journal(self.path / "quarantine.jsonl").read():
-            state.quarantine[row["file"]] = row
+        rows = ({str(k): v for k, v in row.items()} for row in records)
+        state = _State(rows, Journal(self.path / "quarantine.jsonl").read())
         for entry in self._journal.read():
             state.apply(entry)
         return state
@@ -170,8 +208,8 @@ class Store:
 
     @property
     def quarantine(self) -> list[dict[str, str]]:
-        """Rows {file, hash, stage, reason, detail, when}, sorted by file."""
-        return [self._state.quarantine[key] for key in sorted(self._state.quarantine)]
+        """Rows {file, hash, stage, reason, detail, when, file_key}, sorted by file."""
+        return sorted(self._state.quarantine.values(), key=lambda row: (row["file"], file_key(row)))
 
     def chunk(self, volume_id: str) -> Path:
         return self.path / "chunks" / volume_id[:2] / volume_id
@@ -184,7 +222,7 @@ class Store:
         folder = self.chunk(volume_id)
         try:
             pixels = np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False)
-            band, shifts = _geometry(folder)
+            band, shifts = _geometry(folder, (folder / "geometry.npz").stat().st_mtime_ns)
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{folder} is damaged ({error}): delete it and ingest again") from None
         if pixels.shape != self.preprocessing.stored_size:
@@ -216,13 +254,17 @@ class Store:
             "stored_size": list(self.preprocessing.stored_size),
             "preprocessing": self.preprocessing.model_dump(mode="json"),
             "contract_hash": self.contract_hash,
+            "canonical_version": self.canonical_version,
         }
 
     # -- writing, by the one process that holds the store --
 
-    def known_files(self) -> dict[str, tuple[int, int]]:
-        """file -> (size, mtime_ns) of every accepted file."""
-        return {row["file"]: (int(row["file_size"]), int(row["file_mtime_ns"])) for row in self._state.rows.values()}
+    def known_files(self) -> dict[str, tuple[int, int, str]]:
+        """file key -> (size, mtime_ns, hash of the manifest row) of every accepted file."""
+        return {
+            file_key(row): (int(row["file_size"]), int(row["file_mtime_ns"]), str(row["manifest_hash"]))
+            for row in self._state.rows.values()
+        }
 
     def rows(self) -> Iterable[dict[str, Any]]:
         return self._state.rows.values()
@@ -233,18 +275,12 @@ class Store:
     def refuse(self, row: dict[str, str]) -> None:
         self._record({"refused": row})
 
-    def forget_refusal(self, file: str) -> None:
-        self._state.quarantine.pop(file, None)
-
     def _record(self, entry: dict[str, Any]) -> None:
         self._journal.append(entry)
-        self._state.apply(entry)
+        gone = self._state.apply(entry)
         self._table = None
-
-    def discard_chunk(self, volume_id: str) -> None:
-        """Takes the pixels of a volume out that is in no row."""
-        if volume_id not in self._state.rows:
-            shutil.rmtree(self.chunk(volume_id), ignore_errors=True)
+        if gone and gone not in self._state.rows:
+            shutil.rmtree(self.chunk(gone), ignore_errors=True)
 
     def add_participants(self, people: list[dict[str, object]]) -> None:
         """Adds or replaces persons."""
@@ -267,12 +303,17 @@ class Store:
         self._journal.remove()
 
 
-def write_chunk(folder: Path, volume: CanonicalVolume) -> bool:
-    """Pixels and geometry of one volume, whole or not at all; False where they are there already."""
-    return write_folder_atomic(
-        folder,
+def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
+    """Pixels and geometry of one volume in a hidden folder beside `folder`, for `swap_in` to put in its place."""
+    return write_new_folder(
+        folder.parent,
         {
             "pixels.npy": lambda file: np.save(file, volume.pixels, allow_pickle=False),
             "geometry.npz": lambda file: np.savez(file, band=volume.band, shifts=volume.shifts),
         },
     )
+
+
+def write_chunk(folder: Path, volume: CanonicalVolume) -> None:
+    """Pixels and geometry of one volume, whole or not at all, in the place of what was there."""
+    swap_in(stage_chunk(folder, volume), folder)
