@@ -158,8 +158,9 @@ def find_participants(folder: Path, manifest: Path | None) -> Path | None:
 
 
 def read_participants(path: Path) -> list[dict[str, object]]:
-    """Rows {person_id, clinical_site, study_group, age, recommended_split}; no other column is taken over.
+    """Rows {person_id, clinical_site, study_group, age, recommended_split, split_unknown}; no other column is taken.
 
+    A recommended split that is none of train, val, test counts as none, and `split_unknown` is then True.
     Raises UsageError: not readable, or no id column.
     """
     rows = _rows(path)
@@ -179,5 +180,6 @@ def read_participants(path: Path) -> list[dict[str, object]]:
             "study_group": row.get("study_group", "").strip(),
             "age": math.nan if age is None else age,
             "recommended_split": split if split in SPLITS else "",
+            "split_unknown": bool(split) and split not in SPLITS,
         }
     return list(people.values())

@@ -7,6 +7,7 @@ files' names, so that which of two duplicates is kept depends on neither speed n
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -30,10 +31,11 @@ from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise, volume_id
 from octjepa.store.disk import clear_unfinished, only_writer, swap_in
-from octjepa.store.folder import Store, file_key, stage_chunk
-from octjepa.store.split import split_recommended, split_stratified
+from octjepa.store.folder import Store, file_key, people_unknown, stage_chunk
+from octjepa.store.split import split_the_rest
 from octjepa.volume import OCTVolume
 
+_log = logging.getLogger(__name__)
 FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row
 _AHEAD = 4  # files in flight per worker: enough to keep it busy, few enough to stop soon
 
@@ -230,9 +232,11 @@ def build_store(
 ) -> dict[str, Any]:
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
-    Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, people, eyes,
-    seconds, volumes_per_second}: `accepted` counts this run's new volumes, `skipped` the ones that were there already;
-    `quarantined` is the sum of `by_reason`, of which `lost` count against `max_lost`.
+    Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
+    recommended_split_unknown, split_by, people_unknown, people, eyes, seconds, volumes_per_second}: `accepted` counts
+    this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of `by_reason`, of
+    which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by` the people by
+    how they came to their split, `people_unknown` the store's volumes whose person no source names.
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), TooManyLostError
     after all work is done, OctjepaError (disk full, a worker died). Ctrl-C leaves a store that the next run continues.
@@ -272,14 +276,23 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
             row = _refused(file, "", "discover", "manifest_row_without_file", "listed, not on disk")["refused"]
             store.refuse(row)
             refused.append(row)
-        _assign_splits(store, seed)
+        split_by = split_the_rest(store, seed)
     finally:
         clear_unfinished(store.path / "chunks")
         store.consolidate()
     seconds = time.monotonic() - start
+    notes = Counter(note.partition("=")[0] for row in accepted for note in row["notes"].split(";") if note)
     by_reason = Counter(row["reason"] for row in refused)
     lost = sum(count for reason, count in by_reason.items() if REASONS[reason].lost)
     table = store.table
+    unknown = people_unknown(table)
+    if unknown:
+        _log.warning(
+            "%d volumes of %s have no person id: each counts as a person of its own, so that two eyes of one "
+            "person can come to stand in training and in test. Give a manifest.tsv with person_id and filepath and ingest again.",
+            unknown,
+            store.path,
+        )
     summary = {
         "accepted": len(accepted),
         "skipped": skipped,
@@ -289,6 +302,10 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
         "by_device": dict(sorted(Counter(row["device"] for row in accepted).items())),
         "ignored": dict(sorted(found.ignored.items())),
         "files_without_row": found.files_without_row,
+        "notes": dict(sorted(notes.items())),
+        "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in found.participants),
+        "split_by": split_by,
+        "people_unknown": unknown,
         "people": int(table["person_id"].nunique()),
         "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
         "seconds": seconds,
@@ -320,16 +337,3 @@ def _lost_table(refused: Sequence[dict[str, str]]) -> str:
         for (device, reason), count in sorted(counts.items())
         if REASONS[reason].lost
     )
-
-
-def _assign_splits(store: Store, seed: int) -> None:
-    """Splits for people who have none: recommended where everybody has one, else stratified. Others keep theirs."""
-    have = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
-    people = {row["person_id"] for row in store.rows()}
-    if not people - have.keys() and all(row["split"] for row in store.rows()):
-        return
-    try:
-        dealt = split_recommended(store)
-    except UsageError:
-        dealt = split_stratified(store, seed)
-    store.set_split({**dealt, **have})

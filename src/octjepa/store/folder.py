@@ -245,6 +245,7 @@ class Store:
             "kind": "store",
             "volumes": len(table),
             "people": int(table["person_id"].nunique()),
+            "people_unknown": people_unknown(table),
             "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
             "by_device": dict(sorted(Counter(table["device"]).items())),
             "by_pattern": dict(sorted(Counter(table["pattern"]).items())),
@@ -301,6 +302,11 @@ class Store:
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
         self._journal.remove()
+
+
+def people_unknown(table: pd.DataFrame) -> int:
+    """Volumes of a store's table whose person no source named: each stands there as a person of its own."""
+    return sum("person_unknown" in str(notes).split(";") for notes in table["notes"])
 
 
 def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:

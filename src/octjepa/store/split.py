@@ -18,25 +18,52 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val", "test")
 
 
-def split_recommended(store: Store) -> dict[str, str]:
-    """person -> split as participants.tsv recommends. Raises UsageError where a person has none."""
+def _recommendations(store: Store) -> dict[str, str]:
+    """person -> split, of the store's people whom participants.tsv recommends one for."""
     participants = store.participants
     recommended = dict(zip(participants["person_id"], participants["recommended_split"], strict=True))
     people = sorted(set(store.table["person_id"]))
-    without = [person for person in people if not recommended.get(person)]
+    return {person: str(recommended[person]) for person in people if recommended.get(person)}
+
+
+def split_recommended(store: Store) -> dict[str, str]:
+    """person -> split as participants.tsv recommends. Raises UsageError where a person has none."""
+    recommended = _recommendations(store)
+    people = set(store.table["person_id"])
+    without = len(people - recommended.keys())
     if without:
         raise UsageError(
-            f"{len(without)} of {len(people)} people have no recommended_split in participants.tsv "
-            f"(the first: {without[0]}): use --by stratified"
+            f"{without} of {len(people)} people have no recommended_split in participants.tsv: use --by stratified"
         )
-    return {person: str(recommended[person]) for person in people}
+    return recommended
+
+
+def split_the_rest(store: Store, seed: int = 0) -> dict[str, int]:
+    """Splits for people who have none: as recommended, else dealt so that all together come near the usual shares.
+
+    Writes them into the store and returns how many people stand by which way: "kept", "recommended", "stratified".
+    """
+    have = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
+    people = {row["person_id"] for row in store.rows()}
+    recommended = {person: split for person, split in _recommendations(store).items() if person not in have}
+    fixed = {**have, **recommended}
+    dealt = {} if people <= fixed.keys() else split_stratified(store, seed, fixed=fixed)
+    # A volume that came later may stand without a split beside others of its person.
+    if people - have.keys() or not all(row["split"] for row in store.rows()):
+        store.set_split({**dealt, **fixed})
+    counts = {"kept": len(have), "recommended": len(recommended), "stratified": len(people - fixed.keys())}
+    return {way: count for way, count in counts.items() if count}
 
 
 def split_stratified(
-    store: Store, seed: int = 0, shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    store: Store,
+    seed: int = 0,
+    shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    fixed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """person -> split, people dealt within strata of (devices, eyes), at `shares` of train, val, test.
 
+    Who stands in `fixed` (person -> split) is not dealt, but counts towards the shares.
     Depends on the seed and the person ids only, not on the order of files. Raises UsageError: shares that miss 1.
     """
     if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
@@ -47,7 +74,8 @@ def split_stratified(
         devices[person].add(device)
         eyes[person].add(eye)
     strata: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for person in devices:
+    fixed = fixed or {}
+    for person in devices.keys() - fixed.keys():
         strata[(*sorted(devices[person]), "|", *sorted(eyes[person]))].append(person)
     # One queue: stratum after stratum, shuffled within. Cutting it at even steps gives each stratum its share.
     queue = [
@@ -55,22 +83,26 @@ def split_stratified(
         for stratum in sorted(strata)
         for person in sorted(strata[stratum], key=lambda person: key("split", seed, person))
     ]
-    return _deal(queue, shares)
+    given = {name: sum(fixed[person] == name for person in devices.keys() & fixed.keys()) for name in SPLITS}
+    return _deal(queue, shares, given)
 
 
-def _deal(queue: list[str], shares: tuple[float, float, float]) -> dict[str, str]:
-    """Gives each person to the split that is furthest behind its share; ties go to the larger share."""
-    given = dict.fromkeys(SPLITS, 0)
+def _deal(queue: list[str], shares: tuple[float, float, float], given: dict[str, int]) -> dict[str, str]:
+    """Gives each person to the split that is furthest behind its share; ties go to the larger share.
+
+    `given` counts the people whom each split has already, and is counted on.
+    """
     dealt: dict[str, str] = {}
-    for number, person in enumerate(queue, start=1):
+    for number, person in enumerate(queue, start=1 + sum(given.values())):
         behind = {name: share * number - given[name] for name, share in zip(SPLITS, shares, strict=True) if share > 0}
         split = max(behind, key=lambda name: behind[name])
         given[split] += 1
         dealt[person] = split
     for name, share in zip(SPLITS, shares, strict=True):
-        if share > 0 and not given[name] and len(queue) >= 3:
-            # A small cohort rounds a share to nobody; validation and test need one person each.
-            moved = next(person for person in reversed(queue) if dealt[person] == "train")
+        # A small cohort rounds a share to nobody; validation and test need one person each.
+        movable = [person for person in queue if dealt[person] == "train"]
+        if share > 0 and not given[name] and movable and sum(given.values()) >= 3 and given["train"] > 1:
+            moved = movable[-1]
             dealt[moved] = name
             given["train"] -= 1
             given[name] += 1
@@ -83,21 +115,14 @@ def split_counts(store: Store) -> dict[str, int]:
     return {name: int((people["split"] == name).sum()) for name in SPLITS}
 
 
-def find_leaks(store: Store, other: Mapping[str, str] | None = None) -> list[dict[str, str]]:
-    """Whoever stands on two sides: [{kind, key, splits}], empty when there is no leak.
-
-    Looks at persons, content hashes and SOP UIDs of the store, and at `other` (person -> split of another cohort).
-    """
+def find_leaks(store: Store) -> list[dict[str, str]]:
+    """Whoever stands on two sides: [{kind, key, splits}] of persons, content hashes and SOP UIDs; empty when none."""
     leaks: list[dict[str, str]] = []
     for kind in ("person_id", "content_hash", "sop_instance_uid"):
         sides: dict[str, set[str]] = defaultdict(set)
         for name, split in zip(store.table[kind], store.table["split"], strict=True):
             if name and split:
                 sides[name].add(split)
-        if kind == "person_id":
-            for person, split in (other or {}).items():
-                if person in sides and split:
-                    sides[person].add(split)
         leaks += [
             {"kind": kind, "key": name, "splits": ";".join(sorted(found))}
             for name, found in sorted(sides.items())
