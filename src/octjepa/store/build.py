@@ -288,8 +288,9 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
     unknown = people_unknown(table)
     if unknown:
         _log.warning(
-            "%d volumes of %s have no person id: each counts as a person of its own, so that two eyes of one "
-            "person can come to stand in training and in test. Give a manifest.tsv with person_id and filepath and ingest again.",
+            "%d volumes of %s have no person id: each counts as a person of its own, so that two eyes of one person "
+            "can come to stand in training and in test. Give a manifest.tsv with person_id and filepath and ingest "
+            "again.",
             unknown,
             store.path,
         )
