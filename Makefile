@@ -17,7 +17,7 @@ demo: setup  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe 
 	@.venv/bin/octjepa demo $(ARGS)
 
 test: setup  ## run the tests (ARGS="-k name" for some of them)
-	@$(PY) -m pytest -n $(WORKERS) $(ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: setup  ## what has to be clean before a commit: format, lint, types, import contract, docs
 	@.venv/bin/ruff format --check .

@@ -93,6 +93,7 @@ def phantom(
     devices: Annotated[str | None, typer.Option("--devices", help="Comma-separated; default: all four.")] = None,
     size: Annotated[Literal["small", "full"], typer.Option("--size", help="small, or full vendor sizes.")] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
+    shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.7,0.15,0.15",
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -106,7 +107,11 @@ def phantom(
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
-    say(write_cohort(out, people, seed, chosen, size, workers=_cores(workers), broken=broken), as_json)
+    parts = [share.strip() for share in shares.split(",")]
+    if len(parts) != 3 or not all(share.replace(".", "", 1).isdigit() for share in parts):
+        raise UsageError(f"--shares {shares!r} is not of the form 0.7,0.15,0.15")
+    train, val, test = map(float, parts)
+    say(write_cohort(out, people, seed, chosen, size, (train, val, test), _cores(workers), broken), as_json)
 
 
 @app.command()

@@ -77,6 +77,11 @@ def test_side_files_are_left_out_and_false_dicom_is_kept_for_the_ledger(tmp_path
     assert found.ignored == {"hidden": 1, ".txt": 1, ".npz": 1}
 
 
+def test_a_bucket_is_told_apart_from_a_missing_folder() -> None:
+    with pytest.raises(UsageError, match=r"gs://eyes/oct is no local path"):
+        discover(["gs://eyes/oct"])
+
+
 def test_what_is_no_source_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file or folder at"):
         discover([tmp_path / "absent"])

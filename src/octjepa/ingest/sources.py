@@ -122,6 +122,9 @@ def discover(sources: Sequence[str | Path]) -> Discovery:
     if not sources:
         raise UsageError("no source named: give a DICOM file, a folder or a manifest.tsv")
     found = Discovery()
+    remote = [str(source) for source in sources if "://" in str(source)]
+    if remote:
+        raise UsageError(f"{remote[0]} is no local path: this version reads local disks only; copy or mount it first")
     for source in map(Path, sources):
         if source.is_dir():
             _add_folder(source, found)
