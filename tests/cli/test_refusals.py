@@ -138,7 +138,7 @@ def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     before = sorted(path.name for path in line.run.rglob("*"))
     told = call("pretrain", "smoke_test", *FAST, "model.size=founding", "--store", line.store, "--out", line.run,
                 "--resume")  # fmt: skip
-    refused(told, 2, "is of another run", "model.size: checkpoint 'test', recipe 'founding'", "another --out")
+    refused(told, 2, "begun with another recipe", "model.size: checkpoint 'test', recipe 'founding'", "another --out")
     assert sorted(path.name for path in line.run.rglob("*")) == before
 
 

@@ -86,7 +86,7 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
             "different values for 3 of 80",
         ),
         (lambda f: f.assign(lesion0=1), "one value"),
-        (lambda f: f.assign(person_id="AIREADI-" + f["person_id"]), "look like 'AAAAAAA-9999' there and '9999' here"),
+        (lambda f: f.assign(person_id="COHORTB-" + f["person_id"]), "look like 'AAAAAAA-9999' there and '9999' here"),
         (
             lambda f: f.assign(lesion0=range(80)).assign(lesion0=lambda g: "id" + g["lesion0"].astype(str)),
             "is it an id",

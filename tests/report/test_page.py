@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.report import write_report
 
@@ -80,7 +81,9 @@ def test_every_part_is_drawn(page: str) -> None:
     assert page.count('<svg class="chart"') == 6
     assert page.count('class="tok-colour"') > 20
     assert "Missing:" not in page
-    assert "45 seen, 67 predicted, 144 left out of 256 tokens" in page
+    recipe = load_recipe("tiny_cpu")
+    (seen, predicted), left = recipe.mask_counts, recipe.grid_tokens - recipe.token_count
+    assert f"{seen} seen, {predicted} predicted, {left} left out of {recipe.grid_tokens} tokens" in page
 
 
 def test_every_refused_file_stands_in_the_table_with_its_reason(page: str) -> None:

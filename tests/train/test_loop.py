@@ -156,12 +156,18 @@ def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
     assert summary["checkpoint"] is None
     assert not (tmp_path / "run" / "None").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-    assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True) == summary
-    (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(UsageError, match="cannot be resumed"):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
     with pytest.raises(UsageError, match="holds no run to resume"):
         pretrain(recipe, store_of(recipe), tmp_path / "other", resume=True)
+
+
+def test_a_finished_run_is_resumed_to_what_it_said(tmp_path):
+    recipe = recipe_of(2)
+    summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
+    journal = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True) == summary
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
 
 
 def test_lost_checkpoints_stop_a_resume(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_without_a_store_epochs_count_the_expected_volumes():
 
 
 _STEP = """
-import resource, sys, torch
+import torch
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.objective.losses import l1
@@ -73,8 +74,9 @@ recipe = load_recipe("tiny_cpu", ["train.precision=fp32", "train.global_batch=%d
 b, t, (n, m) = recipe.train.global_batch, recipe.token_count, recipe.mask_counts
 patches, places = torch.randn(b, t, 1024), torch.rand(b, t, 3)
 index = torch.arange(t).expand(b, -1)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # not ru_maxrss, which a child inherits from the process that starts it
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 model = VJEPA3D.from_recipe(load_recipe("smoke_test"))
 warm = model.predict(patches[:1], patches[:1], places[:1], index[:1, :n], index[:1, n:])
 l1(warm.predicted, warm.target).backward()
@@ -91,6 +93,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
 def test_predicted_memory_is_near_the_measured_peak():
     """In fp32 on the CPU, of a batch large enough to stand out of what the interpreter holds anyway."""
     measured = int(
@@ -98,4 +101,4 @@ def test_predicted_memory_is_near_the_measured_peak():
     )
     recipe = load_recipe("tiny_cpu", ["train.precision=fp32", "train.global_batch=64"])
     predicted = plan(recipe)["peak_memory_bytes"]
-    assert 0.6 < predicted / measured < 1.6, (predicted, measured)
+    assert 2 / 3 < predicted / measured < 4 / 3, (predicted, measured)

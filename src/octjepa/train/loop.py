@@ -27,7 +27,7 @@ from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, 
 from octjepa.train.journal import Journal
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
-from octjepa.train.run_folder import SUMMARY, check_data, check_recipe, open_run, reached_update
+from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_update, read_summary
 from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
@@ -54,14 +54,14 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
-    finished = open_run(out, recipe, store, ids, runtime, resume)
-    if finished is not None:
-        return finished
+    open_run(out, recipe, store, ids, runtime, resume)
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimiser = build_optimiser(model, recipe.train)
     saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
+    if first == total and (finished := read_summary(out)) is not None:
+        return finished
 
     judge = partial(_validation, model, runtime, store, ids, held_out or ids)
     batches = training_batches(Stream(store, recipe, ids), first, total, recipe.machine.loader_workers)
@@ -183,7 +183,6 @@ def _resume(
             f"{out} reached update {reached}, but {saves} holds no checkpoint: they were removed. Bring them back, or "
             "start the run anew with another --out"
         )
-    check_recipe(out, recipe)
     _log.warning("%s was stopped before its first checkpoint was due: it starts at its first update", out)
     return 0, 0
 

@@ -28,10 +28,11 @@ _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "s
 
 def open_run(
     out: Path, recipe: Recipe, store: Store, volume_ids: Sequence[str], runtime: Runtime, resume: bool
-) -> dict[str, Any] | None:
-    """Writes recipe.yaml and run.json; returns the summary of a run that is resumed although it is finished, else None.
+) -> None:
+    """Writes recipe.yaml and run.json of a new run.
 
-    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true.
+    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true; WrongCheckpointError when it
+    was begun with another recipe.
     """
     there = (out / _ABOUT).is_file()
     if there and not resume:
@@ -40,7 +41,7 @@ def open_run(
         raise UsageError(f"{out} holds no run to resume: leave --resume out to start one there")
     if there:
         check_recipe(out, recipe)
-        return _read_json(out / SUMMARY) if (out / SUMMARY).is_file() else None
+        return
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
     ledger = "".join(json.dumps(row) + "\n" for row in store.quarantine)
@@ -58,7 +59,6 @@ def open_run(
         "store": os.path.relpath(store.path, out),
     }
     write_json(out / _ABOUT, about)
-    return None
 
 
 def check_recipe(out: Path, recipe: Recipe) -> None:
@@ -80,6 +80,11 @@ def check_data(out: Path, store: Store, volume_ids: Sequence[str]) -> None:
             f"store {store.path} no longer holds the {begun.get('volumes')} training volumes that run {out} began with "
             f"({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
         )
+
+
+def read_summary(out: Path) -> dict[str, Any] | None:
+    """What a finished run said of itself; None while it is not finished."""
+    return _read_json(out / SUMMARY) if (out / SUMMARY).is_file() else None
 
 
 def reached_update(out: Path) -> int:
