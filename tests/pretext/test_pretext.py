@@ -114,8 +114,12 @@ def test_2_momentum_rises_from_base_to_final():
 @pytest.mark.parametrize("arm", ARMS)
 def test_3_no_gradient_reaches_the_target(arm):
     recipe = small_recipe(objective={"name": arm})
-    model = model_of(recipe)
-    accumulate(model, batch_of(recipe), recipe, Runtime("fp32"))
+    model, batch = model_of(recipe), batch_of(recipe)
+    outcome = model.predict(*batch.inputs(torch.device("cpu")))
+    assert outcome.predicted.requires_grad
+    assert not outcome.target.requires_grad
+    assert not outcome.all_targets.requires_grad
+    accumulate(model, batch, recipe, Runtime("fp32"))
     assert all(p.grad is None and not p.requires_grad for p in model.target_encoder.parameters())
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.context_encoder.parameters())
     assert all(p.grad is not None for p in model.predictor.parameters())
