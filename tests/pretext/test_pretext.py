@@ -143,15 +143,20 @@ def test_4_both_views_share_their_geometry():
         assert (likeness[np.ix_(own, own)].argmax(axis=1) == np.arange(len(own))).all()
 
 
-def test_4_flips_move_tissue_and_voxels_alike():
+def test_4_crops_and_flips_move_tissue_and_voxels_alike():
+    """On a wedge that differs by slice and column, the mask is exactly where the bright voxels are."""
     recipe = small_recipe()
-    one = volume(recipe.preprocessing, 3)
-    size = recipe.preprocessing.image_size
-    for flips in ((True, False), (False, True), (True, True)):
+    d, h, w = recipe.preprocessing.stored_size
+    slices, rows, columns = np.ogrid[:d, :h, :w]
+    top = 10 + 2 * slices[:, 0] + columns[0] // 3
+    band = np.stack([top, top + 12]).astype(np.int16)
+    pixels = np.where((rows >= top[:, None]) & (rows <= top[:, None] + 12), 200, 10).astype(np.uint8)
+    for flips in ((False, False), (True, False), (False, True), (True, True)):
         shape = geometry.Geometry((0, 3, 2), *flips)
-        view = geometry.apply(one.pixels, shape, size)
-        mask = geometry.tissue(one.band, shape, one.pixels.shape[1], size)
-        assert np.percentile(view[mask], 10) > np.percentile(view[~mask], 90)
+        view = geometry.apply(pixels, shape, recipe.preprocessing.image_size)
+        mask = geometry.tissue(band, shape, h, recipe.preprocessing.image_size)
+        assert np.array_equal(view == 200, mask)
+        assert mask.any()
 
 
 @pytest.mark.parametrize("family", masks.FAMILIES)
