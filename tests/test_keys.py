@@ -68,3 +68,9 @@ def test_draws_look_uniform_over_samples() -> None:
     # Standard error of the mean of 4000 uniform draws is 0.0046; five of them.
     assert abs(first.mean() - 0.5) < 0.023
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.08
+
+
+def test_numpy_integers_are_the_numbers_they_are() -> None:
+    assert key(np.int64(3), "a") == key(3, "a")
+    with pytest.raises(TypeError):
+        key(1.5)  # type: ignore[arg-type]

@@ -6,13 +6,15 @@ There is nothing to save for a resume, and no choice depends on the worker, the 
 from __future__ import annotations
 
 import hashlib
+import operator
 
 import numpy as np
 
 
 def key(*parts: int | str) -> int:
     """A 63-bit integer from `parts`; equal parts give equal keys on every machine."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    # NumPy's integers count as the numbers they are
+    text = "\x1f".join(f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
