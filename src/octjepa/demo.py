@@ -19,7 +19,7 @@ from octjepa.errors import UsageError
 _PARTS = ("phantom", "store", "run", "embeddings.parquet", "probe.json", "report.html", "demo.json")
 SEED = 2026  # a cohort on which no setting was chosen: those were tried on seed 0
 PEOPLE_PER_MINUTE = 48
-UPDATES_PER_MINUTE = 150
+UPDATES_PER_MINUTE = 135
 LESIONS = ("drusen", "intraretinal_fluid", "subretinal_fluid", "geographic_atrophy", "epiretinal_membrane")
 
 

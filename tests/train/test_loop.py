@@ -13,8 +13,9 @@ import time
 import pytest
 import torch
 
-from octjepa.checkpoint import folder
+from octjepa.checkpoint import folder, load_encoder
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.store.disk import only_writer
 from octjepa.train import loop
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
@@ -214,6 +215,22 @@ def test_several_processes_are_refused_rather_than_trained_into_one_folder(tmp_p
     with pytest.raises(UsageError, match="one process"):
         pretrain(recipe, store_of(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_one_process_writes_a_run_at_a_time(tmp_path):
+    recipe = recipe_of(2)
+    (tmp_path / "run").mkdir()
+    with only_writer(tmp_path / "run"), pytest.raises(UsageError, match="another process is writing to"):
+        pretrain(recipe, store_of(recipe), tmp_path / "run")
+
+
+def test_two_runs_do_not_share_a_checkpoint_folder(tmp_path):
+    recipe = recipe_of(2, checkpoint={"dir": str(tmp_path / "shared"), "every_updates": 2})
+    pretrain(recipe, store_of(recipe), tmp_path / "one")
+    assert load_encoder(tmp_path / "one").dim == 192
+    with pytest.raises(UsageError, match="checkpoints of another run"):
+        pretrain(recipe, store_of(recipe), tmp_path / "two")
+    assert len(folder.list_folders(tmp_path / "shared")) == 1
 
 
 def test_a_run_is_not_overwritten(tmp_path):

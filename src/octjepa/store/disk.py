@@ -118,12 +118,12 @@ class Journal:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Holds the store for one writing process. Raises UsageError where another one has it."""
+    """Holds a store or a run for one writing process. Raises UsageError where another one has it."""
     import fcntl
 
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"another process is writing to the store {folder}: wait for it to end") from None
+            raise UsageError(f"another process is writing to {folder}: wait for it to end") from None
         yield

@@ -22,7 +22,7 @@ from octjepa.objective.losses import cosine, loss_of
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.store.disk import write_json
+from octjepa.store.disk import only_writer, write_json
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.journal import Journal
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
@@ -54,11 +54,11 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
-    open_run(out, recipe, store, ids, runtime, resume)
+    saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
+    open_run(out, saves, recipe, store, ids, runtime, resume)
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimiser = build_optimiser(model, recipe.train)
-    saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
     if first == total and (finished := read_summary(out)) is not None:
         return finished
@@ -67,6 +67,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     batches = training_batches(Stream(store, recipe, ids), first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
     with (
+        only_writer(out),
         Journal(out / "metrics.jsonl", keep_until=first) as journal,
         stop_request() as request,
         bar("pretrain", total, "update", first) as progress,

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from octjepa.checkpoint.folder import list_folders
 from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
@@ -27,12 +28,18 @@ _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "s
 
 
 def open_run(
-    out: Path, recipe: Recipe, store: Store, volume_ids: Sequence[str], runtime: Runtime, resume: bool
+    out: Path,
+    saves: Path | None,
+    recipe: Recipe,
+    store: Store,
+    volume_ids: Sequence[str],
+    runtime: Runtime,
+    resume: bool,
 ) -> None:
-    """Writes recipe.yaml and run.json of a new run.
+    """Writes recipe.yaml and run.json of a new run, whose checkpoints will lie in `saves`.
 
-    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true; WrongCheckpointError when it
-    was begun with another recipe.
+    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true, or `saves` holds another
+    run's checkpoints; WrongCheckpointError when the run was begun with another recipe.
     """
     there = (out / _ABOUT).is_file()
     if there and not resume:
@@ -42,6 +49,8 @@ def open_run(
     if there:
         check_recipe(out, recipe)
         return
+    if saves is not None and list_folders(saves):
+        raise UsageError(f"{saves} already holds checkpoints of another run: give another checkpoint.dir")
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
     ledger = "".join(json.dumps(row) + "\n" for row in store.quarantine)
