@@ -302,7 +302,3 @@ def _ready_to_write(out: Path) -> None:
 
 def _cores(workers: int | None) -> int:
     return workers or os.cpu_count() or 1
-
-
-if __name__ == "__main__":
-    main()

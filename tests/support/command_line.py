@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "octjepa.cli")
+COMMAND = (sys.executable, "-m", "octjepa")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,36 @@
+"""The first moments of the console command."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from octjepa.__main__ import main
+
+
+class _CtrlC:
+    """An import hook that is interrupted at octjepa.cli."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "octjepa.cli":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_command_line_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "octjepa.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_CtrlC(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "octjepa: interrupted before anything began\n"
+
+
+def test_it_runs_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["octjepa", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("octjepa ")
