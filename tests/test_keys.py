@@ -74,3 +74,8 @@ def test_numpy_integers_are_the_numbers_they_are() -> None:
     assert key(np.int64(3), "a") == key(3, "a")
     with pytest.raises(TypeError):
         key(1.5)  # type: ignore[arg-type]
+
+
+def test_names_that_are_no_text_have_keys() -> None:
+    """A file name with undecodable bytes reaches Python with lone surrogates."""
+    assert key("\ud800") != key("\ud801")
