@@ -8,6 +8,7 @@ nothing downstream reads a source file again.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,9 +27,12 @@ class OCTVolume:
     `pixels` is 8-bit, `[D, H, W]`, bright tissue on dark vitreous, B-scans in spatial order, the axial axis
     pointing from vitreous to sclera. Deeper or signed sources are brought to 8 bit and say so in `notes`.
 
-    `provenance` names for each of "slice", "row", "column" the source of that spacing ("positions", "shared",
-    "per_frame", "manifest", "protocol"); `uncertain` names the axes whose spacing may be wrong. A spacing is never
-    a default: a reader that cannot know it raises `VolumeRejected`.
+    `provenance` names for each of "slice", "row", "column" the source of that spacing ("option", "positions",
+    "frame_location", "shared", "per_frame", "header", "manifest", "protocol", "scan_pattern"); `uncertain` names the
+    axes whose spacing may be wrong. A spacing is never a default: a reader that cannot know it raises `VolumeRejected`.
+
+    `visit` is a pseudonym of the session, equal within it; `labels` came in the same file; `personal` names (never
+    quotes) the fields of personal data that the source holds.
 
     `content_hash` is the SHA-256 of the decoded pixels and their shape, so that one scan stored in two transfer
     syntaxes is one scan.
@@ -47,6 +51,11 @@ class OCTVolume:
     sop_instance_uid: str = ""
     protocol: str = ""
     region: str = ""
+    visit: str = ""
+    site: str = ""
+    format: str = "dicom"
+    labels: Mapping[str, float | str] = field(default_factory=dict)
+    personal: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     source: str = ""
     content_hash: str = field(default="")

@@ -195,13 +195,13 @@ def test_real_eyes(real_scans: Path) -> None:
 def test_details_name_the_place_in_the_code_and_no_header_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octjepa.ingest import reader
+    from octjepa.ingest import dicom
 
     def failing(*_: object) -> None:
         raise ValueError("cannot read 'Doe^Jane' 19500101")
 
     path = save(make_dataset(PIXELS), tmp_path / "scan.dcm")
-    monkeypatch.setattr(reader, "frame_facts", failing)
+    monkeypatch.setattr(dicom, "frame_facts", failing)
     assert reason_of(path) == "reader_failed"
     with pytest.raises(VolumeRejected, match=r"ValueError raised in test_reader\.failing"):
         read_volume(path)

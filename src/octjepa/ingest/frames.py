@@ -37,6 +37,17 @@ class FrameFacts:
     spacing_mm: Float[np.ndarray, "F 2"]
     thickness_mm: Float[np.ndarray, " F"]
 
+    @classmethod
+    def silent(cls, frames: int) -> FrameFacts:
+        """For a format that says nothing of single frames."""
+
+        def unknown(*shape: int) -> np.ndarray:
+            return np.full((frames, *shape), np.nan)
+
+        return cls(
+            unknown(3), unknown(3), unknown(3), unknown(4), np.zeros(frames, bool), unknown(), unknown(2), unknown()
+        )
+
     def take(self, order: np.ndarray) -> FrameFacts:
         return FrameFacts(*(getattr(self, name)[order] for name in self.__dataclass_fields__))
 
@@ -107,11 +118,10 @@ def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None
 
 def frame_facts(header: Dataset, frames: int) -> FrameFacts:
     """Reads the functional groups; a group list shorter than `frames` leaves NaN for the rest."""
-    nan = np.nan
-    positions, directions, normals = np.full((frames, 3), nan), np.full((frames, 3), nan), np.full((frames, 3), nan)
-    lines, curved = np.full((frames, 4), nan), np.zeros(frames, bool)
-    in_stack, spacing, thickness = np.full(frames, nan), np.full((frames, 2), nan), np.full(frames, nan)
-
+    facts = FrameFacts.silent(frames)
+    positions, directions, normals = facts.positions_mm, facts.row_directions, facts.normals
+    lines, curved, in_stack = facts.lines_px, facts.curved, facts.in_stack
+    spacing, thickness = facts.spacing_mm, facts.thickness_mm
     shared = (header.get("SharedFunctionalGroupsSequence") or [None])[0]
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
     shared_orientation = _orientation(shared)
@@ -140,4 +150,4 @@ def frame_facts(header: Dataset, frames: int) -> FrameFacts:
                 spacing[index] = pair
             if thick is not None:
                 thickness[index] = thick
-    return FrameFacts(positions, directions, normals, lines, curved, in_stack, spacing, thickness)
+    return facts

@@ -48,6 +48,8 @@ class SpacingSources:
     manifest_pair: tuple[float, float] | None
     manifest_thickness: float | None
     known: KnownSpacing | None
+    header: tuple[float | None, float | None, float | None] = (None, None, None)
+    option: tuple[float, float, float] | None = None
 
 
 def plausible(axis: str, value: float | None) -> bool:
@@ -108,7 +110,13 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
     fixed = (
         None if known is None or known.row_mm is None or known.column_mm is None else (known.row_mm, known.column_mm)
     )
-    named = [("shared", sources.shared_pair), ("per_frame", median), ("manifest", sources.manifest_pair)]
+    _, row_mm, column_mm = sources.header
+    in_header = None if row_mm is None or column_mm is None else (row_mm, column_mm)
+    option = None if sources.option is None else sources.option[1:]
+    named = [
+        ("option", option), ("shared", sources.shared_pair), ("per_frame", median), ("header", in_header),
+        ("manifest", sources.manifest_pair),
+    ]  # fmt: skip
     swapped: tuple[float, float, str] | None = None
     for source, pair in named:
         if pair is None:
@@ -128,7 +136,7 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
     raise rejected(
         "spacing_unknown",
         f"row and column spacing: {said}; expected row within {LIMITS_MM['row']} and column within "
-        f"{LIMITS_MM['column']} mm in the header's Pixel Measures or in manifest.tsv",
+        f"{LIMITS_MM['column']} mm in the header, in manifest.tsv or by --spacing",
     )
 
 
@@ -146,7 +154,12 @@ def _agree(a: float, b: float | None, tolerance: float) -> bool:
 def _pitch_without_positions(
     sources: SpacingSources, shape: tuple[int, int, int], column: float, notes: list[str]
 ) -> tuple[float, str, bool]:
-    """(pitch, provenance, uncertain) from thickness or protocol. Raises VolumeRejected spacing_unknown."""
+    """(pitch, provenance, uncertain) from header, thickness or protocol. Raises VolumeRejected spacing_unknown."""
+    in_header = sources.header[0]
+    if in_header is not None:
+        if plausible("slice", in_header):
+            return in_header, "header", False
+        notes.append("slice_spacing_implausible_header")
     frames, _, columns = shape
     nominal = sources.known.slice_mm if sources.known else None
     for source, value in _thickness_sources(sources):
@@ -168,7 +181,7 @@ def _pitch_without_positions(
     raise rejected(
         "spacing_unknown",
         "slice pitch: no frame positions, no plausible slice thickness and no known protocol; expected "
-        f"{LIMITS_MM['slice'][0]} to {LIMITS_MM['slice'][1]} mm; add slice_thickness to manifest.tsv",
+        f"{LIMITS_MM['slice'][0]} to {LIMITS_MM['slice'][1]} mm; add slice_thickness to manifest.tsv or give --spacing",
     )
 
 
@@ -196,6 +209,10 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
         order = _order_without_positions(sources.facts, frames, notes)
         return Geometry((pitch, row, column), provenance, order, None, (*uncertain, "slice"), notes)
 
+    if sources.option is not None and plausible("slice", sources.option[0]):
+        provenance["slice"] = "option"
+        order = _order_without_positions(sources.facts, frames, notes)
+        return Geometry((sources.option[0], row, column), provenance, order, None, tuple(uncertain), notes)
     for source, positions in (
         ("positions", _along_normal(sources.facts)),
         ("frame_location", _along_fundus(sources.facts, column, columns)),

@@ -11,15 +11,12 @@ import hashlib
 import re
 import unicodedata
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import PurePath
 
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
+from octjepa.ingest.scan import Said
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
-
-if TYPE_CHECKING:
-    from pydicom.dataset import Dataset
 
 _DEVICE_WORDS = {
     "spectralis": "heidelberg_spectralis",
@@ -55,12 +52,9 @@ class Identity:
     protocol: str
     region: str
     sop_instance_uid: str
+    visit: str
+    site: str
     notes: tuple[str, ...]
-
-
-def _text(header: Dataset, keyword: str) -> str:
-    value = header.get(keyword)
-    return "" if value is None else str(value).strip()
 
 
 def eye_of(text: str) -> Laterality | None:
@@ -90,15 +84,6 @@ def region_of(text: str) -> str:
         return ""
     field = _FIELD_IN_NAME.search(lower)
     return f"{place}, {field[1]} x {field[2]}" if field else place
-
-
-def _first_frame_laterality(header: Dataset) -> str:
-    for group in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
-        for item in (header.get(group) or [])[:1]:
-            for anatomy in item.get("FrameAnatomySequence") or []:
-                if anatomy.get("FrameLaterality"):
-                    return str(anatomy.FrameLaterality)
-    return ""
 
 
 def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | None, str]:
@@ -145,22 +130,22 @@ def tells_who(person: str, name: str, birth_date: str) -> bool:
     return any(spelling in digits for spelling in (*spellings, *turned))
 
 
-def _header_person(header: Dataset, notes: list[str]) -> str:
-    person = clean_person_id(_text(header, "PatientID"))
-    if person and tells_who(person, _text(header, "PatientName"), _text(header, "PatientBirthDate")):
+def _header_person(source: Said, notes: list[str]) -> str:
+    person = clean_person_id(source.person_id)
+    if person and tells_who(person, source.person_name, source.birth_date):
         # Some exports repeat the name as the id; a name never enters the store.
         notes.append("person_id_pseudonymised")
         return "p-" + hashlib.sha256(person.encode()).hexdigest()[:12]
     return person
 
 
-def _people_said(header: Dataset, path: Path, row: ManifestRow | None, notes: list[str]) -> list[str]:
+def _people_said(source: Said, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
     """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
     folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
     name = _FILE_NAME.match(path.stem)
     folder = path.parent.name if re.fullmatch(r"\d{4}", path.parent.name) else ""
     by_name = name["person"] if name else ""
-    in_header = _header_person(header, notes)
+    in_header = _header_person(source, notes)
     manifest = row.person_id if row else ""
     proven = [
         by_name if name and device_of(name["protocol"]) else "",
@@ -172,16 +157,16 @@ def _people_said(header: Dataset, path: Path, row: ManifestRow | None, notes: li
     return said
 
 
-def identify(header: Dataset, path: Path, row: ManifestRow | None) -> Identity:
+def identify(source: Said, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person, eye, device, protocol and region. Device: manifest first; eye: header first; person: `_people_said`."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
     device_folder = next((part for part in reversed(path.parts[:-1]) if part.lower() in DEVICES), "")
 
-    said = _people_said(header, path, row, notes)
+    said = _people_said(source, path, row, notes)
     if len(set(said)) > 1:
         notes.append("person_disagrees")
-    uid = _text(header, "SOPInstanceUID")
+    uid = source.uid
     if said:
         person = said[0]
     else:
@@ -190,27 +175,28 @@ def identify(header: Dataset, path: Path, row: ManifestRow | None) -> Identity:
 
     eye, eye_source = _pick_eye(
         {
-            "header": _text(header, "ImageLaterality") or _text(header, "Laterality"),
-            "frame": _first_frame_laterality(header),
+            "header": source.laterality,
+            "frame": source.frame_laterality,
             "manifest": row.laterality if row else "",
             "name": name["eye"] if name else "",
         },
         notes,
     )
-    maker = f"{_text(header, 'Manufacturer')} {_text(header, 'ManufacturerModelName')}".strip()
-    protocol = _text(header, "ProtocolName").lower() or (name["protocol"].lower().replace("_", " ") if name else "")
-    model = _text(header, "ManufacturerModelName")
+    maker = f"{source.manufacturer} {source.model}".strip()
+    protocol = source.protocol or (name["protocol"].lower().replace("_", " ") if name else "")
     device = _pick_device(
         [
             f"{row.manufacturer} {row.model}" if row else "",
-            model if device_of(model) else maker,
+            source.model if device_of(source.model) else maker,
             device_folder,
             path.stem,
         ],
         maker,
         notes,
     )
-    region = (row.region if row else "") or region_of(protocol) or region_of(name["protocol"] if name else "")
-    if str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES":
+    named_region = region_of(protocol) or region_of(name["protocol"] if name else "")
+    region = (row.region if row else "") or source.region or named_region
+    if source.burned_in:
         notes.append("burned_in_text")
-    return Identity(person, eye, eye_source, device, protocol, region, uid, tuple(notes))
+    visit = "v-" + hashlib.sha256(f"{person} {source.visit}".encode()).hexdigest()[:12] if source.visit else ""
+    return Identity(person, eye, eye_source, device, protocol, region, uid, visit, source.site, tuple(notes))

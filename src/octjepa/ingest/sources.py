@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.ingest.dicom import has_dicom_magic
 from octjepa.ingest.manifest import (
     Manifest,
     ManifestRow,
@@ -23,7 +24,6 @@ from octjepa.ingest.manifest import (
     read_manifest,
     read_participants,
 )
-from octjepa.ingest.reader import has_dicom_magic
 
 _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima"}
 

@@ -59,6 +59,7 @@ def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, read_as: Fi
         "eye": volume.laterality or "", "laterality_source": volume.laterality_source, "device": volume.device,
         "protocol": volume.protocol, "region": volume.region, "pattern": volume.pattern,
         "sop_instance_uid": volume.sop_instance_uid, "source": source.name,
+        "visit": volume.visit, "site": volume.site, "format": volume.format, "personal": ";".join(volume.personal),
         "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
         "spacing_z_mm": dz, "spacing_y_mm": dy, "spacing_x_mm": dx,
         "provenance_slice": volume.provenance["slice"], "provenance_row": volume.provenance["row"],

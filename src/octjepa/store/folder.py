@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 TEXT_COLUMNS = (
     "volume_id", "content_hash", "person_id", "eye", "laterality_source", "device", "protocol", "region", "pattern",
-    "sop_instance_uid", "source",
+    "sop_instance_uid", "source", "visit", "site", "format", "personal",
 )  # fmt: skip
 COLUMNS = (
     *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",

@@ -1,0 +1,99 @@
+"""A `RawScan` to an `OCTVolume`: eye, person, pattern, spacing and order are judged here, alike for all formats."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import numpy as np
+
+from octjepa.ingest.geometry import Geometry, SpacingSources, resolve
+from octjepa.ingest.identity import identify
+from octjepa.ingest.manifest import ManifestRow
+from octjepa.ingest.pattern import circles, scan_pattern
+from octjepa.ingest.protocols import known_spacing
+from octjepa.ingest.reasons import rejected
+from octjepa.ingest.scan import RawScan
+from octjepa.volume import OCTVolume
+
+LEAST_FRAMES = 4
+
+
+def _checked_order(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Frames in the resolved order, unless neighbours are clearly more alike as they were stored."""
+    order = geometry.order
+    if "frames_unordered" not in geometry.notes:
+        return pixels if np.array_equal(order, np.arange(len(order))) else pixels[order]
+    small = pixels[:, ::8, ::8].reshape(len(pixels), -1).astype(np.float32)
+    small -= small.mean(axis=1, keepdims=True)
+    small /= np.linalg.norm(small, axis=1, keepdims=True) + 1e-6
+
+    def likeness(frames: np.ndarray) -> float:
+        return float((frames[1:] * frames[:-1]).sum(axis=1).mean())
+
+    if likeness(small) > likeness(small[order]) + 0.02:
+        geometry.notes.append("order_by_correlation")
+        geometry.positions_mm = None
+        if "slice" not in geometry.uncertain:
+            geometry.uncertain = (*geometry.uncertain, "slice")
+        return pixels
+    return pixels[order]
+
+
+def assemble(
+    scan: RawScan,
+    called: PurePath,
+    row: ManifestRow | None = None,
+    spacing_mm: tuple[float, float, float] | None = None,
+) -> OCTVolume:
+    """The volume of `scan`; `called` is the path whose folders and name may speak of person, eye and device.
+
+    `spacing_mm` (slice, row, column) is the user's word, before every other source.
+    Raises VolumeRejected: spacing_unknown, too_few_frames.
+    """
+    identity = identify(scan.said, called, row)
+    pixels, facts, notes = scan.pixels, scan.facts, [*identity.notes, *scan.notes]
+    if len(pixels) < LEAST_FRAMES:
+        raise rejected("too_few_frames", f"{len(pixels)} B-scans; a volume needs {LEAST_FRAMES} at least")
+    text = f"{identity.protocol} {identity.region}".lower()
+    pattern = scan.pattern or scan_pattern(facts, identity.device, text)
+    if pattern == "radial" and (round_frames := circles(facts)).any():
+        notes.append(f"circle_frames_dropped={int(round_frames.sum())}")
+        facts, pixels = facts.take(~round_frames), pixels[~round_frames]
+        if len(pixels) < LEAST_FRAMES:
+            raise rejected("too_few_frames", f"{len(pixels)} straight B-scans; a volume needs {LEAST_FRAMES} at least")
+    frames, height, width = pixels.shape
+    shape = (frames, height, width)
+    sources = SpacingSources(
+        facts=facts,
+        shared_pair=scan.pair_mm,
+        shared_thickness=scan.thickness_mm,
+        manifest_pair=row.pixel_spacing_mm if row else None,
+        manifest_thickness=row.slice_thickness_mm if row else None,
+        known=known_spacing(identity.device, text, shape),
+        header=scan.spacing_mm,
+        option=spacing_mm,
+    )
+    geometry = resolve(sources, shape, pattern)
+    pixels = _checked_order(pixels, geometry)
+    return OCTVolume(
+        pixels=pixels,
+        spacing_mm=geometry.spacing_mm,
+        provenance=geometry.provenance,
+        person_id=identity.person_id,
+        device=identity.device,
+        laterality=identity.laterality,
+        laterality_source=identity.laterality_source,
+        pattern=pattern,
+        uncertain=geometry.uncertain,
+        slice_positions_mm=geometry.positions_mm,
+        sop_instance_uid=identity.sop_instance_uid,
+        protocol=identity.protocol,
+        region=identity.region,
+        visit=identity.visit,
+        site=identity.site,
+        format=scan.format,
+        labels=dict(scan.labels),
+        personal=scan.personal,
+        notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
+        source=str(called),
+    )
