@@ -71,3 +71,59 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
     volume = read(tmp_path / "a.dcm", person, name, born)
     assert volume.person_id == person.removeprefix("AIREADI-")
     assert "person_id_pseudonymised" not in volume.notes
+
+
+@pytest.mark.parametrize(
+    ("place", "eye"),
+    [
+        ("P7/OS/scan.dcm", "OS"),
+        ("P7_od.dcm", "OD"),
+        ("study/left-eye.dcm", "OS"),
+        ("OD/scan_OS.dcm", None),
+        ("period/mosaic.dcm", None),
+    ],
+)
+def test_the_path_is_asked_for_the_eye_last(place: str, eye: str | None, tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    del ds.ImageLaterality
+    for group in (ds.get("SharedFunctionalGroupsSequence") or [])[:1]:
+        group.pop("FrameAnatomySequence", None)
+    volume = read_volume(save(ds, tmp_path / place))
+    assert volume.laterality == eye
+    assert volume.laterality_source == ("path" if eye else "unknown")
+
+
+def test_eyes_that_disagree_are_noted_and_the_header_wins(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.ImageLaterality = "R"
+    volume = read_volume(save(ds, tmp_path / "P7_OS.dcm"))
+    assert (volume.laterality, volume.laterality_source) == ("OD", "header")
+    assert "laterality_disagrees" in volume.notes
+
+
+@pytest.mark.parametrize(
+    ("place", "person", "expected", "site"),
+    [
+        ("zeiss_cirrus/1007/a.dcm", "", "1007", "UW"),
+        ("zeiss_cirrus/4007/a.dcm", "AI-READI_4007", "4007", "UCSD"),
+        ("x/a.dcm", "aireadi7007", "7007", "UAB"),
+        ("zeiss_cirrus/2007/a.dcm", "", "2007", ""),
+        ("x/a.dcm", "1007", "1007", ""),
+    ],
+)
+def test_the_site_is_that_of_an_ai_readi_id_where_the_tree_or_prefix_shows_one(
+    place: str, person: str, expected: str, site: str, tmp_path: Path
+) -> None:
+    volume = read(tmp_path / place, person)
+    assert (volume.person_id, volume.site) == (expected, site)
+
+
+def test_a_visit_is_the_same_within_a_session_and_tells_no_date(tmp_path: Path) -> None:
+    visits = []
+    for number, (person, study) in enumerate((("A", "1.2.3"), ("A", "1.2.3"), ("A", "1.2.4"), ("B", "1.2.3"))):
+        ds = make_dataset(PIXELS)
+        ds.PatientID, ds.StudyInstanceUID, ds.StudyDate = person, study, "20240229"
+        visits.append(read_volume(save(ds, tmp_path / f"{number}.dcm")).visit)
+    assert visits[0] == visits[1]
+    assert len(set(visits)) == 3
+    assert not any("2024" in visit and "0229" in visit for visit in visits)

@@ -10,6 +10,7 @@ from octjepa.ingest.geometry import Geometry, SpacingSources, resolve
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow
 from octjepa.ingest.pattern import circles, scan_pattern
+from octjepa.ingest.personal import masked_path
 from octjepa.ingest.protocols import known_spacing
 from octjepa.ingest.reasons import rejected
 from octjepa.ingest.scan import RawScan
@@ -95,5 +96,5 @@ def assemble(
         labels=dict(scan.labels),
         personal=scan.personal,
         notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
-        source=str(called),
+        source=masked_path(called.as_posix(), scan.said.person_name, scan.said.birth_date),
     )

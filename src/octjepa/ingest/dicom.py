@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octjepa.ingest.frames import frame_facts, measures
+from octjepa.ingest.personal import personal_fields
 from octjepa.ingest.pixels import decode_pixels
 from octjepa.ingest.reasons import raised_in, rejected
 from octjepa.ingest.scan import RawScan, Said
@@ -128,4 +129,5 @@ def read_dicom(path: Path) -> RawScan:
         pair_mm=None if pair is None else (pair[0], pair[1]),
         thickness_mm=thickness,
         notes=decoded.notes,
+        personal=personal_fields(header),
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import unicodedata
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
+from octjepa.ingest.personal import tells_who
 from octjepa.ingest.scan import Said
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -37,9 +37,12 @@ _EYES: dict[str, Laterality] = {
     "OS": "OS",
     "LE": "OS",
 }
+_PREFIX = re.compile(r"\s*AI-?READI", re.IGNORECASE)
 _FILE_NAME = re.compile(
     r"^(?P<person>\d{4})_(?P<protocol>[a-z0-9_]+?)(?:_oct)?_(?P<eye>l|r)_(?P<uid>[\d.]+)$", re.IGNORECASE
 )
+_SITES = {"1": "UW", "4": "UCSD", "7": "UAB"}  # first digit of an AI-READI id
+_EYE_WORDS = {"od", "os", "right", "left"}
 _FIELD_IN_NAME = re.compile(r"(\d{1,2})\s*x\s*(\d{1,2})", re.IGNORECASE)
 
 
@@ -97,6 +100,22 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
     return eye, source
 
 
+def _eye_in_path(path: PurePath) -> str:
+    """ "OD" from `.../P7/OD/b001.png` or `P7_OD.nii.gz`: whole words of the last two names, "" where they disagree."""
+    words = {word for part in path.parts[-2:] for word in re.split(r"[^a-z]+", part.lower()) if word in _EYE_WORDS}
+    eyes = {eye_of(word) for word in words}
+    return str(eyes.pop()) if len(eyes) == 1 else ""
+
+
+def _site(source: Said, said: list[str], proven: bool) -> str:
+    """The site a source names, or that of an AI-READI id where the tree, manifest or prefix shows it to be one."""
+    if source.site:
+        return source.site
+    if said and proven and re.fullmatch(r"[147]\d{3}", said[0]):
+        return _SITES[said[0][0]]
+    return ""
+
+
 def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
     said = [device for text in sources if (device := device_of(text))]
     if len(set(said)) > 1:
@@ -105,29 +124,6 @@ def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
         return said[0]
     slug = re.sub(r"[^a-z0-9]+", "_", maker.lower()).strip("_")
     return slug or "unknown"
-
-
-def _tokens(text: str) -> list[str]:
-    """Runs of letters and runs of digits, lower case, without accents."""
-    plain = "".join(char for char in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(char))
-    return re.findall(r"[^\W\d_]+|\d+", plain)
-
-
-def tells_who(person: str, name: str, birth_date: str) -> bool:
-    """Whether an id holds a part of the person's name, or the birth date in one of its usual spellings."""
-    tokens = _tokens(person)
-    compact = "".join(tokens)
-    parts = [token for token in _tokens(name) if len(token) > 1 and not token.isdigit()]
-    # A short part counts as a whole word only: "li" stands in many an id by chance.
-    if any(part in tokens or (len(part) > 3 and part in compact) for part in parts):
-        return True
-    digits, born = re.sub(r"\D", "", person), re.sub(r"\D", "", birth_date)
-    if len(born) != 8:
-        return False
-    year, month, day = born[:4], born[4:6], born[6:]
-    spellings = (f"{y}{m}" for y in (year, year[2:]) for m in (month + day, day + month))
-    turned = (f"{m}{y}" for y in (year, year[2:]) for m in (month + day, day + month))
-    return any(spelling in digits for spelling in (*spellings, *turned))
 
 
 def _header_person(source: Said, notes: list[str]) -> str:
@@ -179,6 +175,7 @@ def identify(source: Said, path: PurePath, row: ManifestRow | None) -> Identity:
             "frame": source.frame_laterality,
             "manifest": row.laterality if row else "",
             "name": name["eye"] if name else "",
+            "path": _eye_in_path(path),
         },
         notes,
     )
@@ -199,4 +196,6 @@ def identify(source: Said, path: PurePath, row: ManifestRow | None) -> Identity:
     if source.burned_in:
         notes.append("burned_in_text")
     visit = "v-" + hashlib.sha256(f"{person} {source.visit}".encode()).hexdigest()[:12] if source.visit else ""
-    return Identity(person, eye, eye_source, device, protocol, region, uid, visit, source.site, tuple(notes))
+    of_ai_readi = device_folder != "" or bool(name and device_of(name["protocol"])) or _PREFIX.match(source.person_id)
+    site = _site(source, said, bool(of_ai_readi))
+    return Identity(person, eye, eye_source, device, protocol, region, uid, visit, site, tuple(notes))

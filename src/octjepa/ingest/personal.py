@@ -1,0 +1,170 @@
+"""Which fields of personal data a source holds: named and counted, never quoted.
+
+Fields after DICOM PS3.15 Annex E, Table E.1-1 (Basic Application Level Confidentiality Profile), those that ophthalmic
+exports fill. `direct` ones name a person; `indirect` ones narrow a person down together with others (dates, places,
+serial numbers, demographics). Nothing here changes a file: who passes scans on has to clean them first.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+DIRECT: Mapping[str, tuple[str, ...]] = {
+    "name": (
+        "PatientName", "OtherPatientNames", "PatientBirthName", "PatientMotherBirthName", "ResponsiblePerson",
+        "ReferringPhysicianName", "PerformingPhysicianName", "NameOfPhysiciansReadingStudy", "PhysiciansOfRecord",
+        "RequestingPhysician", "OperatorsName", "ContentCreatorName",
+    ),
+    "birth": ("PatientBirthDate", "PatientBirthTime"),
+    "number": (
+        "OtherPatientIDs", "AccessionNumber", "AdmissionID", "MedicalRecordLocator", "IssuerOfPatientID",
+        "OtherPatientIDsSequence",
+    ),
+    "address": ("PatientAddress", "PatientTelephoneNumbers", "CountryOfResidence", "RegionOfResidence"),
+    "free_text": (
+        "PatientComments", "ImageComments", "StudyComments", "AdditionalPatientHistory", "Allergies", "MedicalAlerts",
+        "RequestAttributesSequence", "Occupation",
+    ),
+}  # fmt: skip
+INDIRECT: Mapping[str, tuple[str, ...]] = {
+    "date": (
+        "StudyDate", "SeriesDate", "AcquisitionDate", "ContentDate", "AcquisitionDateTime", "InstanceCreationDate",
+    ),
+    "place": ("InstitutionName", "InstitutionAddress", "InstitutionalDepartmentName", "StationName"),
+    "device": ("DeviceSerialNumber",),
+    "demographic": (
+        "PatientAge", "PatientSex", "EthnicGroup", "PatientReligiousPreference", "PatientWeight", "PatientSize",
+    ),
+}  # fmt: skip
+PRIVATE = "private elements"
+BURNED_IN = "text in the image"
+KIND_OF = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
+KIND_OF |= {PRIVATE: "private", BURNED_IN: "image"}
+DIRECT_KINDS = (*DIRECT, "private", "image")  # nobody knows what a private element holds
+_BLANK = {"", "0", "none", "unknown", "anon", "anonymous", "anonymized", "anonymised", "removed", "redacted", "n/a"}
+
+
+def _tags() -> dict[int, str]:
+    from pydicom.datadict import tag_for_keyword
+
+    return {tag: field for field in KIND_OF if (tag := tag_for_keyword(field)) is not None}
+
+
+_TAG_TO_FIELD: dict[int, str] = {}
+
+
+def _says_something(header: Dataset, tag: int) -> bool:
+    """Whether an element holds more than a blank or a placeholder. Values that cannot be parsed say something."""
+    try:
+        value = header[tag].value
+    except Exception:  # pydicom raises what the value made of its parser; a damaged name is still a name
+        return True
+    if value is None:
+        return False
+    if hasattr(value, "__len__") and not len(value):
+        return False
+    return str(value).strip(" ^\0").lower() not in _BLANK
+
+
+def personal_fields(header: Dataset) -> tuple[str, ...]:
+    """The fields of `KIND_OF` that a DICOM header fills, in that order; PatientID is the study's own key."""
+    if not _TAG_TO_FIELD:
+        _TAG_TO_FIELD.update(_tags())
+    found = {field for tag, field in _TAG_TO_FIELD.items() if tag in header and _says_something(header, tag)}
+    if any(tag.is_private and tag.element > 0xFF for tag in header.keys()):  # noqa: SIM118 -- a Dataset iterates elements
+        found.add(PRIVATE)
+    if str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES":
+        found.add(BURNED_IN)
+    return tuple(field for field in KIND_OF if field in found)
+
+
+def count_fields(rows: Iterable[str]) -> dict[str, dict[str, int | str | bool]]:
+    """Files per field from the index column `personal` ("a;b"): {field: {"files", "kind", "direct"}}, table order."""
+    counts = dict.fromkeys(KIND_OF, 0)
+    for row in rows:
+        for field in filter(None, str(row).split(";")):
+            counts[field] = counts.get(field, 0) + 1
+    return {
+        field: {"files": count, "kind": (kind := KIND_OF.get(field, "private")), "direct": kind in DIRECT_KINDS}
+        for field, count in counts.items()
+        if count
+    }
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters and runs of digits, lower case, without accents."""
+    plain = "".join(char for char in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(char))
+    return re.findall(r"[^\W\d_]+|\d+", plain)
+
+
+def _spellings(birth_date: str) -> tuple[str, ...]:
+    """Digits of a birth date YYYYMMDD as people write it; () for anything else."""
+    born = re.sub(r"\D", "", birth_date)
+    if len(born) != 8:
+        return ()
+    year, month, day = born[:4], born[4:6], born[6:]
+    orders = (month + day, day + month)
+    return tuple(text for y in (year, year[2:]) for order in orders for text in (y + order, order + y))
+
+
+def _name_parts(name: str) -> list[str]:
+    return [word for word in words(name) if len(word) > 1 and not word.isdigit()]
+
+
+def tells_who(text: str, name: str, birth_date: str) -> bool:
+    """Whether a text holds a part of the person's name, or the birth date in one of its usual spellings."""
+    found = words(text)
+    compact = "".join(found)
+    # A short part counts as a whole word only: "li" stands in many an id by chance.
+    if any(part in found or (len(part) > 3 and part in compact) for part in _name_parts(name)):
+        return True
+    digits = re.sub(r"\D", "", text)
+    return any(spelling in digits for spelling in _spellings(birth_date))
+
+
+def _part_tells(part: str, name: str, birth_date: str) -> bool:
+    """`tells_who` for one folder or file name, warier of digits: a UID's hold any date by chance and are not asked."""
+    if tells_who(part, name, ""):
+        return True
+    without_uid = re.sub(r"\d+(?:\.\d+){3,}", "", part)
+    runs = [re.sub(r"\D", "", run) for run in re.findall(r"\d+(?:[-_]\d+)*", without_uid)]
+    return any(
+        spelling == run if len(spelling) < 8 else spelling in run
+        for spelling in _spellings(birth_date)
+        for run in runs
+        if len(run) <= 14
+    )
+
+
+def masked_path(path: str, name: str, birth_date: str) -> str:
+    """`path` with every folder or file name that tells who the person is replaced by "***"; the suffix stays.
+
+    Labs name folders after people; what enters index and ledger must not. As many parts come out as go in.
+    """
+
+    def masked(part: str) -> str:
+        if not _part_tells(part, name, birth_date):
+            return part
+        suffix = PurePosixPath(part).suffix
+        return "***" + ("" if len(suffix) > 6 or _part_tells(suffix, name, birth_date) else suffix)
+
+    return "/".join(masked(part) for part in path.split("/"))
+
+
+def name_to_tell(path: Path, name: str) -> str:
+    """`name`, a scan's path in its data set, masked by what its DICOM header at `path` says; as it is for others."""
+    from pydicom import dcmread
+
+    try:
+        header = dcmread(path, stop_before_pixels=True, specific_tags=["PatientName", "PatientBirthDate"])
+        said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+    except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
+        return name
+    return masked_path(name, *said)
