@@ -8,7 +8,7 @@ from typing import Any
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.assemble import assemble
-from octjepa.ingest.dicom import read_dicom
+from octjepa.ingest.formats import read, recognise
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.reasons import REASONS, raised_in, rejected
 from octjepa.volume import OCTVolume
@@ -28,29 +28,40 @@ def read_volume(
     Raises VolumeRejected (a code of `octjepa.ingest.reasons`); UsageError where there is no such file.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"no file at {path}: expected an OCT DICOM file")
+    if not path.exists():
+        raise UsageError(f"no file at {path}: expected an OCT scan")
     try:
         with warnings.catch_warnings():
             # pydicom converts values when they are asked for, and warns of each that is out of standard: here what is
             # out of standard is judged one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if called is None else None)
-            return assemble(read_dicom(path), called or path, row, spacing_mm)
+            return assemble(read(path, _format_of(path)), called or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
         raise rejected("reader_failed", raised_in(error)) from error
 
 
-def describe_file(path: str | Path) -> dict[str, Any]:
+def _format_of(path: Path) -> str:
+    format = recognise(path)
+    if format is not None:
+        return format
+    if path.is_dir():
+        raise rejected("unknown_format", "a folder that holds no sequence of B-scan images")
+    if path.stat().st_size == 0:
+        raise rejected("empty_file", "zero bytes")
+    raise rejected("unknown_format", "its first bytes and its suffix are those of no format, or of a single image")
+
+
+def describe_file(path: str | Path, spacing_mm: tuple[float, float, float] | None = None) -> dict[str, Any]:
     """What `octjepa inspect FILE` says, for an accepted and for a rejected file. Raises UsageError: no such file.
 
     Keys: kind ("volume" | "rejected"), shape, spacing_mm, provenance, laterality, device, pattern, reasons
     [{reason, detail, meaning, action}], uncertain, notes, protocol, region, content_hash.
     """
     try:
-        volume = read_volume(path)
+        volume = read_volume(path, spacing_mm=spacing_mm)
     except VolumeRejected as error:
         reason = REASONS[error.reason]
         explained = {"reason": error.reason, "detail": error.detail, "meaning": reason.meaning, "action": reason.action}

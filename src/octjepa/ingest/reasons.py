@@ -23,16 +23,25 @@ class Reason:
 REASONS: dict[str, Reason] = {
     "unreadable_file": Reason("the file cannot be opened", "check permissions and the disk"),
     "empty_file": Reason("zero bytes", "copy or download it again"),
+    "unknown_format": Reason(
+        "neither DICOM nor another format that octjepa reads", "see docs/formats.md; export it as one of those"
+    ),
     "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
     "broken_header": Reason("DICOM whose header cannot be parsed", "copy or export it again"),
-    "not_structural_oct": Reason("DICOM of another kind (photograph, en face, flow, height map)", "none", lost=False),
+    "not_structural_oct": Reason("an image of another kind (photograph, en face, flow, height map)", "none", lost=False),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
     "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
     "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),
     "frames_broken": Reason("too many or neighbouring frames do not decode", "export it again; try another syntax"),
     "wrong_transfer_syntax": Reason("the data are not in the transfer syntax that the header names", "export it again"),
-    "no_decoder": Reason("no installed decoder reads this transfer syntax", "install octjepa with its codecs"),
-    "unsupported_pixels": Reason("a pixel layout that is no greyscale image", "export as MONOCHROME2"),
+    "no_decoder": Reason(
+        "no installed library reads this transfer syntax or format", "install octjepa with the extra that is named"
+    ),
+    "unsupported_pixels": Reason("values that are no greyscale scan", "export the scan itself, as grey values"),
+    "axes_ambiguous": Reason(
+        "neither spacing nor content tells which axis is slice, depth and width",
+        "write the spacing into the header, or store it as [slice, depth, width]",
+    ),
     "too_few_frames": Reason("fewer than four B-scans: no volume", "none: line scans are not used"),
     "spacing_unknown": Reason(
         "no source gives a plausible spacing on some axis", "add a manifest.tsv with the spacing"
