@@ -57,6 +57,10 @@ REASONS: dict[str, Reason] = {
         "manifest.tsv lists a file that is not there", "finish the download", lost=False
     ),
     "reader_failed": Reason("the reader met something it does not know", "report it with the detail"),
+    "worker_died": Reason(
+        "the process that read it crashed or was killed, twice", "ingest it alone (memory?), then report it"
+    ),
+    "timed_out": Reason("it was not read within the time for one file", "give it more time, or copy it nearer"),
 }
 
 
