@@ -29,6 +29,10 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    return _quiet
+
+
 class _Rate(ProgressColumn):
     def __init__(self, unit: str) -> None:
         super().__init__()

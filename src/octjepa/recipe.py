@@ -7,7 +7,7 @@ Founding values are in SCIENCE's notation: image_size and patch_size are `[D, H,
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from octjepa.volume import AXES, Laterality, Pattern
+
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
 Device = Literal["heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"]
@@ -29,6 +31,20 @@ Size3 = tuple[Positive, Positive, Positive]
 Spacing3 = tuple[
     Annotated[float, Field(gt=0, le=5)], Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]
 ]
+Limit = Annotated[float, Field(gt=0, le=5)] | None
+Limits3 = tuple[Limit, Limit, Limit]
+Axis = Literal["slice", "row", "column"]
+Word = Annotated[str, Field(min_length=1, max_length=120)]
+Item = TypeVar("Item")
+
+
+def _each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(items)) < len(items):
+        raise ValueError("something is named twice")
+    return items
+
+
+Several = Annotated[tuple[Item, ...], Field(min_length=1), AfterValidator(_each_once)]
 
 
 def _not_a_spelled_null(path: str | None) -> str | None:
@@ -60,11 +76,31 @@ class Section(BaseModel):
 
 
 class DataRecipe(Section):
-    """Which volumes of the store take part."""
+    """Which volumes of the store take part, and how often each domain is drawn; docs/cohort.md tells of every key.
+
+    A criterion that is null (or empty) lets every volume pass; those given must all hold. `strategy` single_domain
+    takes one `device`, multi_domain every one or those of `devices`.
+    """
 
     strategy: Literal["single_domain", "multi_domain"] = "multi_domain"
     device: Device | None = None
+    devices: Several[Device] | None = None
+    sites: Several[Word] | None = None
+    regions: Several[Word] | None = None  # as the index has them: "Macula", "Optic Disc", "Macula, 6 x 6"
+    lateralities: Several[Laterality] | None = None  # OS alone or OD alone; a scan of unknown eye passes neither
+    formats: Several[Word] | None = None
+    patterns: Several[Pattern] = ("raster",)
+    min_frames: Positive | None = None  # B-scans of the native scan
+    max_frames: Positive | None = None
+    min_spacing_mm: Limits3 | None = None  # (dz, dy, dx) of the native scan; null leaves an axis free
+    max_spacing_mm: Limits3 | None = None
+    min_quality: Share | None = None
+    exclude_notes: tuple[Word, ...] = ()  # note codes, such as person_unknown
+    exclude_uncertain: tuple[Axis, ...] = ()  # axes whose spacing must not be uncertain
+    one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # keeps the volume of best quality
     max_samples: Positive | None = None
+    balance: Literal["none", "device", "site", "device_and_site"] = "none"
+    balance_power: Share = 0.0  # a domain of n volumes is drawn like n**power: 0 all alike, 1 as many as it has
     expected_volumes: Positive | None = machine(None)  # `plan` counts epochs with it when no store is named
 
     @model_validator(mode="after")
@@ -72,7 +108,33 @@ class DataRecipe(Section):
         if self.strategy == "single_domain" and self.device is None:
             raise ValueError("strategy single_domain needs data.device, one of " + ", ".join(DEVICES))
         if self.strategy == "multi_domain" and self.device is not None:
-            raise ValueError("data.device is unused by strategy multi_domain: drop it, or say single_domain")
+            raise ValueError("data.device is unused by strategy multi_domain: say data.devices, or single_domain")
+        if self.strategy == "single_domain" and self.devices is not None:
+            raise ValueError("data.devices is unused by strategy single_domain, which takes data.device alone: drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _limits_leave_something(self) -> DataRecipe:
+        if self.min_frames is not None and self.max_frames is not None and self.min_frames > self.max_frames:
+            raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}: nothing can pass")
+        free = (None, None, None)
+        for axis, low, high in zip(AXES, self.min_spacing_mm or free, self.max_spacing_mm or free, strict=True):
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_spacing_mm {low} is above max_spacing_mm {high} ({axis}): nothing can pass")
+        for name in ("min_spacing_mm", "max_spacing_mm"):
+            if getattr(self, name) == free:
+                raise ValueError(f"{name} limits no axis: give a number to one, or drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _balance_has_domains(self) -> DataRecipe:
+        if self.balance == "none" and self.balance_power:
+            raise ValueError("data.balance_power is unused by balance none: drop it, or name what to balance")
+        one_device = self.device is not None or (self.devices is not None and len(self.devices) == 1)
+        one_site = self.sites is not None and len(self.sites) == 1
+        if (one_device and "device" in self.balance) or (one_site and "site" in self.balance):
+            only = "device" if one_device and "device" in self.balance else "site"
+            raise ValueError(f"balance {self.balance} has nothing to balance: the recipe takes one {only} alone")
         return self
 
 

@@ -69,6 +69,18 @@ class MemoryStore(Store):
                 "eye": "OD",
                 "device": ["topcon_triton", "zeiss_cirrus"] * ((train + val) // 2),
                 "pattern": "raster",
+                "site": ["UW", "UW", "UAB"] * ((train + val) // 3) + ["UW"] * ((train + val) % 3),
+                "region": "Macula",
+                "format": "dicom",
+                "visit": "",
+                "native_d": 60,
+                "spacing_z_mm": 0.12,
+                "spacing_y_mm": 0.004,
+                "spacing_x_mm": 0.012,
+                "quality": 0.8,
+                "notes": "",
+                "uncertain": "",
+                "file_key": [f"key-{name}" for name in self.volumes],
                 "split": ["train"] * train + ["val"] * val,
             }
         )

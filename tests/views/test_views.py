@@ -179,7 +179,7 @@ def test_choice_by_device_and_limit():
     limited = small_recipe(data={"max_samples": 5})
     assert len(choose_volumes(store, limited, "train")) == 5
     absent = small_recipe(data={"strategy": "single_domain", "device": "topcon_maestro2"})
-    with pytest.raises(UsageError, match="no raster volume of split 'train' for device topcon_maestro2"):
+    with pytest.raises(UsageError, match="device topcon_maestro2 .the store has no topcon_maestro2. took out the last 12"):
         choose_volumes(store, absent, "train")
 
 

@@ -30,7 +30,10 @@ _LEVELS = 32
 
 
 def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
-    """Writes the embedding table of every raster volume of `store` to `out`; returns its figures.
+    """Writes the embeddings of every volume of `store` whose pattern the weights know to `out`; returns its figures.
+
+    Only `data.patterns` of the recipe chooses here: what another device, site or quality does to an encoder is for the
+    evaluation to find out.
 
     `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
 
@@ -47,9 +50,10 @@ def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
             + "\nIngest the files into a new store with the recipe of the weights (octjepa ingest ... --recipe)."
         )
     table = store.table
-    rows = table[table["pattern"] == "raster"].sort_values("volume_id")
+    patterns = encoder.recipe.data.patterns
+    rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
     if rows.empty:
-        raise UsageError(f"store {store.path} holds no raster volume to embed")
+        raise UsageError(f"store {store.path} holds no {' or '.join(patterns)} volume to embed")
     baseline = encoder.untrained().to(device)
     started = time.perf_counter()
     vectors: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}

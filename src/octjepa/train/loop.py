@@ -24,6 +24,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.disk import only_writer, write_json
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
+from octjepa.train.cohort import choose_cohort
 from octjepa.train.journal import Journal
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
@@ -32,7 +33,7 @@ from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
 from octjepa.train.validate import learn_means, validate
-from octjepa.views.loader import Batch, FixedSamples, Stream, choose_volumes, fixed_batches, training_batches
+from octjepa.views.loader import Batch, FixedSamples, fixed_batches, training_batches
 
 _SKIPS_IN_A_ROW = 10
 _TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
@@ -47,15 +48,16 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     """
     runtime = Runtime(recipe.train.precision)
     runtime.check_alone()
-    ids = choose_volumes(store, recipe, "train")
-    held_out = choose_volumes(store, recipe, "val", needed=False)
+    cohort, stream = choose_cohort(store, recipe)
+    ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     judged_on = "val" if held_out else "train_fixed"
     if not held_out:
         _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
     saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
-    open_run(out, saves, recipe, store, ids, runtime, resume)
+    open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about())
+    cohort.tell()
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimiser = build_optimiser(model, recipe.train)
@@ -64,7 +66,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         return finished
 
     judge = partial(_validation, model, runtime, store, ids, held_out or ids)
-    batches = training_batches(Stream(store, recipe, ids), first, total, recipe.machine.loader_workers)
+    batches = training_batches(stream, first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
     with (
         only_writer(out),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,8 +35,9 @@ def open_run(
     volume_ids: Sequence[str],
     runtime: Runtime,
     resume: bool,
+    cohort: Mapping[str, Any],
 ) -> None:
-    """Writes recipe.yaml and run.json of a new run, whose checkpoints will lie in `saves`.
+    """Writes recipe.yaml and run.json (with `cohort`) of a new run, whose checkpoints will lie in `saves`.
 
     Raises UsageError when `out` holds a run and `resume` is false, or none and it is true, or `saves` holds another
     run's checkpoints; WrongCheckpointError when the run was begun with another recipe.
@@ -66,6 +67,7 @@ def open_run(
         "devices": runtime.describe(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "store": os.path.relpath(store.path, out),
+        **cohort,
     }
     write_json(out / _ABOUT, about)
 

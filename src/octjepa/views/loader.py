@@ -1,14 +1,13 @@
 """Batches of fixed shape, in an order that is a function of (seed, position) alone.
 
-Position `p` of the endless stream is epoch `p // n`, volume `p % n` of that epoch's keyed shuffle; update `u` takes
-positions `u * global_batch ...`. No batch is short, no state is kept, and a resume asks for its first update.
+`octjepa.views.order` says which volume stands at each position of the endless stream; update `u` takes positions
+`u * global_batch ...`. No batch is short, no state is kept, and a resume asks for its first update.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from octjepa import keys
-from octjepa.errors import ContractError, UsageError
+from octjepa.errors import ContractError
 from octjepa.recipe import Recipe
 from octjepa.store import Store
+from octjepa.store.select import Selection, refuse_empty, select
+from octjepa.views.order import Order
 from octjepa.views.sample import Sample, check_contract, make_sample
 
 
@@ -56,8 +56,8 @@ class Batch(NamedTuple):
         return a, b, c, d, e
 
 
-def choose_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> list[str]:
-    """Sorted ids of the raster volumes of `split` that the recipe asks for; a keyed choice if over data.max_samples.
+def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> Selection:
+    """What the recipe takes of `split`, with the flow of people, eyes and volumes that led there.
 
     Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left but `needed`.
     """
@@ -68,43 +68,35 @@ def choose_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
             + "\n  ".join(differences)
             + "\nIngest into a new store with this recipe (octjepa ingest ... --recipe), or choose a recipe that fits."
         )
-    table = store.table
-    kept = table[(table["split"] == split) & (table["pattern"] == "raster")]
-    if recipe.data.strategy == "single_domain":
-        kept = kept[kept["device"] == recipe.data.device]
-    ids = sorted(kept["volume_id"])
-    if needed and not ids:
-        counts = table.groupby(["split", "device", "pattern"]).size().to_string() if len(table) else "no volumes"
-        wanted = f"device {recipe.data.device}" if recipe.data.device else "any device"
-        raise UsageError(
-            f"store {store.path} holds no raster volume of split {split!r} for {wanted}.\nIt holds:\n{counts}"
-        )
-    limit = recipe.data.max_samples
-    if limit is not None and len(ids) > limit:
-        chosen = keys.generator(recipe.train.seed, "max_samples", split).permutation(len(ids))[:limit]
-        ids = [ids[i] for i in sorted(chosen)]
-    return ids
+    selection = select(store, recipe.data, split, recipe.train.seed)
+    if needed:
+        refuse_empty(selection, store, split)
+    return selection
 
 
-@lru_cache(maxsize=4)
-def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return keys.generator(seed, "order", epoch).permutation(count)
+def choose_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> list[str]:
+    """The sorted ids of `select_volumes`."""
+    return select_volumes(store, recipe, split, needed).volume_ids
 
 
 class Stream(Dataset[Sample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it."""
 
-    def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, recipe: Recipe, volume_ids: Sequence[str], domains: Mapping[str, str] | None = None
+    ) -> None:
+        if domains is None and recipe.data.balance != "none":
+            raise ValueError(f"data.balance {recipe.data.balance} needs the domains of the volumes (Selection.domains)")
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
+        self.order = Order(volume_ids, recipe.train.seed, domains, recipe.data.balance_power)
 
     def place(self, position: int) -> tuple[int, str]:
-        """(epoch, volume id) at a position of the stream."""
-        epoch, slot = divmod(position, len(self.volume_ids))
-        return epoch, self.volume_ids[epoch_order(self.recipe.train.seed, epoch, len(self.volume_ids))[slot]]
+        """(visit, volume id) at a position of the stream; a volume's visit is its epoch unless domains are balanced."""
+        return self.order.place(position)
 
     def __getitem__(self, position: int) -> tuple[str, Sample]:  # type: ignore[override]
-        epoch, volume_id = self.place(position)
-        return volume_id, make_sample(self.store.read(volume_id), self.recipe, epoch)
+        visit, volume_id = self.place(position)
+        return volume_id, make_sample(self.store.read(volume_id), self.recipe, visit)
 
 
 class FixedSamples(Dataset[Sample]):
