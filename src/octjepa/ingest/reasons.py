@@ -65,8 +65,14 @@ REASONS: dict[str, Reason] = {
         "the SOP instance UID is in the store with other pixels", "find which copy is right", lost=False
     ),
     "manifest_row_without_file": Reason(
-        "manifest.tsv lists a file that is not there", "finish the download", lost=False
+        "a manifest or list of files names a file that is not there", "finish the download", lost=False
     ),
+    "manifest_disagrees": Reason("rows of the manifest for this file contradict each other", "correct the manifest"),
+    "path_escapes": Reason("a listed path leads out of the data set; it is not followed", "correct the manifest"),
+    "archive_not_expanded": Reason(
+        "an archive: the scans in it are not read", "run `octjepa expand` and ingest its result"
+    ),
+    "unreadable_folder": Reason("a folder whose files cannot be listed", "check permissions and the disk"),
     "reader_failed": Reason("the reader met something it does not know", "report it with the detail"),
     "worker_died": Reason(
         "the process that read it crashed or was killed, twice", "ingest it alone (memory?), then report it"
