@@ -118,6 +118,8 @@ def connection(scheme: str, patience: Patience) -> Any:
 @atexit.register
 def disconnect() -> None:
     """Closes all connections of this process; the next call opens new ones."""
+    if not _connections:
+        return  # fsspec is not loaded, and at the end of the process can no longer be
     from fsspec.asyn import sync
 
     with _connecting:
