@@ -60,9 +60,7 @@ def stream_of(frame: bytes) -> Stream | None:
 
 def _by_first(pieces: list[bytes], first: list[int]) -> list[bytes]:
     """Fragments joined to frames; `first` the places of the fragments that begin one."""
-    return [
-        b"".join(pieces[start:end]) for start, end in zip(first, [*first[1:], len(pieces)], strict=True)
-    ]
+    return [b"".join(pieces[start:end]) for start, end in zip(first, [*first[1:], len(pieces)], strict=True)]
 
 
 def split_frames(data: Dataset, declared: int) -> list[bytes]:
@@ -73,7 +71,9 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
     from pydicom.encaps import generate_fragments, parse_basic_offsets
 
     if not data.PixelData.startswith(_ITEM):
-        raise rejected("wrong_transfer_syntax", "the header names a compressed syntax, the pixel data are not compressed")
+        raise rejected(
+            "wrong_transfer_syntax", "the header names a compressed syntax, the pixel data are not compressed"
+        )
     try:
         offsets = parse_basic_offsets(data.PixelData)
         pieces = list(generate_fragments(data.PixelData[8 + 4 * len(offsets) :]))
@@ -87,7 +87,9 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
     if len(offsets) > 1 and offsets == sorted(set(offsets)) and all(offset in places for offset in offsets):
         return _by_first(pieces, [places[offset] for offset in offsets])
     if any(piece.startswith(_STARTS) for piece in pieces):
-        return _by_first(pieces, [i for i, piece in enumerate(pieces) if not (i and piece) or piece.startswith(_STARTS)])
+        return _by_first(
+            pieces, [i for i, piece in enumerate(pieces) if not (i and piece) or piece.startswith(_STARTS)]
+        )
     return pieces
 
 
@@ -105,7 +107,7 @@ def _is_cut(frame: bytes) -> bool:
 
 
 class FrameDecoder:
-    """One encoded frame to an array with pydicom's decoder for the transfer syntax. Raises VolumeRejected no_decoder."""
+    """One encoded frame to an array, by the decoder of the transfer syntax. Raises VolumeRejected no_decoder."""
 
     def __init__(self, syntax: Any, layout: Layout) -> None:
         from pydicom.pixels import get_decoder
@@ -179,7 +181,7 @@ def _jpeg_12_bit(encoded: bytes, layout: Layout) -> np.ndarray:
 
 
 def _check_streams(streams: list[Stream | None], layout: Layout) -> None:
-    """Raises VolumeRejected header_contradicts_pixels where every stream names another size or depth than the header."""
+    """Raises VolumeRejected header_contradicts_pixels where all streams name another size or depth."""
     said = {stream for stream in streams if stream is not None}
     if len(said) != 1:
         return

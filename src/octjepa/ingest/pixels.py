@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.ingest.encapsulated import decode_frames, split_frames
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.reasons import rejected
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -101,7 +101,9 @@ def _count(data: Dataset, found: int, notes: list[str]) -> int:
     if declared != found:
         if declared > 1 and len(data.get("PerFrameFunctionalGroupsSequence") or []) == declared:
             # Two witnesses: rather than their count, the rows or columns of the header are wrong.
-            raise rejected("header_contradicts_pixels", f"the header describes {declared} frames, the data hold {found}")
+            raise rejected(
+                "header_contradicts_pixels", f"the header describes {declared} frames, the data hold {found}"
+            )
         notes.append(f"frame_count_corrected={found}")
     return found
 
@@ -192,7 +194,9 @@ def _grey(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
         spread = int(np.abs(frame[..., 0].astype(np.int32) - frame[..., 2]).max())
         coloured = coloured or spread > 16
         out[...] = (
-            np.round(frame.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)) if spread else frame[..., 0]
+            np.round(frame.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32))
+            if spread
+            else frame[..., 0]
         )
     if coloured:
         notes.append("colour_dropped")
