@@ -78,10 +78,11 @@ def test_side_files_are_left_out_and_false_dicom_is_kept_for_the_ledger(tmp_path
     (tmp_path / "truth" / "eyes.tsv").write_text("of a phantom cohort")
     (tmp_path / "truth" / "1.2.3.npz").write_bytes(b"PK")
     (tmp_path / "page.html").write_text("x")
+    (scan(tmp_path / "store" / "chunks" / "pixels.npy").parents[1] / "store.json").write_text("{}")
     (tmp_path / "empty.dcm").write_bytes(b"")
     found = discover([tmp_path])
     assert [file.name for file in found.files] == ["empty.dcm", "no_suffix"]
-    assert found.ignored == {"hidden": 1, ".txt": 1, ".html": 1, "truth of phantoms": 2}
+    assert found.ignored == {"hidden": 1, ".txt": 1, ".html": 1, "truth of phantoms": 1, "store of octjepa": 1}
 
 
 def test_what_is_no_source_is_said(tmp_path: Path) -> None:

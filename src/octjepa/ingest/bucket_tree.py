@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from octjepa import remote
 from octjepa.errors import UsageError
 from octjepa.ingest import formats
-from octjepa.ingest.local_tree import ABSENT, DISAGREES, IMAGES, TABLES, is_truth, tell_faults
+from octjepa.ingest.local_tree import ABSENT, DISAGREES, IMAGES, TABLES, made_here, tell_faults
 from octjepa.ingest.manifest import MANIFEST, PARTICIPANTS, Manifest, ManifestRow, parse_manifest, parse_participants
 from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, shown
 from octjepa.ingest.walk import WILDCARDS
@@ -38,6 +38,8 @@ class BucketSearch:
     def add(self, url: str) -> None:
         """An object, a tree, a glob or a manifest. Raises UsageError: nothing there, or no access."""
         place = remote.join(url)
+        if set(place.split("/")[2]) & set(WILDCARDS):
+            raise UsageError(f"{url} has a wildcard in the bucket's name: name the bucket")
         single = remote.info(place) if _parent(place) and not url.endswith("/") else None
         if single is None and set(url) & set(WILDCARDS):
             self._add_glob(place)
@@ -80,8 +82,6 @@ class BucketSearch:
         scheme, _, rest = url.partition("://")
         parts = rest.split("/")
         fixed = next(number for number, part in enumerate(parts) if set(part) & set(WILDCARDS))
-        if fixed == 0:
-            raise UsageError(f"{url} has a wildcard in the bucket's name: name the bucket")
         base = f"{scheme}://{'/'.join(parts[:fixed])}"
         # As on a disk, a folder that matches stands for all below it.
         whole = re.compile("".join("(?:.*/)?" if part == "**" else _name_pattern(part) for part in parts[fixed:]))
@@ -94,6 +94,7 @@ class BucketSearch:
         folders: _Folders = {}
         for one in objects:
             folders.setdefault(_parent(one.url), []).append(one)
+        self._leave_out_own(folders)
         governs = {folder: made for folder in folders if (made := self._own_manifest(folder, folders[folder]))}
         top = self._around(base) or governs.get(f"{base}/retinal_oct")
         root = top.root if top else base
@@ -110,6 +111,15 @@ class BucketSearch:
                 if filepath not in met[manifest.file] and url.startswith(f"{base}/"):
                     self.found.refuse(url, shown(filepath), "manifest_row_without_file", ABSENT)
 
+    def _leave_out_own(self, folders: _Folders) -> None:
+        """Takes out what octjepa made: stores, the truth of phantoms, with all below."""
+        for folder in sorted(folders):
+            made = made_here(PurePosixPath(folder).name, {_below(one.url, folder) for one in folders.get(folder, ())})
+            if made:
+                self.found.ignored[made] += 1
+                for inside in [one for one in folders if f"{one}/".startswith(f"{folder}/")]:
+                    del folders[inside]
+
     def _own_manifest(self, folder: str, inside: Sequence[RemoteObject]) -> Manifest | None:
         name = PurePosixPath(folder).name
         if name.startswith("retinal_") and name != "retinal_oct":  # of another modality
@@ -122,9 +132,6 @@ class BucketSearch:
     ) -> None:
         """Judges the objects of one folder; `met` takes the filepaths of the rows that were met."""
         names = [_below(one.url, folder) for one in inside]
-        if is_truth(PurePosixPath(folder).name, names):
-            self.found.ignored["truth of phantoms"] += len(names)
-            return
         whole = formats.is_scan_folder(Path(PurePosixPath(folder).name), names)
         if whole:
             images = tuple(one for one, name in zip(inside, names, strict=True) if _suffix(name) in IMAGES | {".json"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import cache, partial
 from pathlib import Path
 
@@ -107,6 +107,10 @@ class LocalSearch:
         governs: dict[Path, Manifest | None] = {top.parent: base}
         used: dict[str, tuple[Manifest, set[str]]] = {base.file: (base, set())} if base else {}
         for part in walk(top, self.found.ignored, partial(self._refuse, root)):
+            if made := made_here(part.path.name, part.names):
+                self.found.ignored[made] += 1
+                part.inside.clear()
+                continue
             manifest = governs[part.path] = self._own_manifest(part) or governs[part.path.parent]
             seen: set[str] = set()
             if manifest:
@@ -133,9 +137,6 @@ class LocalSearch:
         """Judges the files of one folder; `seen` takes the filepaths of the rows that were met."""
         prefix = _prefix(folder.path, str(root))
         listed = _prefix(folder.path, manifest.root) if manifest else ""
-        if is_truth(folder.path.name, folder.names):
-            self.found.ignored["truth of phantoms"] += len(folder.names)
-            return
         whole = formats.is_scan_folder(folder.path, folder.names)
         if whole:
             row = manifest.at(listed.rstrip("/")) if manifest else None
@@ -243,9 +244,11 @@ def tell_faults(manifest: Manifest, found: Discovery) -> None:
         found.refuse(place, shown(text), "path_escapes", "it leads out of the manifest's root")
 
 
-def is_truth(folder: str, names: Sequence[str]) -> bool:
-    """Whether a folder is that of a phantom cohort's truth, whose arrays are surfaces and masks."""
-    return folder == "truth" and "eyes.tsv" in names
+def made_here(folder: str, names: Collection[str]) -> str:
+    """What octjepa itself made of a folder ("" for another's): its arrays are no scans to read."""
+    if "store.json" in names:
+        return "store of octjepa"
+    return "truth of phantoms" if folder == "truth" and "eyes.tsv" in names else ""
 
 
 def read_list(text: bytes, called: str) -> list[str]:

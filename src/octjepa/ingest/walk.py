@@ -18,11 +18,15 @@ WILDCARDS = "*?["
 
 @dataclass(frozen=True)
 class Folder:
-    """One folder; `names` its regular files, sorted; `linked` those among them that are links to files."""
+    """One folder; `names` its regular files, sorted; `linked` those among them that are links to files.
+
+    `inside` are the folders that the walk enters next; who clears it keeps the walk out of them.
+    """
 
     path: Path
     names: tuple[str, ...]
     linked: frozenset[str]
+    inside: list[Path]
 
 
 def walk(top: Path, ignored: Counter[str], refuse: Refuse) -> Iterator[Folder]:
@@ -49,7 +53,7 @@ def walk(top: Path, ignored: Counter[str], refuse: Refuse) -> Iterator[Folder]:
                 refuse(path / entry.name, "unreadable_file", "a link that leads nowhere")
             else:
                 ignored["hidden folder" if kind == "folder" else kind] += 1
-        yield Folder(path, tuple(names), frozenset(linked))
+        yield Folder(path, tuple(names), frozenset(linked), inside)
         waiting.extend(reversed(inside))
 
 
