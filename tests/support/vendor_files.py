@@ -237,7 +237,9 @@ def bioptigen_bytes(values: np.ndarray, volumes: int = 1, scan_type: int = 1) ->
             keyed(layout.headerField, "FRAMEHEADER", 0),
             *(
                 keyed(layout.intField, key, 4, value)
-                for key, value in {"FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": rows, "SAMPLEFORMAT": 16}.items()
+                for key, value in {
+                    "FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": rows, "SAMPLEFORMAT": 16,
+                }.items()
             ),
             keyed(layout.strField, "DESCRIPTION", 4, "none"),
             keyed(layout.floatField, "XMIN", 8, 0.0),
