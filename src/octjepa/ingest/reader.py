@@ -19,12 +19,14 @@ def read_volume(
     manifest_row: ManifestRow | None = None,
     spacing_mm: tuple[float, float, float] | None = None,
     called: PurePath | None = None,
+    member: str = "",
 ) -> OCTVolume:
     """One OCT scan in its native geometry: pixels uint8 `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
 
     `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` is the user's word and
     goes before what the file says. `called` is the scan's name in its data set, where `path` is a copy of it; names and
-    folders there may speak of person, eye and device.
+    folders there may speak of person, eye and device. `member` names one of several scans in the file ("1", "2", ...);
+    without it the first is read.
     Raises VolumeRejected (a code of `octjepa.ingest.reasons`); UsageError where there is no such file.
     """
     path = Path(path)
@@ -36,7 +38,7 @@ def read_volume(
             # out of standard is judged one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if called is None else None)
-            return assemble(read(path, _format_of(path)), called or path, row, spacing_mm)
+            return assemble(read(path, _format_of(path), member), called or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
