@@ -177,6 +177,7 @@ def test_e2e_series_are_read_one_by_one_with_what_they_say(tmp_path: Path) -> No
     # 20 degrees over 48 columns, 0.5 degrees between lines, of a standard eye
     assert first.spacing_mm[1:] == pytest.approx((0.003872, 20 * 0.2896 / 48))
     assert np.diff(first.facts.positions_mm[:, 1]) == pytest.approx(-0.5 * 0.2896)
+    assert first.uncertain == ("slice", "column")
 
 
 def test_e2e_agrees_with_eyepy_but_for_the_bits_it_turns_round(tmp_path: Path) -> None:

@@ -232,6 +232,7 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         facts=line_facts(starts, ends),
         said=said,
         spacing_mm=_spacing(metas),
+        uncertain=("slice", "column"),
         pattern="radial" if metas[0].scan_pattern == _STAR else None,
         notes=tuple(notes),
         personal=personal,
