@@ -59,6 +59,9 @@ REASONS: dict[str, Reason] = {
     ),
     "size_implausible": Reason("its size in memory is beyond the limit", "check the spacing and the frame count"),
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
+    "burned_in_text": Reason(
+        "painted text or lines lie on the retina or fill the B-scans", "export the scan without its overlays"
+    ),
     "no_tissue": Reason("no retina could be found in the scan", "look at it with `octjepa inspect`"),
     "duplicate_content": Reason("the same pixels are in the store under another file", "none", lost=False),
     "duplicate_sop_uid": Reason(
