@@ -30,7 +30,7 @@ from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise, volume_id
-from octjepa.store.disk import clear_unfinished, only_writer, swap_in
+from octjepa.store.disk import PARTS, chunk_hash, clear_unfinished, swap_in
 from octjepa.store.flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown, stage_chunk
 from octjepa.store.split import split_the_rest
@@ -101,7 +101,8 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) ->
         made = canonicalise(volume, preprocessing)
         name = made.volume.volume_id
         chunk = stage_chunk(store / "chunks" / name[:2] / name, made.volume)
-        return {"volume": _row(volume, made, source, before), "chunk": chunk}
+        written = chunk_hash({part: chunk / part for part in PARTS})
+        return {"volume": {**_row(volume, made, source, before), "chunk_hash": written}, "chunk": chunk}
     except VolumeRejected as error:
         return _refused(source, _sha256(source.path), stage, error.reason, error.detail)
     except UsageError:
@@ -248,7 +249,7 @@ def build_store(
     start = time.monotonic()
     found = discover(sources)
     opened = Store.create(store, preprocessing)
-    with only_writer(opened.path):
+    with opened.writing():
         record_ignored(opened.path, sources, found.ignored)
         return _build(opened, found, workers, max_lost, seed, start)
 
@@ -295,7 +296,7 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
             "can come to stand in training and in test. Give a manifest.tsv with person_id and filepath and ingest "
             "again.",
             unknown,
-            store.path,
+            store.location,
         )
     summary = {
         "accepted": len(accepted),
@@ -322,7 +323,7 @@ def _build(store: Store, found: Discovery, workers: int, max_lost: float, seed: 
         raise TooManyLostError(
             f"ingest is finished, but {lost} of {len(accepted) + skipped + lost} files ({share:.0%}) are lost, more "
             f"than the allowed {max_lost:.0%}:\n{_lost_table(refused)}\n"
-            f"see {store.path / 'quarantine.jsonl'}; raise --max-lost if that is as it should be",
+            f"see quarantine.jsonl in {store.location}; raise --max-lost if that is as it should be",
             summary,
         )
     return summary
