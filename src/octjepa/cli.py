@@ -115,8 +115,27 @@ def phantom(
 
 
 @app.command()
+def expand(
+    source: Annotated[str, typer.Argument(help="A ZIP archive, a folder of them, or a gs:// or s3:// address.")],
+    target: Annotated[str, typer.Argument(help="Folder for the tree; may hold a part of it already.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Expands ZIP archives, one a device or any other, to the tree that ingest reads."""
+    from octjepa.ingest.archive import expand as run
+
+    set_quiet(quiet)
+    try:
+        say(run(source, target, dry_run), as_json)
+    except TooManyLostError as error:
+        say(error.summary, as_json)
+        raise
+
+
+@app.command()
 def ingest(
-    sources: Annotated[list[str], typer.Argument(help="Files, folders or a manifest.tsv.")],
+    sources: Annotated[list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")],
     store: StorePath,
     recipe: Annotated[str, typer.Option("--recipe", help="Whose preprocessing the store follows.")] = "tiny_cpu",
     workers: Workers = None,
