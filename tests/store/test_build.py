@@ -235,7 +235,7 @@ def test_wrong_stores_and_sources_are_told_apart(built: tuple[Path, dict], cohor
     with pytest.raises(UsageError, match="update octjepa"):
         Store.open(newer)
     (tmp_path / "in").mkdir()
-    with pytest.raises(UsageError, match="no OCT DICOM file"):
+    with pytest.raises(UsageError, match="no OCT scan in"):
         build_store([tmp_path / "in"], tmp_path / "never", PREPROCESSING)
     assert not (tmp_path / "never").exists()
     (tmp_path / "in" / "a.dcm").write_bytes(b"")
