@@ -72,13 +72,21 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
     return {
         **{split: int(table.loc[splits == split, "person_id"].nunique()) for split in ("train", *_HELD_OUT)},
         "pretrained_on": len(trained.volume_ids),
-        "compared_by": [kind for kind in (*_COLUMNS, NEAR) if trained.rows is not None or kind in _COLUMNS[:2]],
+        "compared_by": _compared_by(known, here, trained),
         "seen": {
             split: {"people": len({person[name] for name in names}), "volumes": len(names)}
             for split, names in sorted(seen.items())
         },
         "leaks": sorted(leaks, key=lambda leak: (leak["kind"], leak["split"], leak["volumes"])),
     }
+
+
+def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: Trained) -> list[str]:
+    """The kinds of leak that could be found; looks alone count where both sides have hashes of them."""
+    if trained.rows is None:
+        return list(_COLUMNS[:2])
+    looked = all("enface_hash" in side and (words(side["enface_hash"]) != "").any() for side in (known, here))
+    return [*_COLUMNS, *([NEAR] if looked else [])]
 
 
 def _groups(table: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
