@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import stat
 import zipfile
@@ -358,6 +359,11 @@ def test_what_is_no_source_or_target_is_said(tmp_path: Path) -> None:
         expand(source, source)
     with pytest.raises(UsageError, match="is a bucket: expand into a local folder"):
         expand(source, "gs://eyes/out")
+
+
+def test_reasons_are_documented(root: Path) -> None:
+    page = (root / "docs" / "expand.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", page, re.MULTILINE)) == REFUSALS
 
 
 def test_memory_does_not_grow_with_a_member(tmp_path: Path) -> None:
