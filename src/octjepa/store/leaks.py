@@ -6,11 +6,13 @@ told by kind and volume id; person ids, hashes and UIDs are compared here and to
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octjepa.store.flow import words
+from octjepa.store.likeness import near_duplicates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,13 +94,11 @@ def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: Trained) -> l
 def _groups(table: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(kind, volume ids) of all that share a person, content or SOP instance UID, or look alike."""
     for column in _COLUMNS:
-        named = words(table[column])
-        for _, rows in table[named != ""].groupby(named[named != ""]):
-            if len(rows) > 1:
-                yield column, list(rows["volume_id"])
+        holding: dict[str, list[str]] = defaultdict(list)
+        for name, volume_id in zip(words(table[column]), table["volume_id"], strict=True):
+            holding[name].append(volume_id)
+        yield from ((column, volumes) for name, volumes in holding.items() if name and len(volumes) > 1)
     if "enface_hash" in table:
-        from octjepa.store.likeness import near_duplicates
-
         alike = table.assign(enface_hash=words(table["enface_hash"]))
         yield from ((NEAR, volumes) for volumes in _joined([(a, b) for a, b, _ in near_duplicates(alike)]))
 
