@@ -74,7 +74,8 @@ class _Series:
 def _bounded(folder: Any, size: int) -> bytes:
     """A folder's bytes. Raises VolumeRejected truncated where they are not all in the file."""
     check_length(folder.start + _CONTAINER + folder.size, size)
-    content: bytes = folder.get_bytes()
+    folder.file_object.seek(folder.start + _CONTAINER)
+    content: bytes = folder.file_object.read(folder.size)  # eyepy's own keeps every image in memory
     return content
 
 
