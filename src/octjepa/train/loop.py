@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from octjepa.checkpoint import folder, state
+from octjepa.checkpoint.place import Place, place_of
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum, update_target
@@ -52,10 +53,12 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     judged_on = "val" if held_out else "train_fixed"
     if not held_out:
-        _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
+        _log.warning(
+            "%s holds nobody of split val: the figures of this run are of the training volumes", store.location
+        )
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
-    saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
+    saves = None if recipe.checkpoint.dir is None else place_of(recipe.checkpoint.dir, within=out)
     open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about())
     cohort.tell()
     torch.manual_seed(recipe.train.seed)
@@ -120,7 +123,9 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         "volumes": len(ids),
         **pace.summary(),
         "skipped_updates": skipped,
-        "checkpoint": None if saves is None else f"{recipe.checkpoint.dir}/step-{total:08d}",
+        "checkpoint": None
+        if recipe.checkpoint.dir is None
+        else f"{recipe.checkpoint.dir.rstrip('/')}/step-{total:08d}",
     }
     write_json(out / SUMMARY, summary)
     return summary
@@ -166,7 +171,7 @@ def without_chance(recipe: Recipe) -> Recipe:
 
 
 def _resume(
-    saves: Path | None,
+    saves: Place | None,
     out: Path,
     store: Store,
     ids: list[str],
@@ -198,7 +203,7 @@ def _stop_if_hopeless(skips_in_a_row: int, done: int) -> None:
         )
 
 
-def _stop_if_asked(request: StopRequest, saves: Path | None, done: int, total: int) -> None:
+def _stop_if_asked(request: StopRequest, saves: Place | None, done: int, total: int) -> None:
     if request.signal_number and done < total:
         kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"
         raise Interrupted(
