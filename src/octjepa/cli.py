@@ -148,20 +148,23 @@ def ingest(
     seconds_per_file: Annotated[
         float, typer.Option("--seconds-per-file", min=1.0, help="A file that takes longer is given up.")
     ] = 600.0,
+    spacing: Spacing = None,
     max_lost: MaxLost = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Reads every file into a store of canonical volumes, or into its quarantine with a reason."""
     from octjepa.config import load_recipe
+    from octjepa.ingest.reader import parse_spacing
     from octjepa.store import build_store
 
     set_quiet(quiet)
     preprocessing = load_recipe(recipe).preprocessing
     try:
         made = build_store(
-            sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file
-        )
+            sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file,
+            spacing_mm=None if spacing is None else parse_spacing(spacing),
+        )  # fmt: skip
         say(made, as_json)
     except TooManyLostError as error:
         say(error.summary, as_json)  # the work is done: its figures are told before the exit code complains

@@ -305,7 +305,8 @@ def test_real_scans_are_all_accepted(real_scans: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 
     summary = build_store([real_scans], tmp_path / "store", PREPROCESSING)
-    assert (summary["accepted"], summary["quarantined"]) == (3, 0)
+    assert (summary["accepted"], summary["lost"]) == (3, 0)
+    assert summary["by_reason"] in ({}, {"not_structural_oct": 2})  # fluid masks lie beside two of them
     uncertain = Store.open(tmp_path / "store").table.set_index("source")["uncertain"]
     assert uncertain.filter(like="duke").eq("slice").all()
     assert uncertain.filter(like="spectralis").eq("").all()

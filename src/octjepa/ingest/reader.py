@@ -9,6 +9,7 @@ from typing import Any
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats import read, recognise
+from octjepa.ingest.geometry import LIMITS_MM, plausible
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.reasons import REASONS, raised_in, rejected
 from octjepa.volume import OCTVolume
@@ -43,6 +44,21 @@ def read_volume(
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
         raise rejected("reader_failed", raised_in(error)) from error
+
+
+def parse_spacing(text: str) -> tuple[float, float, float]:
+    """ "0.047,0.0026,0.0117" to (slice, row, column) in mm. Raises UsageError: not three plausible numbers."""
+    try:
+        dz, dy, dx = map(float, text.split(","))
+    except ValueError:
+        raise UsageError(f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, row, column in mm") from None
+    for axis, value in (("slice", dz), ("row", dy), ("column", dx)):
+        if not plausible(axis, value):
+            low, high = LIMITS_MM[axis]
+            raise UsageError(
+                f"spacing {text!r}: {value:g} mm between {axis}s is outside {low} to {high}; expected slice,row,column"
+            )
+    return dz, dy, dx
 
 
 def _format_of(path: Path) -> str:

@@ -28,7 +28,9 @@ REASONS: dict[str, Reason] = {
     ),
     "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
     "broken_header": Reason("DICOM whose header cannot be parsed", "copy or export it again"),
-    "not_structural_oct": Reason("an image of another kind (photograph, en face, flow, height map)", "none", lost=False),
+    "not_structural_oct": Reason(
+        "an image of another kind (photograph, en face, flow, height map, segmentation)", "none", lost=False
+    ),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
     "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
     "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),

@@ -31,7 +31,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.store.disk import PARTS, clear_folder, only_writer
 
 _log = logging.getLogger(__name__)
-_INDEX = {".json", ".jsonl", ".parquet"}
+_INDEX = {".json", ".jsonl", ".parquet", ".tsv"}
 _UPLOADS, _WAITING = 4, 16  # at once; chunks that may wait for their turn
 _ROWS_PER_PART = 32  # what a killed ingest may lose
 _OLD_SECONDS = 30 * 24 * 3600

@@ -28,7 +28,7 @@ from octjepa.store.disk import clear_unfinished, swap_in
 from octjepa.store.flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown
 from octjepa.store.on_ray import on_ray
-from octjepa.store.one_file import FileState, Result, ingest_one, refused, sha256, state
+from octjepa.store.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.split import split_the_rest
 
 _log = logging.getLogger(__name__)
@@ -110,12 +110,14 @@ def build_store(
     seed: int = 0,
     engine: Engine = "local",
     seconds_per_file: float = SECONDS_PER_FILE,
+    spacing_mm: Spacing = None,
 ) -> dict[str, Any]:
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
     `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes or hangs a
     decoder takes with it. With `engine` "ray" they are files at once, None for one a CPU of the cluster. A file that
-    takes longer than `seconds_per_file` is given up.
+    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
+    another one reads them again.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
     recommended_split_unknown, split_by, people_unknown, people, eyes, seconds, volumes_per_second}: `accepted` counts
     this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of `by_reason`, of
@@ -136,13 +138,13 @@ def build_store(
     found = discover(sources)
     opened = Store.create(store, preprocessing)
     with opened.writing():
-        work = partial(ingest_one, store=opened.path, preprocessing=preprocessing)
+        work = partial(ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm)
         record_ignored(opened.path, sources, found.ignored)
 
         def results(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile, Result], None, None]:
             return _results(files, work, engine, workers, seconds_per_file, opened.path)
 
-        return _build(opened, found, results, max_lost, seed, start)
+        return _build(opened, found, results, max_lost, seed, start, spacing_mm)
 
 
 def _build(
@@ -152,9 +154,10 @@ def _build(
     max_lost: float,
     seed: int,
     start: float,
+    spacing_mm: Spacing,
 ) -> dict[str, Any]:
     known = store.known_files()
-    todo = [file for file in found.files if not _is_done(file, known)]
+    todo = [file for file in found.files if not is_done(file, known.get(file.key), spacing_mm)]
     skipped = len(found.files) - len(todo)
     splits = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
     accepted: list[dict[str, Any]] = []
@@ -225,10 +228,6 @@ def _build(
             summary,
         )
     return summary
-
-
-def _is_done(file: SourceFile, known: dict[str, FileState]) -> bool:
-    return file.key in known and known[file.key] == state(file)
 
 
 def _lost_table(refused: Sequence[dict[str, str]]) -> str:

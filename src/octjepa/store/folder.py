@@ -3,6 +3,7 @@
     store.json            schema version, version of the canonicalisation, preprocessing contract and its hash
     volumes.parquet       a row per volume           quarantine.jsonl   a line per refused file
     participants.parquet  person, site, group, age, recommended split
+    labels.tsv            labels that came in the files, a row per volume that has any
     journal.jsonl         what the running (or killed) ingest added since the last two were written; in a bucket
                           journal-<number>.jsonl, a part each time
     chunks/aa/<id>/       pixels.npy (memory-mapped), geometry.npz
@@ -41,6 +42,7 @@ from octjepa.store.disk import (
     write_json,
     write_new_folder,
 )
+from octjepa.store.labels import LABELS_FILE, labels_table
 from octjepa.store.rows import Rows
 from octjepa.store.rows import file_key as file_key
 
@@ -50,11 +52,13 @@ if TYPE_CHECKING:
 TEXT_COLUMNS = (
     "volume_id", "content_hash", "person_id", "eye", "laterality_source", "device", "protocol", "region", "pattern",
     "sop_instance_uid", "source", "visit", "site", "format", "personal",
+    "enface_hash", "labels",
 )  # fmt: skip
 COLUMNS = (
     *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",
     "provenance_slice", "provenance_row", "provenance_column", "uncertain", "notes", "mirrored",
-    "tissue_mean", "tissue_std", "tissue_share", "quality", "split", "chunk_hash",
+    "tissue_mean", "tissue_std", "tissue_share", "quality", "snr_db", "blank_share", "clipped_share", "motion_um",
+    "fill_share", "split", "chunk_hash",
     "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
 )  # fmt: skip
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
@@ -226,7 +230,7 @@ class Store:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         name = f"{self.location}/chunks/{volume_id[:2]}/{volume_id}"
         try:
-            with self._parts_of(volume_id) as parts:
+            with self.parts_of(volume_id) as parts:
                 if self._bucket is not None:
                     self._check(row, parts)
                 pixels = np.load(parts["pixels.npy"], mmap_mode="r", allow_pickle=False)
@@ -238,7 +242,7 @@ class Store:
         return CanonicalVolume(volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts)
 
     @contextmanager
-    def _parts_of(self, volume_id: str) -> Iterator[dict[str, Path]]:
+    def parts_of(self, volume_id: str) -> Iterator[dict[str, Path]]:
         """The files of a chunk by name; those of a bucket are held in the cache meanwhile."""
         local = {name: self.chunk(volume_id) / name for name in PARTS}
         with nullcontext(local) if self._bucket is None else self._bucket.chunk(volume_id) as parts:
@@ -259,7 +263,7 @@ class Store:
         found = []
         for volume_id, row in sorted(self._state.rows.items()):
             try:
-                with self._parts_of(volume_id) as parts:
+                with self.parts_of(volume_id) as parts:
                     self._check(row, parts)
                 self.read(volume_id)
             except (OctjepaError, OSError, ValueError):
@@ -370,6 +374,9 @@ class Store:
         lines = "".join(json.dumps(row) + "\n" for row in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
+        labels = labels_table(self._state.rows.values())
+        if labels or (self.path / LABELS_FILE).is_file():
+            write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
         self._journal.remove()
         for part in self._journal_parts():
             part.unlink()
@@ -388,7 +395,7 @@ def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
         folder.parent,
         {
             "pixels.npy": lambda file: np.save(file, volume.pixels, allow_pickle=False),
-            "geometry.npz": lambda file: np.savez(file, band=volume.band, shifts=volume.shifts),
+            "geometry.npz": lambda file: np.savez(file, **volume.geometry()),
         },
     )
 

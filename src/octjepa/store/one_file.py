@@ -14,13 +14,18 @@ from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
 from octjepa.store.disk import PARTS, chunk_hash
 from octjepa.store.folder import stage_chunk
+from octjepa.store.labels import labels_text
 from octjepa.volume import OCTVolume
 
-FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row
+FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and the spacing that was asked for
+Spacing = tuple[float, float, float] | None  # slice, row, column in mm: the user's word
+_ASKED = " spacing "
 Result = dict[str, Any]  # {"volume": index row, "chunk": hidden folder} or {"refused": ledger row}
 
 
-def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) -> Result:
+def ingest_one(
+    source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None
+) -> Result:
     """One file: {"volume": index row, "chunk": the hidden folder with its pixels} or {"refused": ledger row}.
 
     The pixels wait beside their place until the parent has judged that this file is no second copy of another.
@@ -28,9 +33,9 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) ->
     """
     stage = "read"
     try:
-        before = state(source)  # before reading: a file that changes meanwhile is read again by the next run
+        before = state(source, spacing_mm)  # before reading: what changes meanwhile is read again by the next run
         with source.local() as path:
-            volume = read_volume(path, source.row, called=source.called, member=source.member)
+            volume = read_volume(path, source.row, spacing_mm, called=source.called, member=source.member)
         if before is None:
             raise rejected("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
@@ -53,10 +58,21 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing) ->
         return refused(source, stage, "reader_failed", detail, sha256(source))
 
 
-def state(source: SourceFile) -> FileState | None:
+def state(source: SourceFile, spacing_mm: Spacing = None) -> FileState | None:
     """What has to be the same for a file to be done; None where it cannot be looked at."""
     now = source.state()
-    return None if now is None else (*now, row_hash(source.row))
+    if now is None:
+        return None
+    row = row_hash(source.row)
+    return (*now, row if spacing_mm is None else f"{row}{_ASKED}{','.join(map(repr, spacing_mm))}")
+
+
+def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = None) -> bool:
+    """Whether a file that was read as `before` need not be read again; no spacing keeps the one that was asked for."""
+    now = state(source, spacing_mm)
+    if before is None or now is None:
+        return False
+    return now == (before if spacing_mm is not None else (*before[:2], before[2].partition(_ASKED)[0]))
 
 
 def refused(source: SourceFile, stage: str, reason: str, detail: str, digest: str = "") -> Result:
@@ -82,6 +98,7 @@ def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, read_as: Fi
         "protocol": volume.protocol, "region": volume.region, "pattern": volume.pattern,
         "sop_instance_uid": volume.sop_instance_uid, "source": source.name,
         "visit": volume.visit, "site": volume.site, "format": volume.format, "personal": ";".join(volume.personal),
+        "labels": labels_text(volume.labels),
         "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
         "spacing_z_mm": dz, "spacing_y_mm": dy, "spacing_x_mm": dx,
         "provenance_slice": volume.provenance["slice"], "provenance_row": volume.provenance["row"],

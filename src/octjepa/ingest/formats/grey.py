@@ -43,7 +43,9 @@ def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
 
 
 def _refuse_labels(values: np.ndarray) -> None:
-    """Raises VolumeRejected unsupported_pixels for constant values and for label volumes."""
+    """Raises VolumeRejected: not_structural_oct for masks and segmentations, unsupported_pixels for one value."""
+    if values.dtype.kind == "b":
+        raise rejected("not_structural_oct", "truth values: it is a mask")
     step = max(1, values.size // 2_000_000)
     seen = np.unique(values.reshape(-1)[::step])
     if len(seen) > FEW_VALUES:
@@ -52,7 +54,7 @@ def _refuse_labels(values: np.ndarray) -> None:
     if len(seen) <= 1:
         raise rejected("unsupported_pixels", "every voxel has the same value")
     if len(seen) <= FEW_VALUES:
-        raise rejected("unsupported_pixels", f"only {len(seen)} different values: it looks like a segmentation")
+        raise rejected("not_structural_oct", f"only {len(seen)} different values: it looks like a segmentation")
 
 
 def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "..."]:
@@ -83,9 +85,10 @@ def to_grey(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndar
     """8-bit values stay as they are; deeper integers lose low bits, so that 12 in 16 bits do not go dark.
 
     Floats that hold whole numbers within 0 and 255 are those; others are scaled from their least to their largest
-    finite value. Raises VolumeRejected unsupported_pixels: truth values, complex numbers, constant, few values.
+    finite value. Raises VolumeRejected: not_structural_oct (truth values, few values), unsupported_pixels (complex
+    numbers, texts, one value).
     """
-    if values.dtype.kind not in "uif":
+    if values.dtype.kind not in "buif":
         raise rejected(
             "unsupported_pixels", f"values of type {values.dtype.name}; expected numbers that are grey levels"
         )
