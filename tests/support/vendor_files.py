@@ -45,7 +45,8 @@ def vol_bytes(raw: np.ndarray, places: list[tuple[float, ...]], **header: Any) -
     }  # fmt: skip
     bscans = [
         {
-            "bscan_hdr_size": 256 + 8 * columns, "start_x": place[0], "start_y": place[1], "end_x": place[2], "end_y": place[3],
+            "bscan_hdr_size": 256 + 8 * columns, "start_x": place[0], "start_y": place[1],
+            "end_x": place[2], "end_y": place[3],
             "num_seg": 1, "quality": 30.0, "shift": 0, "iv_transformation": [0.0] * 6,
             "layer_segmentations": np.full((1, columns), 3.0, np.float32), "data": image.astype(np.float32),
         }
