@@ -19,7 +19,7 @@ from octjepa.store.resample import centred, weights
 if TYPE_CHECKING:
     import pandas as pd
 
-NEAR_BITS = 44  # of 256; how copies and other eyes lie about it: docs/quality.md
+NEAR_BITS = 40  # of 256; how copies, repeats and other eyes lie about it: docs/quality.md
 _GRID = ((16, 0.36), (48, 0.12))  # samples and pitch in mm of the small image, slices and columns: 5.8 x 5.8 mm
 _TERMS = 16  # cosine terms kept along each axis
 _BANDS = 16  # pieces of 16 bits by which candidates are found
@@ -53,8 +53,8 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
     """(volume_id, volume_id, distance in bits) of all pairs of a store's table whose en face images are alike.
 
     Of volumes with one and the same hash only the pairs with the first are listed. Two hashes are compared where one
-    of their 16 pieces of 16 bits is equal but for a bit at most: that finds all pairs up to 31 bits apart, and 98 % of
-    those 44 apart. Time grows nearly linearly with the number of volumes.
+    of their 16 pieces of 16 bits is equal but for a bit at most: that finds all pairs up to 31 bits apart, and 99 % of
+    those 40 apart. Time grows nearly linearly with the number of volumes.
     """
     rows = table[table["enface_hash"].astype(str) != ""].sort_values("volume_id")
     names = rows["volume_id"].tolist()

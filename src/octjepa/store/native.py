@@ -42,14 +42,14 @@ class NativeMap:
         """Of a volume in a store. Raises UsageError: no such volume; OctjepaError: its geometry is damaged."""
         rows = store.table[store.table["volume_id"] == volume_id].to_dict("records")
         if not rows:
-            raise UsageError(f"the store {store.path} has no volume {volume_id}")
+            raise UsageError(f"the store {store.location} has no volume {volume_id}")
         row = rows[0]
-        file = store.chunk(volume_id) / "geometry.npz"
         try:
-            with np.load(file, allow_pickle=False) as geometry:
+            with store.parts_of(volume_id) as parts, np.load(parts["geometry.npz"], allow_pickle=False) as geometry:
                 shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
         except (OSError, ValueError, KeyError) as error:
-            raise OctjepaError(f"{file} is damaged ({error}): delete its folder and ingest again") from None
+            where = f"{store.location}/chunks/{volume_id[:2]}/{volume_id}"
+            raise OctjepaError(f"{where} is damaged ({error}): delete it and ingest again") from None
         return cls(
             (int(row["native_d"]), int(row["native_h"]), int(row["native_w"])),
             (float(row["spacing_z_mm"]), float(row["spacing_y_mm"]), float(row["spacing_x_mm"])),
