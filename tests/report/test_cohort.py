@@ -82,6 +82,7 @@ def test_the_ledger_stands_by_reason_with_what_paths_tell(tmp_path: Path) -> Non
         "copy or download it again",
     )
     assert first.by_device == {"unknown": 1, "zeiss_cirrus": 1}
+    assert first.by_site == {"UW": 1, "unknown": 1}
     assert (last.reason, last.lost) == ("duplicate_content", False)
 
 

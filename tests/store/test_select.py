@@ -51,6 +51,8 @@ EVERY_PATTERN: dict[str, Any] = {"patterns": ["raster", "radial"]}
         ({"formats": ["dicom"]}, [4]),
         ({"patterns": ["raster"]}, [5]),
         ({"min_frames": 8}, [6]),
+        ({"min_frames": 7, "max_frames": 60, "min_quality": 0.2}, []),
+        ({"max_spacing_mm": [0.3, None, None], "min_spacing_mm": [0.12, None, None]}, []),
         ({"max_frames": 7}, [0, 1, 2, 3, 4, 5, 7, 8, 9]),
         ({"max_spacing_mm": [0.2, None, None]}, [7]),
         ({"min_spacing_mm": [0.2, None, 0.001]}, [0, 1, 2, 3, 4, 5, 6, 8, 9]),

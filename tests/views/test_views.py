@@ -180,9 +180,9 @@ def test_choice_by_device_and_limit():
     assert len(select_volumes(store, limited, "train").volume_ids) == 5
     absent = small_recipe(data={"strategy": "single_domain", "device": "topcon_maestro2"})
     with pytest.raises(
-        UsageError, match="device topcon_maestro2 .the store has no topcon_maestro2. took out the last 12"
+        UsageError, match=r"device topcon_maestro2 \(the store has no topcon_maestro2\) took out the last 12"
     ):
-        select_volumes(store, absent, "train").volume_ids
+        select_volumes(store, absent, "train")
 
 
 def test_only_raster_scans_take_part():
@@ -197,4 +197,4 @@ def test_another_contract_is_refused_by_field():
     store = MemoryStore(small_recipe(preprocessing={"orientation": "native"}).preprocessing)
     store.preprocessing = recipe.preprocessing.model_copy(update={"orientation": "native"})
     with pytest.raises(ContractError, match="orientation: store native, recipe OD"):
-        select_volumes(store, recipe, "train").volume_ids
+        select_volumes(store, recipe, "train")

@@ -43,6 +43,7 @@ class RefusedFor:
     lost: bool
     number: int
     by_device: dict[str, int]
+    by_site: dict[str, int]
     files: tuple[RefusedFile, ...]
 
 
@@ -78,7 +79,9 @@ def refused(store: Store, root: Path) -> list[RefusedFor]:
         meaning = known.meaning if known else "a reason that this version of octjepa does not know"
         action = known.action if known else "report with the version that made the store"
         files = rows[one.reason]
-        found.append(RefusedFor(one.reason, meaning, action, one.lost, one.files, one.by_device, tuple(files)))
+        found.append(
+            RefusedFor(one.reason, meaning, action, one.lost, one.files, one.by_device, one.by_site, tuple(files))
+        )
     return found
 
 

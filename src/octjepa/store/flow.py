@@ -159,10 +159,6 @@ class Sources:
     def lost(self) -> int:
         return sum(one.files for one in self.refused if one.lost)
 
-    def payload(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"found": self.found, "scans": self.scans, **asdict(self)}
-
 
 def sources_of(store: Store) -> Sources:
     """What became of every file that was ingested into `store`, over all its ingests."""
