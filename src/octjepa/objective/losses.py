@@ -30,7 +30,12 @@ def cosine(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
     return F.cosine_similarity(predicted.float(), target.float(), dim=-1).mean()
 
 
-LOSSES = {"vjepa": l1, "normalized_mse": normalized_mse}
+def pixel_mse(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    """MAE's (He et al. 2022): squared error of normalised pixels, mean over a patch's pixels; 1 for an empty guess."""
+    return (predicted.float() - target.float()).square().mean()
+
+
+LOSSES = {"vjepa": l1, "vjepa_dense": l1, "normalized_mse": normalized_mse, "mae": pixel_mse}
 
 
 def loss_of(arm: str, predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:

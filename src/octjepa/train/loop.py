@@ -18,7 +18,8 @@ from octjepa.checkpoint import folder, state
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum, update_target
-from octjepa.objective.losses import cosine, loss_of
+from octjepa.objective.losses import cosine
+from octjepa.objective.total import token_steps, training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -83,7 +84,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             rate = learning_rate(update, total, recipe.train)
             m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
             set_learning_rate(optimiser, rate)
-            measured = accumulate(model, batch, recipe, runtime)
+            measured = accumulate(model, batch, recipe, runtime, update)
             clip = recipe.train.clip_norm or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))  # read before zeroing
             healthy = math.isfinite(norm) and math.isfinite(measured["train/loss"])
@@ -126,25 +127,30 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     return summary
 
 
-def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -> dict[str, float]:
-    """Gradients of the whole batch's mean loss, in micro-batches; returns that loss and the cosine.
+def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime, update: int = 0) -> dict[str, float]:
+    """Gradients of the whole batch's mean loss, in micro-batches; returns that loss, its parts and the cosine.
 
     Each part counts by its share of the batch, so 1x32, 2x16 and 4x8 give the same update.
     """
     size = len(batch.volume_ids)
     step = min(recipe.machine.micro_batch or size, size)
-    loss_sum, cosine_sum = 0.0, 0.0
+    sums: dict[str, float] = {}
     for start in range(0, size, step):
         part = batch.part(start, start + step)
         share = len(part.volume_ids) / size
+        inputs = part.inputs(runtime.device)
         with runtime.compute():
-            outcome = model.predict(*part.inputs(runtime.device))
+            outcome = model.predict(*inputs)
         check_detached(outcome)
-        loss = loss_of(recipe.objective.name, outcome.predicted, outcome.target)
+        steps = token_steps(part.grid_index.to(runtime.device), recipe.grid)
+        loss, parts = training_loss(recipe.objective, outcome, steps, *inputs[3:], update)
         (loss * share).backward()
-        loss_sum += float(loss.detach()) * share
-        cosine_sum += float(cosine(outcome.predicted.detach(), outcome.target)) * share
-    return {"train/loss": loss_sum, "train/cosine": cosine_sum}
+        shown = {"train/loss": loss.detach(), "train/cosine": cosine(outcome.predicted.detach(), outcome.target)}
+        if len(parts) > 1:
+            shown |= {f"train/loss_{name}": value for name, value in parts.items()}
+        for name, value in shown.items():
+            sums[name] = sums.get(name, 0.0) + float(value) * share
+    return sums
 
 
 def _validation(

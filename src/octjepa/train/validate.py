@@ -30,6 +30,13 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
     return means
 
 
+def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
+    """The encoder's features, where the arm's targets are pixels."""
+    depths = (len(model.target_encoder.blocks),)
+    with runtime.compute():
+        return model.target_levels(batch.target_view.to(runtime.device), batch.places.to(runtime.device), depths).cpu()
+
+
 @torch.inference_mode()
 def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: trivial.PlaceMeans) -> dict[str, float]:
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
@@ -56,7 +63,9 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         seen += count
-        features.append(targets.flatten(0, 1)[:: max(1, targets.shape[1] // _RANK_TOKENS_A_VOLUME)])
+        last = targets if model.arm != "mae" else _features(model, runtime, batch)
+        width = model.target_encoder.width
+        features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
     result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
     tokens = torch.cat(features)
