@@ -8,7 +8,8 @@ import torch
 
 from octjepa.model import VJEPA3D
 from octjepa.objective import trivial
-from octjepa.objective.losses import cosine, entropy_rank, loss_of
+from octjepa.objective.losses import cosine, loss_of
+from octjepa.objective.meters import rank_me
 from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch
 
@@ -70,5 +71,5 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
     result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
     tokens = torch.cat(features)
     step = -(-len(tokens) // _RANK_TOKENS)  # every step-th token, from all volumes alike
-    result["rankme"] = entropy_rank(tokens[::step])
+    result["rankme"] = rank_me(tokens[::step])
     return result
