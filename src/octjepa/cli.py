@@ -154,16 +154,36 @@ def inspect(
 def split(
     store: Annotated[Path, typer.Argument(help="The store folder.")],
     by: Annotated[str, typer.Option("--by", help="recommended or stratified.")] = "recommended",
+    shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.8,0.1,0.1",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    deal_rest: Annotated[bool, typer.Option("--deal-rest", help="Deal people without a recommendation.")] = False,
+    labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV whose --target is dealt evenly.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="A label column.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Split nothing; tell whom this run, weights or store has seen.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Person-level split of a store, with a leak check."""
+    """Person-level split of a store, with a leak check; or a leak check against what an encoder was pretrained on."""
     from octjepa.store import Store
-    from octjepa.store.split import apply_split
+    from octjepa.store.split import apply_split, read_shares
 
     set_quiet(quiet)
-    say(apply_split(Store.open(store), by, seed), as_json)
+    opened = Store.open(store)
+    if against is not None:
+        from octjepa.evaluate.seen import check_against
+
+        say(check_against(opened, against), as_json)
+        return
+    values = None
+    if labels is not None or target is not None:
+        from octjepa.evaluate.labels import read_labels
+
+        if labels is None or target is None:
+            raise UsageError("--labels and --target belong together: name the file and its column")
+        values = read_labels(labels, [target]).values[target]
+    say(apply_split(opened, by, seed, read_shares(shares), deal_rest, values), as_json)
 
 
 @app.command()
@@ -180,13 +200,15 @@ def plan(
 
     set_quiet(quiet)
     resolved = load_recipe(recipe, overrides or ())
-    volumes = None
-    if store is not None:
-        from octjepa.store import Store
-        from octjepa.views.loader import choose_volumes
+    if store is None:
+        say(plan_recipe(resolved), as_json)
+        return
+    from octjepa.store import Store
+    from octjepa.train.cohort import choose_cohort
 
-        volumes = len(choose_volumes(Store.open(store), resolved, "train"))
-    say(plan_recipe(resolved, volumes), as_json)
+    cohort, _ = choose_cohort(Store.open(store), resolved)
+    cohort.tell()
+    say({**plan_recipe(resolved, len(cohort.train.volume_ids)), **(cohort.about() if as_json else {})}, as_json)
 
 
 @app.command()

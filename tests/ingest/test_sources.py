@@ -1,15 +1,19 @@
-"""Discovery, manifests of three generations, and the list of reasons."""
+"""Discovery on disks: trees, globs, lists, manifests of three generations, what is refused; and the list of reasons."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
-from octjepa.ingest import REASONS, discover, read_volume
+from octjepa.ingest import REASONS, Discovery, discover, formats, read_volume
 from octjepa.ingest.identity import region_of
 from octjepa.ingest.reasons import ledger_row, rejected
 
@@ -70,16 +74,15 @@ def test_side_files_are_left_out_and_false_dicom_is_kept_for_the_ledger(tmp_path
     save(make_dataset(PIXELS), tmp_path / "no_suffix")
     (tmp_path / "._scan.dcm").write_bytes(b"mac")
     (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "truth.npz").write_bytes(b"PK")
+    (tmp_path / "truth").mkdir()
+    (tmp_path / "truth" / "eyes.tsv").write_text("of a phantom cohort")
+    (tmp_path / "truth" / "1.2.3.npz").write_bytes(b"PK")
+    (tmp_path / "page.html").write_text("x")
+    (scan(tmp_path / "store" / "chunks" / "pixels.npy").parents[1] / "store.json").write_text("{}")
     (tmp_path / "empty.dcm").write_bytes(b"")
     found = discover([tmp_path])
     assert [file.name for file in found.files] == ["empty.dcm", "no_suffix"]
-    assert found.ignored == {"hidden": 1, ".txt": 1, ".npz": 1}
-
-
-def test_a_bucket_is_told_apart_from_a_missing_folder() -> None:
-    with pytest.raises(UsageError, match=r"gs://eyes/oct is no local path"):
-        discover(["gs://eyes/oct"])
+    assert found.ignored == {"hidden": 1, ".txt": 1, ".html": 1, "truth of phantoms": 1, "store of octjepa": 1}
 
 
 def test_what_is_no_source_is_said(tmp_path: Path) -> None:
@@ -90,6 +93,290 @@ def test_what_is_no_source_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("x\ty\n1\t2\n")
     with pytest.raises(UsageError, match="no column 'filepath'"):
         discover([tmp_path / "a.tsv"])
+    with pytest.raises(UsageError, match=r"http:// is not read: give a local path, gs://"):
+        discover(["http://example.org/eyes"])
+    with pytest.raises(UsageError, match=r"lost a slash: write gs://"):
+        discover([Path("gs://eyes/oct")])
+    with pytest.raises(UsageError, match="no source named"):
+        discover([])
+    os.mkfifo(tmp_path / "pipe.dcm")
+    with pytest.raises(UsageError, match="neither a file nor a folder"):
+        discover([tmp_path / "pipe.dcm"])
+
+
+def scan(path: Path) -> Path:
+    """What is recognised as DICOM, in 132 bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(128) + b"DICM")
+    return path
+
+
+def reasons(found: Discovery) -> dict[str, str]:
+    return {one.source.name: one.reason for one in found.refused}
+
+
+def names(found: Discovery) -> list[str]:
+    return [file.name for file in found.files]
+
+
+# Globs and lists
+
+
+def test_a_glob_is_expanded_as_a_shell_would(tmp_path: Path) -> None:
+    for name in ("1001/a.dcm", "1001/b.dcm", "1002/deep/c.dcm", "other/d.dcm", ".git/e.dcm"):
+        scan(tmp_path / name)
+    (tmp_path / "1001" / "notes.txt").write_text("x")
+    (tmp_path / "round").symlink_to(tmp_path)  # a loop
+    assert names(discover([f"{tmp_path}/**/*.dcm"])) == [
+        "1001/a.dcm", "1001/b.dcm", "1002/deep/c.dcm", "other/d.dcm",
+    ]  # fmt: skip
+    found = discover([f"{tmp_path}/100[12]"])
+    assert names(found) == ["a.dcm", "b.dcm", "deep/c.dcm"]
+    assert found.ignored == {".txt": 1}
+    assert names(discover([f"{tmp_path}/1001/?.dcm", f"{tmp_path}/**/a.dcm"])) == ["a.dcm", "b.dcm"]
+    with pytest.raises(UsageError, match=r"nothing matches .*x\.dcm: check the pattern"):
+        discover([f"{tmp_path}/**/x.dcm"])
+    odd = scan(tmp_path / "set [1]" / "a.dcm")  # a folder that is really called so
+    assert discover([odd.parent]).files[0].path == odd
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_list_names_files_relative_to_itself(tmp_path: Path, encoding: str) -> None:
+    scan(tmp_path / "lists" / "ä b.dcm")
+    elsewhere = scan(tmp_path / "elsewhere" / "c.dcm")
+    scan(tmp_path / "folder" / "d.dcm")
+    entries = f"# chosen\n\n  ä b.dcm  \n{elsewhere}\r\n../folder\nabsent.dcm\n"
+    (tmp_path / "lists" / "chosen.LST").write_bytes(entries.encode(encoding))
+    found = discover([tmp_path / "lists" / "chosen.LST"])
+    assert [file.path.name for file in found.files] == ["c.dcm", "d.dcm", "ä b.dcm"]
+    assert reasons(found) == {"absent.dcm": "manifest_row_without_file"}
+
+
+def test_what_is_no_list_is_said(tmp_path: Path) -> None:
+    for content in (b"", b"# nothing\n", b"\x00\x01binary"):
+        (tmp_path / "a.txt").write_bytes(content)
+        with pytest.raises(UsageError, match=r"a.txt is no list of files: expected text with a path"):
+            discover([tmp_path / "a.txt"])
+    (tmp_path / "a.txt").write_text("gone.dcm\n")
+    with pytest.raises(UsageError, match=r"1 manifest_row_without_file: .* finish the download"):
+        discover([tmp_path / "a.txt"])
+
+
+# Manifests
+
+
+def manifest(root: Path, *rows: str, columns: str = "person_id\tfilepath\tlaterality") -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "manifest.tsv").write_text("\n".join([columns, *rows]) + "\n")
+    return root / "manifest.tsv"
+
+
+def test_a_row_never_leads_out_of_its_root(tmp_path: Path) -> None:
+    secret = scan(tmp_path / "secret" / "s.dcm")
+    root = tmp_path / "set"
+    scan(root / "a.dcm")
+    (root / "link.dcm").symlink_to(secret)
+    (root / "linked").symlink_to(secret.parent)
+    (root / "inner.dcm").symlink_to(root / "a.dcm")
+    table = manifest(
+        root, "1\t/a.dcm\tL", "2\t../secret/s.dcm\tL", "3\tx/../../secret/s.dcm\tL", "4\t/link.dcm\tL",
+        "5\tlinked/s.dcm\tL", "6\tC:\\secret\\s.dcm\tL", f"7\t{secret}\tL", "8\tgs://b/s.dcm\tL", "9\t/inner.dcm\tL",
+    )  # fmt: skip
+    for source in (root, table):
+        found = discover([source])
+        assert {file.path.resolve() for file in found.files} == {root / "a.dcm"}
+        assert reasons(found) == {
+            "../secret/s.dcm": "path_escapes",
+            "x/../../secret/s.dcm": "path_escapes",
+            "link.dcm": "path_escapes",
+            "linked/s.dcm": "path_escapes",
+            "C:\\secret\\s.dcm": "path_escapes",
+            "gs://b/s.dcm": "path_escapes",
+            secret.as_posix().lstrip("/"): "manifest_row_without_file",  # meant from the root, as all that begin with /
+        }
+
+
+def test_rows_that_repeat_and_rows_that_disagree(tmp_path: Path) -> None:
+    for name in "abc":
+        scan(tmp_path / f"{name}.dcm")
+    table = manifest(tmp_path, "1\ta.dcm\tL", "1\t/a.dcm\tL", "1\tb.dcm\tL", "2\tb.dcm\tL", "1\tc.dcm\tR")
+    for source in (tmp_path, table, f"{tmp_path}/*.dcm"):
+        found = discover([source])
+        assert names(found) == ["a.dcm", "c.dcm"]
+        assert reasons(found) == {"b.dcm": "manifest_disagrees"}
+    assert discover([table]).ignored["repeated manifest row"] == 2
+    with pytest.raises(UsageError, match="contradict each other"):
+        discover([tmp_path / "b.dcm"])
+
+
+def test_columns_are_read_leniently(tmp_path: Path) -> None:
+    scan(tmp_path / "a.dcm")
+    columns = " Participant_ID ,FilePath,Laterality,Pixel_Spacing"
+    (tmp_path / "list.csv").write_text(f'{columns}\nAI-READI-1001,a.dcm,R,"[0.0039, 0.012]"\n')
+    row = discover([tmp_path / "list.csv"]).files[0].row
+    assert row is not None
+    assert (row.person_id, row.laterality, row.pixel_spacing_mm) == ("1001", "R", (0.0039, 0.012))
+
+
+def test_accents_may_be_composed_or_not(tmp_path: Path) -> None:
+    scan(tmp_path / "a\u0308.dcm")  # as macOS writes it
+    manifest(tmp_path, "1\t\u00e4.dcm\tL")
+    found = discover([tmp_path])
+    assert [file.row is not None for file in found.files] == [True]
+    assert not found.refused
+
+
+def test_every_data_set_below_a_folder_has_its_own_manifest(tmp_path: Path) -> None:
+    tree(tmp_path / "first")
+    scan(tmp_path / "second" / "a.dcm")
+    manifest(tmp_path / "second", "77\ta.dcm\tL")
+    scan(tmp_path / "second" / "retinal_octa" / "b.dcm")
+    manifest(tmp_path / "second" / "retinal_octa", "78\tnever.dcm\tL")  # of another modality
+    manifest(tmp_path / "third", "x\ty", columns="other\ttable")
+    found = discover([tmp_path])
+    people = {file.path.name: file.row.person_id if file.row else "" for file in found.files}
+    assert people == {**dict.fromkeys(NAMES, "1234"), "a.dcm": "77", "b.dcm": ""}
+    assert reasons(found) == {"retinal_oct/absent.dcm": "manifest_row_without_file"}
+    assert found.ignored["unusable manifest.tsv"] == 1
+    assert len(found.participants) == 1
+
+
+# What lies in trees
+
+
+def test_archives_are_never_silently_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scan(tmp_path / "a.dcm")
+    for name in ("b.zip", "c.TAR.GZ", "._d.zip"):
+        (tmp_path / name).write_bytes(b"PK")
+    found = discover([tmp_path])
+    assert reasons(found) == {"b.zip": "archive_not_expanded", "c.TAR.GZ": "archive_not_expanded"}
+    assert "octjepa expand" in next(one.detail for one in found.refused if one.source.name == "b.zip")
+    assert "2 archive_not_expanded" in caplog.text
+    with pytest.raises(UsageError, match=r"1 archive_not_expanded: .* run `octjepa expand`"):
+        discover([tmp_path / "b.zip"])
+
+
+def test_special_files_links_and_loops(tmp_path: Path) -> None:
+    scan(tmp_path / "set" / "a.dcm")
+    outside = scan(tmp_path / "outside" / "b.dcm")
+    inside = tmp_path / "set"
+    os.mkfifo(inside / "pipe.dcm")  # opening it would wait for ever
+    (inside / "round").symlink_to(inside)
+    (inside / "folder").symlink_to(outside.parent)
+    (inside / "chosen.dcm").symlink_to(outside)  # a person's own choice, and no manifest's
+    (inside / "lost.dcm").symlink_to(tmp_path / "gone")
+    (inside / "self.dcm").symlink_to(inside / "self.dcm")
+    scan(inside / ".hidden" / "c.dcm")
+    found = discover([inside])
+    assert names(found) == ["a.dcm", "chosen.dcm"]
+    assert found.ignored == {"special file": 1, "linked folder": 2, "hidden folder": 1}
+    assert reasons(found) == {"lost.dcm": "unreadable_file", "self.dcm": "unreadable_file"}
+
+
+def test_odd_names_stay_apart_and_can_be_written(tmp_path: Path) -> None:
+    odd = [b"a\xff.dcm", b"a\nb.dcm", b"\x1b[31m.dcm", b"n" * 251 + b".dcm"]
+    for name in odd:
+        scan(Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)))
+    found = discover([tmp_path])
+    assert len({file.key for file in found.files}) == 4
+    assert all(name.isprintable() and name.encode() for name in names(found))
+    assert "a\\nb.dcm" in names(found)
+    for file in found.files:
+        with file.local() as path:
+            assert path.stat().st_size == 132
+
+
+def test_a_folder_that_may_not_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scan(tmp_path / "a.dcm")
+    scan(tmp_path / "locked" / "b.dcm")
+    really = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root, who runs many tests, may list everything
+    for source in (tmp_path, f"{tmp_path}/**/*.dcm"):
+        found = discover([source])
+        assert names(found) == ["a.dcm"]
+        assert [(one.source.path.name, one.reason) for one in found.refused] == [("locked", "unreadable_folder")]
+        assert "1 unreadable_folder" in caplog.text
+
+
+def test_a_folder_of_images_is_one_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_images(folder: Path, names: list[str]) -> bool:
+        return bool(names) and all(name.endswith(".png") for name in names)
+
+    monkeypatch.setattr(formats, "is_scan_folder", all_images)
+    for number in range(3):
+        (scan(tmp_path / "1001" / "eye" / f"{number}.png")).write_bytes(bytes(number))
+    manifest(tmp_path, "1001\t/1001/eye\tL")
+    found = discover([tmp_path])
+    assert names(found) == ["1001/eye"]
+    (one,) = found.files
+    assert one.row is not None
+    before = one.state()
+    assert before is not None
+    assert before[0] == 3
+    (tmp_path / "1001" / "eye" / "0.png").write_bytes(b"other")
+    assert one.state() != before
+    assert found.ignored == {".tsv": 1}
+
+
+def test_a_source_file_is_known_again(tmp_path: Path) -> None:
+    path = scan(tmp_path / "a.dcm")
+    (tmp_path / "link.dcm").symlink_to(path)
+    (file,) = discover([tmp_path]).files  # the link is the same file
+    with file.local() as local:
+        assert local.samefile(path)
+    assert file.called.name in {"a.dcm", "link.dcm"}
+    assert file.state() == (132, path.stat().st_mtime_ns)
+    path.unlink()
+    assert file.state() is None
+
+
+# Cost
+
+
+@pytest.mark.parametrize("source", ["tree", "manifest", "glob", "list"])
+def test_the_cost_of_a_file_does_not_depend_on_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """System calls per file, counted: parsing tables and walking may not come back to a file once per other file."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*words: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return call(*words, **named)
+
+        return wrapped
+
+    def cost(files: int) -> Counter[str]:
+        root = tmp_path / f"{files:05}"
+        rows = []
+        for number in range(files):
+            scan(root / "retinal_oct" / "set" / f"{number}.dcm")
+            rows.append(f"1\t/retinal_oct/set/{number}.dcm\tL")
+        table = manifest(root / "retinal_oct", *rows)
+        (root / "a.txt").write_text("\n".join(f"retinal_oct/set/{number}.dcm" for number in range(files)))
+        given = {"tree": root, "manifest": table, "glob": f"{root}/**/*.dcm", "list": root / "a.txt"}[source]
+        calls.clear()
+        with monkeypatch.context() as patch:
+            for name in ("stat", "lstat", "scandir", "open"):
+                patch.setattr(os, name, counted(name, getattr(os, name)))
+            assert len(discover([given]).files) == files
+        return Counter(calls)
+
+    few, many = cost(20), cost(120)
+    depth = len(tmp_path.parts) + 4  # the key of a file resolves its path once
+    per_file = {name: (many[name] - few[name]) / 100 for name in many}
+    assert per_file.get("stat", 0) <= 3
+    assert per_file.get("lstat", 0) <= depth + 1
+    assert per_file.get("scandir", 0) == 0
 
 
 def test_region_words() -> None:

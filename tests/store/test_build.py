@@ -68,15 +68,17 @@ def test_a_cohort_becomes_a_store(built: tuple[Path, dict], cohort: Path) -> Non
 
 def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict]) -> None:
     from octjepa.store import Store
-    from octjepa.store.split import find_leaks
+    from octjepa.store.leaks import find_leaks
 
     store = Store.open(built[0])
     recommended = dict(zip(store.participants["person_id"], store.participants["recommended_split"], strict=True))
     assert all(row.split == recommended[row.person_id] for row in store.table.itertuples())
-    assert find_leaks(store) == []
+    assert find_leaks(store.table) == []
     name = store.table["person_id"].iloc[0]
     store.table.loc[0, "split"] = "test" if recommended[name] == "train" else "train"  # in memory only
-    assert find_leaks(store)[0]["key"] == name
+    (leak,) = find_leaks(store.table)
+    assert (leak["kind"], len(leak["volumes"])) == ("person_id", 2)
+    assert name not in str(leak)
 
 
 def test_again_changes_nothing_and_workers_change_nothing(
@@ -104,9 +106,9 @@ def test_a_killed_ingest_is_continued(tiny: Path, tmp_path: Path) -> None:
         "from octjepa.store import build, build_store\n"
         "from octjepa.recipe import Preprocessing\n"
         "one = build.ingest_one\n"
-        "def slow(*arguments):\n"
+        "def slow(*arguments, **settings):\n"
         "    time.sleep(0.1)\n"
-        "    return one(*arguments)\n"
+        "    return one(*arguments, **settings)\n"
         "build.ingest_one = slow\n"
         f"build_store([{str(tiny)!r}], {str(store)!r}, Preprocessing.model_validate_json(sys.argv[1]))\n"
     )
@@ -134,11 +136,11 @@ def test_ctrl_c_leaves_a_store_that_goes_on(tiny: Path, tmp_path: Path, monkeypa
 
     real, calls = build.ingest_one, []
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: object, **settings: object) -> object:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(build, "ingest_one", interrupted)
     with pytest.raises(KeyboardInterrupt):

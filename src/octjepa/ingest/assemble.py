@@ -6,14 +6,15 @@ from pathlib import PurePath
 
 import numpy as np
 
-from octjepa.ingest.geometry import Geometry, SpacingSources, resolve
+from octjepa.ingest.geometry import Geometry, SpacingSources, plausible, resolve
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow
 from octjepa.ingest.pattern import circles, scan_pattern
 from octjepa.ingest.personal import masked_path
 from octjepa.ingest.protocols import known_spacing
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
+from octjepa.ingest.scan import Pair, RawScan
+from octjepa.ingest.upright import is_transposed, is_upside_down
 from octjepa.volume import OCTVolume
 
 LEAST_FRAMES = 4
@@ -40,6 +41,23 @@ def _checked_order(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
     return pixels[order]
 
 
+def _turned(scan: RawScan, notes: list[str]) -> tuple[np.ndarray, Pair | None]:
+    """(pixels, (row, column) spacing) with A-scans running down and the vitreous on top.
+
+    Raises VolumeRejected not_b_scans.
+    """
+    pixels, pair = scan.pixels, scan.pair_mm
+    if is_transposed(pixels):
+        notes.append("axes_transposed")
+        pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
+        if pair is not None and plausible("row", pair[1]) and plausible("column", pair[0]):
+            pair = (pair[1], pair[0])  # given for the rows and columns as they were stored
+    if is_upside_down(pixels):
+        notes.append("turned_upright")
+        pixels = np.ascontiguousarray(pixels[:, ::-1])
+    return pixels, pair
+
+
 def assemble(
     scan: RawScan,
     called: PurePath,
@@ -49,12 +67,13 @@ def assemble(
     """The volume of `scan`; `called` is the path whose folders and name may speak of person, eye and device.
 
     `spacing_mm` (slice, row, column) is the user's word, before every other source.
-    Raises VolumeRejected: spacing_unknown, too_few_frames.
+    Raises VolumeRejected: spacing_unknown, too_few_frames, not_b_scans.
     """
     identity = identify(scan.said, called, row)
-    pixels, facts, notes = scan.pixels, scan.facts, [*identity.notes, *scan.notes]
-    if len(pixels) < LEAST_FRAMES:
-        raise rejected("too_few_frames", f"{len(pixels)} B-scans; a volume needs {LEAST_FRAMES} at least")
+    facts, notes = scan.facts, [*identity.notes, *scan.notes]
+    if len(scan.pixels) < LEAST_FRAMES:
+        raise rejected("too_few_frames", f"{len(scan.pixels)} B-scans; a volume needs {LEAST_FRAMES} at least")
+    pixels, pair = _turned(scan, notes)
     text = f"{identity.protocol} {identity.region}".lower()
     pattern = scan.pattern or scan_pattern(facts, identity.device, text)
     if pattern == "radial" and (round_frames := circles(facts)).any():
@@ -66,7 +85,7 @@ def assemble(
     shape = (frames, height, width)
     sources = SpacingSources(
         facts=facts,
-        shared_pair=scan.pair_mm,
+        shared_pair=pair,
         shared_thickness=scan.thickness_mm,
         manifest_pair=row.pixel_spacing_mm if row else None,
         manifest_thickness=row.slice_thickness_mm if row else None,

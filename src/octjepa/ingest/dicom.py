@@ -5,12 +5,14 @@ Header before pixels: kind, identity and the declared size are judged before any
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octjepa.ingest.frames import frame_facts, measures
 from octjepa.ingest.personal import personal_fields
-from octjepa.ingest.pixels import decode_pixels
+from octjepa.ingest.pixels import MAX_BYTES, check_size, decode_pixels, integer, layout_of
 from octjepa.ingest.reasons import raised_in, rejected
 from octjepa.ingest.scan import RawScan, Said
 
@@ -18,8 +20,24 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 OPHTHALMIC_TOMOGRAPHY = "1.2.840.10008.5.1.4.1.1.77.1.5.4"
-MULTIFRAME_GREY_BYTE = "1.2.840.10008.5.1.4.1.1.7.2"  # accepted where the modality says OPT
+# Image classes that name no modality of their own: taken where the modality says OPT.
+GENERIC = {
+    "1.2.840.10008.5.1.4.1.1.7": "secondary capture",
+    "1.2.840.10008.5.1.4.1.1.7.2": "multi-frame grey byte secondary capture",
+    "1.2.840.10008.5.1.4.1.1.7.3": "multi-frame grey word secondary capture",
+    "1.2.840.10008.5.1.4.1.1.7.4": "multi-frame true colour secondary capture",
+    "1.2.840.10008.5.1.4.1.1.2.1": "enhanced CT",
+    "1.2.840.10008.5.1.4.1.1.4.1": "enhanced MR",
+    "1.2.840.10008.5.1.4.1.1.6.2": "enhanced ultrasound volume",
+}
+DEFLATED = b"1.2.840.10008.1.2.1.99"
 _MAGIC_AT = 128
+_UNDEFINED = 0xFFFFFFFF
+_PIXEL_GROUP, _PIXEL_DATA = 0x7FE00001, 0x7FE00010
+_OTHER_CONTENT = {
+    b"<!doctype": "an HTML page", b"<html": "an HTML page", b"\x1f\x8b": "a gzip archive",
+    b"pk\x03\x04": "a ZIP archive", b"%pdf": "a PDF document",
+}  # fmt: skip
 
 
 def has_dicom_magic(path: Path) -> bool:
@@ -41,43 +59,116 @@ def _check_kind(path: Path) -> None:
     if not has_dicom_magic(path):
         with path.open("rb") as file:
             start = file.read(256).lstrip().lower()
-        html = start.startswith((b"<!doctype", b"<html"))
-        raise rejected("not_dicom", "an HTML page" if html else "no DICM mark at byte 128")
+        other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")
+        raise rejected("not_dicom", other or "no DICM mark at byte 128")
 
 
-def _read(path: Path, pixels: bool) -> Dataset:
-    from pydicom import dcmread
+def _check_inflated_size(path: Path) -> None:
+    """A deflated data set is inflated as a whole: here block by block, to learn how large it is."""
+    with path.open("rb") as file:
+        file.seek(_MAGIC_AT + 4)
+        head = file.read(12)  # (0002,0000) UL 4: the length of the file meta information
+        if head[:8] != b"\x02\x00\x00\x00UL\x04\x00":
+            return
+        length = int.from_bytes(head[8:], "little")
+        if length > 1 << 16 or DEFLATED not in file.read(length):
+            return
+        unpack, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while block := unpack.unconsumed_tail or file.read(1 << 20):
+            size += len(unpack.decompress(block, 1 << 24))
+            if size > MAX_BYTES:
+                raise rejected("size_implausible", f"it inflates to more than {MAX_BYTES >> 30} GiB")
+
+
+def _read(path: Path, stop_when: Callable[[int], bool]) -> Dataset:
+    from pydicom.filereader import read_partial
 
     try:
-        return dcmread(path, stop_before_pixels=not pixels)
+        with path.open("rb") as file:
+            return read_partial(file, lambda tag, *_: stop_when(int(tag)))
     except OSError as error:
         raise rejected("unreadable_file", error.strerror or str(error)) from None
     except MemoryError:
         raise
     except Exception as error:  # pydicom raises what the broken element made of its parser
-        raise rejected("truncated" if pixels else "broken_header", raised_in(error)) from None
+        raise rejected("broken_header", raised_in(error)) from None
+
+
+def _read_header(path: Path) -> Dataset:
+    """All before the pixel data. Raises VolumeRejected: truncated, no_pixel_data, broken_header."""
+    stopped: list[int] = []
+
+    def at_pixels(tag: int) -> bool:
+        if tag >= _PIXEL_GROUP:
+            stopped.append(tag)
+        return tag >= _PIXEL_GROUP
+
+    try:
+        _check_inflated_size(path)
+    except (OSError, zlib.error) as error:
+        raise rejected("truncated", f"the deflated data cannot be unpacked: {raised_in(error)}") from None
+    header = _read(path, at_pixels)
+    if "TransferSyntaxUID" not in getattr(header, "file_meta", {}):
+        raise rejected("broken_header", "no transfer syntax")
+    if not len(header):
+        # pydicom drops everything when the file ends within a sequence.
+        raise rejected("truncated", "the file ends within its header")
+    _check_header(header)
+    if stopped and stopped[-1] >> 16 == _PIXEL_GROUP >> 16:
+        return header
+    last = header.get_item(next(reversed(list(header.keys()))))
+    if not stopped and getattr(last, "is_raw", False) and len(last.value or b"") < last.length:
+        raise rejected("truncated", "the file ends within its header")
+    raise rejected("no_pixel_data", "the header is whole, the pixel data element is absent")
 
 
 def _check_header(header: Dataset) -> None:
-    if "TransferSyntaxUID" not in getattr(header, "file_meta", {}):
-        raise rejected("broken_header", "no transfer syntax")
-    sop_class = str(header.get("SOPClassUID", "")).strip()
-    modality = str(header.get("Modality", "")).strip().upper()
-    if sop_class == OPHTHALMIC_TOMOGRAPHY or (sop_class == MULTIFRAME_GREY_BYTE and modality == "OPT"):
-        return
-    raise rejected("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
+    """Raises VolumeRejected: not_structural_oct, broken_header, no_decoder."""
+    sop_class = _text(header, "SOPClassUID") or str(header.file_meta.get("MediaStorageSOPClassUID") or "").strip()
+    modality = _text(header, "Modality").upper()
+    if not sop_class and "Rows" not in header:
+        raise rejected("broken_header", "neither SOP class nor rows: the header does not say what it is")
+    if sop_class != OPHTHALMIC_TOMOGRAPHY and not (sop_class in GENERIC and modality == "OPT"):
+        raise rejected("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
+    syntax = header.file_meta.TransferSyntaxUID
+    if not syntax.is_transfer_syntax or syntax.is_private:
+        raise rejected("no_decoder", "the transfer syntax is private, or none of the DICOM standard")
+
+
+def _check_frames(header: Dataset) -> None:
+    """Size and number of frames as the header says them, before any pixel is read.
+
+    Raises VolumeRejected: single_frame_series, size_implausible, broken_header, unsupported_pixels.
+    """
+    check_size(max(integer(header, "NumberOfFrames"), 1), layout_of(header))
+    groups = header.get("PerFrameFunctionalGroupsSequence")
+    if (
+        integer(header, "NumberOfFrames") <= 1
+        and not groups
+        and (integer(header, "InstanceNumber") > 1 or "ImagePositionPatient" in header)
+    ):
+        raise rejected("single_frame_series", "one frame, with a place of its own in a series")
 
 
 def _with_pixels(path: Path) -> Dataset:
-    data = _read(path, pixels=True)
+    """The whole data set up to its pixel data; what lies behind them is not read."""
+    data = _read(path, lambda tag: tag > _PIXEL_DATA)
+    size = path.stat().st_size
     if "PixelData" not in data:
-        # pydicom drops an element that is cut off: its tag in the bytes tells a cut file from a header alone.
-        if b"\xe0\x7f\x10\x00" in path.read_bytes():
-            raise rejected(
-                "truncated", f"the pixel data begin and are cut off: the file holds {path.stat().st_size} bytes"
-            )
-        raise rejected("no_pixel_data", "the header is whole, the pixel data element is absent")
-    if not len(data.PixelData):
+        if len(data):
+            raise rejected("no_pixel_data", "pixel data of a kind that holds no image")
+        raise rejected("truncated", f"the pixel data begin and are cut off: the file holds {size} bytes")
+    raw = data.get_item(_PIXEL_DATA)
+    if (
+        raw is not None
+        and getattr(raw, "is_raw", False)
+        and raw.length != _UNDEFINED
+        and len(raw.value or b"") < raw.length
+    ):
+        raise rejected(
+            "truncated", f"{raw.length} bytes of pixel data are announced, {len(raw.value or b'')} are there"
+        )
+    if not len(data.PixelData or b""):
         raise rejected("no_pixel_data", "the pixel data element is empty")
     return data
 
@@ -115,8 +206,8 @@ def _said(header: Dataset) -> Said:
 def read_dicom(path: Path) -> RawScan:
     """One DICOM file. Raises VolumeRejected (kind, header and pixel codes of `octjepa.ingest.reasons`)."""
     _check_kind(path)
-    header = _read(path, pixels=False)
-    _check_header(header)
+    header = _read_header(path)
+    _check_frames(header)
     decoded = decode_pixels(_with_pixels(path))
     pair, thickness = measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:

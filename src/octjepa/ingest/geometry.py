@@ -23,6 +23,7 @@ FIELD_RATIO = (
     0.25,
     4.0,
 )  # slow extent over fast extent of a whole scan; outside, frames are missing or the pitch is wrong
+MAX_SPAN_MM = 40.0  # of all frame positions; the widest OCT fields are about 24 mm
 _UNEVEN = 0.05  # relative deviation of a gap from the median gap that is worth a note
 
 
@@ -123,6 +124,13 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
             continue
         row, column = pair
         if plausible("row", row) and plausible("column", column):
+            native = known.row_mm if known is not None else None
+            if native is not None and not _agree(row, native, 0.25):
+                notes.append(f"row_disagrees_with_protocol_{source}")
+                if _agree(column, native, 0.25) and plausible("column", row):
+                    notes.append("spacing_swapped")
+                    return column, row, source, True
+                return row, column, source, True
             return row, column, source, False
         notes.append(f"spacing_implausible_{source}")
         if swapped is None and plausible("row", column) and plausible("column", row):
@@ -224,6 +232,9 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
             continue
         order = rising
         placed = positions[order] - positions[order[0]]
+        if placed[-1] > MAX_SPAN_MM:
+            notes.append(f"slice_{source}_implausible")
+            continue
         gaps = np.diff(placed)
         pitch = round(float(np.median(gaps)), 7)  # differences of decimal texts carry float dust
         if not plausible("slice", pitch):
@@ -232,7 +243,10 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
         if np.abs(gaps - pitch).max() > _UNEVEN * pitch:
             notes.append("pitch_uneven")
         provenance["slice"] = source
-        if _doubtful(pitch, column, shape, sources, notes):
+        doubt = _doubtful(pitch, column, shape, sources, notes)
+        if source == "positions" and _elsewhere(pitch, _along_fundus(sources.facts, column, columns)):
+            notes.append("positions_disagree_with_location")  # no doubt: converters make lines up
+        if doubt:
             uncertain.append("slice")
         return Geometry((pitch, row, column), provenance, order, placed, tuple(uncertain), notes)
 
@@ -244,6 +258,14 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
     return Geometry((pitch, row, column), provenance, order, None, tuple(uncertain), notes)
 
 
+def _elsewhere(pitch: float, location: np.ndarray | None) -> bool:
+    """Whether the lines on the fundus image lie more than a quarter closer or wider than `pitch` mm."""
+    if location is None:
+        return False
+    gap = float(np.median(np.diff(np.sort(location))))
+    return gap > 1e-4 and not _agree(pitch, gap, 0.25)
+
+
 def _doubtful(
     pitch: float, column: float, shape: tuple[int, int, int], sources: SpacingSources, notes: list[str]
 ) -> bool:
@@ -253,6 +275,11 @@ def _doubtful(
     the only trace that the true gaps are wider.
     """
     frames, _, columns = shape
+    named = [value for _, value in _thickness_sources(sources) if plausible("slice", value)]
+    thickness = next((value for value in named if not _agree(column, value, 0.01)), None)
+    thick = thickness is not None and not _agree(pitch, thickness, 0.25)
+    if thick:
+        notes.append("pitch_disagrees_with_thickness")
     ratio = frames * pitch / (columns * column)
     implausible = not FIELD_RATIO[0] <= ratio <= FIELD_RATIO[1]
     if implausible:
@@ -263,4 +290,4 @@ def _doubtful(
     )
     if disagrees:
         notes.append("pitch_disagrees_with_protocol")
-    return implausible or disagrees
+    return implausible or disagrees or thick

@@ -1,15 +1,18 @@
 """manifest.tsv and participants.tsv of an AI-READI-shaped tree, all three generations, read leniently.
 
 A manifest's `filepath` starts with "/" and is relative to the dataset root, the folder that holds retinal_oct/.
-`participant_id` became `person_id` in the third release; both are read.
+`participant_id` became `person_id` in the third release; both are read. A path that leads out of the root is never
+followed.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import math
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,11 +22,12 @@ from octjepa.errors import UsageError
 MANIFEST = "manifest.tsv"
 PARTICIPANTS = "participants.tsv"
 SPLITS = ("train", "val", "test")
+_FILE_COLUMNS = ("filepath", "file_path")
 
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """What a manifest says of one file; "" or None where it says nothing."""
+    """What a manifest says of one file; "" or None where it says nothing. `filepath` is relative to the root."""
 
     person_id: str
     manufacturer: str
@@ -34,7 +38,7 @@ class ManifestRow:
     pixel_spacing_mm: tuple[float, float] | None
     slice_thickness_mm: float | None
     sop_instance_uid: str
-    path: Path
+    filepath: str
 
 
 def row_hash(row: ManifestRow | None) -> str:
@@ -50,13 +54,42 @@ def row_hash(row: ManifestRow | None) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    root: Path
-    file: Path
-    rows: tuple[ManifestRow, ...]
-    by_path: dict[Path, ManifestRow] = field(repr=False)
+    """A table of files. `root` (a real folder or a url) is what every filepath is relative to.
+
+    `disagreeing` are files with rows that contradict each other; `escaping` the filepaths that lead out of the root;
+    `repeated` counts rows that say again what an earlier one said.
+    """
+
+    root: str
+    file: str
+    rows: dict[str, ManifestRow] = field(repr=False)
+    disagreeing: frozenset[str] = frozenset()
+    escaping: tuple[str, ...] = ()
+    repeated: int = 0
+
+    def at(self, relative: str) -> ManifestRow | None:
+        """The row of the file at this path below the root, however its accents are written (macOS takes them apart)."""
+        return self.rows.get(unicodedata.normalize("NFC", relative))
 
     def row(self, path: Path) -> ManifestRow | None:
-        return self.by_path.get(path.resolve())
+        """The row of a local file; None where its rows contradict each other."""
+        real = path.parent.resolve() / path.name
+        if not real.is_relative_to(self.root):
+            return None
+        row = self.at(real.relative_to(self.root).as_posix())
+        return None if row is None or row.filepath in self.disagreeing else row
+
+
+def relative_path(text: str) -> str | None:
+    """A filepath as folders and name below the root, "/" between them; "" for none, None where it leads out of it.
+
+    A leading "/" is AI-READI's way to write the root; a drive letter, a url and ".." lead out.
+    """
+    plain = unicodedata.normalize("NFC", text.strip().replace("\\", "/"))
+    parts = [part for part in plain.split("/") if part not in {"", "."}]
+    if ".." in parts or "\0" in plain or "://" in plain or re.match("[A-Za-z]:", plain):
+        return None
+    return "/".join(parts)
 
 
 def _number(text: str | None) -> float | None:
@@ -78,50 +111,81 @@ def clean_person_id(text: str) -> str:
     return re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _table(text: str, called: str) -> list[dict[str, str]]:
+    """Rows by column name, in lower case; tabs between the cells, or commas where the header holds no tab."""
+    lines = io.StringIO(text.lstrip("\ufeff"), newline="")
+    header = lines.readline()
+    lines.seek(0)
+    delimiter = "," if "," in header and "\t" not in header else "\t"
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            return [
-                {(k or "").strip(): (v or "") for k, v in row.items() if isinstance(v, str | None)}
-                for row in csv.DictReader(lines, delimiter="\t")
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        return [
+            {(k or "").strip().lower(): (v or "") for k, v in row.items() if isinstance(v, str | None)}
+            for row in csv.DictReader(lines, delimiter=delimiter)
+        ]
+    except csv.Error as error:
+        raise UsageError(f"{called} cannot be read as a tab-separated table: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as a tab-separated table: {error}") from None
+
+
+def parse_manifest(text: str, folder: str, called: str) -> Manifest:
+    """`folder` (real path or url) is where the table lies, `called` how messages name it.
+
+    Raises UsageError: no table, or no column `filepath`.
+    """
+    table = _table(text, called)
+    column = next((name for name in _FILE_COLUMNS if table and name in table[0]), None)
+    if column is None:
+        found = ", ".join(table[0]) if table else "nothing"
+        raise UsageError(f"{called} has no column 'filepath' (found {found}): expected an AI-READI manifest.tsv")
+    parent, _, last = folder.rpartition("/")
+    inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called so, too
+    root = (parent or "/") if inside else folder
+    rows: dict[str, ManifestRow] = {}
+    disagreeing: set[str] = set()
+    escaping: list[str] = []
+    repeated = 0
+    for said in table:
+        filepath = relative_path(said[column])
+        if filepath is None:
+            escaping.append(said[column].strip())
+            continue
+        if not filepath:
+            continue
+        frames = _number(said.get("number_of_frames"))
+        row = ManifestRow(
+            person_id=clean_person_id(said.get("person_id") or said.get("participant_id") or ""),
+            manufacturer=said.get("manufacturer", "").strip(),
+            model=said.get("manufacturers_model_name", "").strip(),
+            region=said.get("anatomic_region", "").strip(),
+            laterality=said.get("laterality", "").strip(),
+            frames=None if frames is None else int(frames),
+            pixel_spacing_mm=_pair(said.get("pixel_spacing")),
+            slice_thickness_mm=_number(said.get("slice_thickness")),
+            sop_instance_uid=said.get("sop_instance_uid", "").strip(),
+            filepath=filepath,
+        )
+        first = rows.setdefault(filepath, row)
+        if first is not row:
+            repeated += 1
+            if first != row:
+                disagreeing.add(filepath)
+    return Manifest(root, called, rows, frozenset(disagreeing), tuple(escaping), repeated)
 
 
 @lru_cache(maxsize=16)
 def _read(path: Path, mtime_ns: int) -> Manifest:
-    rows = _rows(path)
-    if not rows or "filepath" not in rows[0]:
-        found = ", ".join(rows[0]) if rows else "nothing"
-        raise UsageError(f"{path} has no column 'filepath' (found {found}): expected an AI-READI manifest.tsv")
-    root = path.parent.parent if path.parent.name == "retinal_oct" else path.parent
-    kept: list[ManifestRow] = []
-    for row in rows:
-        relative = row["filepath"].strip().replace("\\", "/").lstrip("/")
-        if not relative:
-            continue
-        frames = _number(row.get("number_of_frames"))
-        kept.append(
-            ManifestRow(
-                person_id=clean_person_id(row.get("person_id") or row.get("participant_id") or ""),
-                manufacturer=row.get("manufacturer", "").strip(),
-                model=row.get("manufacturers_model_name", "").strip(),
-                region=row.get("anatomic_region", "").strip(),
-                laterality=row.get("laterality", "").strip(),
-                frames=None if frames is None else int(frames),
-                pixel_spacing_mm=_pair(row.get("pixel_spacing")),
-                slice_thickness_mm=_number(row.get("slice_thickness")),
-                sop_instance_uid=row.get("sop_instance_uid", "").strip(),
-                path=(root / relative).resolve(),
-            )
-        )
-    return Manifest(root, path, tuple(kept), {row.path: row for row in kept})
+    return parse_manifest(_text(path), str(path.parent), str(path))
 
 
 def read_manifest(path: Path) -> Manifest:
     """Raises UsageError: not readable, or no column `filepath`."""
-    resolved = path.resolve()
+    resolved = path.parent.resolve() / path.name  # a linked table speaks of the tree that it stands in
     try:
         mtime_ns = resolved.stat().st_mtime_ns
     except OSError:
@@ -158,14 +222,19 @@ def find_participants(folder: Path, manifest: Path | None) -> Path | None:
 
 
 def read_participants(path: Path) -> list[dict[str, object]]:
+    """As `parse_participants`, of a local file. Raises UsageError, also where it cannot be read."""
+    return parse_participants(_text(path), str(path))
+
+
+def parse_participants(text: str, called: str) -> list[dict[str, object]]:
     """Rows {person_id, clinical_site, study_group, age, recommended_split, split_unknown}; no other column is taken.
 
     A recommended split that is none of train, val, test counts as none, and `split_unknown` is then True.
-    Raises UsageError: not readable, or no id column.
+    Raises UsageError: no table, or no id column.
     """
-    rows = _rows(path)
+    rows = _table(text, called)
     if rows and not {"person_id", "participant_id"} & set(rows[0]):
-        raise UsageError(f"{path} has neither person_id nor participant_id (found {', '.join(rows[0])})")
+        raise UsageError(f"{called} has neither person_id nor participant_id (found {', '.join(rows[0])})")
     people: dict[str, dict[str, object]] = {}
     for row in rows:
         person = clean_person_id(row.get("person_id") or row.get("participant_id") or "")

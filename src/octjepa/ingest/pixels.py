@@ -1,8 +1,7 @@
-"""Pixel data of a DICOM file, frame by frame, to 8-bit grey `[F, H, W]`, whatever the transfer syntax.
+"""Pixel data of a DICOM file to 8-bit grey `[F, H, W]`, whatever the transfer syntax, depth, sign and colour.
 
-Every encapsulated frame is decoded by itself, so one broken frame costs one frame: up to a tenth of the frames, no two
-neighbours, are filled from their neighbours and noted; more quarantine the file. Frames are counted from the
-data, not from NumberOfFrames: pydicom lets a wrong count end a generator silently.
+Frames are counted from the data, not from NumberOfFrames: pydicom lets a wrong count end a generator silently. Up to a
+tenth of the frames, no two neighbours, may be broken: they are filled from their neighbours and noted.
 """
 
 from __future__ import annotations
@@ -13,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.encapsulated import decode_frames, split_frames
+from octjepa.ingest.reasons import rejected
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-GAP_SHARE = 0.1  # frames that may be filled from their neighbours
 MAX_BYTES = 4 << 30  # decoded pixels of one file; the largest known cube is 512 x 992 x 512 = 0.26 GB
 _GREY = {"MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
-_STARTS = (b"\xff\xd8", b"\xff\x4f\xff\x51", b"\x00\x00\x00\x0cjP")  # JPEG family, J2K codestream, JP2
+_PADDING = 4096  # zeros behind the last frame: a writer that fills up its last block
+_OVERLAYS = range(0x6000, 0x6020, 2)  # groups of overlay planes; one without data of its own lies in the pixels
+_SHEARED = 0.75
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
+    """How the header says that a frame lies in memory."""
+
     rows: int
     columns: int
     samples: int
@@ -46,226 +49,216 @@ class _Layout:
         return self.rows * self.columns * self.samples * self.allocated // 8
 
 
-def _layout(data: Dataset) -> _Layout:
+def integer(header: Dataset, keyword: str, default: int = 0) -> int:
+    """The element as a number; `default` where it is absent, empty or no number."""
     try:
-        layout = _Layout(
-            rows=int(data.Rows),
-            columns=int(data.Columns),
-            samples=int(data.get("SamplesPerPixel") or 1),
-            allocated=int(data.get("BitsAllocated") or 8),
-            stored=int(data.get("BitsStored") or data.get("BitsAllocated") or 8),
-            signed=bool(int(data.get("PixelRepresentation") or 0)),
-            photometric=str(data.get("PhotometricInterpretation", "MONOCHROME2")).strip().upper(),
-            planar=int(data.get("PlanarConfiguration") or 0),
-        )
-    except (AttributeError, TypeError, ValueError) as error:
-        raise rejected("broken_header", f"rows, columns or bit depth cannot be read: {raised_in(error)}") from None
+        value = header.get(keyword)
+        return default if value is None or value == "" else int(value)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return default
+
+
+def layout_of(header: Dataset) -> Layout:
+    """Raises VolumeRejected: broken_header, unsupported_pixels."""
+    allocated = integer(header, "BitsAllocated", 8) or 8
+    stored = integer(header, "BitsStored", allocated)
+    layout = Layout(
+        rows=integer(header, "Rows"),
+        columns=integer(header, "Columns"),
+        samples=integer(header, "SamplesPerPixel", 1) or 1,
+        allocated=allocated,
+        stored=stored if 0 < stored <= allocated else allocated,
+        signed=bool(integer(header, "PixelRepresentation")),
+        photometric=str(header.get("PhotometricInterpretation") or "MONOCHROME2").strip().upper(),
+        planar=integer(header, "PlanarConfiguration"),
+    )
+    if not layout.rows or not layout.columns:
+        raise rejected("broken_header", "rows or columns are absent, zero or no number")
     if layout.rows < 8 or layout.columns < 8:
         raise rejected("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is no B-scan")
-    if layout.allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
+    if layout.photometric == "PALETTE COLOR":
+        raise rejected("unsupported_pixels", "colours of a palette; expected 8 or 16 bit grey, RGB")
+    if allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
         raise rejected(
             "unsupported_pixels",
-            f"{layout.photometric}, {layout.samples} x {layout.allocated} bits; expected 8 or 16 bit grey, RGB",
+            f"{layout.samples} x {allocated} bits, or an unknown kind of colour; expected 8 or 16 bit grey, RGB",
         )
     return layout
 
 
-def _check_size(frames: int, layout: _Layout) -> None:
-    size = frames * layout.rows * layout.columns
+def check_size(frames: int, layout: Layout) -> None:
+    """Before anything is allocated. Raises VolumeRejected size_implausible."""
+    size = frames * layout.frame_bytes
     if size > MAX_BYTES:
         raise rejected("size_implausible", f"{frames} x {layout.rows} x {layout.columns} is {size / 2**30:.0f} GiB")
 
 
 def _count(data: Dataset, found: int, notes: list[str]) -> int:
-    """Frames in the data against NumberOfFrames. Raises VolumeRejected frames_missing."""
-    try:
-        declared = int(data.get("NumberOfFrames") or 0)
-    except (TypeError, ValueError):
-        declared = 0
+    """Frames in the data against NumberOfFrames. Raises VolumeRejected frames_missing, header_contradicts_pixels."""
+    declared = integer(data, "NumberOfFrames")
     if declared > found:
         raise rejected("frames_missing", f"NumberOfFrames says {declared}, the data hold {found}")
     if declared != found:
+        if declared > 1 and len(data.get("PerFrameFunctionalGroupsSequence") or []) == declared:
+            # Two witnesses: rather than their count, the rows or columns of the header are wrong.
+            raise rejected(
+                "header_contradicts_pixels", f"the header describes {declared} frames, the data hold {found}"
+            )
         notes.append(f"frame_count_corrected={found}")
     return found
 
 
-def _native(data: Dataset, layout: _Layout, notes: list[str]) -> np.ndarray:
+def _native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
+    element = data["PixelData"]
+    if element.is_undefined_length:
+        raise rejected("wrong_transfer_syntax", "the pixel data are compressed, the header names no compression")
     buffer = data.PixelData
     found, rest = divmod(len(buffer), layout.frame_bytes)
-    declared = int(data.get("NumberOfFrames") or 0)
-    if found == 0 or declared > found:
+    declared = max(integer(data, "NumberOfFrames"), 1)
+    if found < declared:
         raise rejected(
-            "truncated",
-            f"{len(buffer)} bytes of pixel data; {max(declared, 1)} frames need "
-            f"{max(declared, 1) * layout.frame_bytes}",
+            "frames_missing",
+            f"{len(buffer)} bytes of pixel data; {declared} frames need {declared * layout.frame_bytes}",
         )
     if rest > 1:
-        notes.append("pixel_data_has_rest")
+        if rest > _PADDING or any(buffer[-rest:]):
+            raise rejected(
+                "header_contradicts_pixels",
+                f"{len(buffer)} bytes are no whole number of frames of {layout.rows} x {layout.columns}",
+            )
+        notes.append("pixel_data_padded")
     frames = _count(data, found, notes)
-    _check_size(frames, layout)
+    check_size(frames, layout)
+    little = data.original_encoding[1] is not False
     kind = ("i" if layout.signed else "u") + str(layout.allocated // 8)
-    order = "<" if data.is_little_endian is not False else ">"
-    values = np.frombuffer(buffer, order + kind, count=frames * layout.frame_bytes * 8 // layout.allocated)
+    count = frames * layout.frame_bytes * 8 // layout.allocated
+    if not little and layout.allocated == 8 and element.VR == "OW":
+        buffer = np.frombuffer(buffer, "<u2").byteswap().tobytes()  # big-endian words of two pixels each
+    values = np.frombuffer(buffer, ("<" if little else ">") + kind, count=count)
     if layout.samples == 1:
-        return values.reshape(frames, layout.rows, layout.columns)
+        return _unused_bits_out(values.reshape(frames, layout.rows, layout.columns), data, layout, notes)
     if layout.planar:
         return values.reshape(frames, 3, layout.rows, layout.columns).transpose(0, 2, 3, 1)
     return values.reshape(frames, layout.rows, layout.columns, 3)
 
 
-def _fragments(data: Dataset, declared: int) -> list[bytes]:
-    """Encoded frames, one bytes object each; empty where a fragment is empty. Raises VolumeRejected truncated."""
-    from pydicom.encaps import generate_fragments, generate_frames, parse_basic_offsets
+def _unused_bits_out(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
+    """Bits above BitsStored may hold an old overlay, or nothing where a sign should go on."""
+    spare = layout.allocated - layout.stored
+    if not spare:
+        return values
+    overlay = any((group, 0x0010) in data and (group, 0x3000) not in data for group in _OVERLAYS)
+    shifted = np.left_shift(values, spare) >> spare
+    if np.array_equal(shifted, values):
+        return values
+    if layout.signed or overlay:
+        notes.append("unused_bits_dropped")
+        return shifted
+    notes.append("bits_stored_exceeded")  # the header understates the depth: nothing else lies in these bits
+    return values
 
-    try:
-        offsets = parse_basic_offsets(data.PixelData)
-        start = 8 + 4 * len(offsets)
-        pieces = list(generate_fragments(data.PixelData[start:]))
-        if len(offsets) == len(pieces) or (not offsets and len(pieces) == declared):
-            return pieces
-        if len(offsets) > 1 and len(offsets) < len(pieces):
-            return list(generate_frames(data.PixelData, number_of_frames=len(offsets)))
-    except (ValueError, EOFError, StopIteration, RuntimeError, OSError) as error:
+
+def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
+    """Rows and columns that changed places keep the number of bytes, and shear every B-scan into stripes.
+
+    Raises VolumeRejected header_contradicts_pixels where pixels `rows` apart are clearly more alike than pixels
+    `columns` apart, as neighbours along an A-scan are.
+    """
+    if layout.rows == layout.columns:
+        return
+    pick = values[len(values) // 4 :: max(1, len(values) // 3)][:3].reshape(-1, layout.rows * layout.columns)
+    runs = np.cumsum(pick, axis=1, dtype=np.float64)
+    smooth = runs[:, 8:] - runs[:, :-8]  # sums of eight neighbours, against speckle
+
+    def unlike(lag: int) -> float:
+        return float(np.abs(smooth[:, lag:] - smooth[:, :-lag]).mean())
+
+    if unlike(layout.rows) < _SHEARED * unlike(layout.columns):
         raise rejected(
-            "truncated", f"the encapsulated pixel data end early or are malformed: {raised_in(error)}"
-        ) from None
-    if any(piece.startswith(_STARTS) for piece in pieces):
-        frames: list[bytes] = []
-        for piece in pieces:
-            if not frames or not piece or piece.startswith(_STARTS):
-                frames.append(piece)
-            else:
-                frames[-1] += piece
-        return frames
-    return pieces
-
-
-class _FrameDecoder:
-    """Decodes one encoded frame at a time with pydicom's decoder for the transfer syntax."""
-
-    def __init__(self, syntax: Any, layout: _Layout) -> None:
-        from pydicom.pixels import get_decoder
-
-        self._layout = layout
-        try:
-            self._decoder = get_decoder(syntax)
-        except NotImplementedError:
-            raise rejected("no_decoder", f"transfer syntax {syntax.name} has no decoder") from None
-        if not self._decoder.is_available:
-            raise rejected("no_decoder", f"no installed plugin decodes {syntax.name}")
-        # pydicom's own RLE decoder is pure Python, ten times slower than gdcm's; OpenJPEG is a third faster than gdcm.
-        wanted = "gdcm" if "RLE" in syntax.name else "pylibjpeg" if "JPEG 2000" in syntax.name else ""
-        self._plugin = wanted if wanted in self._decoder.available_plugins else ""
-
-    def __call__(self, encoded: bytes) -> np.ndarray:
-        from pydicom.encaps import encapsulate
-
-        layout = self._layout
-        array, meta = self._decoder.as_array(
-            encapsulate([encoded], has_bot=False),
-            index=0,
-            raw=True,
-            decoding_plugin=self._plugin,
-            rows=layout.rows,
-            columns=layout.columns,
-            samples_per_pixel=layout.samples,
-            photometric_interpretation=layout.photometric,
-            pixel_representation=int(layout.signed),
-            bits_allocated=layout.allocated,
-            bits_stored=layout.stored,
-            number_of_frames=1,
-            planar_configuration=layout.planar,
-            pixel_keyword="PixelData",
+            "header_contradicts_pixels",
+            f"the frames hang together as {layout.columns} x {layout.rows}, the header says {layout.rows} x "
+            f"{layout.columns}",
         )
-        if layout.samples == 3 and str(meta["photometric_interpretation"]).startswith("YBR"):
-            array = np.repeat(array[..., :1], 3, axis=-1)  # luminance is the grey value
-        expected = (layout.rows, layout.columns) + ((3,) if layout.samples == 3 else ())
-        if array.shape != expected:
-            raise ValueError(f"a frame of shape {array.shape}, expected {expected}")
-        return array
 
 
-def _encapsulated(data: Dataset, layout: _Layout, notes: list[str]) -> tuple[np.ndarray, list[int]]:
-    declared = int(data.get("NumberOfFrames") or 0)
-    encoded = _fragments(data, declared)
-    frames = _count(data, len(encoded), notes)
-    _check_size(frames, layout)
-    decode = _FrameDecoder(data.file_meta.TransferSyntaxUID, layout)
-    values: np.ndarray | None = None
-    broken: list[int] = []
-    first_fault = ""
-    limit = int(GAP_SHARE * frames)
-    for index, piece in enumerate(encoded):
-        fault = "an empty fragment" if not piece.strip(b"\0") else ""
-        if not fault:
-            try:
-                frame = decode(piece)
-            except MemoryError:
-                raise
-            except Exception as error:  # decoders raise whatever their C library made of the bytes
-                fault = raised_in(error)
-            else:
-                if frame.any():
-                    if values is None:
-                        values = np.zeros((frames, *frame.shape), frame.dtype)
-                    values[index] = frame
-                else:
-                    fault = "every pixel is zero"
-        if fault:
-            broken.append(index)
-            first_fault = first_fault or f"frame {index}: {fault}"
-            if len(broken) > max(limit, 0):
-                break
-    if values is None:
-        raise rejected(
-            "wrong_transfer_syntax", f"no frame decodes as {data.file_meta.TransferSyntaxUID.name}; {first_fault}"
-        )
-    if len(broken) > limit or bool(np.any(np.diff(broken) == 1)):
-        raise rejected(
-            "frames_broken",
-            f"{len(broken)} or more of {frames} frames do not decode (limit {limit}, no neighbours); {first_fault}",
-        )
-    return values, broken
-
-
-def _to_grey(values: np.ndarray, notes: list[str]) -> np.ndarray:
+def _grey(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
+    """[F, H, W] of colour that only repeats its grey; one frame at a time, for colour takes three times the room."""
     if values.ndim == 3:
         return values
-    spread = int(np.abs(values[..., 0].astype(np.int32) - values[..., 2]).max())
     notes.append("rgb_to_grey")
-    if spread > 16:
+    if layout.photometric.startswith("YBR"):
+        return np.ascontiguousarray(values[..., 0])  # luminance
+    grey = np.empty(values.shape[:3], values.dtype)
+    coloured = False
+    for out, frame in zip(grey, values, strict=True):
+        spread = int(np.abs(frame[..., 0].astype(np.int32) - frame[..., 2]).max())
+        coloured = coloured or spread > 16
+        out[...] = (
+            np.round(frame.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32))
+            if spread
+            else frame[..., 0]
+        )
+    if coloured:
         notes.append("colour_dropped")
-    if spread == 0:
-        return np.ascontiguousarray(values[..., 0])
-    return np.round(values.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)).astype(values.dtype)
+    return grey
 
 
-def _to_8bit(values: np.ndarray, data: Dataset, layout: _Layout, notes: list[str]) -> UInt8[np.ndarray, "F H W"]:
+def _number(item: Dataset, keyword: str) -> float | None:
+    try:
+        value = item.get(keyword)
+        return None if value is None or value == "" else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _rescaling(data: Dataset, frames: int) -> list[tuple[float, float]]:
+    """(slope, intercept) of every frame, in a list of one where they are the same for all, [] where none is given."""
+
+    def given(group: Any) -> tuple[float, float] | None:
+        for item in [*(group.get("PixelValueTransformationSequence") or []), group]:
+            slope = _number(item, "RescaleSlope")
+            if slope:
+                return slope, _number(item, "RescaleIntercept") or 0.0
+        return None
+
+    groups = list(data.get("PerFrameFunctionalGroupsSequence") or [])[:frames]
+    single = [given(group) for group in groups] if groups and given(groups[0]) else []
+    if len(single) == frames:
+        every = [pair for pair in single if pair is not None]
+        if len(every) == frames:
+            return every if len(set(every)) > 1 else every[:1]
+    for group in [*(data.get("SharedFunctionalGroupsSequence") or [])[:1], data]:
+        if (pair := given(group)) is not None:
+            return [pair]
+    return []
+
+
+def _to_8bit(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> UInt8[np.ndarray, "F H W"]:
     """Signed, deep, inverted and rescaled greys to 8 bit; each change is noted.
 
-    Deep data are scaled by the power of two that holds their largest value, so that 12 bits in 16 do not go dark.
+    Deep data are scaled by the power of two that holds their largest value, so that 12 bits in 16 do not go dark. One
+    linear rescaling of all frames changes no picture; where frames have their own, it is applied.
     """
-    from pydicom.multival import MultiValue
-
-    slope = data.get("RescaleSlope")
-    shared = (data.get("SharedFunctionalGroupsSequence") or [None])[0]
-    if slope is None and shared is not None:
-        slope = next((item.get("RescaleSlope") for item in shared.get("PixelValueTransformationSequence") or []), None)
-    negative = slope is not None and not isinstance(slope, MultiValue) and float(slope) < 0
-    if slope is not None and not isinstance(slope, MultiValue) and float(slope) not in (0.0, 1.0):
+    rescaling = _rescaling(data, len(values))
+    slopes = {slope for slope, _ in rescaling}
+    negative = bool(slopes) and max(slopes) < 0
+    if len(rescaling) > 1:
+        notes.append("rescaled_per_frame")
+        negative = False
+        values = _rescaled(values, rescaling)
+    elif slopes - {1.0}:
         notes.append("rescaled")
     if values.dtype.kind == "i":
         notes.append("signed")
-        values = values.astype(np.int32) - int(values.min())
     if values.dtype != np.uint8:
-        peak = int(values.max())
-        bits = max(8, peak.bit_length())
+        low = int(values.min()) if values.dtype.kind == "i" else 0
+        bits = max(8, (int(values.max()) - low).bit_length())
         if layout.allocated == 16:
             notes.append(f"scaled_from_{bits}_bit")
         factor = np.float32(255.0 / (2**bits - 1))
         scaled = np.empty(values.shape, np.uint8)
-        for index in range(len(values)):
-            scaled[index] = np.round(values[index].astype(np.float32) * factor)
+        for out, frame in zip(scaled, values, strict=True):
+            out[...] = np.round((frame.astype(np.float32) - low) * factor)
         values = scaled
     if (layout.photometric == "MONOCHROME1") != negative:
         notes.append("inverted")
@@ -273,22 +266,41 @@ def _to_8bit(values: np.ndarray, data: Dataset, layout: _Layout, notes: list[str
     return np.ascontiguousarray(values)
 
 
+def _rescaled(values: np.ndarray, rescaling: list[tuple[float, float]]) -> np.ndarray:
+    """Every frame by its own slope and intercept, brought together to 16 bit."""
+    ends = [
+        sorted((slope * float(frame.min()) + offset, slope * float(frame.max()) + offset))
+        for frame, (slope, offset) in zip(values, rescaling, strict=True)
+    ]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    factor = 65535.0 / max(high - low, 1e-9)
+    out = np.empty(values.shape, np.uint16)
+    for made, frame, (slope, offset) in zip(out, values, rescaling, strict=True):
+        made[...] = np.round((frame.astype(np.float64) * slope + (offset - low)) * factor)
+    return out
+
+
 def decode_pixels(data: Dataset) -> Decoded:
     """All frames of a dataset read with its pixel data.
 
     Raises VolumeRejected: unsupported_pixels, broken_header, truncated, frames_missing, frames_broken,
-    wrong_transfer_syntax, no_decoder, size_implausible.
+    header_contradicts_pixels, scrambled_pixels, wrong_transfer_syntax, no_decoder, size_implausible, too_few_frames.
     """
-    layout = _layout(data)
+    layout = layout_of(data)
     notes: list[str] = []
     broken: list[int] = []
-    if data.file_meta.TransferSyntaxUID.is_encapsulated:
-        values, broken = _encapsulated(data, layout, notes)
+    syntax = data.file_meta.TransferSyntaxUID
+    if syntax.is_encapsulated:
+        encoded = split_frames(data, integer(data, "NumberOfFrames"))
+        check_size(_count(data, len(encoded), notes), layout)
+        values, broken = decode_frames(encoded, syntax, layout)
     else:
         values = _native(data, layout, notes)
     if len(values) < 4:
         raise rejected("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
-    pixels = _to_8bit(_to_grey(values, notes), data, layout, notes)
+    values = _grey(values, layout, notes)
+    _check_rows_and_columns(values, layout)
+    pixels = _to_8bit(values, data, layout, notes)
     if broken:
         notes.append(f"gap_frames={len(broken)}")
         fill_gaps(pixels, broken)

@@ -65,6 +65,4 @@ def known_spacing(device: str, text: str, shape: tuple[int, int, int]) -> KnownS
     if field is None:
         return KnownSpacing(None, row_mm, None, False) if row_mm else None
     slow, fast, minus_one = field
-    if device == "zeiss_cirrus":
-        row_mm = 2.0 / rows  # 2 mm deep whatever the rows
     return KnownSpacing(slow / (frames - minus_one), row_mm, fast / columns, shape in _NATIVE[device])

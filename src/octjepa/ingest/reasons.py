@@ -34,6 +34,12 @@ REASONS: dict[str, Reason] = {
     "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),
     "frames_broken": Reason("too many or neighbouring frames do not decode", "export it again; try another syntax"),
     "wrong_transfer_syntax": Reason("the data are not in the transfer syntax that the header names", "export it again"),
+    "scrambled_pixels": Reason(
+        "compressed frames in the maker's own scrambled form (Zeiss)", "export it again as plain DICOM, or ask the maker"
+    ),
+    "header_contradicts_pixels": Reason(
+        "rows, columns, depth or number of frames in the header are not those of the pixel data", "export it again"
+    ),
     "no_decoder": Reason(
         "no installed library reads this transfer syntax or format", "install octjepa with the extra that is named"
     ),
@@ -43,6 +49,11 @@ REASONS: dict[str, Reason] = {
         "write the spacing into the header, or store it as [slice, depth, width]",
     ),
     "too_few_frames": Reason("fewer than four B-scans: no volume", "none: line scans are not used"),
+    "single_frame_series": Reason(
+        "one B-scan of a scan that is stored as a file per B-scan",
+        "export the scan as one multi-frame file, or as a folder of images",
+    ),
+    "not_b_scans": Reason("its frames are en face slices, not B-scans", "export the B-scans"),
     "spacing_unknown": Reason(
         "no source gives a plausible spacing on some axis", "add a manifest.tsv with the spacing"
     ),
@@ -54,8 +65,14 @@ REASONS: dict[str, Reason] = {
         "the SOP instance UID is in the store with other pixels", "find which copy is right", lost=False
     ),
     "manifest_row_without_file": Reason(
-        "manifest.tsv lists a file that is not there", "finish the download", lost=False
+        "a manifest or list of files names a file that is not there", "finish the download", lost=False
     ),
+    "manifest_disagrees": Reason("rows of the manifest for this file contradict each other", "correct the manifest"),
+    "path_escapes": Reason("a listed path leads out of the data set; it is not followed", "correct the manifest"),
+    "archive_not_expanded": Reason(
+        "an archive: the scans in it are not read", "run `octjepa expand` and ingest its result"
+    ),
+    "unreadable_folder": Reason("a folder whose files cannot be listed", "check permissions and the disk"),
     "reader_failed": Reason("the reader met something it does not know", "report it with the detail"),
     "worker_died": Reason(
         "the process that read it crashed or was killed, twice", "ingest it alone (memory?), then report it"

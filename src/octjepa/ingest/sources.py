@@ -1,148 +1,98 @@
-"""Finds the files to ingest: a file, a folder, or a manifest.tsv becomes a sorted list of `SourceFile`.
+"""Finds the scans to ingest: files, folders, globs, lists of files and manifests, on disks and in buckets.
 
-DICOM is recognised by its content. Side files (tables, pictures, notes, `._` twins of macOS) are left out and counted;
-a file that is called DICOM and is none stays in the list, so that it ends in the ledger.
+Enter what a user names; leave a sorted list of `SourceFile`s, what belongs into the ledger at once, and counts of what
+was left out. Local files are recognised by their content, objects in buckets by their names. Side files (tables,
+pictures, notes, `._` twins of macOS) are left out and counted. A file that is called DICOM and is none stays in the
+list, so that it ends in the ledger, and so does an archive.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from octjepa.errors import UsageError, VolumeRejected
-from octjepa.ingest.dicom import has_dicom_magic
-from octjepa.ingest.manifest import (
-    Manifest,
-    ManifestRow,
-    find_manifest,
-    find_participants,
-    read_manifest,
-    read_participants,
-)
+from octjepa import remote
+from octjepa.errors import UsageError
+from octjepa.ingest.bucket_tree import BucketSearch
+from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
+from octjepa.ingest.reasons import REASONS
+from octjepa.ingest.source_file import Discovery, SourceFile, shown
+from octjepa.ingest.walk import WILDCARDS
 
-_DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima"}
+__all__ = ["Discovery", "SourceFile", "discover"]
 
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file to read; `name` is its path relative to the ingested root, "/" between parts."""
-
-    path: Path
-    name: str
-    row: ManifestRow | None = None
-
-    @cached_property
-    def key(self) -> str:
-        """16 hex digits that name this file on this machine; the path itself stays out of the store."""
-        return hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
-
-
-@dataclass
-class Discovery:
-    """`files` sorted by name, each once; `missing` the files that a manifest lists and that are absent."""
-
-    files: list[SourceFile] = field(default_factory=list)
-    ignored: Counter[str] = field(default_factory=Counter)
-    missing: list[SourceFile] = field(default_factory=list)
-    files_without_row: int = 0
-    participants: list[dict[str, object]] = field(default_factory=list)
-
-
-def _walk(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for parent, folders, names in os.walk(folder, followlinks=False):
-        folders.sort()
-        found.extend(Path(parent) / name for name in sorted(names))
-    return found
-
-
-def _is_candidate(path: Path, ignored: Counter[str]) -> bool:
-    if path.name.startswith("."):
-        ignored["hidden"] += 1
-        return False
-    if path.suffix.lower() in _DICOM_SUFFIXES:
-        return True
-    try:
-        if path.is_file() and has_dicom_magic(path):
-            return True
-    except VolumeRejected:
-        ignored["unreadable"] += 1
-        return False
-    ignored[path.suffix.lower() or "no suffix"] += 1
-    return False
-
-
-def _name(path: Path, root: Path) -> str:
-    try:
-        return path.resolve().relative_to(root.resolve()).as_posix()
-    except ValueError:
-        return path.name
-
-
-def _add_folder(folder: Path, found: Discovery) -> None:
-    manifest_path = find_manifest(folder)
-    manifest = read_manifest(manifest_path) if manifest_path else None
-    root = manifest.root if manifest else folder
-    inside = folder.resolve()
-    seen: set[Path] = set()
-    for path in _walk(folder):
-        if _is_candidate(path, found.ignored):
-            row = manifest.row(path) if manifest else None
-            seen.add(path.resolve())
-            found.files_without_row += manifest is not None and row is None
-            found.files.append(SourceFile(path, _name(path, root), row))
-    if manifest is not None:
-        absent = [row.path for row in manifest.rows if row.path not in seen and row.path.is_relative_to(inside)]
-        found.missing.extend(SourceFile(path, _name(path, root)) for path in absent if not path.is_file())
-    _add_participants(folder, manifest_path, found)
-
-
-def _add_manifest(manifest: Manifest, found: Discovery) -> None:
-    for row in manifest.rows:
-        if row.path.is_file():
-            found.files.append(SourceFile(row.path, _name(row.path, manifest.root), row))
-        else:
-            found.missing.append(SourceFile(row.path, _name(row.path, manifest.root)))
-    _add_participants(manifest.root, manifest.file, found)
-
-
-def _add_participants(folder: Path, manifest: Path | None, found: Discovery) -> None:
-    table = find_participants(folder, manifest)
-    if table is not None:
-        found.participants.extend(read_participants(table))
+_log = logging.getLogger(__name__)
+_TO_ACT_ON = ("archive_not_expanded", "unreadable_folder", "path_escapes")  # each may stand for any number of scans
 
 
 def discover(sources: Sequence[str | Path]) -> Discovery:
-    """All files of `sources`. Raises UsageError: nothing named, no such path, an unreadable manifest, no file found."""
+    """All scans of `sources`: local paths and globs, gs:// and s3:// urls.
+
+    Raises UsageError: nothing named, no such path, a glob without a match, an unreadable manifest or list, no scan
+    found. OctjepaError: a bucket does not answer.
+    """
     if not sources:
-        raise UsageError("no source named: give a DICOM file, a folder or a manifest.tsv")
+        raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
     found = Discovery()
-    remote = [str(source) for source in sources if "://" in str(source)]
-    if remote:
-        raise UsageError(f"{remote[0]} is no local path: this version reads local disks only; copy or mount it first")
-    for source in map(Path, sources):
-        if source.is_dir():
-            _add_folder(source, found)
-        elif not source.exists():
-            raise UsageError(f"no file or folder at {source}")
-        elif source.suffix.lower() in {".tsv", ".csv"}:
-            _add_manifest(read_manifest(source), found)
+    disk, bucket = LocalSearch(found), BucketSearch(found)
+    for source in map(str, sources):
+        if PurePosixPath(source).suffix.lower() in LISTS:
+            _add_list(source, disk, bucket)
+        elif remote.is_remote(source):
+            bucket.add(source)
+        elif set(source) & set(WILDCARDS) and not Path(source).exists():
+            disk.add_glob(source)
         else:
-            manifest_path = find_manifest(source.parent)
-            manifest = read_manifest(manifest_path) if manifest_path else None
-            row = manifest.row(source) if manifest else None
-            found.files.append(SourceFile(source, _name(source, manifest.root if manifest else source.parent), row))
-            _add_participants(source.parent, manifest_path, found)
-    unique = {file.path.resolve(): file for file in found.files}
-    found.files = sorted(unique.values(), key=lambda file: (file.name, str(file.path)))
-    if not found.files:
-        ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5)) or "it is empty"
-        missing = f"; {len(found.missing)} files of the manifest are absent" if found.missing else ""
-        where = ", ".join(str(source) for source in sources)
-        raise UsageError(f"no OCT DICOM file in {where} (left out: {ignored}){missing}")
+            disk.add(Path(source))
+    _sort(found)
+    _tell(sources, found)
     return found
+
+
+def _add_list(source: str, disk: LocalSearch, bucket: BucketSearch) -> None:
+    """The entries of a list; a relative one is meant from the list's own place."""
+    if remote.is_remote(source):
+        here = source.rpartition("/")[0]
+        entries = read_list(remote.read_bytes(source), source)
+        bucket.add_listed([one if remote.is_remote(one) else remote.join(here, one) for one in entries], here)
+        return
+    path = Path(source)
+    try:
+        entries = read_list(path.read_bytes(), source)
+    except OSError as error:
+        raise UsageError(f"{shown(source)} cannot be read as a list of files: {error.strerror}") from None
+    urls = [entry for entry in entries if remote.is_remote(entry)]
+    folder = path.parent.resolve()
+    for entry in entries:
+        if not remote.is_remote(entry):
+            disk.add_listed(folder / entry, folder)
+    if urls:
+        bucket.add_listed(urls, "")
+
+
+def _sort(found: Discovery) -> None:
+    """Each file once, in the order of names; where it was found with a row and without, the row counts."""
+    unique: dict[str, SourceFile] = {}
+    for file in found.files:
+        if file.key not in unique or (unique[file.key].row is None and file.row is not None):
+            unique[file.key] = file
+    found.files = sorted(unique.values(), key=lambda file: (file.name, str(file.location)))
+    refused = {(one.source.key, one.reason): one for one in found.refused}
+    found.refused = sorted(refused.values(), key=lambda one: (one.source.name, one.reason))
+
+
+def _tell(sources: Sequence[str | Path], found: Discovery) -> None:
+    """Warns of what a person must act on before all can be read. Raises UsageError where there is nothing to read."""
+    by_reason = Counter(one.reason for one in found.refused)
+    said = {
+        code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}" for code, count in by_reason.items()
+    }
+    if not found.files:
+        where = ", ".join(shown(str(source)) for source in sources)
+        ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5)) or "it is empty"
+        raise UsageError("\n  ".join([f"no OCT scan in {where} (left out: {ignored})", *said.values()]))
+    for code in _TO_ACT_ON:
+        if code in said:
+            _log.warning("%s", said[code])

@@ -1,1 +1,24 @@
-"""Objects in gs:// and s3:// buckets: listed, fetched through a bounded verified cache, written and tried again."""
+"""Objects in gs:// and s3:// buckets: listed, fetched through a bounded verified cache, written and tried again.
+
+Enter: addresses, and endpoint and credentials from the environment. Leave: `RemoteObject`s, local copies, bytes.
+Fails with UsageError (no such bucket or object, no access, no credentials, an extra missing) or OctjepaError (the store
+does not answer or sends damaged bodies for as long as is borne, the disk is full).
+"""
+
+from octjepa.remote.address import is_remote, join
+from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
+from octjepa.remote.cache import cache_root, fetched, read_bytes
+
+__all__ = [
+    "RemoteObject",
+    "cache_root",
+    "fetched",
+    "info",
+    "is_remote",
+    "join",
+    "list_objects",
+    "put",
+    "put_bytes",
+    "read_bytes",
+    "remove",
+]

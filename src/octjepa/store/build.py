@@ -31,6 +31,7 @@ from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise, volume_id
 from octjepa.store.disk import clear_unfinished, only_writer, swap_in
+from octjepa.store.flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown, stage_chunk
 from octjepa.store.split import split_the_rest
 from octjepa.volume import OCTVolume
@@ -248,6 +249,7 @@ def build_store(
     found = discover(sources)
     opened = Store.create(store, preprocessing)
     with only_writer(opened.path):
+        record_ignored(opened.path, sources, found.ignored)
         return _build(opened, found, workers, max_lost, seed, start)
 
 

@@ -96,7 +96,7 @@ def count(rows: pd.DataFrame) -> Counts:
 
 def count_by(rows: pd.DataFrame, column: str) -> dict[str, Counts]:
     """value of `column` -> counts, sorted; "" is told as "unknown"."""
-    return {str(name) or UNKNOWN: count(part) for name, part in rows.groupby(words(rows[column]))}
+    return {str(name): count(part) for name, part in rows.groupby(words(rows[column]).replace("", UNKNOWN))}
 
 
 def stage(name: str, why: str, before: pd.DataFrame | None, rows: pd.DataFrame) -> Stage:

@@ -1,0 +1,50 @@
+"""What a run, a weights file or the training side of a store was pretrained on, to hold an evaluation against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octjepa.checkpoint import load_encoder
+from octjepa.errors import UsageError
+from octjepa.store import Store
+from octjepa.store.leaks import Trained, seen_in_pretraining
+
+
+def check_against(store: Store, source: Path) -> dict[str, Any]:
+    """Whom of `store` the pretraining that `source` stands for has seen: `seen_in_pretraining`'s figures.
+
+    Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
+    """
+    return seen_in_pretraining(store.table, trained_by(source))
+
+
+def trained_by(source: Path) -> Trained:
+    """`source`: a store (its training people), a run, a checkpoint or a weights file."""
+    if not source.exists():
+        raise UsageError(f"nothing at {source}: give --against a run, a checkpoint, a weights file or a store")
+    if (source / "store.json").is_file():
+        table = Store.open(source).table
+        rows = table[table["split"] == "train"]
+        return Trained(frozenset(rows["volume_id"]), rows)
+    ids = load_encoder(source).trained_on
+    if not ids:
+        raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
+    table = _store_of(source)
+    if table is None or not ids <= set(table["volume_id"]):
+        return Trained(ids, None)
+    return Trained(ids, table[table["volume_id"].isin(ids)])
+
+
+def _store_of(source: Path) -> Any:
+    """The index of the store that the run of `source` names; None where it is not there any more."""
+    for folder in (source, *source.resolve().parents[:2]):
+        about = folder / "run.json"
+        if about.is_file():
+            try:
+                place = folder / json.loads(about.read_text(encoding="utf-8"))["store"]
+            except (ValueError, KeyError, TypeError):
+                return None
+            return Store.open(place).table if (place / "store.json").is_file() else None
+    return None

@@ -1,0 +1,149 @@
+"""HEYEX' XML export: one .xml that lists the B-scan images beside it, with scale and place of each.
+
+Read here because eyepy 0.21 needs every patient field and the localizer picture: it crashes on an anonymised export.
+The images come in the order of the list, never of their names; a name may not lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from octjepa.ingest.formats.vendor.bounds import check_shape, day, file_size, line_facts
+from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.scan import RawScan, Said
+
+MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
+_CONTEXT = "OphthalmicAcquisitionContext"
+
+
+def _root(path: Path) -> ElementTree.Element:
+    if file_size(path) > MAX_XML_BYTES:
+        raise rejected("size_implausible", f"an XML of more than {MAX_XML_BYTES >> 20} MiB")
+    raw = path.read_bytes()
+    if b"<!ENTITY" in raw:
+        raise rejected("broken_header", "the XML declares entities; no HEYEX export does")
+    try:
+        root = ElementTree.fromstring(raw)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        whole = raw.rstrip().endswith(b">") and b"</HEDX" in raw[-64:]
+        raise rejected("broken_header" if whole else "truncated", f"the XML: {raised_in(error)}") from None
+    if root.find(".//Series") is None:
+        raise rejected("broken_header", "the XML holds no Series: no export of HEYEX")
+    return root
+
+
+def _images(series: ElementTree.Element) -> list[ElementTree.Element]:
+    return [image for image in series.iter("Image") if image.findtext("ImageType/Type", "").strip() == "OCT"]
+
+
+def _scans(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """The Series that hold B-scans. Raises VolumeRejected not_structural_oct."""
+    series = [item for item in root.iter("Series") if _images(item)]
+    if not series:
+        raise rejected("not_structural_oct", "the XML lists no OCT image")
+    return series
+
+
+def members(path: Path) -> tuple[str, ...]:
+    """The scans in the file, "1", "2", ..., in its order."""
+    return tuple(str(number + 1) for number in range(len(_scans(_root(path)))))
+
+
+def _number(element: ElementTree.Element, where: str) -> float:
+    try:
+        return float(element.findtext(where, "").strip().replace(",", "."))
+    except ValueError:
+        return float("nan")
+
+
+def _date(element: ElementTree.Element | None, where: str) -> str:
+    date = None if element is None else element.find(where)
+    if date is None:
+        return ""
+    parts = [_number(date, part) for part in ("Year", "Month", "Day")]
+    return day(*(int(part) for part in parts)) if np.isfinite(parts).all() else ""
+
+
+def _picture(folder: Path, image: ElementTree.Element, number: int) -> np.ndarray:
+    """The B-scan's pixels [H, W]. Raises VolumeRejected: frames_missing, frames_broken."""
+    from PIL import Image
+
+    name = re.split(r"[\\/]", image.findtext("ImageData/ExamURL", "").strip())[-1]
+    file = folder / name
+    if name in ("", ".", "..") or not file.is_file():
+        raise rejected("frames_missing", f"the picture of B-scan {number} is not beside the XML")
+    try:
+        with Image.open(file) as picture:
+            check_shape(1, picture.height, picture.width)
+            return np.asarray(picture.convert("L"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise rejected("frames_broken", f"B-scan {number}: {raised_in(error)}") from None
+
+
+def _pixels(folder: Path, images: list[ElementTree.Element]) -> np.ndarray:
+    first = _picture(folder, images[0], 1)
+    check_shape(len(images), *first.shape)
+    pixels = np.empty((len(images), *first.shape), np.uint8)
+    for index, image in enumerate(images):
+        picture = first if index == 0 else _picture(folder, image, index + 1)
+        if picture.shape != first.shape:
+            raise rejected("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
+        pixels[index] = picture
+    return pixels
+
+
+def _shared(images: list[ElementTree.Element], field: str) -> float | None:
+    """The scale that the B-scans share, or None. Millimetres a pixel."""
+    values = np.array([_number(image, f"{_CONTEXT}/{field}") for image in images])
+    values = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(values)) if len(values) else None
+
+
+def _ends(images: list[ElementTree.Element], which: str) -> np.ndarray:
+    """[F, 2] x and y of every line's `which` ("Start", "End") on the localizer, mm."""
+    return np.array([[_number(image, f"{_CONTEXT}/{which}/Coord/{axis}") for axis in "XY"] for image in images])
+
+
+def read_xml(path: Path, member: str = "") -> RawScan:
+    """One scan of a HEYEX export; without `member` the first, with a note of how many more there are.
+
+    Raises VolumeRejected: broken_header, truncated, not_structural_oct, too_few_frames, frames_missing, frames_broken,
+    unsupported_pixels, size_implausible.
+    """
+    root = _root(path)
+    scans = _scans(root)
+    series = scans[int(member or 1) - 1]
+    images = _images(series)
+    if len(images) < 2:
+        raise rejected("too_few_frames", "a line or circle scan: one B-scan, no volume")
+    patient = next(iter(root.iter("Patient")), None)
+    said: dict[str, str] = {
+        name: "" if patient is None else patient.findtext(name, "").strip()
+        for name in ("PatientID", "ID", "LastName", "FirstNames", "Sex")
+    }
+    name = f"{said['LastName']} {said['FirstNames']}".strip()
+    born = _date(patient, "Birthdate/Date")
+    visit = next((date for study in root.iter("Study") if (date := _date(study, "StudyDate/Date"))), "")
+    held = {"PatientName": name, "PatientBirthDate": born, "StudyDate": visit, "PatientSex": said["Sex"]}
+    starts, ends = _ends(images, "Start"), _ends(images, "End")
+    return RawScan(
+        format="heyex_xml",
+        pixels=_pixels(path.parent, images),
+        facts=line_facts(starts, ends),
+        said=Said(
+            person_id=said["PatientID"] or (f"heyex-{said['ID']}" if said["ID"] else ""),
+            person_name=name,
+            birth_date=born,
+            laterality=series.findtext("Laterality", "").strip(),
+            manufacturer="Heidelberg Engineering",
+            model="Spectralis",
+            visit=visit,
+        ),
+        spacing_mm=(None, _shared(images, "ScaleY"), _shared(images, "ScaleX")),
+        notes=(f"more_scans_in_file={len(scans) - 1}",) if not member and len(scans) > 1 else (),
+        personal=tuple(field for field, value in held.items() if value),
+    )

@@ -1,0 +1,146 @@
+"""One scan to read, on a disk or in a bucket, and what a search for scans found besides."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from octjepa import remote
+from octjepa.ingest.manifest import ManifestRow
+
+_ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
+
+
+def _number(*parts: object) -> int:
+    """A 63-bit number that differs where `parts` do."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file, or one folder of B-scan images; `name` is its path relative to the ingested root, "/" between parts.
+
+    `location` is a local path or a url; `objects` are what a url names: one object, or the images of a folder.
+    """
+
+    location: Path | str
+    name: str
+    row: ManifestRow | None = None
+    objects: tuple[remote.RemoteObject, ...] = field(default=(), repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The local path. Raises TypeError for what lies in a bucket: use `local()`."""
+        if isinstance(self.location, str):
+            raise TypeError(f"{self.location} has no local path before it is fetched")
+        return self.location
+
+    @property
+    def called(self) -> PurePath:
+        """Its name in its data set; names and folders may speak of person, eye and device."""
+        if isinstance(self.location, Path):
+            return self.location
+        return PurePosixPath(self.location.partition("://")[2])
+
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits that name this file on this machine, or its url; the path itself stays out of the store."""
+        place = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
+        return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+
+    @contextmanager
+    def local(self) -> Iterator[Path]:
+        """The file itself, or a verified copy of what lies in a bucket, kept while the context is open. Read only.
+
+        Raises what `remote.fetched` raises.
+        """
+        if isinstance(self.location, Path):
+            yield self.location
+            return
+        if not self.location.endswith("/"):
+            with remote.fetched(self.objects[0] if self.objects else self.location) as copy:
+                yield copy
+            return
+        with ExitStack() as held, TemporaryDirectory(prefix="octjepa-") as made:
+            folder = Path(made, PurePosixPath(self.location).name)
+            folder.mkdir()
+            for one in self.objects:
+                copy = held.enter_context(remote.fetched(one))
+                (folder / PurePosixPath(one.url).name).symlink_to(copy)
+            yield folder
+
+    def state(self) -> tuple[int, int] | None:
+        """(size, time or version): both are equal as long as nothing changed; None where it cannot be looked at.
+
+        The second is the time of modification in ns for a local file, else 63 bits of a hash of versions or of a
+        folder's names, sizes and times.
+        """
+        if isinstance(self.location, str):
+            found = self.objects or tuple(filter(None, [remote.info(self.location)]))
+            versions = sorted((one.url, one.size, one.version) for one in found)
+            return (sum(one.size for one in found), _number(versions)) if found else None
+        try:
+            stat = os.stat(self.location)
+            if not self.location.is_dir():
+                return stat.st_size, stat.st_mtime_ns
+            with os.scandir(self.location) as entries:
+                files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in entries)
+            return sum(size for _, size, _ in files), _number(files)
+        except OSError:
+            return None
+
+
+class Refused(NamedTuple):
+    """What was found and cannot be read: it goes to the ledger with a code of `octjepa.ingest.reasons`."""
+
+    source: SourceFile
+    reason: str
+    detail: str
+
+
+@dataclass
+class Discovery:
+    """`files` sorted by name, each once; `refused` what belongs into the ledger before anything is read.
+
+    `ignored` counts what was left out, by kind. `files_without_row` counts files that their manifest does not list.
+    """
+
+    files: list[SourceFile] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+    refused: list[Refused] = field(default_factory=list)
+    files_without_row: int = 0
+    participants: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[SourceFile]:
+        """Files that a manifest or a list names and that are absent."""
+        return [one.source for one in self.refused if one.reason == "manifest_row_without_file"]
+
+    def refuse(self, location: Path | str, name: str, reason: str, detail: str) -> None:
+        self.refused.append(Refused(SourceFile(location, name), reason, detail))
+
+
+def is_archive(name: str) -> bool:
+    """Whether a file is called like an archive: files in it are not seen until it is expanded."""
+    return name.lower().endswith(_ARCHIVES)
+
+
+def how_to_expand(name: str) -> str:
+    """What to do about an archive, as the detail of its ledger row."""
+    if name.lower().endswith(".zip"):
+        return "run `octjepa expand` on it and ingest the folder it makes"
+    return "unpack it with the program that made it and ingest the folder"
+
+
+def shown(text: str) -> str:
+    """A path as text that every table and terminal can hold: line breaks and bytes that are no text are escaped."""
+    plain = os.fsencode(text).decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in plain)

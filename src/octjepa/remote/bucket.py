@@ -1,0 +1,292 @@
+"""Objects in buckets: listed, looked at, downloaded, written and removed, each call tried again where that can help.
+
+fsspec's s3fs and gcsfs do the talking; their own retries are off, so that this package alone decides and logs them.
+Endpoint and credentials come from the environment only: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and the usual AWS
+variables; STORAGE_EMULATOR_HOST and the usual Google ones; OCTJEPA_ANONYMOUS=1 signs nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import binascii
+import hashlib
+import importlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.remote.address import Address, parse
+from octjepa.remote.retry import DamagedBody, Patience, is_absent, is_taken, retried, told
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RemoteObject:
+    """One object; `version` is its ETag (S3) or generation (GCS): another content has another version.
+
+    `checksum` is "md5:<hex>" or "crc32c:<hex>" where the store gives one, else "".
+    """
+
+    url: str
+    size: int
+    version: str
+    checksum: str = field(default="", compare=False)
+
+
+_connections: dict[tuple[Any, ...], Any] = {}
+_connecting = threading.Lock()
+
+
+def _anonymous() -> bool:
+    return os.environ.get("OCTJEPA_ANONYMOUS", "").lower() in {"1", "true", "yes"}
+
+
+def _import(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UsageError(
+            f'{extra}:// needs {name}: pip install "octjepa[{"gcs" if extra == "gs" else "s3"}]"'
+        ) from None
+
+
+def _connect_s3(patience: Patience) -> Any:
+    s3fs = _import("s3fs", "s3")
+    files = s3fs.S3FileSystem(
+        anon=_anonymous(),
+        endpoint_url=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None,
+        config_kwargs={
+            "retries": {"total_max_attempts": 1},
+            "connect_timeout": min(10.0, patience.timeout_seconds),
+            "read_timeout": patience.timeout_seconds,
+        },
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+    files.retries = 1
+    return files
+
+
+def _connect_gs(patience: Patience) -> Any:
+    # Read when gcsfs is imported: with it on, gcsfs asks a gRPC control service per bucket and waits a minute for it.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    gcsfs = _import("gcsfs", "gs")
+    aiohttp = _import("aiohttp", "gs")
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints a traceback for what is tried again here
+
+    # gcsfs without its own six tries: its `retry_request` keeps the function it wraps.
+    plain = gcsfs.GCSFileSystem
+    once = {name: getattr(plain, name).__wrapped__ for name in ("_request", "_get_file_request")}
+    OneTry = type("OneTry", (plain,), once)
+
+    emulated = os.environ.get("STORAGE_EMULATOR_HOST", "") not in {"", "default"}
+    return OneTry(
+        project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),  # asked for only to make or list buckets
+        token="anon" if emulated or _anonymous() else "google_default",
+        requests_timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=min(10.0, patience.timeout_seconds), sock_read=patience.timeout_seconds
+        ),
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+
+
+_CONNECT = {"s3": _connect_s3, "gs": _connect_gs}
+_ENVIRONMENT = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "STORAGE_EMULATOR_HOST",
+    "GOOGLE_APPLICATION_CREDENTIALS", "OCTJEPA_ANONYMOUS",
+)  # fmt: skip
+
+
+def connection(scheme: str, patience: Patience) -> Any:
+    """The file system for a scheme, one per process and environment: its sockets and threads do not survive a fork."""
+    key = (os.getpid(), scheme, patience, *(os.environ.get(name, "") for name in _ENVIRONMENT))
+    with _connecting:
+        if key not in _connections:
+            _connections[key] = _CONNECT[scheme](patience)
+        return _connections[key]
+
+
+@atexit.register
+def disconnect() -> None:
+    """Closes all connections of this process; the next call opens new ones."""
+    if not _connections:
+        return  # fsspec is not loaded, and at the end of the process can no longer be
+    from fsspec.asyn import sync
+
+    with _connecting:
+        mine = [key for key in _connections if key[0] == os.getpid()]
+        for files in (_connections.pop(key) for key in mine):
+            if getattr(files, "_s3", None) is not None:
+                sync(files.loop, files._s3.close, timeout=5)
+            elif getattr(files, "_session", None) is not None:
+                sync(files.loop, files._session.close, timeout=5)
+
+
+os.register_at_fork(after_in_child=_connections.clear)
+
+
+def _call(work: Callable[[Any], T], doing: str, address: Address) -> T:
+    """`work(file system)`, tried again; library errors that stay go to the caller."""
+    patience = Patience.from_environment()
+    return retried(lambda: work(connection(address.scheme, patience)), doing, address.url, patience)
+
+
+def told_or_done(work: Callable[[Any], T], doing: str, address: Address) -> T:
+    """`work(file system)`, tried again; what stays is told as UsageError or OctjepaError."""
+    try:
+        return _call(work, doing, address)
+    except OctjepaError:
+        raise
+    except Exception as error:
+        raise told(error, doing, address.url) from None
+
+
+def _object(address: Address, found: dict[str, Any]) -> RemoteObject:
+    url = f"{address.scheme}://{found['name']}"
+    if address.scheme == "s3":
+        etag = str(found.get("ETag", "")).strip('"')
+        # The ETag of several parts, or of what the store encrypted with a managed key, is no md5 of the content.
+        plain = re.fullmatch("[0-9a-f]{32}", etag) and "kms" not in str(found.get("ServerSideEncryption", ""))
+        plain = plain and "SSECustomerAlgorithm" not in found
+        return RemoteObject(url, int(found["size"]), etag, f"md5:{etag}" if plain else "")
+    checksum = ""
+    for kind, name in (("md5", "md5Hash"), ("crc32c", "crc32c")):
+        try:
+            checksum = checksum or (found.get(name) and f"{kind}:{base64.b64decode(found[name]).hex()}") or ""
+        except binascii.Error:
+            continue
+    return RemoteObject(url, int(found["size"]), str(found.get("generation", "")), checksum)
+
+
+def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
+    """Objects below `url`, sorted by url; the one that `url` names; none where there is none.
+
+    Raises UsageError: no such bucket, no access, no credentials. OctjepaError: the store does not answer.
+    """
+    address = parse(url)
+
+    def work(files: Any) -> list[RemoteObject]:
+        depth = {} if recursive else {"maxdepth": 1}
+        found = files.find(address.path, withdirs=False, detail=True, **depth)
+        if not found:
+            _look_at_bucket(files, address)  # an absent bucket lists like an empty folder
+        kept = [one for one in found.values() if one["type"] == "file" and not one["name"].endswith("/")]
+        return sorted((_object(address, one) for one in kept), key=lambda one: one.url)
+
+    return told_or_done(work, "list", address)
+
+
+def _look_at_bucket(files: Any, address: Address) -> None:
+    """Raises the library's error where the bucket cannot be listed."""
+    if address.scheme == "s3":
+        files.call_s3("list_objects_v2", Bucket=address.bucket, MaxKeys=1)
+    else:
+        files.call("GET", "b/{}/o", address.bucket, maxResults=1, json_out=True)
+
+
+def info(url: str) -> RemoteObject | None:
+    """The object that `url` names, None where there is none. Raises as `list_objects`."""
+    address = parse(url)
+    if not address.key:
+        raise UsageError(f"{url} names a bucket: name an object in it")
+
+    def work(files: Any) -> RemoteObject | None:
+        try:
+            if address.scheme == "s3":
+                head = files.call_s3("head_object", Bucket=address.bucket, Key=address.key)
+                return _object(address, {**head, "name": address.path, "size": head["ContentLength"]})
+            found = files.call("GET", "b/{}/o/{}", address.bucket, address.key, json_out=True)
+            return _object(address, {**found, "name": address.path})
+        except Exception as error:
+            if not is_absent(error):
+                raise
+        _look_at_bucket(files, address)
+        return None
+
+    return told_or_done(work, "look at", address)
+
+
+def download(found: RemoteObject, path: Path) -> None:
+    """The object's body into `path`, in one try and unverified. Raises the library's errors: see `cache`."""
+    address = parse(found.url)
+    files = connection(address.scheme, Patience.from_environment())
+    # In one stream: several at once write into a file of full length, where a missing piece would be zeros.
+    one_stream = {"max_concurrency": 1} if address.scheme == "s3" else {"concurrency": 1}
+    files.get_file(address.path, str(path), **one_stream)
+
+
+def put(path: Path, url: str) -> None:
+    """Writes the local file `path` as the object `url`, and sees that all of it arrived. Raises as `list_objects`."""
+    address = parse(url)
+
+    def work(files: Any) -> None:
+        files.put_file(str(path), address.path)
+        written = info(url)
+        if written is None or written.size != path.stat().st_size:
+            raise DamagedBody("the object is shorter than the file")
+        kind, _, stored = written.checksum.partition(":")
+        if stored and stored != checksum_of(path, kind):
+            raise DamagedBody(f"its {kind} is another than the file's")
+
+    told_or_done(work, "write", address)
+
+
+def checksum_of(path: Path, kind: str) -> str:
+    """Hexadecimal md5, crc32c, or the first half of blake2b, of a local file."""
+    if kind == "crc32c":
+        from google_crc32c import Checksum  # comes with gcsfs
+
+        crc = Checksum()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                crc.update(block)
+        return crc.digest().hex()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()[:64]
+
+
+def put_bytes(data: bytes, url: str, only_if_absent: bool = False) -> bool:
+    """Writes `data` as the object `url`; False where `only_if_absent` and there is one already.
+
+    The store itself decides who is first. Raises as `list_objects`.
+    """
+    address = parse(url)
+    mode = {"mode": "create"} if only_if_absent else {}
+    try:
+        _call(lambda files: files.pipe_file(address.path, data, **mode), "write", address)
+    except OctjepaError:
+        raise
+    except Exception as error:
+        if not (only_if_absent and is_taken(error)):
+            raise told(error, "write", url) from None
+        # The first of two tries may have written it and only its answer was lost.
+        return _content(address) == data
+    return True
+
+
+def _content(address: Address) -> bytes | None:
+    found = info(address.url)
+    if found is None:
+        return None
+    return told_or_done(lambda files: files.cat_file(address.path), "read", address)
+
+
+def remove(url: str) -> None:
+    """Removes the object `url`; nothing happens where there is none. Raises as `list_objects`."""
+    address = parse(url)
+    try:
+        _call(lambda files: files.rm_file(address.path), "remove", address)
+    except OctjepaError:
+        raise
+    except Exception as error:
+        if not is_absent(error):
+            raise told(error, "remove", url) from None

@@ -1,0 +1,257 @@
+"""Local copies of remote objects: verified, bounded, shared by all processes of a user.
+
+    <root>/objects/aa/<key of url, version, size>/<digest>/<file name>
+
+A body is downloaded beside its place, held against the store's own length and checksum, and renamed. `digest` is that
+of the content: a copy that was damaged later is found and fetched again. Whoever uses a copy holds a shared lock on it
+(flock, which the kernel lets go of when a process dies); the copies that were used longest ago and are not held make
+room for new ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.remote.address import parse
+from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
+from octjepa.remote.retry import DamagedBody, Patience, retried, told
+
+_GB = 1_000_000_000
+_STALE_SECONDS = 24 * 3600
+_verified: dict[Path, tuple[int, int, int]] = {}  # copies this process has hashed: inode, mtime, size
+_room: dict[tuple[Path, int], int] = {}  # bytes this process may add before it looks through the cache again
+_here = threading.Lock()
+
+
+def cache_root() -> Path:
+    """OCTJEPA_CACHE, or octjepa/ in the user's cache folder (XDG_CACHE_HOME, ~/.cache; ~/Library/Caches on macOS)."""
+    if named := os.environ.get("OCTJEPA_CACHE"):
+        return Path(named).expanduser()
+    usual = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "octjepa"
+
+
+def limit_bytes() -> int:
+    """OCTJEPA_CACHE_GB, 20 where it is not set. Raises UsageError: no number above 0."""
+    text = os.environ.get("OCTJEPA_CACHE_GB", "") or "20"
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise UsageError(f"OCTJEPA_CACHE_GB is {text!r}: expected a number of gigabytes above 0")
+    return int(limit * _GB)
+
+
+@contextmanager
+def fetched(wanted: str | RemoteObject) -> Iterator[Path]:
+    """A verified local copy with the object's file name, which stays while the context is open. Read only.
+
+    Raises UsageError: no such object, no access, no credentials. OctjepaError: the object changed since it was listed,
+    what the store sends is never whole, the disk is full.
+    """
+    found = info(wanted) if isinstance(wanted, str) else wanted
+    if found is None:
+        raise UsageError(f"there is no object {wanted}")
+    try:
+        handle, path = _held(found)
+    except OSError as error:
+        why = "is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else f"cannot be written ({error.strerror})"
+        raise OctjepaError(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
+    try:
+        yield path
+    finally:
+        os.close(handle)
+
+
+def read_bytes(url: str) -> bytes:
+    """The verified content of the object `url`. Raises as `fetched`."""
+    with fetched(url) as path:
+        return path.read_bytes()
+
+
+def _held(found: RemoteObject) -> tuple[int, Path]:
+    """(open handle with a shared lock, path) of a good copy, downloaded where there is none."""
+    folder = _folder(found)
+    held = _hold(folder, found)
+    if held is None:
+        with _downloading(folder.name):
+            held = _hold(folder, found)  # another process may have had the same wish
+            while held is None:
+                _download(found, folder)
+                held = _hold(folder, found)
+    return held
+
+
+def _folder(found: RemoteObject) -> Path:
+    key = hashlib.sha256("\x1f".join((found.url, found.version, str(found.size))).encode()).hexdigest()[:32]
+    return cache_root() / "objects" / key[:2] / key
+
+
+@contextmanager
+def _downloading(key: str) -> Iterator[None]:
+    """One download of an object at a time on this machine; 256 lock files serve all."""
+    locks = cache_root() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / key[:2]).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _hold(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
+    """A lock on the copy in `folder` if there is one and it is whole; a damaged one is taken out."""
+    for path in folder.glob("*/*"):
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        stat = os.fstat(handle)
+        if stat.st_nlink == 0:  # evicted between opening and locking
+            os.close(handle)
+            continue
+        state = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        whole = stat.st_size == found.size and (
+            _verified.get(path) == state or checksum_of(path, "blake2b") == path.parent.name
+        )
+        if whole:
+            _verified[path] = state
+            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # the time of access orders eviction
+            return handle, path
+        os.close(handle)
+        _take_out(path)
+    return None
+
+
+def _download(found: RemoteObject, folder: Path) -> None:
+    """Fetches, verifies and files one object."""
+    now = info(found.url)
+    if now is None or now.version != found.version:
+        what = "is gone" if now is None else "has other content"
+        raise OctjepaError(f"{found.url} {what} since it was looked at: run the same command again")
+    root = cache_root()
+    _make_room(found.size)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    try:
+        name = parse(found.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
+        body = arriving / name
+        try:
+            retried(lambda: _arrive(now, body), "read", found.url, Patience.from_environment())
+        except (OctjepaError, OSError) as error:
+            if isinstance(error, OctjepaError) or error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise told(error, "read", found.url) from None
+        except Exception as error:
+            raise told(error, "read", found.url) from None
+        if not now.checksum and info(found.url) != now:
+            raise OctjepaError(f"{found.url} changed while it was read: run the same command again")
+        _file(body, folder / checksum_of(body, "blake2b"))
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+
+
+def _file(body: Path, folder: Path) -> None:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            os.replace(body, folder / body.name)
+            return
+        except FileNotFoundError:  # an evicting process took the empty folder away in between
+            continue
+
+
+def _arrive(found: RemoteObject, body: Path) -> None:
+    """One try: the body at `body`. Raises DamagedBody where it is not what the store said."""
+    download(found, body)
+    size = body.stat().st_size
+    if size != found.size:
+        raise DamagedBody(f"{size} bytes of {found.size} arrived")
+    kind, _, expected = found.checksum.partition(":")
+    if expected and checksum_of(body, kind) != expected:
+        raise DamagedBody(f"its {kind} is another than the store's")
+
+
+def cached_bytes() -> int:
+    """What all copies take on this disk."""
+    return sum(size for _, size, _ in _copies())
+
+
+def _copies() -> list[tuple[int, int, Path]]:
+    """(last used, size, path) of every copy."""
+    copies = []
+    for path in (cache_root() / "objects").glob("*/*/*/*"):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue
+        copies.append((stat.st_atime_ns, stat.st_size, path))
+    return copies
+
+
+def _make_room(size: int) -> None:
+    """Takes out what was used longest ago until `size` more bytes fit below the limit, or all that is left is held.
+
+    Looking through the cache takes a moment, so a look makes room for a fiftieth of the limit beyond `size`, and the
+    next one waits until that is used up.
+    """
+    limit = limit_bytes()
+    place = (cache_root(), limit)
+    with _here:
+        if size <= _room.get(place, 0):
+            _room[place] -= size
+            return
+        ahead = limit // 50
+        copies = _copies()
+        over = sum(held for _, held, _ in copies) + size + ahead - limit
+        for _, held, path in sorted(copies):
+            if over <= 0:
+                break
+            if _take_out(path):
+                over -= held
+        _room[place] = ahead
+        _clear_unfinished()
+
+
+def _take_out(path: Path) -> bool:
+    """Removes a copy that nobody holds."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    _verified.pop(path, None)
+    for folder in (path.parent, path.parent.parent):
+        try:
+            folder.rmdir()
+        except OSError:  # it holds another copy, or one is arriving
+            break
+    return True
+
+
+def _clear_unfinished() -> None:
+    """Downloads that a kill left behind; a day is longer than any download that still runs."""
+    for left in cache_root().glob(".new-*"):
+        try:
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        except FileNotFoundError:
+            continue

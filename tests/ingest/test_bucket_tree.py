@@ -1,0 +1,152 @@
+"""Discovery in buckets against emulated stores: trees with manifests, globs, lists, folders of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bucket_servers import SERVERS, Bucket, bucket_of
+from faulty_proxy import FaultyProxy
+from oct_dicom import make_dataset, retina, save
+from octjepa import remote
+from octjepa.errors import UsageError
+from octjepa.ingest import Discovery, discover, read_volume
+
+TABLE = "person_id\tfilepath\tlaterality\n"
+TREE = "retinal_oct/structural_oct/topcon_maestro2"
+
+
+@pytest.fixture(scope="module")
+def proxies() -> Iterator[dict[str, FaultyProxy]]:
+    with ExitStack() as stack:
+        yield {scheme: stack.enter_context(server()) for scheme, server in SERVERS.items()}
+
+
+@pytest.fixture(params=sorted(SERVERS))
+def bucket(request: pytest.FixtureRequest, proxies: dict[str, FaultyProxy], tmp_path: Path) -> Iterator[Bucket]:
+    with bucket_of(request.param, proxies[request.param], tmp_path / "cache") as place:
+        yield place
+
+
+def put(bucket: Bucket, **objects: bytes | str) -> str:
+    for name, content in objects.items():
+        data = content.encode() if isinstance(content, str) else content
+        remote.put_bytes(data, remote.join(bucket.url, name))
+    return bucket.url
+
+
+def names(found: Discovery) -> list[str]:
+    return [file.name for file in found.files]
+
+
+def reasons(found: Discovery) -> dict[str, str]:
+    return {one.source.name: one.reason for one in found.refused}
+
+
+def tree(bucket: Bucket) -> str:
+    rows = "".join(f"1001\t/{TREE}/1001/{name}.dcm\tL\n" for name in ("a", "b", "absent"))
+    return put(bucket, **{
+        f"{TREE}/1001/a.dcm": "a", f"{TREE}/1001/b.dcm": "bb", f"{TREE}/1002/c.dcm": "c", f"{TREE}/all.zip": "PK",
+        f"{TREE}/1001/._a.dcm": "mac", "notes.txt": "x", "truth/eyes.tsv": "x", "truth/1.npz": "x",
+        "retinal_oct/manifest.tsv": TABLE + rows + "9\t../secret.dcm\tL\n",
+        "participants.tsv": "person_id\trecommended_split\n1001\tval\n",
+    })  # fmt: skip
+
+
+def test_a_tree_with_its_manifest(bucket: Bucket) -> None:
+    url = tree(bucket)
+    for source in (url, f"{url}/", f"{url}/retinal_oct"):
+        found = discover([source])
+        assert names(found) == [f"{TREE}/1001/a.dcm", f"{TREE}/1001/b.dcm", f"{TREE}/1002/c.dcm"]
+        assert [file.row.person_id if file.row else "" for file in found.files] == ["1001", "1001", ""]
+        assert found.files_without_row == 1
+        assert [person["recommended_split"] for person in found.participants] == ["val"]
+        assert reasons(found) == {
+            f"{TREE}/1001/absent.dcm": "manifest_row_without_file",
+            f"{TREE}/all.zip": "archive_not_expanded",
+            "../secret.dcm": "path_escapes",
+        }
+        assert found.ignored["hidden"] == 1
+    below = discover([f"{url}/{TREE}/1001"])  # its manifest lies above
+    assert [file.row is not None for file in below.files] == [True, True]
+    listed = discover([f"{url}/retinal_oct/manifest.tsv"])
+    assert names(listed) == [f"{TREE}/1001/a.dcm", f"{TREE}/1001/b.dcm"]
+    assert len(listed.participants) == 1
+    (single,) = discover([f"{url}/{TREE}/1001/a.dcm"]).files
+    assert single == below.files[0]
+
+
+def test_a_tree_is_one_listing(bucket: Bucket) -> None:
+    put(bucket, **{f"set/{number}.dcm": "x" for number in range(12)})
+    bucket.proxy.requests.clear()
+    assert len(discover([f"{bucket.url}/set"]).files) == 12
+    assert len(bucket.proxy.requests) <= 8  # and not one an object
+
+
+def test_globs_mean_what_they_mean_on_a_disk(bucket: Bucket) -> None:
+    url = tree(bucket)
+    assert [file.called.name for file in discover([f"{url}/**/1001/*.dcm"]).files] == ["a.dcm", "b.dcm"]
+    assert [file.called.name for file in discover([f"{url}/{TREE}/100[!1]"]).files] == ["c.dcm"]
+    assert [file.called.name for file in discover([f"{url}/**/[ac].dcm"]).files] == ["a.dcm", "c.dcm"]
+    with pytest.raises(UsageError, match="nothing matches"):
+        discover([f"{url}/*.dcm"])
+    with pytest.raises(UsageError, match="wildcard in the bucket's name"):
+        discover([f"{bucket.scheme}://ey*/x.dcm"])
+
+
+def test_lists_of_both_places(bucket: Bucket, tmp_path: Path) -> None:
+    url = tree(bucket)
+    put(bucket, **{"chosen.lst": f"# mine\n{TREE}/1002/c.dcm\ngone.dcm\n"})
+    found = discover([f"{url}/chosen.lst"])
+    assert names(found) == [f"{TREE}/1002/c.dcm"]
+    assert reasons(found) == {"gone.dcm": "manifest_row_without_file"}
+    (tmp_path / "local.dcm").write_bytes(b"x")
+    urls = "".join(f"{url}/{TREE}/{name}.dcm\n" for name in ("1001/a", "1001/b", "1001/x", "1001/y", "1002/c"))
+    (tmp_path / "both.txt").write_text(f"local.dcm\n{urls}")
+    found = discover([tmp_path / "both.txt"])
+    assert sorted(file.called.name for file in found.files) == ["a.dcm", "b.dcm", "c.dcm", "local.dcm"]
+    assert len(found.refused) == 2
+
+
+def test_what_is_not_there_is_said(bucket: Bucket) -> None:
+    with pytest.raises(UsageError, match=r"nothing at .*: neither an object nor anything below it"):
+        discover([f"{bucket.url}/nothing"])
+    put(bucket, **{"set/a.xlsx": "x", "set/b.zip": "x"})
+    with pytest.raises(UsageError, match=r"no OCT scan in .*left out: 1 \.xlsx(.|\n)*archive_not_expanded"):
+        discover([f"{bucket.url}/set"])
+
+
+def test_a_scan_is_read_from_a_verified_copy(bucket: Bucket, tmp_path: Path) -> None:
+    name = "1234_maestro2_3d_macula_oct_l_1.2.3.dcm"
+    save(make_dataset(retina(frames=6)), tmp_path / name)
+    put(bucket, **{f"{TREE}/1234/{name}": (tmp_path / name).read_bytes()})
+    (file,) = discover([bucket.url]).files
+    with file.local() as path:
+        volume = read_volume(path, file.row, called=file.called)
+    assert volume.person_id == "1234"
+    before = file.state()
+    assert before is not None
+    assert before[0] == (tmp_path / name).stat().st_size
+    put(bucket, **{f"{TREE}/1234/{name}": "other"})
+    (again,) = discover([bucket.url]).files
+    assert again.key == file.key
+    assert again.state() != before
+
+
+def test_a_folder_of_images_is_one_scan(bucket: Bucket) -> None:
+    images = {f"set/1001_l/{number}.png": f"image {number}" for number in range(6)}
+    put(bucket, **images, **{"set/1001_l/readme.html": "x", "set/b.dcm": "x"})
+    found = discover([f"{bucket.url}/set"])
+    assert names(found) == ["1001_l", "b.dcm"]
+    with found.files[0].local() as folder:
+        assert folder.name == "1001_l"
+        assert {one.name: one.read_text() for one in folder.iterdir()} == {
+            f"{number}.png": f"image {number}" for number in range(6)
+        }
+    assert not folder.exists()
+    state = found.files[0].state()
+    put(bucket, **{"set/1001_l/3.png": "another"})
+    assert discover([f"{bucket.url}/set"]).files[0].state() != state

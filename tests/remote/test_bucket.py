@@ -1,0 +1,175 @@
+"""Objects in emulated S3 and GCS: what is written is read back, and what goes wrong is borne or told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from bucket_servers import BUCKET, Bucket
+from faulty_proxy import Fault
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.remote import info, is_remote, join, list_objects, put, put_bytes, read_bytes, remove
+from octjepa.remote.retry import Patience, retried
+
+TRANSIENT = ["429", "500", "503", "408", "delay", "truncate", "shorten", "reset", "corrupt"]
+EYE = bytes(range(256)) * 40
+
+
+def test_addresses_are_told_from_paths() -> None:
+    assert [is_remote(text) for text in ("s3://b/k", "gs://b", "eyes/s3", "/data", "C:\\eyes")] == [True] * 2 + [
+        False
+    ] * 3
+    assert not is_remote(Path("/data/eyes"))
+    assert join("s3://b/store/", "/chunks/", "aa") == "s3://b/store/chunks/aa"
+    with pytest.raises(UsageError, match="lost a slash"):
+        is_remote(Path("s3://b/store"))
+    with pytest.raises(UsageError, match=r"azure:// is not read"):
+        is_remote("azure://b/store")
+    with pytest.raises(UsageError, match="names no bucket"):
+        list_objects("s3://")
+    with pytest.raises(UsageError, match="folder"):
+        join("gs://b/store", "../other")
+
+
+def test_written_listed_read_and_removed(bucket: Bucket, tmp_path: Path) -> None:
+    file = tmp_path / "a b#1?+é.dcm"
+    file.write_bytes(EYE)
+    put(file, join(bucket.url, "deep", file.name))
+    put_bytes(b"top", join(bucket.url, "z.txt"))
+    found = list_objects(bucket.url)
+    assert [one.url for one in found] == [join(bucket.url, "deep", file.name), join(bucket.url, "z.txt")]
+    assert [one.size for one in found] == [len(EYE), 3]
+    assert [info(one.url) for one in found] == found  # listed and looked at, the version is the same
+    assert [one.url for one in list_objects(bucket.url, recursive=False)] == [join(bucket.url, "z.txt")]
+    assert list_objects(found[0].url) == found[:1]
+    assert read_bytes(found[0].url) == EYE
+    put_bytes(b"new", found[1].url)
+    assert info(found[1].url) != found[1]
+    assert read_bytes(found[1].url) == b"new"
+    for one in found:
+        remove(one.url)
+        remove(one.url)  # a second time nothing happens
+        assert info(one.url) is None
+    assert list_objects(bucket.url) == []
+
+
+# gcsfs hands aiohttp the bytes of an upload in one piece, and aiohttp warns of that.
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
+def test_a_large_file_goes_up_in_parts_and_comes_back(bucket: Bucket, tmp_path: Path) -> None:
+    file = tmp_path / "large.npy"
+    file.write_bytes(EYE * 600)  # 6 MB: a resumable upload on GCS
+    put(file, join(bucket.url, "large.npy"))
+    assert read_bytes(join(bucket.url, "large.npy")) == EYE * 600
+
+
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_a_transient_failure_is_tried_again_and_the_body_is_right(bucket: Bucket, kind: str) -> None:
+    url = join(bucket.url, "eye.dcm")
+    put_bytes(EYE, url)
+    media = "alt=media" if bucket.scheme == "gs" else "eye.dcm"
+    bucket.proxy.faults.append(Fault(kind, "GET", media))
+    assert read_bytes(url) == EYE
+    assert bucket.proxy.bodies_sent("eye.dcm") == 2
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "lost", "delay"])
+def test_a_failed_write_is_written_again(bucket: Bucket, kind: str, tmp_path: Path) -> None:
+    method = "PUT" if bucket.scheme == "s3" else "POST"
+    bucket.proxy.faults.append(Fault(kind, method, times=2))
+    file = tmp_path / "eye"
+    file.write_bytes(EYE)
+    put(file, join(bucket.url, "eye"))
+    assert read_bytes(join(bucket.url, "eye")) == EYE
+
+
+@pytest.mark.parametrize("kind", ["503", "corrupt", "shorten", "delay"])
+def test_what_does_not_pass_is_told_after_a_bounded_number_of_tries(bucket: Bucket, kind: str) -> None:
+    url = join(bucket.url, "eye.dcm")
+    put_bytes(EYE, url)
+    bucket.proxy.faults.append(Fault(kind, "GET", "alt=media" if bucket.scheme == "gs" else "eye.dcm", times=99))
+    with pytest.raises(OctjepaError, match="3 times in") as told:
+        read_bytes(url)
+    assert not isinstance(told.value, UsageError)
+    assert bucket.proxy.bodies_sent("eye.dcm") == 3
+    assert not list(bucket.cache.glob("objects/*/*/*/*"))  # nothing damaged was kept
+
+
+def test_a_permanent_failure_is_told_at_once_and_without_secrets(bucket: Bucket) -> None:
+    url = join(bucket.url, "eye.dcm")
+    put_bytes(EYE, url)
+    bucket.proxy.faults.append(Fault("403", "HEAD" if bucket.scheme == "s3" else "GET", times=99))
+    bucket.proxy.requests.clear()
+    with pytest.raises(UsageError, match="access is denied") as told:
+        read_bytes(url)
+    assert len(bucket.proxy.requests) == 1
+    assert "AKIA" not in str(told.value)
+    bucket.proxy.faults.clear()
+    with pytest.raises(UsageError, match="no object"):
+        read_bytes(join(bucket.url, "other.dcm"))
+    with pytest.raises(UsageError, match="no bucket"):
+        list_objects(bucket.url.replace(f"/{BUCKET}/", "/absent/"))
+    with pytest.raises(UsageError, match="no bucket"):
+        put_bytes(b"", bucket.url.replace(f"/{BUCKET}/", "/absent/"))
+
+
+def test_each_try_again_is_one_calm_line(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    url = join(bucket.url, "eye.dcm")
+    put_bytes(EYE, url)
+    bucket.proxy.faults.append(Fault("503", "GET", "eye.dcm", times=2))
+    with caplog.at_level(logging.INFO):
+        read_bytes(url)
+    said = [record for record in caplog.records if record.name.startswith(("octjepa", "gcsfs", "s3fs"))]
+    assert [record.levelname for record in said] == ["INFO", "INFO"]
+    assert "try 3 of 3" in said[1].getMessage()
+
+
+def test_only_one_writes_where_there_is_none(bucket: Bucket) -> None:
+    url = join(bucket.url, "lock")
+    assert put_bytes(b"first", url, only_if_absent=True)
+    assert not put_bytes(b"second", url, only_if_absent=True)
+    assert read_bytes(url) == b"first"
+    remove(url)
+    method = "PUT" if bucket.scheme == "s3" else "POST"
+    bucket.proxy.faults.append(Fault("lost", method))
+    assert put_bytes(b"mine", url, only_if_absent=True)  # written by the try whose answer was lost
+
+
+def test_no_credentials_are_told_with_what_to_set(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    with pytest.raises(UsageError, match=r"no credentials were found\. Set (AWS_ACCESS|GOOGLE_APPL)"):
+        list_objects(bucket.url)
+
+
+def test_an_absent_extra_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, {"s3": "s3fs", "gs": "gcsfs"}[bucket.scheme], None)
+    with pytest.raises(UsageError, match=rf"octjepa\[{ {'s3': 's3', 'gs': 'gcs'}[bucket.scheme] }\]"):
+        list_objects(bucket.url)
+
+
+def test_waiting_is_bounded_in_time_too() -> None:
+    calls = []
+
+    def fails() -> None:
+        calls.append(1)
+        raise TimeoutError
+
+    with pytest.raises(OctjepaError, match="cannot read s3://b/k: TimeoutError, 1 times"):
+        retried(fails, "read", "s3://b/k", Patience(total_seconds=1e-9))
+    assert len(calls) == 1
+    with pytest.raises(ZeroDivisionError):
+        retried(lambda: 1 / 0, "read", "s3://b/k", Patience())
+
+
+def test_settings_that_are_no_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTJEPA_REMOTE_TRIES", "many")
+    with pytest.raises(UsageError, match="OCTJEPA_REMOTE_TRIES is 'many'"):
+        Patience.from_environment()

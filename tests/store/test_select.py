@@ -1,0 +1,144 @@
+"""Criteria: each leaves out what it says, is counted in the flow, and an empty choice says who took the last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from index_rows import index_row, store_of
+from octjepa.errors import UsageError
+from octjepa.recipe import DataRecipe
+from octjepa.store import Store
+from octjepa.store.flow import count
+from octjepa.store.select import refuse_empty, select
+
+# Ten training volumes; each says something that none of the others does.
+SAID: list[dict[str, Any]] = [
+    {"device": "zeiss_cirrus"}, {"site": "UAB"}, {"region": "Optic Disc"}, {"eye": ""}, {"format": "nifti"},
+    {"pattern": "radial"}, {"native_d": 7}, {"spacing_z_mm": 0.3}, {"quality": 0.2},
+    {"notes": "blank_frames=3;person_unknown", "uncertain": "slice;row"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    rows = [index_row(2 * number, split="train", **said) for number, said in enumerate(SAID)]
+    return store_of(tmp_path / "store", [*rows, index_row(40, split="val")])
+
+
+def left_out(store: Store, **criteria: Any) -> list[int]:
+    """Positions in SAID of what the criteria leave out."""
+    kept = set(select(store, DataRecipe(**criteria), "train").volume_ids)
+    return [number for number in range(len(SAID)) if index_row(2 * number)["volume_id"] not in kept]
+
+
+EVERY_PATTERN: dict[str, Any] = {"patterns": ["raster", "radial"]}
+
+
+@pytest.mark.parametrize(
+    ("criteria", "expected"),
+    [
+        ({}, []),
+        ({"devices": ["topcon_triton"]}, [0]),
+        ({"strategy": "single_domain", "device": "zeiss_cirrus"}, list(range(1, 10))),
+        ({"sites": ["unknown"]}, [1]),
+        ({"sites": ["uab"]}, [0, *range(2, 10)]),
+        ({"regions": ["macula"]}, [2]),
+        ({"lateralities": ["OD", "OS"]}, [3]),
+        ({"formats": ["dicom"]}, [4]),
+        ({"patterns": ["raster"]}, [5]),
+        ({"min_frames": 8}, [6]),
+        ({"max_frames": 7}, [0, 1, 2, 3, 4, 5, 7, 8, 9]),
+        ({"max_spacing_mm": [0.2, None, None]}, [7]),
+        ({"min_spacing_mm": [0.2, None, 0.001]}, [0, 1, 2, 3, 4, 5, 6, 8, 9]),
+        ({"min_quality": 0.5}, [8]),
+        ({"exclude_notes": ["person_unknown"]}, [9]),
+        ({"exclude_notes": ["blank_frames"]}, [9]),
+        ({"exclude_uncertain": ["row"]}, [9]),
+        ({"exclude_uncertain": ["column"]}, []),
+        ({"devices": ["topcon_triton"], "min_quality": 0.5, "min_frames": 8}, [0, 6, 8]),
+    ],
+)
+def test_each_criterion_leaves_out_what_it_says(store: Store, criteria: dict[str, Any], expected: list[int]) -> None:
+    assert left_out(store, **{**EVERY_PATTERN, **criteria}) == expected
+
+
+def test_the_flow_counts_every_stage_by_device_and_site(store: Store) -> None:
+    chosen = select(store, DataRecipe(min_quality=0.5, max_samples=4), "train")
+    stages = {stage.name: stage for stage in chosen.flow.stages}
+    assert list(stages) == ["store", "split", "patterns", "min_quality", "max_samples"]
+    assert [stage.left.volumes for stage in stages.values()] == [11, 10, 9, 8, 4]
+    assert [stage.lost.volumes for stage in stages.values()] == [0, 1, 1, 1, 4]
+    assert stages["split"].lost.people == 1
+    assert stages["store"].by_device["zeiss_cirrus"].volumes == 1
+    assert {name: counts.people for name, counts in stages["patterns"].by_site.items()} == {"UAB": 1, "unknown": 8}
+    assert stages["patterns"].left.eyes == 9
+    lines = chosen.flow.lines()
+    assert len(lines) == 6
+    assert "quality 0.5 at least" in lines[4]
+    assert lines[4].split("  ")[-1].strip() == "UAB 1, unknown 7"
+    assert not any(row["person_id"] in str(chosen.flow.payload()) for row in store.rows())
+
+
+def test_a_file_of_two_volumes_is_one_file() -> None:
+    counts = count(pd.DataFrame([index_row(0, file_key="one"), index_row(1, file_key="one"), index_row(2)]))
+    assert (counts.people, counts.eyes, counts.volumes, counts.files) == (2, 3, 3, 2)
+
+
+def test_sites_come_from_participants_where_files_name_none(tmp_path: Path) -> None:
+    rows = [index_row(0), index_row(2, site="B"), index_row(4)]
+    told = [{"person_id": "1001", "clinical_site": "A"}, {"person_id": "1002", "clinical_site": "A"}]
+    store = store_of(tmp_path / "store", rows, told)
+    assert set(select(store, DataRecipe(), "").flow.stages[0].by_site) == {"A", "B", "unknown"}
+    assert select(store, DataRecipe(sites=("A",)), "").volume_ids == [index_row(0)["volume_id"]]
+
+
+def test_one_per_eye_keeps_the_best_and_breaks_ties_by_id(tmp_path: Path) -> None:
+    same = {"person_id": "1", "eye": "OD"}
+    rows = [
+        index_row(0, **same, quality=0.5, visit="a"), index_row(1, **same, quality=0.9, visit="a"),
+        index_row(2, **same, quality=0.7, visit="b"), index_row(3, **same, quality=0.7, visit="b"),
+        index_row(4, **{**same, "eye": "OS"}, quality=0.1, device="zeiss_cirrus"),
+    ]  # fmt: skip
+    store = store_of(tmp_path / "store", rows)
+    ids = [row["volume_id"] for row in rows]
+    assert select(store, DataRecipe(one_per="eye"), "").volume_ids == sorted([ids[1], ids[4]])
+    by_visit = select(store, DataRecipe(one_per="eye_and_visit"), "").volume_ids
+    assert by_visit == sorted([ids[1], min(ids[2], ids[3]), ids[4]])
+    assert select(store, DataRecipe(one_per="eye_and_device"), "").volume_ids == sorted([ids[1], ids[4]])
+
+
+def test_a_draw_depends_on_the_seed_and_not_on_the_order_of_files(tmp_path: Path) -> None:
+    rows = [index_row(number) for number in range(30)]
+    one, other = store_of(tmp_path / "one", rows), store_of(tmp_path / "other", reversed(rows))
+    few = DataRecipe(max_samples=5)
+    assert select(one, few, "", 1).volume_ids == select(other, few, "", 1).volume_ids
+    assert select(one, few, "", 1).volume_ids != select(one, few, "", 2).volume_ids
+
+
+def test_an_empty_choice_shows_the_flow_and_who_took_the_last(store: Store) -> None:
+    data = DataRecipe(regions=("Makula",), min_quality=0.5)
+    chosen = select(store, data, "train")
+    with pytest.raises(UsageError) as caught:
+        refuse_empty(chosen, store, "train")
+    told = str(caught.value)
+    assert "region Makula (the store has no Makula) took out the last 9" in told
+    assert "in the store" in told
+    assert "split train" in told
+    refuse_empty(select(store, DataRecipe(), "train"), store, "train")
+
+
+@pytest.mark.parametrize(
+    ("balance", "names"),
+    [
+        ("none", {"all"}),
+        ("device", {"topcon_triton", "zeiss_cirrus"}),
+        ("site", {"UAB", "unknown"}),
+        ("device_and_site", {"topcon_triton at UAB", "topcon_triton at unknown", "zeiss_cirrus at unknown"}),
+    ],
+)
+def test_domains_are_named_by_what_is_balanced(store: Store, balance: Any, names: set[str]) -> None:
+    assert set(select(store, DataRecipe(balance=balance), "train").domains.values()) == names
