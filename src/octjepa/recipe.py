@@ -287,6 +287,13 @@ class ValidationRecipe(Section):
     max_samples: Positive | None = 64
 
 
+class MonitorRecipe(Section):
+    """How often, and on how many held-out volumes, the meters of `octjepa.train.monitor` are taken. null: never."""
+
+    every_updates: Positive | None = machine(200)
+    volumes: Positive = machine(32)
+
+
 class CheckpointRecipe(Section):
     """Where and how often. dir null is off; a relative dir lies in the run folder."""
 
@@ -319,6 +326,7 @@ class Recipe(Section):
     objective: ObjectiveRecipe = ObjectiveRecipe()
     train: TrainRecipe
     validation: ValidationRecipe = ValidationRecipe()
+    monitor: MonitorRecipe = MonitorRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     machine: MachineRecipe = MachineRecipe()
 

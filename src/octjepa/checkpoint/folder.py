@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from torch import Tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
 
 MANIFEST = "manifest.json"
+BEST = "best.json"
 SCHEMA = 1
 
 
@@ -99,8 +101,34 @@ def list_folders(parent: Path) -> list[Path]:
 
 
 def prune(parent: Path, keep_last: int) -> None:
+    """Removes all but the last `keep_last` checkpoints and the best one."""
+    found = best(parent)
     for folder in list_folders(parent)[:-keep_last]:
-        shutil.rmtree(folder)
+        if found is None or folder.name != found["checkpoint"]:
+            shutil.rmtree(folder)
+
+
+def best(parent: Path) -> dict[str, Any] | None:
+    """{"checkpoint", "score"} of the best checkpoint by the online probe; None where none was judged."""
+    try:
+        found = json.loads((parent / BEST).read_text(encoding="utf-8"))
+        return {"checkpoint": str(found["checkpoint"]), "score": float(found["score"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def note_best(parent: Path, update: int, score: float) -> None:
+    """Keeps in mind that the checkpoint of `update` is the best so far, if its score is; NaN never is."""
+    known = best(parent)
+    if math.isnan(score) or (known is not None and known["score"] >= score):
+        return
+    text = json.dumps({"checkpoint": f"step-{update:08d}", "score": score})
+    hidden = parent / f".{BEST}.partial"
+    try:
+        hidden.write_text(text, encoding="utf-8")
+        hidden.replace(parent / BEST)
+    except OSError as error:
+        raise CheckpointError(f"could not write {parent / BEST}: {_why(error)}") from None
 
 
 def _flush(path: Path) -> None:

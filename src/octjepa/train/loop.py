@@ -26,12 +26,14 @@ from octjepa.store import Store
 from octjepa.store.disk import only_writer, write_json
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.cohort import choose_cohort
+from octjepa.train.health import Health
 from octjepa.train.journal import Journal
+from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
 from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_update, read_summary
 from octjepa.train.runtime import Runtime
-from octjepa.train.schedule import learning_rate, lr_curve, total_updates
+from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
 from octjepa.train.validate import learn_means, validate
 from octjepa.views.loader import Batch, FixedSamples, fixed_batches, training_batches
@@ -69,6 +71,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     judge = partial(_validation, model, runtime, store, ids, held_out or ids)
     batches = training_batches(stream, first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
+    health = Health(recipe.objective.name, warmup_updates(recipe.train, total))
+    audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes)
     with (
         only_writer(out),
         Journal(out / "metrics.jsonl", keep_until=first) as journal,
@@ -102,11 +106,23 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             progress.advance()
             progress.say(f"loss {measured['train/loss']:.3f} cosine {measured['train/cosine']:.3f}")
 
+            health.follow(measured.get("train/loss_hidden", measured["train/loss"]))
             _stop_if_hopeless(skips_in_a_row, done)
+            saving = _due(recipe.checkpoint.every_updates, done) or done == total or bool(request.signal_number)
+            score = math.nan
+            if recipe.monitor.every_updates and (_due(recipe.monitor.every_updates, done) or (saving and saves)):
+                figures = measure(model, runtime, audit, done)
+                alarms = health.judge(figures, done)
+                journal.write(done, _prefixed("monitor", figures) | ({"alarms": alarms} if alarms else {}))
+                for name, message in alarms.items():
+                    _log.warning("alarm %s at update %d: %s", name, done, message)
+                score = figures["layer_accuracy"] if done > health.warm else math.nan
+                saving = saving or bool(alarms)  # a snapshot of the run as it was
             if _due(recipe.validation.every_updates, done) and done < total:
                 journal.write(done, _prefixed(judged_on, judge(recipe)))
-            if saves and (_due(recipe.checkpoint.every_updates, done) or done == total or request.signal_number):
+            if saves and saving:
                 state.save(saves, done, model, optimiser, recipe, skipped, ids)
+                folder.note_best(saves, done, score)
                 folder.prune(saves, recipe.checkpoint.keep_last)
             _stop_if_asked(request, saves, done, total)
         result, centred = judge(recipe), judge(without_chance(recipe))
@@ -121,6 +137,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         "volumes": len(ids),
         **pace.summary(),
         "skipped_updates": skipped,
+        "alarms": health.tripped,
+        "best": None if saves is None else folder.best(saves),
         "checkpoint": None if saves is None else f"{recipe.checkpoint.dir}/step-{total:08d}",
     }
     write_json(out / SUMMARY, summary)
