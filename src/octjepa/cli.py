@@ -43,6 +43,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 StorePath = Annotated[Path, typer.Option("--store", help="The store folder.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as train.base_lr=1e-4.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]
+Spacing = Annotated[
+    str | None, typer.Option("--spacing", help="Slice, row, column in mm, such as 0.047,0.0026,0.0117; for all files.")
+]
 MaxLost = Annotated[float, typer.Option("--max-lost", min=0.0, max=1.0, help="Share of files that may be lost.")]
 
 
@@ -115,23 +118,54 @@ def phantom(
 
 
 @app.command()
+def expand(
+    source: Annotated[str, typer.Argument(help="A ZIP archive, a folder of them, or a gs:// or s3:// address.")],
+    target: Annotated[str, typer.Argument(help="Folder for the tree; may hold a part of it already.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Expands ZIP archives, one a device or any other, to the tree that ingest reads."""
+    from octjepa.ingest.archive import expand as run
+
+    set_quiet(quiet)
+    try:
+        say(run(source, target, dry_run), as_json)
+    except TooManyLostError as error:
+        say(error.summary, as_json)
+        raise
+
+
+@app.command()
 def ingest(
-    sources: Annotated[list[str], typer.Argument(help="Files, folders or a manifest.tsv.")],
+    sources: Annotated[list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")],
     store: StorePath,
     recipe: Annotated[str, typer.Option("--recipe", help="Whose preprocessing the store follows.")] = "tiny_cpu",
     workers: Workers = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option("--engine", help="This machine, or the Ray cluster at RAY_ADDRESS.")
+    ] = "local",
+    seconds_per_file: Annotated[
+        float, typer.Option("--seconds-per-file", min=1.0, help="A file that takes longer is given up.")
+    ] = 600.0,
+    spacing: Spacing = None,
     max_lost: MaxLost = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Reads every file into a store of canonical volumes, or into its quarantine with a reason."""
     from octjepa.config import load_recipe
+    from octjepa.ingest.reader import parse_spacing
     from octjepa.store import build_store
 
     set_quiet(quiet)
     preprocessing = load_recipe(recipe).preprocessing
     try:
-        say(build_store(sources, store, preprocessing, workers=_cores(workers), max_lost=max_lost), as_json)
+        made = build_store(
+            sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file,
+            spacing_mm=None if spacing is None else parse_spacing(spacing),
+        )  # fmt: skip
+        say(made, as_json)
     except TooManyLostError as error:
         say(error.summary, as_json)  # the work is done: its figures are told before the exit code complains
         raise
@@ -140,14 +174,16 @@ def ingest(
 @app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(help="A scan file, a store, a run or a checkpoint.")],
+    spacing: Spacing = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Says what a file, store, run or checkpoint is, and whether it can be used."""
+    from octjepa.ingest.reader import parse_spacing
     from octjepa.inspection import describe
 
     set_quiet(quiet)
-    say(describe(path), as_json)
+    say(describe(path, None if spacing is None else parse_spacing(spacing)), as_json)
 
 
 @app.command()

@@ -9,17 +9,19 @@ from typing import Any
 from octjepa.errors import OctjepaError, UsageError
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: Path, spacing_mm: tuple[float, float, float] | None = None) -> dict[str, Any]:
     """`kind` is volume, rejected, store, run or checkpoint; the rest is what that kind knows of itself.
 
+    `spacing_mm` (slice, row, column) goes before what a scan's file says.
     Raises UsageError when nothing is there, or it is none of these; CheckpointError for damaged weights.
     """
+    from octjepa.ingest import describe_file
+    from octjepa.ingest.formats import recognise
+
     if not path.exists():
         raise UsageError(f"nothing at {path}: give a scan file, a store, a run or a checkpoint")
     if path.is_file() and path.suffix != ".safetensors":
-        from octjepa.ingest import describe_file
-
-        return describe_file(path)
+        return describe_file(path, spacing_mm)
     if (path / "store.json").is_file():
         from octjepa.store import Store
 
@@ -37,6 +39,8 @@ def describe(path: Path) -> dict[str, Any]:
             "encoder_parameters": encoder.parameters,
             "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
         }
+    if path.is_dir() and recognise(path) is not None:
+        return describe_file(path, spacing_mm)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
     raise UsageError(f"{path} is a folder, but no store (store.json), run (run.json) or checkpoint (manifest.json)")

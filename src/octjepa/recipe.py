@@ -219,10 +219,11 @@ class ModelRecipe(Section):
     """The encoder by size name; `predictor_*` default to the arm's own (null)."""
 
     size: Literal["test", "founding", "small", "base", "large"] = "test"
-    positions: Literal["rope", "sincos"] = "rope"
+    positions: Literal["rope", "rope_tiled", "sincos"] = "rope"  # tiled: as the released V-JEPA 2 weights
     position_unit: Literal["index", "mm"] = "index"
     predictor_width: Positive | None = None
     predictor_depth: Positive | None = None
+    warm_start: Directory = None  # weights of V-JEPA 2 in Hugging Face form, or of ours; null: from scratch
 
 
 class ObjectiveRecipe(Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ from oct_dicom import make_dataset, retina, save
 from octjepa import remote
 from octjepa.errors import UsageError
 from octjepa.ingest import Discovery, discover, read_volume
+from octjepa.ingest.archive import expand
 
 TABLE = "person_id\tfilepath\tlaterality\n"
 TREE = "retinal_oct/structural_oct/topcon_maestro2"
@@ -150,3 +153,17 @@ def test_a_folder_of_images_is_one_scan(bucket: Bucket) -> None:
     state = found.files[0].state()
     put(bucket, **{"set/1001_l/3.png": "another"})
     assert discover([f"{bucket.url}/set"]).files[0].state() != state
+
+
+def test_archives_in_a_bucket_are_expanded_to_a_disk(bucket: Bucket, tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("1001/a.dcm", bytes(128) + b"DICM")
+    put(bucket, **{"in/topcon_triton/all.zip": made.getvalue(), "in/notes.txt": "x"})
+    place = "retinal_oct/structural_oct/topcon_triton/1001/a.dcm"
+    for number, source in enumerate((f"{bucket.url}/in", f"{bucket.url}/in/topcon_triton/all.zip")):
+        summary = expand(source, tmp_path / str(number))
+        assert summary["written"] == 1
+        assert names(discover([tmp_path / str(number)])) == [place]
+    with pytest.raises(UsageError, match="no ZIP archive in"):
+        expand(f"{bucket.url}/nothing", tmp_path / "out")

@@ -1,44 +1,38 @@
-"""How far the found membranes lie from the phantom's true ones, per device.
+"""How far the found membranes lie from the phantom's true ones, per device or per shape of eye.
 
-Command: python tests/store/band_accuracy.py [--people N] [--size small|full] [--seed N]
+Command: python tests/store/band_accuracy.py [--people N] [--size small|full] [--seed N] [--shapes SEEDS]
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from band_error import Errors, errors_um
 from octjepa.ingest import read_volume
 from octjepa.phantom import DEVICES, SURFACES, read_truth, write_cohort
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import in_plane
-from octjepa.store.resample import centred
-from octjepa.store.surfaces import find_surfaces
+from shaped_eye import SHAPES, shaped_eye
 
 
-def errors_um(path: Path, truth: Path, preprocessing: Preprocessing) -> dict[str, np.ndarray]:
-    """Signed error in um of "ilm" and "bm" at every A-scan of one file, `[D, W]`; positive is too deep."""
+def of_file(path: Path, truth: Path, preprocessing: Preprocessing) -> Errors:
+    """Of a phantom file. A membrane on the retina belongs to its tissue: the band is to begin there."""
     volume = read_volume(path)
-    depth, height, width = volume.shape
-    _, dy, dx = volume.spacing_mm
-    _, ty, tx = preprocessing.target_spacing_mm
-    columns_mm = centred(int(width * dx / tx), tx)
-    image = in_plane(volume.pixels, volume, preprocessing, columns_mm)
-    found = find_surfaces(image, ty, tx)
-    true = read_truth(truth).surfaces_row
-    if "frames_reversed" in volume.notes:
-        true = true[:, ::-1]  # the truth lies in the file's frame order
-    result = {}
-    for name, rows, index in (("ilm", found.ilm, SURFACES.index("ilm")), ("bm", found.bm, SURFACES.index("bm"))):
-        found_mm = (rows - (image.shape[1] - 1) / 2) * ty
-        native_mm = (true[index] - (height - 1) / 2) * dy
-        true_mm = np.stack([np.interp(columns_mm, centred(width, dx), native_mm[z]) for z in range(depth)])
-        result[name] = (found_mm - true_mm) * 1000
-    return result
+    known = read_truth(truth)
+    ilm, bm = (known.surfaces_row[SURFACES.index(name)] for name in ("ilm", "bm"))
+    if "epiretinal_membrane" in known.masks:
+        ilm = ilm - known.masks["epiretinal_membrane"].sum(axis=1)
+    if "frames_reversed" in volume.notes:  # the truth lies in the file's frame order
+        ilm, bm = ilm[::-1], bm[::-1]
+    return errors_um(volume, ilm, bm, preprocessing)
 
 
 def table(people: int, size: str, seed: int = 5) -> dict[str, dict[str, float]]:
@@ -49,16 +43,31 @@ def table(people: int, size: str, seed: int = 5) -> dict[str, dict[str, float]]:
         write_cohort(out, people=people, seed=seed, size=size)
         for path in sorted(out.rglob("*.dcm")):
             truth = out / "truth" / f"{path.stem.rsplit('_', 1)[1]}.npz"
-            for name, error in errors_um(path, truth, Preprocessing()).items():
+            for name, error in of_file(path, truth, Preprocessing()).items():
                 collected[path.parent.parent.name][name].append(error.ravel())
-    rows: dict[str, dict[str, float]] = {}
-    for device in DEVICES:
-        rows[device] = {}
-        for name, parts in collected[device].items():
-            error = np.concatenate(parts)
-            rows[device][name] = float(np.abs(error).mean())
-            rows[device][f"{name}_bias"] = float(np.median(error))
-            rows[device][f"{name}_wrong"] = float((np.abs(error - np.median(error)) > 50).mean())
+    return {device: summary(collected[device]) for device in DEVICES}
+
+
+def summary(collected: dict[str, list[np.ndarray]]) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for name, parts in collected.items():
+        error = np.concatenate(parts)
+        row[name] = float(np.abs(error).mean())
+        row[f"{name}_bias"] = float(np.median(error))
+        row[f"{name}_wrong"] = float((np.abs(error - np.median(error)) > 50).mean())
+    return row
+
+
+def shapes(seeds: int) -> dict[str, dict[str, float]]:
+    """shape of eye -> as `table`, over all devices."""
+    rows = {}
+    for shape in SHAPES:
+        collected: dict[str, list[np.ndarray]] = defaultdict(list)
+        for device, seed in product(DEVICES, range(1, seeds + 1)):
+            eye = shaped_eye(device, shape, seed)
+            for name, error in errors_um(eye.volume, eye.ilm, eye.bm, Preprocessing()).items():
+                collected[name].append(error.ravel())
+        rows[shape] = summary(collected)
     return rows
 
 
@@ -67,6 +76,8 @@ if __name__ == "__main__":
     parser.add_argument("--people", type=int, default=8)
     parser.add_argument("--size", default="small")
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--shapes", type=int, default=0, metavar="SEEDS", help="chosen shapes instead of a cohort")
     arguments = parser.parse_args()
-    for device, row in table(arguments.people, arguments.size, arguments.seed).items():
+    done = shapes(arguments.shapes) if arguments.shapes else table(arguments.people, arguments.size, arguments.seed)
+    for device, row in done.items():
         print(device, {name: round(value, 3) for name, value in row.items()})

@@ -7,39 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from layered_eye import BRUCH_ROW, COLUMNS, FRAMES, PREPROCESSING, ROWS, eye
 from octjepa.errors import VolumeRejected
 from octjepa.recipe import Preprocessing
 from octjepa.volume import OCTVolume
-
-PREPROCESSING = Preprocessing(
-    image_size=(8, 96, 64), margin=(0, 8, 8), target_spacing_mm=(0.3, 0.0078, 0.06), axial_anchor=0.65
-)
-BRUCH_ROW, ROWS, COLUMNS, FRAMES = 90, 180, 120, 16
-
-
-def eye(
-    laterality: str = "OD", tilt: float = 0.0, motion: float = 0.0, curve: float = 0.0, **changes: object
-) -> OCTVolume:
-    """A layered retina, 0.25 mm thick over Bruch's membrane at `BRUCH_ROW`, tilted and bent by rows over the width."""
-    rng = np.random.default_rng(1)
-    x = np.linspace(-1, 1, COLUMNS)[None, None, :]
-    z = np.arange(FRAMES)[:, None, None]
-    jump = motion * rng.normal(0, 1, FRAMES)[:, None, None]
-    bruch = BRUCH_ROW + tilt * x + curve * x**2 + np.rint(jump) + 0.3 * z
-    y = np.arange(ROWS)[None, :, None] - bruch
-    image = 10 + 90 * ((y > -32) & (y <= -6)) + 45 * ((y > -14) & (y <= -6)) * -1
-    image = image + 200 * ((y > -6) & (y <= 0)) + 70 * np.exp(-np.clip(y, 0, None) / 25) * (y > 0)
-    image[:, :, :20] += 25 * (y[:, :, :20] > -32)  # the nasal side is brighter: left and right can be told apart
-    pixels = np.clip(image + rng.normal(0, 4, image.shape), 0, 255).astype(np.uint8)
-    values: dict[str, object] = {
-        "pixels": pixels,
-        "spacing_mm": (0.15, 0.0078, 0.035),
-        "provenance": {"slice": "positions", "row": "shared", "column": "shared"},
-        "person_id": "1",
-        "device": "topcon_triton",
-        "laterality": laterality,
-    }
-    return OCTVolume(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def band_of(volume: OCTVolume, preprocessing: Preprocessing = PREPROCESSING) -> tuple[np.ndarray, np.ndarray, int]:
@@ -194,12 +165,49 @@ def test_membranes_are_found_to_the_row_whatever_the_coarse_search_leaves_over(r
     assert np.abs(found.bm - true).max() < 4
 
 
-def test_a_size_beyond_memory_is_refused_before_it_is_allocated() -> None:
+@pytest.mark.parametrize("changes", [
+    {"spacing_mm": (0.15, 5e4, 0.035)},  # 414 TB where nothing checks
+    {"spacing_mm": (0.15, float("inf"), 0.035)},
+    {"spacing_mm": (0.15, float("nan"), 0.035)},
+    {"slice_positions_mm": np.r_[np.arange(FRAMES - 1) * 0.15, 1e9]},
+])  # fmt: skip
+def test_a_size_beyond_memory_is_refused_before_it_is_allocated(changes: dict[str, object]) -> None:
+    import tracemalloc
+
+    from octjepa.store.canonical import canonicalise
+
+    volume = eye(**changes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(VolumeRejected, match="size_implausible"):
+            canonicalise(volume, PREPROCESSING)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_stored_size_beyond_memory_is_refused_too() -> None:
     from octjepa.store.canonical import canonicalise
 
     tiny = Preprocessing(image_size=(16, 4096, 65536), margin=(0, 0, 0), target_spacing_mm=(0.3, 1e-7, 1e-7))
     with pytest.raises(VolumeRejected, match="size_implausible"):
         canonicalise(eye(), tiny)
+
+
+@pytest.mark.parametrize("frequency", [0.8, 0.9, 1.0, 1.3, 1.7, 2.4])
+def test_a_grating_beyond_the_targets_nyquist_limit_does_not_alias(frequency: float) -> None:
+    """`frequency` in periods a target step; interpolating leaves more than half of it as a coarse pattern."""
+    from octjepa.store.resample import centred, weights
+
+    source, target, step = centred(4096, 0.002), centred(200, 0.036), 0.036
+    for phase in (0.0, 0.7, 1.5):
+        grating = np.sin(2 * np.pi * frequency * source / step + phase)
+        left = (weights(source, target, step) @ grating)[5:-5]
+        assert np.abs(left).max() < 0.08, np.abs(left).max()
+    plain = np.interp(target, source, grating)
+    assert np.ptp(plain) > 0.5 or frequency in (1.0,)
+    passed = weights(source, target, step) @ np.sin(2 * np.pi * 0.1 * source / step)
+    assert np.abs(passed[5:-5]).max() > 0.9  # what the target can hold goes through
 
 
 def test_drusen_stay_raised_over_the_flattened_membrane() -> None:

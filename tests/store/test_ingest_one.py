@@ -18,9 +18,9 @@ PREPROCESSING = Preprocessing(
 def test_what_canonicalising_did_not_expect_refuses_one_file(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octjepa.store import Store, build, build_store
+    from octjepa.store import Store, build_store, one_file
 
-    real, calls = build.canonicalise, []
+    real, calls = one_file.canonicalise, []
 
     def failing(*arguments: object) -> object:
         calls.append(1)
@@ -28,7 +28,7 @@ def test_what_canonicalising_did_not_expect_refuses_one_file(
             raise IndexError("index -1 is out of bounds\nsecond line")
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(build, "canonicalise", failing)
+    monkeypatch.setattr(one_file, "canonicalise", failing)
     summary = build_store([tiny], tmp_path / "store", PREPROCESSING)
     assert (summary["accepted"], summary["by_reason"]) == (9, {"reader_failed": 1})
     (row,) = Store.open(tmp_path / "store").quarantine
@@ -41,12 +41,12 @@ def test_what_canonicalising_did_not_expect_refuses_one_file(
 def test_a_full_disk_is_not_the_files_fault(
     error: Exception, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octjepa.store import build, build_store
+    from octjepa.store import build_store, one_file
 
     def failing(*_: object) -> object:
         raise error
 
-    monkeypatch.setattr(build, "canonicalise", failing)
+    monkeypatch.setattr(one_file, "canonicalise", failing)
     with pytest.raises(type(error)):
         build_store([tiny], tmp_path / "store", PREPROCESSING)
 

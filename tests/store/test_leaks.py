@@ -72,6 +72,9 @@ def test_what_pretraining_saw_of_another_store_is_found(kind: str, shared: dict[
     found = seen_in_pretraining(pd.DataFrame(evaluation(**shared)), trained)
     assert found["leaks"] == [{"kind": kind, "split": "test", "volumes": ids(100)}]
     assert found["seen"] == {"test": {"people": 1, "volumes": 1}}
+    assert found["compared_by"] == ["person_id", "content_hash", "sop_instance_uid", "near_duplicate"]
+    unseen = seen_in_pretraining(pd.DataFrame(evaluation()).assign(enface_hash=""), trained)
+    assert "near_duplicate" not in unseen["compared_by"]
     assert not any(person in str(found) for person in before["person_id"])
 
 

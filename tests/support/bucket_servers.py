@@ -61,7 +61,7 @@ def gs_server() -> Iterator[FaultyProxy]:
         server.stop()
 
 
-def environment(scheme: str, proxy: FaultyProxy, cache: Path) -> dict[str, str]:
+def environment(scheme: str, proxy: FaultyProxy, cache: Path, timeout_seconds: float) -> dict[str, str]:
     """What a user would set to speak to the emulator, with patience of seconds."""
     return {
         "AWS_ENDPOINT_URL" if scheme == "s3" else "STORAGE_EMULATOR_HOST": proxy.url,
@@ -73,17 +73,17 @@ def environment(scheme: str, proxy: FaultyProxy, cache: Path) -> dict[str, str]:
         "OCTJEPA_CACHE": str(cache),
         "OCTJEPA_REMOTE_TRIES": "3",
         "OCTJEPA_REMOTE_WAIT": "0.02",
-        "OCTJEPA_REMOTE_TIMEOUT": "0.5",
+        "OCTJEPA_REMOTE_TIMEOUT": str(timeout_seconds),
     }
 
 
 @contextmanager
-def bucket_of(scheme: str, proxy: FaultyProxy, cache: Path) -> Iterator[Bucket]:
+def bucket_of(scheme: str, proxy: FaultyProxy, cache: Path, timeout_seconds: float = 0.5) -> Iterator[Bucket]:
     """A fresh place in the bucket, an empty cache, no faults; connections are closed at the end."""
     from octjepa.remote.bucket import disconnect
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(scheme, proxy, cache).items():
+        for name, value in environment(scheme, proxy, cache, timeout_seconds).items():
             patch.setenv(name, value)
         proxy.faults.clear()
         proxy.requests.clear()

@@ -38,14 +38,15 @@ def vol_bytes(raw: np.ndarray, places: list[tuple[float, ...]], **header: Any) -
     fields = {
         "version": "HSF-OCT-103", "size_x": columns, "n_bscans": frames, "size_y": rows, "scale_x": 0.0114,
         "distance": 0.12, "scale_y": 0.003872, "size_x_slo": 5, "size_y_slo": 4, "scale_x_slo": 0.01,
-        "scale_y_slo": 0.01, "scan_position": "OS", "scan_pattern": PATTERN_VOLUME, "bscan_hdr_size": 512,
+        "scale_y_slo": 0.01, "scan_position": "OS", "scan_pattern": PATTERN_VOLUME, "bscan_hdr_size": 256 + 8 * columns,
         "id": "1", "reference_id": "", "patient_id": "P-77", "dob": BORN.isoformat(), "visit_date": VISIT.isoformat(),
         "exam_time": 132_331_968_000_000_000, "grid_type": 0, "grid_offset": 0, "grid_type1": 0, "grid_offset1": 0,
         "prog_id": "", "localizer": np.zeros((4, 5), np.uint8),
     }  # fmt: skip
     bscans = [
         {
-            "bscan_hdr_size": 512, "start_x": place[0], "start_y": place[1], "end_x": place[2], "end_y": place[3],
+            "bscan_hdr_size": 256 + 8 * columns, "start_x": place[0], "start_y": place[1],
+            "end_x": place[2], "end_y": place[3],
             "num_seg": 1, "quality": 30.0, "shift": 0, "iv_transformation": [0.0] * 6,
             "layer_segmentations": np.full((1, columns), 3.0, np.float32), "data": image.astype(np.float32),
         }
@@ -237,7 +238,9 @@ def bioptigen_bytes(values: np.ndarray, volumes: int = 1, scan_type: int = 1) ->
             keyed(layout.headerField, "FRAMEHEADER", 0),
             *(
                 keyed(layout.intField, key, 4, value)
-                for key, value in {"FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": rows, "SAMPLEFORMAT": 16}.items()
+                for key, value in {
+                    "FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": rows, "SAMPLEFORMAT": 16,
+                }.items()
             ),
             keyed(layout.strField, "DESCRIPTION", 4, "none"),
             keyed(layout.floatField, "XMIN", 8, 0.0),

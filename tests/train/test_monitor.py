@@ -46,19 +46,16 @@ def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> No
     assert {"lidar", "layer_accuracy", "cosine_topcon_triton", "rankme_zeiss_cirrus"} <= names
 
 
-def test_the_best_checkpoint_is_the_online_probes_and_not_of_warm_up(healthy: Any) -> None:
+def test_the_best_checkpoint_is_the_online_probes_and_is_kept(healthy: Any) -> None:
     summary, measured, out = healthy
-    assert summary["best"] == folder.best(out / "checkpoints")
-    scores = {line["update"]: line["monitor/layer_accuracy"] for line in measured}
-    assert summary["best"]["score"] == scores[40]  # the only one that was saved
+    assert summary["best"] == "step-00000040"  # the only one that was saved
     saves = out / "checkpoints"
-    for step in (1, 2, 3):
+    assert folder.read_manifest(saves / "step-00000040")["score"] == measured[-1]["monitor/layer_accuracy"]
+    whole = {"schema": folder.SCHEMA, "files": {}}
+    for step, score in ((1, None), (2, 2.0), (3, 1.5)):
         (saves / f"step-{step:08d}").mkdir()
-        (saves / f"step-{step:08d}" / "manifest.json").write_text("{}")
-    folder.note_best(saves, 2, 2.0)
-    folder.note_best(saves, 3, 1.5)
-    folder.note_best(saves, 1, float("nan"))
-    assert folder.best(saves) == {"checkpoint": "step-00000002", "score": 2.0}
+        (saves / f"step-{step:08d}" / "manifest.json").write_text(json.dumps({**whole, "update": step, "score": score}))
+    assert folder.best(saves).name == "step-00000002"
     folder.prune(saves, keep_last=1)
     assert [path.name for path in folder.list_folders(saves)] == ["step-00000002", "step-00000040"]
 

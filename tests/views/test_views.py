@@ -9,7 +9,7 @@ import torch
 from octjepa import keys
 from octjepa.errors import ContractError, UsageError
 from octjepa.views import geometry, light, tokens
-from octjepa.views.loader import FixedSamples, Stream, choose_volumes, collate, fixed_batches, training_batches
+from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches, select_volumes, training_batches
 from octjepa.views.sample import make_sample
 from synthetic import MemoryStore, small_recipe, volume
 
@@ -133,7 +133,7 @@ def test_zoom_and_rotation_keep_the_centre():
 def test_every_epoch_shows_every_volume_once_and_updates_resume_anywhere():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    ids = choose_volumes(store, recipe, "train")
+    ids = select_volumes(store, recipe, "train").volume_ids
     stream = Stream(store, recipe, ids)
     epochs = [[stream.place(p)[1] for p in range(e * 12, e * 12 + 12)] for e in range(3)]
     assert all(sorted(epoch) == ids for epoch in epochs)
@@ -146,7 +146,7 @@ def test_every_epoch_shows_every_volume_once_and_updates_resume_anywhere():
 def test_loader_processes_change_nothing():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    stream = Stream(store, recipe, choose_volumes(store, recipe, "train"))
+    stream = Stream(store, recipe, select_volumes(store, recipe, "train").volume_ids)
     for a, b in zip(training_batches(stream, 0, 3, 0), training_batches(stream, 0, 3, 2), strict=True):
         assert a.volume_ids == b.volume_ids
         assert all(torch.equal(x, y) for x, y in zip(a[:-1], b[:-1], strict=True))
@@ -155,7 +155,7 @@ def test_loader_processes_change_nothing():
 def test_fixed_batches_show_every_sample_once():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    samples = FixedSamples(store, recipe, choose_volumes(store, recipe, "val"))
+    samples = FixedSamples(store, recipe, select_volumes(store, recipe, "val").volume_ids)
     sizes = [len(batch.volume_ids) for batch in fixed_batches(samples, 3)]
     assert sizes == [3, 3, 2]
 
@@ -163,7 +163,7 @@ def test_fixed_batches_show_every_sample_once():
 def test_micro_batches_are_slices():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    stream = Stream(store, recipe, choose_volumes(store, recipe, "train"))
+    stream = Stream(store, recipe, select_volumes(store, recipe, "train").volume_ids)
     whole = collate([stream[i] for i in range(4)])
     assert whole.part(1, 3).volume_ids == whole.volume_ids[1:3]
     assert torch.equal(whole.part(1, 3).target, whole.target[1:3])
@@ -173,21 +173,23 @@ def test_choice_by_device_and_limit():
     recipe = small_recipe(data={"strategy": "single_domain", "device": "zeiss_cirrus"})
     store = MemoryStore(recipe.preprocessing)
     table = store.table.set_index("volume_id")
-    chosen = choose_volumes(store, recipe, "train")
+    chosen = select_volumes(store, recipe, "train").volume_ids
     assert len(chosen) == 6
     assert set(table.loc[chosen, "device"]) == {"zeiss_cirrus"}
     limited = small_recipe(data={"max_samples": 5})
-    assert len(choose_volumes(store, limited, "train")) == 5
+    assert len(select_volumes(store, limited, "train").volume_ids) == 5
     absent = small_recipe(data={"strategy": "single_domain", "device": "topcon_maestro2"})
-    with pytest.raises(UsageError, match="device topcon_maestro2 .the store has no topcon_maestro2. took out the last 12"):
-        choose_volumes(store, absent, "train")
+    with pytest.raises(
+        UsageError, match="device topcon_maestro2 .the store has no topcon_maestro2. took out the last 12"
+    ):
+        select_volumes(store, absent, "train").volume_ids
 
 
 def test_only_raster_scans_take_part():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
     store.table.loc[0, "pattern"] = "radial"
-    assert "volume0000" not in choose_volumes(store, recipe, "train")
+    assert "volume0000" not in select_volumes(store, recipe, "train").volume_ids
 
 
 def test_another_contract_is_refused_by_field():
@@ -195,4 +197,4 @@ def test_another_contract_is_refused_by_field():
     store = MemoryStore(small_recipe(preprocessing={"orientation": "native"}).preprocessing)
     store.preprocessing = recipe.preprocessing.model_copy(update={"orientation": "native"})
     with pytest.raises(ContractError, match="orientation: store native, recipe OD"):
-        choose_volumes(store, recipe, "train")
+        select_volumes(store, recipe, "train").volume_ids

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from octjepa import keys
-from octjepa.checkpoint.folder import list_folders, read_manifest, read_tensors
+from octjepa.checkpoint.folder import MANIFEST, list_folders, read_manifest, read_tensors
+from octjepa.checkpoint.place import Place, holds, place_of
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
 from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.recipe import Recipe
+from octjepa.remote import fetched, info
 from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, light, tokens
 from octjepa.views.sample import select_tokens, token_places
@@ -113,14 +116,15 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 def load_encoder(path: str | Path) -> PretrainedEncoder:
     """The EMA target encoder of a run folder (its newest checkpoint), a checkpoint folder, or a `.safetensors` file.
 
-    Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
+    Each may lie in a bucket. Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
-    path = Path(path)
-    folder = newest(path) if path.is_dir() else None
+    path = place_of(path)
+    is_file = _is_file(path)
+    folder = None if is_file or not (isinstance(path, str) or path.is_dir()) else newest(path)
     if folder is not None:
         recipe, weights = recipe_of(folder), read_tensors(folder, MODEL_FILE)
         seen = read_manifest(folder).get("trained_on", ())
-    elif path.is_file():
+    elif is_file:
         recipe, weights, seen = _read_file(path)
     else:
         raise WrongCheckpointError(
@@ -133,22 +137,28 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     return PretrainedEncoder(encoder, recipe, recipe.name, seen)
 
 
-def newest(path: Path) -> Path:
+def _is_file(path: Place) -> bool:
+    if isinstance(path, str):
+        return path.endswith(".safetensors") and info(path) is not None
+    return path.is_file()
+
+
+def newest(path: Place) -> Place:
     """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is."""
-    if (path / "manifest.json").is_file():
+    if holds(path, MANIFEST):
         return path
     saves = path
-    if (path / "recipe.yaml").is_file():
-        saves = path / (load_recipe(path / "recipe.yaml").checkpoint.dir or "")
+    if isinstance(path, Path) and (path / "recipe.yaml").is_file():
+        saves = place_of(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
     found = list_folders(saves)
     if not found:
         raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {saves}")
     return found[-1]
 
 
-def _read_file(path: Path) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
+def _read_file(path: Place) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with fetched(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
             about = json.loads((file.metadata() or {})["octjepa"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
         return recipe_from(about["recipe"], f"of {path}"), weights, about.get("trained_on", [])
@@ -156,7 +166,7 @@ def _read_file(path: Path) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 
 
-def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Place) -> None:
     try:
         encoder.load_state_dict(weights)
     except RuntimeError as error:

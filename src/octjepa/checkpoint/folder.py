@@ -2,13 +2,14 @@
 
 Files are written into a hidden neighbour, each flushed to disk, the manifest with their checksums last; one rename
 then makes the folder appear. A crash or a full disk leaves the hidden neighbour, which the next write clears away.
+In a bucket there is no rename: the folder is written on this disk, then goes up with its manifest last, and a folder
+without a manifest is none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,20 +20,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from octjepa.checkpoint.place import Place, below, folders, holds, local_folder, name_of, opened, remove, upload
 from octjepa.errors import CheckpointError, WrongCheckpointError
 
 MANIFEST = "manifest.json"
-BEST = "best.json"
 SCHEMA = 1
 
 
 def write_folder(
-    parent: Path, update: int, tensors: Mapping[str, Mapping[str, Tensor]], about: Mapping[str, Any]
-) -> Path:
+    parent: Place, update: int, tensors: Mapping[str, Mapping[str, Tensor]], about: Mapping[str, Any]
+) -> Place:
     """Writes `{file: {name: tensor}}` and a manifest holding `about` as `parent/step-<update>`.
 
-    Raises CheckpointError when the disk refuses; what was there before stays as it was.
+    Raises CheckpointError when the disk or the bucket refuses; what was there before stays as it was.
     """
+    if isinstance(parent, str):
+        with local_folder() as local:
+            made = write_folder(local, update, tensors, about)
+            final = below(parent, name_of(made))
+            upload(Path(made), str(final), last=MANIFEST)
+        return final
     final = parent / f"step-{update:08d}"
     hidden = parent / f".{final.name}.partial"
     try:
@@ -62,73 +69,69 @@ def write_folder(
     return final
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Place) -> dict[str, Any]:
     """The manifest of a checkpoint folder, after its schema. Raises WrongCheckpointError (none), CheckpointError."""
-    path = folder / MANIFEST
-    if not path.is_file():
+    if not holds(folder, MANIFEST):
         raise WrongCheckpointError(f"{folder} is no checkpoint: it holds no {MANIFEST}")
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with opened(folder, MANIFEST) as path:
+            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if manifest["schema"] != SCHEMA:
-            raise CheckpointError(f"{path} has schema {manifest['schema']}, this version of octjepa reads {SCHEMA}")
+            raise CheckpointError(
+                f"{folder}/{MANIFEST} has schema {manifest['schema']}, this version of octjepa reads {SCHEMA}"
+            )
         whole = isinstance(manifest["update"], int) and all(file["sha256"] for file in manifest["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise CheckpointError(
-            f"{path} is damaged: it cannot be read as a manifest. Remove {folder.name} to go on from an earlier one."
+            f"{folder}/{MANIFEST} is damaged: it cannot be read as a manifest. Remove {name_of(folder)} to go on "
+            "from an earlier one."
         )
     return manifest
 
 
-def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+def read_tensors(folder: Place, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint, after its checksum. Raises CheckpointError when damaged."""
     expected = read_manifest(folder)["files"].get(name)
-    path = folder / name
-    if expected is None or not path.is_file():
+    if expected is None or not holds(folder, name):
         raise CheckpointError(f"checkpoint {folder} lacks {name}")
-    if _sha256(path) != expected["sha256"]:
-        raise CheckpointError(
-            f"{path} is damaged: its checksum is not the manifest's. Remove {folder.name} to go on from an earlier one."
-        )
-    with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+    with opened(folder, name) as path:
+        if _sha256(path) != expected["sha256"]:
+            raise CheckpointError(
+                f"{folder}/{name} is damaged: its checksum is not the manifest's. Remove {name_of(folder)} to go on "
+                "from an earlier one."
+            )
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
 
 
-def list_folders(parent: Path) -> list[Path]:
+def list_folders(parent: Place) -> list[Place]:
     """Complete checkpoints under `parent`, oldest first."""
-    return sorted(path for path in parent.glob("step-*") if (path / MANIFEST).is_file())
+    return folders(parent, MANIFEST, "step-")[0]
 
 
-def prune(parent: Path, keep_last: int) -> None:
-    """Removes all but the last `keep_last` checkpoints and the best one."""
-    found = best(parent)
-    for folder in list_folders(parent)[:-keep_last]:
-        if found is None or folder.name != found["checkpoint"]:
-            shutil.rmtree(folder)
+def best(parent: Place) -> Place | None:
+    """The checkpoint with the highest `score` in its manifest, the later of equals; None where none was judged."""
+    judged = [(score, folder) for folder in list_folders(parent) if (score := _score(folder)) is not None]
+    return max(judged, key=lambda pair: (pair[0], name_of(pair[1])))[1] if judged else None
 
 
-def best(parent: Path) -> dict[str, Any] | None:
-    """{"checkpoint", "score"} of the best checkpoint by the online probe; None where none was judged."""
+def _score(folder: Place) -> float | None:
     try:
-        found = json.loads((parent / BEST).read_text(encoding="utf-8"))
-        return {"checkpoint": str(found["checkpoint"]), "score": float(found["score"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        score = read_manifest(folder).get("score")
+    except CheckpointError:
+        return None  # damaged: it is judged when somebody asks for it by name
+    return float(score) if isinstance(score, int | float) else None
 
 
-def note_best(parent: Path, update: int, score: float) -> None:
-    """Keeps in mind that the checkpoint of `update` is the best so far, if its score is; NaN never is."""
-    known = best(parent)
-    if math.isnan(score) or (known is not None and known["score"] >= score):
-        return
-    text = json.dumps({"checkpoint": f"step-{update:08d}", "score": score})
-    hidden = parent / f".{BEST}.partial"
-    try:
-        hidden.write_text(text, encoding="utf-8")
-        hidden.replace(parent / BEST)
-    except OSError as error:
-        raise CheckpointError(f"could not write {parent / BEST}: {_why(error)}") from None
+def prune(parent: Place, keep_last: int) -> None:
+    """Removes all but the newest complete checkpoints and the best, and what a killed upload left before the newest."""
+    whole, torn = folders(parent, MANIFEST, "step-")
+    kept = best(parent) if len(whole) > keep_last else None
+    for folder in whole[:-keep_last] + [one for one in torn if whole and name_of(one) < name_of(whole[-1])]:
+        if folder != kept:
+            remove(folder, MANIFEST)
 
 
 def _flush(path: Path) -> None:

@@ -6,13 +6,13 @@ Nothing else is needed for an exact resume: order, masks and light are functions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.place import Place
 from octjepa.config import recipe_from, science, science_hash
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
@@ -23,18 +23,19 @@ OPTIMISER_FILE = "optimiser.safetensors"
 
 
 def save(
-    parent: Path,
+    parent: Place,
     update: int,
     model: VJEPA3D,
     optimiser: torch.optim.AdamW,
     recipe: Recipe,
     skipped_updates: int,
     trained_on: Sequence[str],
-) -> Path:
-    """Writes `parent/step-<update>`; raises CheckpointError when the disk refuses.
+    score: float | None = None,
+) -> Place:
+    """Writes `parent/step-<update>`; raises CheckpointError when the disk or the bucket refuses.
 
     `trained_on` are the ids (content hashes) of the training volumes: they travel with the weights, so that nobody is
-    tested on an eye that the encoder has seen.
+    tested on an eye that the encoder has seen. `score` is the online probe's, by which the best checkpoint is kept.
     """
     about = {
         "science_hash": science_hash(recipe),
@@ -42,12 +43,13 @@ def save(
         "recipe": recipe.model_dump(mode="json"),
         "skipped_updates": skipped_updates,
         "trained_on": sorted(trained_on),
+        "score": score,
     }
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
     return write_folder(parent, update, tensors, about)
 
 
-def load(folder: Path, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
+def load(folder: Place, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
     """Fills model and optimiser in place; returns (updates done, updates skipped).
 
     Raises WrongCheckpointError naming every recipe field that differs, when the checkpoint is of another run, and
@@ -65,11 +67,11 @@ def load(folder: Path, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Rec
     return manifest["update"], int(manifest.get("skipped_updates", 0))
 
 
-def recipe_of(folder: Path) -> Recipe:
+def recipe_of(folder: Place) -> Recipe:
     """The recipe that a checkpoint was made with. Raises CheckpointError where its manifest is damaged."""
     stored = read_manifest(folder).get("recipe")
     if not isinstance(stored, dict):
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: it holds no recipe")
+        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it holds no recipe")
     return recipe_from(stored, f"of checkpoint {folder}")
 
 

@@ -95,6 +95,7 @@ def assemble(
     )
     geometry = resolve(sources, shape, pattern)
     pixels = _checked_order(pixels, geometry)
+    estimated = [axis for axis in scan.uncertain if geometry.provenance[axis] != "option"]
     return OCTVolume(
         pixels=pixels,
         spacing_mm=geometry.spacing_mm,
@@ -104,7 +105,7 @@ def assemble(
         laterality=identity.laterality,
         laterality_source=identity.laterality_source,
         pattern=pattern,
-        uncertain=geometry.uncertain,
+        uncertain=tuple(dict.fromkeys([*geometry.uncertain, *estimated])),
         slice_positions_mm=geometry.positions_mm,
         sop_instance_uid=identity.sop_instance_uid,
         protocol=identity.protocol,

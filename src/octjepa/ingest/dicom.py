@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from octjepa.ingest.frames import frame_facts, measures
 from octjepa.ingest.personal import personal_fields
-from octjepa.ingest.pixels import MAX_BYTES, check_size, decode_pixels, integer, layout_of
+from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
 from octjepa.ingest.reasons import raised_in, rejected
 from octjepa.ingest.scan import RawScan, Said
 
@@ -33,6 +33,7 @@ GENERIC = {
 DEFLATED = b"1.2.840.10008.1.2.1.99"
 _MAGIC_AT = 128
 _UNDEFINED = 0xFFFFFFFF
+_MAX_INFLATED = 1 << 30  # of a deflated data set, which is unpacked in memory as a whole
 _PIXEL_GROUP, _PIXEL_DATA = 0x7FE00001, 0x7FE00010
 _OTHER_CONTENT = {
     b"<!doctype": "an HTML page", b"<html": "an HTML page", b"\x1f\x8b": "a gzip archive",
@@ -76,8 +77,8 @@ def _check_inflated_size(path: Path) -> None:
         unpack, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
         while block := unpack.unconsumed_tail or file.read(1 << 20):
             size += len(unpack.decompress(block, 1 << 24))
-            if size > MAX_BYTES:
-                raise rejected("size_implausible", f"it inflates to more than {MAX_BYTES >> 30} GiB")
+            if size > _MAX_INFLATED:
+                raise rejected("size_implausible", f"it inflates to more than {_MAX_INFLATED >> 30} GiB")
 
 
 def _read(path: Path, stop_when: Callable[[int], bool]) -> Dataset:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octjepa.ingest.pixels import Layout
 
 GAP_SHARE = 0.1  # frames that may be filled from their neighbours
-_ITEM = b"\xfe\xff\x00\xe0"
+ITEM = b"\xfe\xff\x00\xe0"
 _JPEG, _J2K, _JP2 = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\x00\x00\x00\x0cjP"
 _STARTS = (_JPEG, _J2K, _JP2)
 _END = b"\xff\xd9"  # closes a JPEG, a JPEG-LS and a JPEG 2000 stream alike
@@ -70,7 +70,7 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
     """
     from pydicom.encaps import generate_fragments, parse_basic_offsets
 
-    if not data.PixelData.startswith(_ITEM):
+    if not data.PixelData.startswith(ITEM):
         raise rejected(
             "wrong_transfer_syntax", "the header names a compressed syntax, the pixel data are not compressed"
         )

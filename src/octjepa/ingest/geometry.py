@@ -74,7 +74,10 @@ def _along_normal(facts: FrameFacts) -> np.ndarray | None:
 
 
 def _along_fundus(facts: FrameFacts, column_mm: float, columns: int) -> np.ndarray | None:
-    """Frame positions in mm from parallel lines on the fundus image, whose length in mm is the B-scan's width."""
+    """Frame positions in mm from parallel lines on the fundus image, whose length in mm is the B-scan's width.
+
+    They rise the way the plane normal does: with rows to the right and depth away from the viewer, it points up.
+    """
     lines = facts.lines_px
     if not np.isfinite(lines).all():
         return None
@@ -82,7 +85,7 @@ def _along_fundus(facts: FrameFacts, column_mm: float, columns: int) -> np.ndarr
     length_px = float(np.linalg.norm(along))
     if length_px < 2:
         return None
-    across = np.array([along[1], -along[0]]) / length_px
+    across = np.array([-along[1], along[0]]) / length_px
     centres = (lines[:, :2] + lines[:, 2:]) / 2
     offsets = (centres - centres[0]) @ across * (column_mm * columns / length_px)
     return offsets if np.ptp(offsets) > 1e-6 else None
@@ -226,15 +229,17 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
         ("frame_location", _along_fundus(sources.facts, column, columns)),
     ):
         if positions is None:
+            if source == "positions" and np.isfinite(sources.facts.positions_mm).all():
+                notes.append("positions_repeated")
+            continue
+        if np.ptp(positions) > MAX_SPAN_MM:
+            notes.append(f"slice_{source}_implausible")
             continue
         rising = _ordered(positions, notes)
         if rising is None:
             continue
         order = rising
         placed = positions[order] - positions[order[0]]
-        if placed[-1] > MAX_SPAN_MM:
-            notes.append(f"slice_{source}_implausible")
-            continue
         gaps = np.diff(placed)
         pitch = round(float(np.median(gaps)), 7)  # differences of decimal texts carry float dust
         if not plausible("slice", pitch):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.ingest.encapsulated import decode_frames, split_frames
+from octjepa.ingest.encapsulated import ITEM, decode_frames, split_frames
 from octjepa.ingest.reasons import rejected
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _GREY = {"MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_I
 _PADDING = 4096  # zeros behind the last frame: a writer that fills up its last block
 _OVERLAYS = range(0x6000, 0x6020, 2)  # groups of overlay planes; one without data of its own lies in the pixels
 _SHEARED = 0.75
+_COLOURED = 0.2  # share of coloured pixels beyond which the scan is no grey one with marks drawn on it
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _count(data: Dataset, found: int, notes: list[str]) -> int:
 
 def _native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
     element = data["PixelData"]
-    if element.is_undefined_length:
+    if element.is_undefined_length or data.PixelData.startswith(ITEM):
         raise rejected("wrong_transfer_syntax", "the pixel data are compressed, the header names no compression")
     buffer = data.PixelData
     found, rest = divmod(len(buffer), layout.frame_bytes)
@@ -189,15 +190,14 @@ def _grey(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
     if layout.photometric.startswith("YBR"):
         return np.ascontiguousarray(values[..., 0])  # luminance
     grey = np.empty(values.shape[:3], values.dtype)
-    coloured = False
+    coloured = 0
     for out, frame in zip(grey, values, strict=True):
-        spread = int(np.abs(frame[..., 0].astype(np.int32) - frame[..., 2]).max())
-        coloured = coloured or spread > 16
-        out[...] = (
-            np.round(frame.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32))
-            if spread
-            else frame[..., 0]
-        )
+        spread = frame.max(axis=-1) - frame.min(axis=-1)
+        coloured += int((spread > 16).sum())
+        weights = np.array([0.299, 0.587, 0.114], np.float32)
+        out[...] = np.round(frame.astype(np.float32) @ weights) if spread.any() else frame[..., 0]
+    if coloured > _COLOURED * grey.size:
+        raise rejected("unsupported_pixels", f"{coloured / grey.size:.0%} of the pixels have a colour; expected grey")
     if coloured:
         notes.append("colour_dropped")
     return grey

@@ -9,6 +9,7 @@ from typing import Any
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats import read, recognise
+from octjepa.ingest.geometry import LIMITS_MM, plausible
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.reasons import REASONS, raised_in, rejected
 from octjepa.volume import OCTVolume
@@ -19,12 +20,14 @@ def read_volume(
     manifest_row: ManifestRow | None = None,
     spacing_mm: tuple[float, float, float] | None = None,
     called: PurePath | None = None,
+    member: str = "",
 ) -> OCTVolume:
     """One OCT scan in its native geometry: pixels uint8 `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
 
     `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` is the user's word and
     goes before what the file says. `called` is the scan's name in its data set, where `path` is a copy of it; names and
-    folders there may speak of person, eye and device.
+    folders there may speak of person, eye and device. `member` names one of several scans in the file ("1", "2", ...);
+    without it the first is read.
     Raises VolumeRejected (a code of `octjepa.ingest.reasons`); UsageError where there is no such file.
     """
     path = Path(path)
@@ -36,11 +39,26 @@ def read_volume(
             # out of standard is judged one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if called is None else None)
-            return assemble(read(path, _format_of(path)), called or path, row, spacing_mm)
+            return assemble(read(path, _format_of(path), member), called or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
         raise rejected("reader_failed", raised_in(error)) from error
+
+
+def parse_spacing(text: str) -> tuple[float, float, float]:
+    """ "0.047,0.0026,0.0117" to (slice, row, column) in mm. Raises UsageError: not three plausible numbers."""
+    try:
+        dz, dy, dx = map(float, text.split(","))
+    except ValueError:
+        raise UsageError(f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, row, column in mm") from None
+    for axis, value in (("slice", dz), ("row", dy), ("column", dx)):
+        if not plausible(axis, value):
+            low, high = LIMITS_MM[axis]
+            raise UsageError(
+                f"spacing {text!r}: {value:g} mm between {axis}s is outside {low} to {high}; expected slice,row,column"
+            )
+    return dz, dy, dx
 
 
 def _format_of(path: Path) -> str:

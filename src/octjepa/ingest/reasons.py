@@ -28,7 +28,9 @@ REASONS: dict[str, Reason] = {
     ),
     "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
     "broken_header": Reason("DICOM whose header cannot be parsed", "copy or export it again"),
-    "not_structural_oct": Reason("an image of another kind (photograph, en face, flow, height map)", "none", lost=False),
+    "not_structural_oct": Reason(
+        "an image of another kind (photograph, en face, flow, height map, segmentation)", "none", lost=False
+    ),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
     "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
     "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),
@@ -59,6 +61,9 @@ REASONS: dict[str, Reason] = {
     ),
     "size_implausible": Reason("its size in memory is beyond the limit", "check the spacing and the frame count"),
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
+    "burned_in_text": Reason(
+        "painted text or lines lie on the retina or fill the B-scans", "export the scan without its overlays"
+    ),
     "no_tissue": Reason("no retina could be found in the scan", "look at it with `octjepa inspect`"),
     "duplicate_content": Reason("the same pixels are in the store under another file", "none", lost=False),
     "duplicate_sop_uid": Reason(

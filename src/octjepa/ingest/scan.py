@@ -48,8 +48,8 @@ class RawScan:
 
     `pair_mm` (row, column) and `thickness_mm` are those of DICOM's shared Pixel Measures; `spacing_mm` (slice, row,
     column) is what another format's header says, None per axis where it is silent. `pattern` is given where the format
-    names it. `labels` came with the scan (a diagnosis in the same archive). `personal` names, never quotes, the fields
-    of personal data that the source holds.
+    names it. `uncertain` are the axes whose spacing the format can only estimate. `labels` came with the scan (a
+    diagnosis in the same archive). `personal` names, never quotes, the fields of personal data that the source holds.
     """
 
     format: str
@@ -60,6 +60,7 @@ class RawScan:
     thickness_mm: float | None = None
     spacing_mm: Triple = (None, None, None)
     pattern: Pattern | None = None
+    uncertain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     labels: Mapping[str, float | str] = field(default_factory=dict)
     personal: tuple[str, ...] = ()

@@ -29,12 +29,14 @@ class SourceFile:
     """One file, or one folder of B-scan images; `name` is its path relative to the ingested root, "/" between parts.
 
     `location` is a local path or a url; `objects` are what a url names: one object, or the images of a folder.
+    `member` is one of several scans in the same file, of which `name` then tells ("eyes.e2e#2").
     """
 
     location: Path | str
     name: str
     row: ManifestRow | None = None
     objects: tuple[remote.RemoteObject, ...] = field(default=(), repr=False)
+    member: str = ""
 
     @property
     def path(self) -> Path:
@@ -52,8 +54,9 @@ class SourceFile:
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits that name this file on this machine, or its url; the path itself stays out of the store."""
+        """16 hex digits that name this scan on this machine, or its url; the path itself stays out of the store."""
         place = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
+        place += f"#{self.member}" if self.member else ""
         return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
     @contextmanager

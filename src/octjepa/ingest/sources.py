@@ -11,13 +11,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from octjepa import remote
 from octjepa.errors import UsageError
+from octjepa.ingest import formats
 from octjepa.ingest.bucket_tree import BucketSearch
 from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
-from octjepa.ingest.reasons import REASONS
+from octjepa.ingest.reasons import REASONS, raised_in
 from octjepa.ingest.source_file import Discovery, SourceFile, shown
 from octjepa.ingest.walk import WILDCARDS
 
@@ -47,8 +49,25 @@ def discover(sources: Sequence[str | Path]) -> Discovery:
         else:
             disk.add(Path(source))
     _sort(found)
+    found.files = [scan for file in found.files for scan in _scans_in(file)]
     _tell(sources, found)
     return found
+
+
+def _scans_in(file: SourceFile) -> list[SourceFile]:
+    """`file`, or one for each scan where it holds several, as a vendor's file of both eyes does.
+
+    One that cannot be looked into stays whole: its reading says why. An object in a bucket is not fetched for this: its
+    first scan is read, and a note counts the others.
+    """
+    if isinstance(file.location, str):
+        return [file]
+    try:
+        members = formats.members(file.location)
+    except Exception as error:  # whatever is wrong with it, its reading meets it again and tells the ledger
+        _log.debug("not looked into: %s", raised_in(error))
+        members = ()
+    return [replace(file, name=f"{file.name}#{member}", member=member) for member in members] or [file]
 
 
 def _add_list(source: str, disk: LocalSearch, bucket: BucketSearch) -> None:

@@ -32,7 +32,10 @@ def _variation(pixels: UInt8[np.ndarray, "F H W"]) -> tuple[float, float, float]
 
 
 def is_transposed(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
-    """Whether the axial axis runs along the columns. Raises VolumeRejected not_b_scans where it runs along the frames."""
+    """Whether the axial axis runs along the columns.
+
+    Raises VolumeRejected not_b_scans where it runs through the frames.
+    """
     frames, rows, columns = _variation(pixels)
     if frames > max(_LEAST, _STRONGER * max(rows, columns)):
         raise rejected("not_b_scans", "the layers of the retina run through the frames, not within them")

@@ -17,7 +17,7 @@ from octjepa.model.positions import rope_tables, sincos
 
 
 class Encoder(nn.Module):
-    """ViT over tokens of a volume. `positions` is "rope" or "sincos"."""
+    """ViT over tokens of a volume. `positions` is "rope", "rope_tiled" or "sincos"."""
 
     def __init__(self, patch_voxels: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
             tables = None
             tokens = tokens + sincos(coordinates, self.width)
         else:
-            tables = rope_tables(coordinates, self.width // self.heads)
+            tables = rope_tables(coordinates, self.width // self.heads, self.positions == "rope_tiled")
         *early, last = self.blocks.levels(tokens, tables, depths)
         normed = [F.layer_norm(level.float(), (self.width,), eps=NORM_EPS) for level in early]
         return torch.cat([*normed, self.norm(last)], dim=-1)

@@ -43,7 +43,7 @@ class TransformerPredictor(nn.Module):
             tables = None
             tokens = tokens + sincos(places, self.width)
         else:
-            tables = rope_tables(places, self.width // self.heads)
+            tables = rope_tables(places, self.width // self.heads, self.positions == "rope_tiled")
         predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables))).float()
         return predicted[:, : entered.shape[1]], predicted[:, entered.shape[1] :]
 

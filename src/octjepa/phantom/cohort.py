@@ -2,6 +2,7 @@
 
     retinal_oct/structural_oct/{device}/{id}/{id}_{protocol}_oct_{l|r}_{SOPInstanceUID}.dcm
     retinal_oct/manifest.tsv      participants.tsv      truth/eyes.tsv      truth/{SOPInstanceUID}.npz
+    truth/broken.tsv (a row per broken file: its kind and what must become of it)
 
 Every person is scanned on one device, both eyes. Equal arguments give equal bytes, whatever the number of workers.
 """
@@ -17,12 +18,12 @@ from typing import Any, Final
 
 from octjepa.errors import UsageError
 from octjepa.keys import key
-from octjepa.phantom.broken import KINDS, write_broken
 from octjepa.phantom.dialect import Size, dialect_of
-from octjepa.phantom.dicom import eye_dataset, fundus_uid, sop_uid, spacing_text, write_eye
+from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, write_eye
 from octjepa.phantom.eye import Eye, make_eye
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, make_person
 from octjepa.phantom.truth import write_truth
+from octjepa.phantom.zoo import KINDS, Kind, kinds_for, write_broken
 from octjepa.progress import bar
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -65,12 +66,38 @@ TRUTH_COLUMNS: Final = (
     "sop_instance_uid",
     "filepath",
 )
+BROKEN_COLUMNS: Final = (
+    "kind",
+    "level",
+    "fate",
+    "reasons",
+    "notes",
+    "doubtful",
+    "person_id",
+    "eye",
+    "device",
+    "frames",
+    "spacing_slice_mm",
+    "spacing_row_mm",
+    "spacing_column_mm",
+    "filepath",
+)
 _SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
+class _Written:
+    """What became of one task: its rows (empty where it has none) and how many files it left."""
+
+    manifest: dict[str, Any]
+    truth: dict[str, Any]
+    broken: dict[str, Any]
+    files: int
+
+
+@dataclass(frozen=True)
 class _Task:
-    """One file to write. `broken` is a kind of `octjepa.phantom.broken.KINDS`, or "" for a good file."""
+    """One eye to write. `broken` names a kind of `octjepa.phantom.zoo.KINDS`, or is "" for a good file."""
 
     out: Path
     seed: int
@@ -93,6 +120,7 @@ def write_cohort(
 ) -> dict[str, int]:
     """Writes `people` persons, two eyes each, spread evenly over `devices`, and `broken` broken files besides.
 
+    Broken files go through the kinds of `octjepa.phantom.zoo` in turn, each a person of its own beyond the cohort.
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
     Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, or an
     `out` that is a file or holds something already.
@@ -101,24 +129,37 @@ def write_cohort(
     tasks = [
         _Task(out, seed, person, eye, devices[person % len(devices)], size) for person in range(people) for eye in EYES
     ]
+    kinds = kinds_for(tuple(devices))
     tasks += [
-        _Task(out, seed, people + i, EYES[i % 2], devices[i % len(devices)], size, KINDS[i % len(KINDS)])
+        _Task(
+            out,
+            seed,
+            people + i,
+            EYES[i % 2],
+            _device(kinds[i % len(kinds)], devices, i),
+            size,
+            kinds[i % len(kinds)].name,
+        )
         for i in range(broken)
     ]
     (out / "truth").mkdir(parents=True, exist_ok=True)
-    manifest: list[dict[str, Any]] = []
-    truth: list[dict[str, Any]] = []
+    done: list[_Written] = []
     with bar("phantom eyes", len(tasks), "eyes") as progress:
-        for manifest_row, truth_row in _run(tasks, workers):
-            if manifest_row:
-                manifest.append(manifest_row)
-            if truth_row:
-                truth.append(truth_row)
+        for written in _run(tasks, workers):
+            done.append(written)
             progress.advance()
-    _write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, manifest)
+    _write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in done if one.manifest))
     _write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, _participants(seed, people, devices, split_shares))
-    _write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, truth)
-    return {"people": people, "volumes": 2 * people, "files": len(tasks), "broken": broken}
+    _write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in done if one.truth))
+    if broken:
+        _write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in done if one.broken))
+    return {"people": people, "volumes": 2 * people, "files": sum(one.files for one in done), "broken": broken}
+
+
+def _device(kind: Kind, devices: Sequence[str], index: int) -> str:
+    """Devices take turns, among those for which the kind makes sense."""
+    suitable = [device for device in devices if device in kind.devices]
+    return devices[index % len(devices)] if len(suitable) == len(devices) else suitable[index % len(suitable)]
 
 
 def _check(
@@ -138,8 +179,8 @@ def _check(
         raise UsageError(f"{out} exists and is not an empty folder: name a new one, so that no cohorts mix")
 
 
-def _run(tasks: list[_Task], workers: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows in the order of `tasks`, made by `workers` processes."""
+def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
+    """Results in the order of `tasks`, made by `workers` processes."""
     if workers == 1 or len(tasks) < 2:
         yield from map(_write_one, tasks)
         return
@@ -147,8 +188,8 @@ def _run(tasks: list[_Task], workers: int) -> Iterator[tuple[dict[str, Any], dic
         yield from pool.map(_write_one, tasks, chunksize=max(1, min(8, len(tasks) // (2 * workers))))
 
 
-def _write_one(task: _Task) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes one eye and its truth; returns its rows of manifest and truth table (empty where it has none)."""
+def _write_one(task: _Task) -> _Written:
+    """Writes one eye and its truth."""
     eye = make_eye(task.seed, task.person, task.eye, task.device, task.size)
     uid = sop_uid(task.seed, eye)
     side = "r" if eye.eye == "OD" else "l"
@@ -158,12 +199,36 @@ def _write_one(task: _Task) -> tuple[dict[str, Any], dict[str, Any]]:
     path = task.out / "retinal_oct" / "structural_oct" / eye.device / person_id / name
     path.parent.mkdir(parents=True, exist_ok=True)
     filepath = "/" + path.relative_to(task.out).as_posix()
+    row = _manifest_row(eye, uid, filepath, task.seed)
     if task.broken:
-        written = write_broken(path, eye_dataset(eye, task.seed), task.broken)
-        return (_manifest_row(eye, uid, filepath, task.seed) if written == path else {}), {}
+        kind = KINDS[task.broken]
+        written, row = write_broken(path, eye, task.seed, kind, row)
+        subject = written[-1] if written else path
+        return _Written(row, {}, _broken_row(kind, eye, "/" + subject.relative_to(task.out).as_posix()), len(written))
     write_eye(path, eye, task.seed)
     write_truth(task.out / "truth" / f"{uid}.npz", eye)
-    return _manifest_row(eye, uid, filepath, task.seed), _truth_row(eye, uid, filepath)
+    return _Written(row, _truth_row(eye, uid, filepath), {}, 1)
+
+
+def _broken_row(kind: Kind, eye: Eye, filepath: str) -> dict[str, Any]:
+    """The truth of a broken file; frames and spacing are those of the eye it was made from."""
+    dz, dy, dx = eye.spacing_mm
+    return {
+        "kind": kind.name,
+        "level": kind.level,
+        "fate": kind.fate,
+        "reasons": ";".join(kind.reasons),
+        "notes": ";".join(kind.notes),
+        "doubtful": ";".join(kind.doubtful),
+        "person_id": eye.person.person_id,
+        "eye": eye.eye,
+        "device": eye.device,
+        "frames": len(eye.pixels) - kind.fewer_frames,
+        "spacing_slice_mm": f"{dz:.8g}",
+        "spacing_row_mm": f"{dy:.8g}",
+        "spacing_column_mm": f"{dx:.8g}",
+        "filepath": filepath,
+    }
 
 
 def _manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]:

@@ -1,17 +1,13 @@
-"""Who is in the store and what became of every file, as counts: the tables of the page's first and last sections."""
+"""Who is in the store and how they got there: the flow from the files found to the people in each split, as counts."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.ingest.reasons import REASONS
-from octjepa.report.figures.eyes import AxisGeometry, geometry_of, records
-from octjepa.report.wording import file_name, without_paths
+from octjepa.store.flow import Counts, cohort_table, count, sources_of, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,100 +18,143 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Step:
-    """A box of the flow: how many, of what, and what was lost on the way to it."""
+class Out:
+    """What leaves the flow beside a box: how many, what they are called, and the parts by name."""
 
-    count: int
+    number: int
     what: str
-    lost: str = ""
+    parts: tuple[tuple[str, int], ...]
+    bad: bool = False
 
 
 @dataclass(frozen=True)
-class Counted:
-    people: int
-    eyes: int
-    volumes: int
+class Box:
+    """A stage: how many, of what, what they consist of, and what leaves before the next box."""
+
+    number: int
+    what: str
+    details: tuple[str, ...] = ()
+    out: tuple[Out, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows`: a device or site -> column (a split, "unassigned" or "all") -> counts; the last row is all of them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: dict[str, dict[str, Counts]]
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """`table` maps device -> column (a split, "unassigned" or "all") -> counts; "all devices" is the last device."""
+    """`boxes` from files to raster volumes, `splits` the last stage side by side."""
 
-    steps: tuple[Step, ...]
-    splits: tuple[Step, ...]
-    columns: tuple[str, ...]
-    table: dict[str, dict[str, Counted]]
+    boxes: tuple[Box, ...]
+    splits: tuple[tuple[str, Counts], ...]
+    tables: tuple[Table, ...]
+    volumes: int
+    files: int
+    refused: int
+    uncertain: int
     people_in_two_splits: int
     participants: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A file that is not in the store. `lost` is false for one that was rightly left out."""
-
-    file: str
-    reason: str
-    meaning: str
-    action: str
-    stage: str
-    detail: str
-    lost: bool
-
-
-@dataclass(frozen=True)
-class Accepted:
-    file: str
-    volume_id: str
-    eye: str
-    laterality_source: str
-    device: str
-    protocol: str
-    pattern: str
-    split: str
-    axes: tuple[AxisGeometry, ...]
-    quality: float
-    tissue_share: float
-    mirrored: bool
-    notes: tuple[str, ...]
-
-
 def cohort(store: Store) -> Cohort:
     """Counts of a store. Eyes are counted as person and side; an unknown side counts as one eye of its person."""
-    table = store.table
-    refused = store.quarantine
+    table = cohort_table(store)
+    sources = sources_of(store)
     rasters = table[table["pattern"] == "raster"]
-    other = Counter(table.loc[table["pattern"] != "raster", "pattern"])
-    set_aside = [row for row in refused if row["reason"] in REASONS and not REASONS[row["reason"]].lost]
-    steps = (
-        Step(len(table) + len(refused), "files found or listed"),
-        Step(len(table), "read and accepted", _lost(len(refused) - len(set_aside), len(set_aside))),
-        Step(len(rasters), "raster volumes", ", ".join(f"{count} {name}" for name, count in sorted(other.items()))),
+    other = Counter(words(table.loc[table["pattern"] != "raster", "pattern"]))
+    ignored = Out(sum(sources.ignored.values()), "side files ignored", _parts(sources.ignored))
+    lost = {one.reason: one.files for one in sources.refused if one.lost}
+    set_aside = {one.reason: one.files for one in sources.refused if not one.lost}
+    everyone = sources.accepted
+    boxes = (
+        *([Box(sources.found, "files found or listed", out=(ignored,))] if ignored.number else []),
+        Box(
+            sources.scans,
+            "scans to read",
+            out=_some(
+                Out(sum(lost.values()), "refused", _parts(lost), bad=True),
+                Out(sum(set_aside.values()), "rightly left out", _parts(set_aside)),
+            ),
+        ),
+        Box(
+            everyone.volumes,
+            "volumes read and accepted",
+            (f"{everyone.people} people, {everyone.eyes} eyes", *_by(table)),
+            _some(Out(len(table) - len(rasters), "no raster scans", _parts(other))),
+        ),
+        *([Box(len(rasters), "raster volumes", (_told(count(rasters)), *_by(rasters)))] if other else []),
     )
-    named = [(split, rasters[rasters["split"] == split]) for split in (*SPLITS, "")]
-    splits = tuple(Step(len(rows), split or "unassigned") for split, rows in named if split or len(rows))
-    columns = (*(step.what for step in splits), "all")
-    counted = {str(device): _columns(rows, columns) for device, rows in rasters.groupby("device")}
+    of_split = words(rasters["split"])
+    named = [(split, rasters[of_split == split]) for split in (*SPLITS, "")]
+    splits = tuple((split or "unassigned", count(rows)) for split, rows in named if split or len(rows))
+    columns = (*(name for name, _ in splits), "all")
+    per_person = table[words(table["split"]) != ""].groupby("person_id")["split"].nunique()
+    return Cohort(
+        boxes,
+        splits,
+        tuple(
+            _table(rasters, column, columns) for column in ("device", "site") if column == "device" or _named(rasters)
+        ),
+        everyone.volumes,
+        sources.scans,
+        sources.lost,
+        int((words(table["uncertain"]) != "").sum()),
+        int((per_person > 1).sum()),
+        _participants(store),
+    )
+
+
+def _some(*outs: Out) -> tuple[Out, ...]:
+    return tuple(out for out in outs if out.number)
+
+
+def _parts(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Name and number, the most first."""
+    return tuple(sorted(counts.items(), key=lambda part: (-part[1], part[0])))
+
+
+def _told(counts: Counts) -> str:
+    return f"{counts.people} people, {counts.eyes} eyes"
+
+
+def _named(rows: pd.DataFrame) -> bool:
+    return bool((words(rows["site"]) != "").any())
+
+
+def _by(rows: pd.DataFrame) -> tuple[str, ...]:
+    """Volumes by device, and by site where any is known."""
+    told = []
+    for column in ("device", "site"):
+        values = words(rows[column]).replace("", "unknown")
+        if column == "device" or _named(rows):
+            told.append(
+                ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(Counter(values).items()))
+            )
+    return tuple(line for line in told if line)
+
+
+def _table(rows: pd.DataFrame, column: str, columns: Sequence[str]) -> Table:
+    values = words(rows[column]).replace("", "unknown")
+    counted = {str(name): _columns(part, columns) for name, part in rows.groupby(values)}
     if len(counted) > 1:
-        counted["all devices"] = _columns(rasters, columns)
-    per_person = table[table["split"] != ""].groupby("person_id")["split"].nunique()
-    return Cohort(steps, splits, columns, counted, int((per_person > 1).sum()), _participants(store))
+        counted[f"all {column}s"] = _columns(rows, columns)
+    return Table(column, tuple(columns), counted)
 
 
-def _lost(lost: int, set_aside: int) -> str:
-    parts = [f"{lost} refused"] if lost else []
-    return ", ".join(parts + ([f"{set_aside} rightly left out"] if set_aside else []))
+def _columns(rows: pd.DataFrame, columns: Sequence[str]) -> dict[str, Counts]:
+    split = words(rows["split"]).replace("", "unassigned")
+    return {name: count(rows if name == "all" else rows[split == name]) for name in columns}
 
 
-def _columns(rows: pd.DataFrame, columns: Sequence[str]) -> dict[str, Counted]:
-    return {
-        name: _count(rows if name == "all" else rows[rows["split"] == ("" if name == "unassigned" else name)])
-        for name in columns
-    }
-
-
-def _count(rows: pd.DataFrame) -> Counted:
-    eyes = rows[["person_id", "eye"]].drop_duplicates()
-    return Counted(int(rows["person_id"].nunique()), len(eyes), len(rows))
+def run_flow(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """split -> stages as run.json keeps them; empty for a run that does not say."""
+    flow = about.get("flow")
+    return {split: flow[split] for split in SPLITS if split in flow} if isinstance(flow, dict) else {}
 
 
 def _participants(store: Store) -> dict[str, str]:
@@ -136,56 +175,5 @@ def _participants(store: Store) -> dict[str, str]:
         if column in known:
             values = Counter(str(value).replace("_", " ") for value in known[column] if str(value) not in ("", "nan"))
             if values:
-                facts[title] = ", ".join(f"{name} {count}" for name, count in sorted(values.items()))
+                facts[title] = ", ".join(f"{name} {number}" for name, number in sorted(values.items()))
     return facts
-
-
-def refused(store: Store, root: Path) -> list[Refused]:
-    """Every quarantine row, sorted by reason and file, with what the reason means and what to do about it."""
-    rows = [_refused(row, root, _common(store)) for row in store.quarantine]
-    return sorted(rows, key=lambda row: (not row.lost, row.reason, row.file))
-
-
-def _common(store: Store) -> str:
-    """The folder that every file of the store came from, or "" where they share none but the root of the machine."""
-    known = [*store.table["file"], *(str(row["file"]) for row in store.quarantine)]
-    absolute = [path for path in known if os.path.isabs(path)]
-    common = os.path.commonpath([os.path.dirname(path) for path in absolute]) if absolute else ""
-    return common if common.count(os.sep) > 1 else ""
-
-
-def _refused(row: Mapping[str, Any], root: Path, common: str) -> Refused:
-    code = str(row["reason"])
-    known = REASONS.get(code)
-    return Refused(
-        file_name(str(row["file"]), common),
-        code,
-        known.meaning if known else "a reason that this version of octjepa does not know",
-        known.action if known else "report with the version that made the store",
-        str(row.get("stage") or ""),
-        without_paths(str(row.get("detail") or ""), root),
-        known.lost if known else True,
-    )
-
-
-def accepted(store: Store) -> list[Accepted]:
-    """Every stored volume, by device and file."""
-    rows = [
-        Accepted(
-            file_name(str(row["source"])),
-            str(row["volume_id"]),
-            str(row["eye"]),
-            str(row["laterality_source"]),
-            str(row["device"]),
-            str(row["protocol"]),
-            str(row["pattern"]),
-            str(row["split"]),
-            geometry_of(row),
-            float(row["quality"]),
-            float(row["tissue_share"]),
-            bool(row["mirrored"]),
-            tuple(note for note in str(row["notes"]).split(";") if note),
-        )
-        for row in records(store.table)
-    ]
-    return sorted(rows, key=lambda row: (row.device, row.file))

@@ -20,7 +20,8 @@ from markupsafe import Markup
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.report import wording
-from octjepa.report.cohort import Accepted, Cohort, Refused, accepted, cohort, refused
+from octjepa.report.cohort import Cohort, cohort, run_flow
+from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.figures import curves, eyes, forest, masks, tokens
 from octjepa.report.figures.eyes import EyePicture
 from octjepa.report.figures.forest import ForestGroup
@@ -42,7 +43,8 @@ class Page:
     findings: list[wording.Finding] = field(default_factory=list)
     absent: dict[str, list[Missing]] = field(default_factory=dict)
     cohort: Cohort | None = None
-    refused: list[Refused] = field(default_factory=list)
+    run_flow: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    refused: list[RefusedFor] = field(default_factory=list)
     accepted: list[Accepted] = field(default_factory=list)
     eyes: list[EyePicture] = field(default_factory=list)
     masks: list[MaskPicture] = field(default_factory=list)
@@ -157,6 +159,8 @@ def _of(contents: Contents, *parts: str) -> list[Missing]:
 
 def _cohort(page: Page) -> None:
     store = page.contents.store
+    if page.contents.run is not None:
+        page.run_flow = run_flow(page.contents.run.about)
     if store is None:
         for section in ("cohort", "eyes", "files"):
             page.lacks(section, *_of(page.contents, "the store"))
@@ -306,13 +310,11 @@ def _pretext_finding(contents: Contents) -> wording.Finding:
 
 def _volumes_finding(page: Page) -> wording.Finding:
     assert page.cohort is not None  # the caller's own check
-    lost = [row for row in page.refused if row.lost]
-    uncertain = sum(any(axis.uncertain for axis in row.axes) for row in page.accepted)
-    read, found = len(page.accepted), page.cohort.steps[0].count
+    read, found, lost = page.cohort.volumes, page.cohort.files, page.cohort.refused
     told = f"{read} of {found} files were read and accepted"
-    told += f"; {len(lost)} were refused, each with its reason below. " if lost else "; none was refused. "
-    if uncertain:
-        told += f"In {uncertain} of them a spacing is uncertain, and marked so. "
+    told += f"; {lost} were refused, each with its reason below. " if lost else "; none was refused. "
+    if page.cohort.uncertain:
+        told += f"In {page.cohort.uncertain} of them a spacing is uncertain, and marked so. "
     leaks = page.cohort.people_in_two_splits
     told += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
     return wording.Finding("Files read", f"{read} of {found}", "bad" if leaks else "good", told)

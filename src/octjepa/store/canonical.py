@@ -1,8 +1,8 @@
 """A native volume to its canonical form: resampled, flattened on Bruch's membrane, cropped, 8 bit, tissue found.
 
-Order of work: fill and blank B-scans out; each B-scan to canonical rows and columns; membranes found; A-scans shifted
-by whole rows so that the fitted Bruch's membrane lies flat at the anchor; only then B-scans averaged along the
-slow axis, so that tilt and motion do not smear the layers. The left eye is mirrored last.
+Order of work: painted text, fill and blank B-scans out; each B-scan to canonical rows and columns; membranes found;
+A-scans shifted by whole rows so that the fitted Bruch's membrane lies flat at the anchor; only then B-scans averaged
+along the slow axis, so that tilt and motion do not smear the layers. The left eye is mirrored last.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int16, UInt8
 
+from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejected
 from octjepa.recipe import Preprocessing
-from octjepa.store.fill import mask_fill
+from octjepa.store.fill import level_beside, mask_fill
+from octjepa.store.likeness import enface, enface_hash
+from octjepa.store.quality import judge, lively_frames
 from octjepa.store.resample import centred, weights
-from octjepa.store.surfaces import Surfaces, find_surfaces, robust_surface
+from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, robust_surface
 from octjepa.volume import OCTVolume
 
-CANONICAL_VERSION = 1  # counts up whenever the same file would give other pixels, band or figures
+CANONICAL_VERSION = 2  # counts up whenever the same file would give other pixels, band or figures
 BAND_BELOW_BRUCH_MM = 0.15  # the tissue band ends this far under Bruch's membrane: choriocapillaris and inner choroid
-MAX_WORK_BYTES = 2 << 30  # of the resampled volume before its axial crop, in float32
-_LEAST_FRAMES = 4
+MAX_WORK_BYTES = 2 << 30  # of all arrays whose size follows from the file, together
+_MOST_TEXT = 0.2  # of a B-scan; more is the picture of a screen
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,9 @@ class CanonicalVolume:
 
     `band` is (first row of tissue at the ILM, last row of the tissue band under Bruch's membrane), -1 in padding.
     `tissue_mean` and `tissue_std` are of the pixels within the band. Canonical row r of an A-scan was row
-    r - `shifts` before flattening, counted in canonical rows from the top of the native B-scan.
+    r - `shifts` before flattening, counted in canonical rows from the top of the native B-scan; that is a mean over
+    the B-scans that were averaged. `frame_shifts` says it of each of the N native ones, and `frame_mm` where it lay
+    about the scan's centre: what `octjepa.store.native` needs. A store's reader leaves those two out.
     """
 
     volume_id: str
@@ -40,31 +45,37 @@ class CanonicalVolume:
     tissue_mean: float
     tissue_std: float
     shifts: Int16[np.ndarray, "D W"]
+    frame_shifts: Int16[np.ndarray, "N W"] | None = None
+    frame_mm: Float[np.ndarray, " N"] | None = None
+
+    def geometry(self) -> dict[str, np.ndarray]:
+        """What stands beside the pixels, by name."""
+        arrays = {
+            "band": self.band,
+            "shifts": self.shifts,
+            "frame_shifts": self.frame_shifts,
+            "frame_mm": self.frame_mm,
+        }
+        return {name: array for name, array in arrays.items() if array is not None}
 
 
 @dataclass(frozen=True, eq=False)
 class Canonicalised:
-    """A canonical volume with what the index says of it."""
+    """A canonical volume with what the index says of it: `figures` are quality, its parts and the en face hash."""
 
     volume: CanonicalVolume
     mirrored: bool
     tissue_share: float
-    quality: float
+    figures: dict[str, float | str]
     notes: tuple[str, ...]
+
+    @property
+    def quality(self) -> float:
+        return float(self.figures["quality"])
 
 
 def volume_id(content_hash: str) -> str:
     return content_hash[:16]
-
-
-def _lively_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " D"]:
-    """[D] False for empty, constant or blinked-away B-scans. Raises VolumeRejected blank where most are."""
-    sampled = pixels[:, ::4, ::4].reshape(len(pixels), -1)
-    spread = sampled.std(axis=1)
-    lively = spread > max(1.0, 0.25 * float(np.median(spread)))
-    if lively.sum() < max(_LEAST_FRAMES, len(pixels) // 2):
-        raise rejected("blank", f"{int((~lively).sum())} of {len(pixels)} B-scans are empty or constant")
-    return np.asarray(lively)
 
 
 def _slow_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
@@ -75,22 +86,33 @@ def _slow_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
     return positions - (positions[0] + positions[-1]) / 2
 
 
+def _check_size(volume: OCTVolume, preprocessing: Preprocessing, columns: int) -> int:
+    """Rows of a whole native B-scan at canonical spacing. Raises VolumeRejected size_implausible, from sizes alone."""
+    depth, height, width = volume.shape
+    stored_height = preprocessing.stored_size[1]
+    extent = height * volume.spacing_mm[1] / preprocessing.target_spacing_mm[1]
+    rows = max(8, round(extent)) if extent < MAX_WORK_BYTES else MAX_WORK_BYTES
+    resampled, matrices = depth * rows * columns, rows * height + width * columns
+    flattened = 4 * depth * stored_height * columns  # its places are of 8 bytes
+    size = 4 * (resampled + matrices + flattened)
+    if size > MAX_WORK_BYTES:
+        raise rejected("size_implausible", f"resampled to {depth} x {rows} x {columns}, {size / 2**30:.1f} GiB")
+    return rows
+
+
 def in_plane(
     pixels: UInt8[np.ndarray, "D H W"], volume: OCTVolume, preprocessing: Preprocessing, columns_mm: np.ndarray
 ) -> Float[np.ndarray, "D R C"]:
     """Every B-scan at canonical row spacing (whole native height) and at `columns_mm`."""
     from scipy.sparse import csr_array
 
-    depth, height, width = pixels.shape
+    _, height, width = pixels.shape
     _, dy, dx = volume.spacing_mm
     _, ty, tx = preprocessing.target_spacing_mm
-    rows = max(8, round(height * dy / ty))
-    size = 4 * depth * rows * max(len(columns_mm), 1)
-    if size > MAX_WORK_BYTES:
-        raise rejected("size_implausible", f"resampled to {depth} x {rows} x {len(columns_mm)}, {size / 2**30:.1f} GiB")
+    rows = _check_size(volume, preprocessing, len(columns_mm))
     down = csr_array(weights(centred(height, dy), centred(rows, ty), ty))
     across = weights(centred(width, dx), columns_mm, tx).T.copy()
-    image = np.empty((depth, rows, len(columns_mm)), np.float32)
+    image = np.empty((len(pixels), rows, len(columns_mm)), np.float32)
     for index, frame in enumerate(pixels):
         np.matmul(down @ frame.astype(np.float32), across, out=image[index])
     return image
@@ -105,13 +127,12 @@ def _within(positions_mm: np.ndarray, extent_mm: float) -> slice:
     return slice(int(inside[0]), int(inside[-1]) + 1)
 
 
-def _shift_field(bm: np.ndarray, preprocessing: Preprocessing) -> Int16[np.ndarray, "D W"]:
+def _shift_field(bm: np.ndarray, fit: RobustSurface, preprocessing: Preprocessing) -> Int16[np.ndarray, "D W"]:
     """Whole rows by which each A-scan moves down, so that the fitted membrane comes to lie at the anchor."""
     ty = preprocessing.target_spacing_mm[1]
     anchor = round(preprocessing.axial_anchor * (preprocessing.stored_size[1] - 1))
     if preprocessing.flatten == "none":
         return np.full(bm.shape, round(anchor - float(np.median(bm))), np.int16)
-    fit = robust_surface(bm, ty, degree=2)
     surface = fit.rows
     if preprocessing.flatten == "plane":
         surface = robust_surface(bm - fit.offsets[:, None], ty, degree=1).rows
@@ -152,27 +173,37 @@ def _in_band(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, 
 
 
 def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalised:
-    """Raises VolumeRejected: blank, no_tissue, size_implausible."""
+    """Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text."""
     notes: list[str] = []
     stored_d, stored_h, stored_w = preprocessing.stored_size
     tz, ty, tx = preprocessing.target_spacing_mm
     dz, _, dx = volume.spacing_mm
+    columns_mm = centred(stored_w, tx)
+    columns = _within(columns_mm, volume.shape[2] * dx)
+    _check_size(volume, preprocessing, columns.stop - columns.start)
 
     pixels, filled = mask_fill(volume.pixels)
     if filled:
         notes.append("fill_masked")
-    lively = _lively_frames(pixels)
-    positions = _slow_positions(volume)
-    extent_z = float(positions[-1] - positions[0]) + dz
+    text = find_text(pixels)
+    if text is not None:
+        pixels = _without_text(pixels, text)
+        notes += ["burned_in_text", f"text_blanked={int(text.any(axis=(1, 2)).sum())}"]
+    lively = lively_frames(pixels)
+    frame_mm = _slow_positions(volume)
+    extent_z = float(frame_mm[-1] - frame_mm[0]) + dz
+    positions = frame_mm[lively]
     if not lively.all():
         notes.append(f"blank_frames={int((~lively).sum())}")
-        pixels, positions = pixels[lively], positions[lively]
+        pixels = pixels[lively]
 
-    columns_mm = centred(stored_w, tx)
-    columns = _within(columns_mm, volume.shape[2] * dx)
     image = in_plane(pixels, volume, preprocessing, columns_mm[columns])
     surfaces = find_surfaces(image, ty, tx)
-    shifts = _shift_field(surfaces.bm, preprocessing)
+    if text is not None:
+        _check_text(in_plane(text[lively].view(np.uint8), volume, preprocessing, columns_mm[columns]), surfaces, ty)
+    fit = robust_surface(surfaces.bm, ty)
+    quality = judge(image, surfaces, fit, ty, 1 - float(lively.mean()), filled)
+    shifts = _shift_field(surfaces.bm, fit, preprocessing)
     flat, valid = _flattened(image, shifts, stored_h)
 
     slices_mm = centred(stored_d, tz)
@@ -186,30 +217,56 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         image = _along_slow(slow, flat) / np.maximum(share, 1e-3)
         kept = share > 0.5
     inner = _to_bytes(image, kept, preprocessing.clip_percentiles)
-
     inner_band = _band(surfaces, shifts, slow, ty, stored_h)
-    place = (slices, slice(None), columns)
-    stored = np.zeros(preprocessing.stored_size, np.uint8)
-    stored[place] = inner
-    band = np.full((2, stored_d, stored_w), -1, np.int16)
-    band[:, slices, columns] = inner_band
-    moved = np.zeros((stored_d, stored_w), np.int16)
-    moved[slices, columns] = np.rint(_along_slow(slow, shifts)).astype(np.int16)
-
     tissue = _in_band(inner_band, stored_h) & kept
     if not tissue.any():
         raise rejected("no_tissue", "the tissue band lies outside the stored height")
     values = inner[tissue]
-    quality = _quality(inner, inner_band, kept, values) * float(lively.mean())
-    mirrored = preprocessing.orientation == "OD" and volume.laterality == "OS"
+
+    stored = np.zeros(preprocessing.stored_size, np.uint8)
+    stored[slices, :, columns] = inner
+    band = np.full((2, stored_d, stored_w), -1, np.int16)
+    band[:, slices, columns] = inner_band
+    moved = np.zeros((stored_d, stored_w), np.int16)
+    moved[slices, columns] = np.rint(_along_slow(slow, shifts)).astype(np.int16)
+    frame_moved = np.zeros((len(frame_mm), stored_w), np.int16)
+    frame_moved[:, columns] = shifts[np.abs(frame_mm[:, None] - positions).argmin(axis=1)]
+    light = np.full((stored_d, stored_w), np.nan, np.float32)
+    light[slices, columns] = enface(inner, tissue)
+
+    left = volume.laterality == "OS"
+    mirrored = preprocessing.orientation == "OD" and left
     if mirrored:
-        stored = np.ascontiguousarray(stored[..., ::-1])
-        band = np.ascontiguousarray(band[..., ::-1])
-        moved = np.ascontiguousarray(moved[..., ::-1])
+        stored, band, moved, frame_moved = (
+            np.ascontiguousarray(array[..., ::-1]) for array in (stored, band, moved, frame_moved)
+        )
     canonical = CanonicalVolume(
-        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved
-    )
-    return Canonicalised(canonical, mirrored, float(tissue.sum() / stored.size), quality, tuple(notes))
+        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved, frame_moved,
+        frame_mm,
+    )  # fmt: skip
+    code = enface_hash(light[:, ::-1] if left else light, tz, tx)
+    figures: dict[str, float | str] = {**quality.columns(), "enface_hash": code}
+    return Canonicalised(canonical, mirrored, float(tissue.sum() / stored.size), figures, tuple(notes))
+
+
+def _without_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:
+    """Text brought to the level beside it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
+    share = float(text.mean(axis=(1, 2)).max())
+    if share > _MOST_TEXT:
+        raise rejected("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")
+    cleaned = pixels.copy()
+    for index in np.flatnonzero(text.any(axis=(1, 2))):
+        cleaned[index][text[index]] = level_beside(pixels[index], text[index])
+    return cleaned
+
+
+def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, row_mm: float) -> None:
+    """Raises VolumeRejected burned_in_text where text covered tissue, which is then lost."""
+    rows = np.arange(text.shape[1])[:, None]
+    inside = (rows >= surfaces.ilm[:, None]) & (rows <= surfaces.bm[:, None] + BAND_BELOW_BRUCH_MM / row_mm)
+    hidden = ((text > 0.5) & inside).any(axis=(1, 2))
+    if hidden.any():
+        raise rejected("burned_in_text", f"text lies on the retina in {int(hidden.sum())} of {len(text)} B-scans")
 
 
 def _band(
@@ -221,13 +278,3 @@ def _band(
     bottom = bm + BAND_BELOW_BRUCH_MM / row_mm
     band = np.stack([np.clip(np.rint(ilm), 0, height - 1), np.clip(np.rint(bottom), 0, height - 1)])
     return band.astype(np.int16)
-
-
-def _quality(pixels: np.ndarray, band: np.ndarray, kept: np.ndarray, tissue: np.ndarray) -> float:
-    """0..1: d / (1 + d), d the separation of tissue and vitreous in pooled standard deviations."""
-    vitreous = pixels[kept & (np.arange(pixels.shape[1])[None, :, None] < band[0][:, None, :] - 2)]
-    if vitreous.size < 64:
-        return 0.0
-    spread = float(np.sqrt((tissue.var() + vitreous.var()) / 2)) + 1e-6
-    separation = max(0.0, float(tissue.mean() - vitreous.mean()) / spread)
-    return separation / (1 + separation)

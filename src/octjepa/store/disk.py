@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from octjepa.errors import OctjepaError, UsageError
+
+PARTS = ("pixels.npy", "geometry.npz")  # the files of a chunk
+
+
+def chunk_hash(parts: Mapping[str, Path]) -> str:
+    """SHA-256 over the files of a chunk as they were written, one after the other: {name of `PARTS`: path}."""
+    digest = hashlib.sha256()
+    for name in PARTS:
+        with parts[name].open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def clear_folder(folder: Path, keep: str) -> None:
+    """Removes all that `folder` holds but `keep`."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != keep:
+            path.unlink()
 
 
 def _told(error: OSError, path: Path) -> OctjepaError:

@@ -40,8 +40,8 @@ def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     return grown
 
 
-def _level_beside(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
-    """Median brightness of the rows next to a fill, so that its edge disappears; the darker of its two sides."""
+def level_beside(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
+    """Median brightness of the rows beside a painted area, so that its edge disappears; of its two sides the darker."""
     levels = []
     for flip in (False, True):
         pixels, filled = (np.flip(frame, 0), np.flip(mask, 0)) if flip else (frame, mask)
@@ -91,6 +91,6 @@ def mask_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D 
             continue
         if cleaned is pixels:
             cleaned = pixels.copy()
-        cleaned[index][mask] = _level_beside(frame, mask)
+        cleaned[index][mask] = level_beside(frame, mask)
         filled += int(mask.sum())
     return cleaned, filled / pixels.size

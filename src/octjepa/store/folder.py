@@ -3,7 +3,9 @@
     store.json            schema version, version of the canonicalisation, preprocessing contract and its hash
     volumes.parquet       a row per volume           quarantine.jsonl   a line per refused file
     participants.parquet  person, site, group, age, recommended split
-    journal.jsonl         what the running (or killed) ingest added since the last two were written
+    labels.tsv            labels that came in the files, a row per volume that has any
+    journal.jsonl         what the running (or killed) ingest added since the last two were written; in a bucket
+                          journal-<number>.jsonl, a part each time
     chunks/aa/<id>/       pixels.npy (memory-mapped), geometry.npz
 
 Plain .npy memory maps: a canonical volume is small, is read in one sequential pass and cropped by whole voxels, and
@@ -15,7 +17,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,119 +26,115 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octjepa.config import science_hash
-from octjepa.errors import ContractError, OctjepaError, UsageError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.recipe import Preprocessing
+from octjepa.remote import is_remote, put_bytes
+from octjepa.store.bucket import Bucket, Writer
 from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
-from octjepa.store.disk import Journal, swap_in, write_atomic, write_json, write_new_folder
+from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
+from octjepa.store.disk import (
+    PARTS,
+    Journal,
+    chunk_hash,
+    only_writer,
+    swap_in,
+    write_atomic,
+    write_json,
+    write_new_folder,
+)
+from octjepa.store.labels import LABELS_FILE, labels_table
+from octjepa.store.rows import Rows
+from octjepa.store.rows import file_key as file_key
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1
 TEXT_COLUMNS = (
     "volume_id", "content_hash", "person_id", "eye", "laterality_source", "device", "protocol", "region", "pattern",
     "sop_instance_uid", "source", "visit", "site", "format", "personal",
+    "enface_hash", "labels",
 )  # fmt: skip
 COLUMNS = (
     *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",
     "provenance_slice", "provenance_row", "provenance_column", "uncertain", "notes", "mirrored",
-    "tissue_mean", "tissue_std", "tissue_share", "quality", "split",
+    "tissue_mean", "tissue_std", "tissue_share", "quality", "snr_db", "blank_share", "clipped_share", "motion_um",
+    "fill_share", "split", "chunk_hash",
     "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
 )  # fmt: skip
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 
 
-# The file could not be looked at: what the store holds of it is as good as before.
-_NOT_JUDGED = {"unreadable_file", "manifest_row_without_file"}
-
-
-def file_key(row: Mapping[str, Any]) -> str:
-    """What names the file of an index or ledger row; the relative path where no key came with it."""
-    return str(row.get("file_key") or row["file"])
-
-
-class _State:
-    """Index and ledger in memory: rows by volume id, quarantine rows by file; a file stands in one of the two."""
-
-    def __init__(self, rows: Iterable[dict[str, Any]], quarantine: Iterable[dict[str, str]]) -> None:
-        self.rows = {str(row["volume_id"]): row for row in rows}
-        self.quarantine = {file_key(row): row for row in quarantine}
-        self._volume_of = {file_key(row): name for name, row in self.rows.items()}
-
-    def apply(self, entry: Mapping[str, Any]) -> str:
-        """The id of a volume that this entry takes out of the index, or ""."""
-        row = dict(entry.get("volume") or entry.get("refused") or {})
-        if not row:
-            return ""
-        file = file_key(row)
-        before = self._volume_of.get(file, "")
-        if "refused" in entry:
-            self.quarantine[file] = row
-            gone = "" if row["reason"] in _NOT_JUDGED else before
-        else:
-            gone = before if before != row["volume_id"] else ""
-        if gone:
-            del self.rows[gone], self._volume_of[file]
-        if "volume" in entry:
-            self.quarantine.pop(file, None)
-            if replaced := self.rows.get(row["volume_id"]):
-                self._volume_of.pop(file_key(replaced), None)
-            self.rows[row["volume_id"]] = row
-            self._volume_of[file] = row["volume_id"]
-        return gone
-
-
 @lru_cache(maxsize=4096)
-def _geometry(folder: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
+def _geometry(path: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
     """Band and shifts of a chunk: a few kilobytes whose archive costs more to open than the pixels' memory map.
 
     `mtime_ns` is the archive's, so that a chunk that was made anew is read anew.
     """
-    with np.load(folder / "geometry.npz", allow_pickle=False) as geometry:
+    with np.load(path, allow_pickle=False) as geometry:
         return geometry["band"], geometry["shifts"]
 
 
 class Store:
-    """A folder of canonical volumes made with one preprocessing contract."""
+    """A folder of canonical volumes made with one preprocessing contract, on a disk or in a bucket.
 
-    def __init__(self, path: Path, preprocessing: Preprocessing, canonical_version: int = CANONICAL_VERSION) -> None:
-        self.path = path
+    `path` is the folder; of a store in a bucket the local one with the index, while chunks come through the cache.
+    """
+
+    _bucket: Bucket | None = None
+    _writer: Writer | None = None
+    _alone = False
+
+    def __init__(
+        self,
+        path: Path,
+        preprocessing: Preprocessing,
+        canonical_version: int = CANONICAL_VERSION,
+        bucket: Bucket | None = None,
+    ) -> None:
         self.preprocessing = preprocessing
         self.canonical_version = canonical_version
         self.contract_hash = science_hash(preprocessing)
+        self._bucket = bucket
+        self._verified: set[tuple[str, int]] = set()
+        self._settle_in(path)
+
+    def _settle_in(self, path: Path) -> None:
+        self.path = path
         self._journal = Journal(path / "journal.jsonl")
         self._state = self._load()
         self._table: pd.DataFrame | None = None
 
+    @property
+    def location(self) -> str:
+        """Where the store lies, for the user: a path or a url."""
+        return str(self.path) if self._bucket is None else self._bucket.url
+
     @classmethod
     def open(cls, path: str | Path) -> Store:
-        """Raises UsageError: no such folder, not a store, a newer schema, a damaged store.json."""
+        """Raises UsageError: no such folder, not a store, a newer schema, a damaged store.json; as `octjepa.remote`."""
+        if is_remote(path):
+            bucket = Bucket(str(path))
+            snapshot = bucket.snapshot()
+            if snapshot is None:
+                raise UsageError(f"no store at {path}: make one with `octjepa ingest SOURCE --store {path}`")
+            return cls._open(snapshot, bucket)
         path = Path(path)
         if not path.is_dir():
             raise UsageError(f"no store at {path}: make one with `octjepa ingest SOURCE --store {path}`")
-        marker = path / "store.json"
-        if not marker.is_file():
-            raise UsageError(f"{path} is no store (it has no store.json): make one with `octjepa ingest`")
-        try:
-            found = json.loads(marker.read_text(encoding="utf-8"))
-            schema = int(found["schema_version"])
-            if schema > SCHEMA_VERSION:
-                raise UsageError(
-                    f"the store {path} has schema {schema}, this octjepa reads up to {SCHEMA_VERSION}: update octjepa"
-                )
-            preprocessing = Preprocessing.model_validate(found["contract"])
-            version = int(found.get("canonical_version", 0))  # the first stores did not say
-        except UsageError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{marker} cannot be read as a store's contract: {error}") from None
-        return cls(path, preprocessing, version)
+        return cls._open(path, None)
+
+    @classmethod
+    def _open(cls, path: Path, bucket: Bucket | None) -> Store:
+        preprocessing, version = read_contract(path)
+        return cls(path, preprocessing, version, bucket)
 
     @classmethod
     def create(cls, path: str | Path, preprocessing: Preprocessing) -> Store:
         """A new store, or the one that is there if its contract is equal. Raises ContractError with a diff."""
+        if is_remote(path):
+            return cls._create_in_bucket(Bucket(str(path)), preprocessing)
         path = Path(path)
-        if (path / "store.json").is_file():
+        if (path / MARKER).is_file():
             store = cls.open(path)
             store.check_contract(preprocessing)
             return store
@@ -145,34 +144,25 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make a store at {path}: {error.strerror or error}") from None
-        about = {
-            "schema_version": SCHEMA_VERSION,
-            "canonical_version": CANONICAL_VERSION,
-            "contract": preprocessing.model_dump(mode="json"),
-            "contract_hash": science_hash(preprocessing),
-        }
-        write_json(path / "store.json", about)
+        write_json(path / MARKER, contract_of(preprocessing))
         return cls(path, preprocessing)
+
+    @classmethod
+    def _create_in_bucket(cls, bucket: Bucket, preprocessing: Preprocessing) -> Store:
+        if bucket.snapshot() is None:
+            if any(not one.url.endswith("/.lock") for one in bucket.files()):
+                raise UsageError(f"{bucket.url} holds objects and is no store: name an empty or a new place")
+            content = json.dumps(contract_of(preprocessing), indent=1, sort_keys=True).encode()
+            put_bytes(content, f"{bucket.url}/{MARKER}", only_if_absent=True)
+        store = cls.open(bucket.url)
+        store.check_contract(preprocessing)
+        return store
 
     def check_contract(self, preprocessing: Preprocessing) -> None:
         """For writing. Raises ContractError: another canonicalisation made the store, or every field that differs."""
-        if self.canonical_version != CANONICAL_VERSION:
-            raise ContractError(
-                f"the store {self.path} was made by canonicalisation {self.canonical_version}, this octjepa makes "
-                f"{CANONICAL_VERSION}: volumes of both would not be comparable; ingest into a new --store folder"
-            )
-        if science_hash(preprocessing) == self.contract_hash:
-            return
-        ours, theirs = self.preprocessing.model_dump(mode="json"), preprocessing.model_dump(mode="json")
-        diff = "\n".join(
-            f"  preprocessing.{key}: store {ours[key]}, asked {theirs[key]}" for key in ours if ours[key] != theirs[key]
-        )
-        raise ContractError(
-            f"the store {self.path} was made with another preprocessing contract:\n{diff}\n"
-            "name another --store folder for these settings, or use a recipe with the store's"
-        )
+        refuse_another_contract(self.location, (self.preprocessing, self.canonical_version), preprocessing)
 
-    def _load(self) -> _State:
+    def _load(self) -> Rows:
         import pandas as pd
 
         records: list[dict[Any, Any]] = []
@@ -181,12 +171,17 @@ class Store:
             try:
                 records = pd.read_parquet(index).to_dict("records")
             except (OSError, ValueError) as error:
-                raise OctjepaError(f"{index} is damaged: {error}") from error
+                raise OctjepaError(f"volumes.parquet of the store {self.location} is damaged: {error}") from error
         rows = ({str(k): v for k, v in row.items()} for row in records)
-        state = _State(rows, Journal(self.path / "quarantine.jsonl").read())
-        for entry in self._journal.read():
-            state.apply(entry)
+        state = Rows(rows, Journal(self.path / "quarantine.jsonl").read())
+        for journal in (*map(Journal, self._journal_parts()), self._journal):
+            for entry in journal.read():
+                state.apply(entry)
         return state
+
+    def _journal_parts(self) -> list[Path]:
+        """What a killed ingest into a bucket left of its journal."""
+        return sorted(self.path.glob("journal-*.jsonl"))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -200,11 +195,22 @@ class Store:
 
     @property
     def participants(self) -> pd.DataFrame:
-        """Columns `PARTICIPANT_COLUMNS`; empty where no participants.tsv came with the files."""
+        """Columns `PARTICIPANT_COLUMNS`; empty where no participants.tsv came with the files.
+
+        Raises OctjepaError: participants.parquet is damaged.
+        """
         import pandas as pd
 
         path = self.path / "participants.parquet"
-        return pd.read_parquet(path) if path.is_file() else pd.DataFrame(columns=list(PARTICIPANT_COLUMNS))
+        if not path.is_file():
+            return pd.DataFrame(columns=list(PARTICIPANT_COLUMNS))
+        try:
+            return pd.read_parquet(path)[list(PARTICIPANT_COLUMNS)]
+        except (OSError, ValueError, KeyError) as error:
+            raise OctjepaError(
+                f"participants.parquet of the store {self.location} is damaged ({type(error).__name__}): remove it and "
+                "ingest again with the participants.tsv it came from"
+            ) from None
 
     @property
     def quarantine(self) -> list[dict[str, str]]:
@@ -215,28 +221,64 @@ class Store:
         return self.path / "chunks" / volume_id[:2] / volume_id
 
     def read(self, volume_id: str) -> CanonicalVolume:
-        """`pixels` is a read-only memory map. Raises UsageError: no such volume; OctjepaError: damaged files."""
+        """`pixels` is a read-only memory map. Raises UsageError: no such volume; OctjepaError: damaged files.
+
+        A chunk that comes from a bucket is held against the SHA-256 of the index when it is first read.
+        """
         row = self._state.rows.get(volume_id)
         if row is None:
-            raise UsageError(f"the store {self.path} has no volume {volume_id}")
-        folder = self.chunk(volume_id)
+            raise UsageError(f"the store {self.location} has no volume {volume_id}")
+        name = f"{self.location}/chunks/{volume_id[:2]}/{volume_id}"
         try:
-            pixels = np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False)
-            band, shifts = _geometry(folder, (folder / "geometry.npz").stat().st_mtime_ns)
+            with self.parts_of(volume_id) as parts:
+                if self._bucket is not None:
+                    self._check(row, parts)
+                pixels = np.load(parts["pixels.npy"], mmap_mode="r", allow_pickle=False)
+                band, shifts = _geometry(parts["geometry.npz"], parts["geometry.npz"].stat().st_mtime_ns)
         except (OSError, ValueError, KeyError) as error:
-            raise OctjepaError(f"{folder} is damaged ({error}): delete it and ingest again") from None
+            raise OctjepaError(f"{name} is damaged ({error}): delete it and ingest again") from None
         if pixels.shape != self.preprocessing.stored_size:
-            raise OctjepaError(f"{folder} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
+            raise OctjepaError(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         return CanonicalVolume(volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts)
+
+    @contextmanager
+    def parts_of(self, volume_id: str) -> Iterator[dict[str, Path]]:
+        """The files of a chunk by name; those of a bucket are held in the cache meanwhile."""
+        local = {name: self.chunk(volume_id) / name for name in PARTS}
+        with nullcontext(local) if self._bucket is None else self._bucket.chunk(volume_id) as parts:
+            yield parts
+
+    def _check(self, row: Mapping[str, Any], parts: Mapping[str, Path]) -> None:
+        """Raises ValueError where a chunk is not the one that was written; the first indexes do not say."""
+        state = (str(row["volume_id"]), parts["pixels.npy"].stat().st_mtime_ns)
+        expected = row.get("chunk_hash")
+        if state in self._verified or not isinstance(expected, str) or not expected:
+            return
+        if chunk_hash(parts) != expected:
+            raise ValueError("its SHA-256 is not that of the index")
+        self._verified.add(state)
+
+    def damaged(self) -> list[str]:
+        """The ids of volumes whose chunk is absent or not the one that was written. Reads every chunk."""
+        found = []
+        for volume_id, row in sorted(self._state.rows.items()):
+            try:
+                with self.parts_of(volume_id) as parts:
+                    self._check(row, parts)
+                self.read(volume_id)
+            except (OctjepaError, OSError, ValueError):
+                found.append(volume_id)
+        return found
 
     def set_split(self, splits: Mapping[str, str]) -> None:
         """Writes person -> "train" | "val" | "test" ("" takes it away). Raises UsageError for another word."""
         strange = sorted(set(splits.values()) - {"train", "val", "test", ""})
         if strange:
             raise UsageError(f"split {strange[0]!r} is none of train, val, test")
-        for row in self._state.rows.values():
-            row["split"] = splits.get(row["person_id"], row["split"])
-        self.consolidate()
+        with self.writing():
+            for row in self._state.rows.values():
+                row["split"] = splits.get(row["person_id"], row["split"])
+            self.consolidate()
 
     def describe(self) -> dict[str, Any]:
         """What `octjepa inspect STORE` says."""
@@ -260,11 +302,37 @@ class Store:
 
     # -- writing, by the one process that holds the store --
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Holds the store for this process, with all that others wrote before. Raises UsageError: another has it."""
+        if self._alone:
+            yield
+            return
+        self._alone = True
+        try:
+            if self._bucket is None:
+                with only_writer(self.path):
+                    self._settle_in(self.path)
+                    yield
+                return
+            with self._bucket.writing() as self._writer:
+                self._settle_in(self._writer.folder)
+                yield
+                self._writer.send_index()
+        finally:
+            self._alone, self._writer = False, None
+
+    def _has_chunk(self, volume_id: str) -> bool:
+        if self._bucket is not None:
+            return self._bucket.has_chunk(volume_id)
+        return all((self.chunk(volume_id) / name).is_file() for name in PARTS)
+
     def known_files(self) -> dict[str, tuple[int, int, str]]:
-        """file key -> (size, mtime_ns, hash of the manifest row) of every accepted file."""
+        """file key -> (size, mtime_ns, hash of the manifest row) of every accepted file whose chunk is there."""
         return {
             file_key(row): (int(row["file_size"]), int(row["file_mtime_ns"]), str(row["manifest_hash"]))
-            for row in self._state.rows.values()
+            for name, row in self._state.rows.items()
+            if self._has_chunk(name)
         }
 
     def rows(self) -> Iterable[dict[str, Any]]:
@@ -280,8 +348,13 @@ class Store:
         self._journal.append(entry)
         gone = self._state.apply(entry)
         self._table = None
+        if self._writer is not None:
+            self._writer.add(entry, self.chunk)
         if gone and gone not in self._state.rows:
-            shutil.rmtree(self.chunk(gone), ignore_errors=True)
+            if self._writer is None:
+                shutil.rmtree(self.chunk(gone), ignore_errors=True)
+            else:
+                self._writer.drop(gone)
 
     def add_participants(self, people: list[dict[str, object]]) -> None:
         """Adds or replaces persons."""
@@ -301,7 +374,14 @@ class Store:
         lines = "".join(json.dumps(row) + "\n" for row in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
+        labels = labels_table(self._state.rows.values())
+        if labels or (self.path / LABELS_FILE).is_file():
+            write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
         self._journal.remove()
+        for part in self._journal_parts():
+            part.unlink()
+        if self._writer is not None:
+            self._writer.send_index()
 
 
 def people_unknown(table: pd.DataFrame) -> int:
@@ -315,7 +395,7 @@ def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
         folder.parent,
         {
             "pixels.npy": lambda file: np.save(file, volume.pixels, allow_pickle=False),
-            "geometry.npz": lambda file: np.savez(file, band=volume.band, shifts=volume.shifts),
+            "geometry.npz": lambda file: np.savez(file, **volume.geometry()),
         },
     )
 

@@ -6,11 +6,13 @@ told by kind and volume id; person ids, hashes and UIDs are compared here and to
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octjepa.store.flow import words
+from octjepa.store.likeness import near_duplicates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +74,7 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
     return {
         **{split: int(table.loc[splits == split, "person_id"].nunique()) for split in ("train", *_HELD_OUT)},
         "pretrained_on": len(trained.volume_ids),
-        "compared_by": [kind for kind in (*_COLUMNS, NEAR) if trained.rows is not None or kind in _COLUMNS[:2]],
+        "compared_by": _compared_by(known, here, trained),
         "seen": {
             split: {"people": len({person[name] for name in names}), "volumes": len(names)}
             for split, names in sorted(seen.items())
@@ -81,16 +83,22 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
     }
 
 
+def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: Trained) -> list[str]:
+    """The kinds of leak that could be found; looks alone count where both sides have hashes of them."""
+    if trained.rows is None:
+        return list(_COLUMNS[:2])
+    looked = all("enface_hash" in side and (words(side["enface_hash"]) != "").any() for side in (known, here))
+    return [*_COLUMNS, *([NEAR] if looked else [])]
+
+
 def _groups(table: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(kind, volume ids) of all that share a person, content or SOP instance UID, or look alike."""
     for column in _COLUMNS:
-        named = words(table[column])
-        for _, rows in table[named != ""].groupby(named[named != ""]):
-            if len(rows) > 1:
-                yield column, list(rows["volume_id"])
+        holding: dict[str, list[str]] = defaultdict(list)
+        for name, volume_id in zip(words(table[column]), table["volume_id"], strict=True):
+            holding[name].append(volume_id)
+        yield from ((column, volumes) for name, volumes in holding.items() if name and len(volumes) > 1)
     if "enface_hash" in table:
-        from octjepa.store.likeness import near_duplicates
-
         alike = table.assign(enface_hash=words(table["enface_hash"]))
         yield from ((NEAR, volumes) for volumes in _joined([(a, b) for a, b, _ in near_duplicates(alike)]))
 

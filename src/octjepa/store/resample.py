@@ -1,13 +1,18 @@
 """Anti-aliased resampling of one axis at a time, as a small matrix.
 
-Going coarser, the kernel is a triangle as wide as the target step (an averaging that leaves no aliasing: 512
-B-scans to 64 read every B-scan); going finer it is linear interpolation. Output i and input j lie on the same centre.
+Going coarser, the kernel is a triangle that falls to zero one target step away, so that 512 B-scans to 64 read every
+B-scan; going finer it is linear interpolation. Output i and input j lie on the same centre. Of a grating with f periods
+a target step the triangle leaves sinc(f)^2: nothing at f = 1, a tenth from 0.75 on, 0.4 at the Nyquist limit of 0.5.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float
+
+from octjepa.ingest.reasons import rejected
+
+_MAX_BYTES = 1 << 30  # of the matrices for uneven positions
 
 
 def centred(count: int, step_mm: float) -> Float[np.ndarray, " N"]:
@@ -24,6 +29,7 @@ def weights(
     """Row-stochastic resampling matrix from rising `source_mm`, evenly spaced or not, to `target_mm` with `step_mm`.
 
     Rows of targets beyond the source's ends (by more than `reach_mm`, default half a median source gap) are zero.
+    Raises VolumeRejected size_implausible: uneven positions over an extent that no eye has.
     """
     if len(source_mm) < 2:
         raise ValueError("resampling needs two samples at least")
@@ -33,6 +39,9 @@ def weights(
         fine_step = max(float(gaps.min()), step_mm / 8)
         span = float(source_mm[-1] - source_mm[0])
         count = int(np.ceil(span / fine_step)) + 1
+        size = 4 * count * (len(source_mm) + 2 * len(target_mm))
+        if size > _MAX_BYTES:
+            raise rejected("size_implausible", f"positions over {span:.0f} mm take {size / 2**30:.1f} GiB to resample")
         fine = np.linspace(source_mm[0], source_mm[-1], count)
         spread = weights(fine, target_mm, step_mm, (reach_mm or gap / 2))
         return spread @ _linear(source_mm, fine)

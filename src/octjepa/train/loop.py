@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from octjepa.checkpoint import folder, state
+from octjepa.checkpoint.place import Place, name_of, place_of
+from octjepa.checkpoint.warm_start import warm_start
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum, update_target
@@ -55,14 +57,18 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     judged_on = "val" if held_out else "train_fixed"
     if not held_out:
-        _log.warning("%s holds nobody of split val: the figures of this run are of the training volumes", store.path)
+        _log.warning(
+            "%s holds nobody of split val: the figures of this run are of the training volumes", store.location
+        )
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
-    saves = None if recipe.checkpoint.dir is None else out / recipe.checkpoint.dir
+    saves = None if recipe.checkpoint.dir is None else place_of(recipe.checkpoint.dir, within=out)
     open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about())
     cohort.tell()
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+    if not resume:
+        warm_start(model, recipe)
     optimiser = build_optimiser(model, recipe.train)
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
     if first == total and (finished := read_summary(out)) is not None:
@@ -109,20 +115,19 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             health.follow(measured.get("train/loss_hidden", measured["train/loss"]))
             _stop_if_hopeless(skips_in_a_row, done)
             saving = _due(recipe.checkpoint.every_updates, done) or done == total or bool(request.signal_number)
-            score = math.nan
+            score = None
             if recipe.monitor.every_updates and (_due(recipe.monitor.every_updates, done) or (saving and saves)):
                 figures = measure(model, runtime, audit, done)
                 alarms = health.judge(figures, done)
                 journal.write(done, _prefixed("monitor", figures) | ({"alarms": alarms} if alarms else {}))
                 for name, message in alarms.items():
                     _log.warning("alarm %s at update %d: %s", name, done, message)
-                score = figures["layer_accuracy"] if done > health.warm else math.nan
+                score = figures["layer_accuracy"] if done > health.warm else None
                 saving = saving or bool(alarms)  # a snapshot of the run as it was
             if _due(recipe.validation.every_updates, done) and done < total:
                 journal.write(done, _prefixed(judged_on, judge(recipe)))
             if saves and saving:
-                state.save(saves, done, model, optimiser, recipe, skipped, ids)
-                folder.note_best(saves, done, score)
+                state.save(saves, done, model, optimiser, recipe, skipped, ids, score)
                 folder.prune(saves, recipe.checkpoint.keep_last)
             _stop_if_asked(request, saves, done, total)
         result, centred = judge(recipe), judge(without_chance(recipe))
@@ -138,8 +143,10 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         **pace.summary(),
         "skipped_updates": skipped,
         "alarms": health.tripped,
-        "best": None if saves is None else folder.best(saves),
-        "checkpoint": None if saves is None else f"{recipe.checkpoint.dir}/step-{total:08d}",
+        "best": None if saves is None or (found := folder.best(saves)) is None else name_of(found),
+        "checkpoint": None
+        if recipe.checkpoint.dir is None
+        else f"{recipe.checkpoint.dir.rstrip('/')}/step-{total:08d}",
     }
     write_json(out / SUMMARY, summary)
     return summary
@@ -190,7 +197,7 @@ def without_chance(recipe: Recipe) -> Recipe:
 
 
 def _resume(
-    saves: Path | None,
+    saves: Place | None,
     out: Path,
     store: Store,
     ids: list[str],
@@ -222,7 +229,7 @@ def _stop_if_hopeless(skips_in_a_row: int, done: int) -> None:
         )
 
 
-def _stop_if_asked(request: StopRequest, saves: Path | None, done: int, total: int) -> None:
+def _stop_if_asked(request: StopRequest, saves: Place | None, done: int, total: int) -> None:
     if request.signal_number and done < total:
         kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"
         raise Interrupted(

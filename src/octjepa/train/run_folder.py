@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.checkpoint.folder import list_folders
+from octjepa.checkpoint.place import Place, refuse_unreachable
 from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.recipe import Recipe
+from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.store.disk import write_atomic, write_json
 from octjepa.train.journal import read_lines
@@ -29,7 +31,7 @@ _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "s
 
 def open_run(
     out: Path,
-    saves: Path | None,
+    saves: Place | None,
     recipe: Recipe,
     store: Store,
     volume_ids: Sequence[str],
@@ -50,6 +52,8 @@ def open_run(
     if there:
         check_recipe(out, recipe)
         return
+    if saves is not None:
+        refuse_unreachable(saves)
     if saves is not None and list_folders(saves):
         raise UsageError(f"{saves} already holds checkpoints of another run: give another checkpoint.dir")
     out.mkdir(parents=True, exist_ok=True)
@@ -66,7 +70,7 @@ def open_run(
         "versions": {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()},
         "devices": runtime.describe(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "store": os.path.relpath(store.path, out),
+        "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         **cohort,
     }
     write_json(out / _ABOUT, about)
@@ -88,8 +92,8 @@ def check_data(out: Path, store: Store, volume_ids: Sequence[str]) -> None:
     begun = _read_json(out / _ABOUT)
     if begun.get("data_hash") != data_hash(store, volume_ids):
         raise UsageError(
-            f"store {store.path} no longer holds the {begun.get('volumes')} training volumes that run {out} began with "
-            f"({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
+            f"store {store.location} no longer holds the {begun.get('volumes')} training volumes that run {out} began "
+            f"with ({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
         )
 
 

@@ -74,11 +74,6 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
     return selection
 
 
-def choose_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> list[str]:
-    """The sorted ids of `select_volumes`."""
-    return select_volumes(store, recipe, split, needed).volume_ids
-
-
 class Stream(Dataset[Sample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it."""
 

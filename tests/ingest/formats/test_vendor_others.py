@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oct_dicom import retina
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats.vendor.bioptigen import members as bioptigen_members
@@ -16,7 +17,6 @@ from octjepa.ingest.formats.vendor.optovue import members as optovue_members
 from octjepa.ingest.formats.vendor.optovue import read_optovue
 from octjepa.ingest.formats.vendor.topcon import read_topcon
 from octjepa.ingest.formats.vendor.zeiss_img import read_img
-from oct_dicom import retina
 from vendor_files import (
     bioptigen_bytes,
     topcon_bytes,
@@ -47,7 +47,9 @@ def test_fda_keeps_pixels_spacing_and_identity(tmp_path: Path) -> None:
     np.testing.assert_array_equal(volume.pixels, pixels)
     assert volume.spacing_mm == pytest.approx((0.1, 0.0026, 6 / 512))  # 1 mm over 10 gaps, 6 mm over 512 columns
     assert set(volume.provenance.values()) == {"header"}
-    assert volume.laterality == "OS" and volume.device == "topcon_maestro2" and volume.person_id == "P-77"
+    assert volume.laterality == "OS"
+    assert volume.device == "topcon_maestro2"
+    assert volume.person_id == "P-77"
     assert volume.personal == (
         "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "DeviceSerialNumber",
     )  # fmt: skip
@@ -60,7 +62,8 @@ def test_deep_topcon_frames_keep_their_axes(tmp_path: Path, chunk: str, kind: st
     path.write_bytes(topcon_bytes(topcon_deep(DEEP, mode=3), chunk, kind))
     scan = read_topcon(path)
     np.testing.assert_allclose(scan.pixels, DEEP / 4095 * 255, atol=0.51)
-    assert scan.pattern == "radial" and "scaled_from_12_bit" in scan.notes
+    assert scan.pattern == "radial"
+    assert "scaled_from_12_bit" in scan.notes
     assert scan.format == ("topcon_fds" if kind == "FDS" else "topcon_fda")
 
 
@@ -119,7 +122,8 @@ def test_an_encrypted_topcon_patient_is_told_and_nobody_invented(tmp_path: Path)
     whole = topcon_bytes(topcon_jpegs(PIXELS), "@IMG_JPEG", PATIENT_INFO_03=bytes(600))
     path.write_bytes(whole.replace(b"@PATIENT_INFO_02", b"@PATIENT_INFO_XX"))
     scan = read_topcon(path)
-    assert scan.said.person_id == "" and "OtherPatientIDs" in scan.personal
+    assert scan.said.person_id == ""
+    assert "OtherPatientIDs" in scan.personal
 
 
 # Zeiss
@@ -149,10 +153,11 @@ def test_img_gets_the_fixed_field_of_the_cirrus_cube(tmp_path: Path) -> None:
     path = tmp_path / "PX1_Optic Disc Cube 200x200_5-6-2020_10-1-2_OD_sn12_cube_z.img"
     path.write_bytes(zeiss_bytes(retina(200, 1024, 200)))
     volume = assemble(read_img(path), path)
-    assert volume.spacing_mm == pytest.approx((0.03, 2 / 1024, 0.03)) and set(volume.provenance.values()) == {
-        "protocol"
-    }
-    assert volume.device == "zeiss_cirrus" and volume.region == "Optic Disc" and volume.laterality == "OD"
+    assert volume.spacing_mm == pytest.approx((0.03, 2 / 1024, 0.03))
+    assert set(volume.provenance.values()) == {"protocol"}
+    assert volume.device == "zeiss_cirrus"
+    assert volume.region == "Optic Disc"
+    assert volume.laterality == "OD"
 
 
 @pytest.mark.parametrize(
@@ -185,8 +190,11 @@ def test_bioptigen_keeps_axes_spacing_and_every_volume(tmp_path: Path) -> None:
     np.testing.assert_allclose(first.pixels, DEEP / 4095 * 255, atol=0.51)
     np.testing.assert_array_equal(second.pixels, first.pixels[:, ::-1])
     assert first.spacing_mm == pytest.approx((0.1, 0.003, 0.01))
-    assert first.said.laterality == "OD" and first.pattern == "raster" and first.said.visit == "20200506"
-    assert "more_scans_in_file=1" in first.notes and "more_scans_in_file=1" not in second.notes
+    assert first.said.laterality == "OD"
+    assert first.pattern == "raster"
+    assert first.said.visit == "20200506"
+    assert "more_scans_in_file=1" in first.notes
+    assert "more_scans_in_file=1" not in second.notes
 
 
 def test_bioptigen_agrees_with_oct_converter(tmp_path: Path) -> None:
@@ -223,14 +231,16 @@ def test_optovue_keeps_axes_and_asks_for_the_spacing(tmp_path: Path) -> None:
     assert optovue_members(path) == ("1", "2")
     first, second = read_optovue(path), read_optovue(path, "2")
     np.testing.assert_array_equal(first.pixels, PIXELS)
-    assert second.pixels.shape == (4, 64, 10) and "more_scans_in_file=1" in first.notes
+    assert second.pixels.shape == (4, 64, 10)
+    assert "more_scans_in_file=1" in first.notes
     low, high = PIXELS[:4, :, :10].min(), PIXELS[:4, :, :10].max()
     np.testing.assert_allclose(second.pixels, (PIXELS[:4, :, :10] - low) / (high - low) * 255, atol=0.51)
     with pytest.raises(VolumeRejected, match="--spacing") as caught:
         assemble(first, path)
     assert caught.value.reason == "spacing_unknown"
     volume = assemble(first, path, spacing_mm=(0.1, 0.003, 0.02))
-    assert volume.spacing_mm == (0.1, 0.003, 0.02) and volume.laterality == "OS"
+    assert volume.spacing_mm == (0.1, 0.003, 0.02)
+    assert volume.laterality == "OS"
 
 
 def test_optovue_agrees_with_oct_converter_on_the_first_scan(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from octjepa.ingest.formats import signs
+from octjepa.ingest.formats import signs, vendor
+from octjepa.ingest.formats.sequence import sequences
+from octjepa.ingest.formats.sidecar import with_sidecar
 from octjepa.ingest.reasons import rejected
 from octjepa.ingest.scan import RawScan
 
@@ -27,13 +29,32 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     is_it: Callable[[Path, bytes], bool]
     reader: str  # "module:function", a function of the path
+    several: bool = False  # a file may hold several scans: its reader takes a member, its module has `members`
 
 
+_HERE = "octjepa.ingest.formats"
 FORMATS = (
     Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), signs.dicom, "octjepa.ingest.dicom:read_dicom"),
+    Format("nifti", (".nii", ".nii.gz"), signs.nifti, f"{_HERE}.nifti:read_nifti"),
+    Format("metaimage", (".mhd", ".mha"), signs.metaimage, f"{_HERE}.metaimage:read_metaimage"),
+    Format("npy", (".npy",), signs.npy, f"{_HERE}.arrays:read_npy"),
+    Format("npz", (".npz",), signs.npz, f"{_HERE}.arrays:read_npz"),
+    Format("mat", (".mat",), signs.mat, f"{_HERE}.matlab:read_mat"),
+    Format("tiff", (".tif", ".tiff"), signs.many_pages, f"{_HERE}.images:read_tiff"),
+    Format("heidelberg_vol", (".vol",), vendor.is_vol, f"{_HERE}.vendor.heidelberg_vol:read_vol"),
+    Format("heyex_xml", (".xml",), vendor.is_heyex_xml, f"{_HERE}.vendor.heyex_xml:read_xml", True),
+    Format("heidelberg_e2e", (".e2e",), vendor.is_e2e, f"{_HERE}.vendor.heyex_e2e:read_e2e", True),
+    Format("topcon", (".fda", ".fds"), vendor.is_topcon, f"{_HERE}.vendor.topcon:read_topcon"),
+    Format("zeiss_img", (".img",), vendor.is_zeiss, f"{_HERE}.vendor.zeiss_img:read_img"),
+    Format("bioptigen_oct", (), vendor.is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True),
+    Format("optovue_oct", (".oct",), vendor.is_optovue, f"{_HERE}.vendor.optovue:read_optovue", True),
 )  # fmt: skip
-_BY_NAME = {format.name: format for format in FORMATS}
+_FOLDER = Format("images", (), lambda path, _: path.is_dir(), f"{_HERE}.images:read_images")
+_SINGLE = ("tiff", "heyex_xml", "zeiss_img")  # a suffix that other things bear, too: content and name decide
+_OPEN = ("nifti", "metaimage", "npy", "npz", "mat", "tiff")  # may lie beside B-scan images, as masks do
+_BY_NAME = {format.name: format for format in (*FORMATS, _FOLDER)}
 SUFFIXES = frozenset(suffix for format in FORMATS for suffix in format.suffixes)
+SEVERAL = frozenset(suffix for format in FORMATS for suffix in format.suffixes if format.several)
 
 
 def recognise(path: Path) -> str | None:
@@ -53,24 +74,55 @@ def recognise(path: Path) -> str | None:
         if format.is_it(path, head):
             return format.name
     name = path.name.lower()
-    return next((format.name for format in FORMATS if name.endswith(format.suffixes)), None)
+    by_suffix = (format.name for format in FORMATS if name.endswith(format.suffixes) and format.name not in _SINGLE)
+    return next(by_suffix, None)
 
 
 def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:
-    """Whether `folder`, whose files are called `names`, is one scan: its B-scans as images, and no DICOM."""
-    return False
+    """Whether `folder`, whose files are called `names`, holds its B-scans as images, and no DICOM or vendor's file.
+
+    By names alone where the folder is not on this disk. A folder of several sequences counts: its reader says what is
+    wrong with it.
+    """
+    found = sequences(names)
+    if not found:
+        return False
+    first = folder / found[0][0][1]
+    if first.suffix.lower() in _BY_NAME["tiff"].suffixes and first.is_file() and recognise(first) == "tiff":
+        return False  # every file is a scan
+    closed = tuple(suffix for format in FORMATS if format.name not in _OPEN for suffix in format.suffixes)
+    for name in names:
+        path = folder / name
+        if name.startswith(".") or not (name.lower().endswith(closed) or not path.suffix):
+            continue
+        if not path.is_file():
+            if path.suffix:
+                return False
+        elif recognise(path) not in (None, *_OPEN):
+            return False
+    return True
 
 
-def read(path: Path, format: str) -> RawScan:
-    """The scan at `path`, of a format that `recognise` named. Raises VolumeRejected."""
+def members(path: Path) -> tuple[str, ...]:
+    """The scans in a file that holds several (both eyes of a patient), else nothing. Raises VolumeRejected."""
+    format = recognise(path) if path.suffix.lower() in SEVERAL and path.is_file() else None
+    if format is None or not _BY_NAME[format].several:
+        return ()
+    found: tuple[str, ...] = import_module(_BY_NAME[format].reader.partition(":")[0]).members(path)
+    return found if len(found) > 1 else ()
+
+
+def read(path: Path, format: str, member: str = "") -> RawScan:
+    """The scan at `path`, of a format that `recognise` named; `member` one of `members`. Raises VolumeRejected."""
     try:
         if path.is_file() and path.stat().st_size == 0:
             raise rejected("empty_file", "zero bytes")
     except OSError as error:
         raise rejected("unreadable_file", error.strerror or str(error)) from None
     module, _, function = _BY_NAME[format].reader.partition(":")
-    scan: RawScan = getattr(import_module(module), function)(path)
-    return scan
+    chosen = {"member": member} if member else {}
+    scan: RawScan = getattr(import_module(module), function)(path, **chosen)
+    return scan if format == "dicom" else with_sidecar(scan, path)
 
 
 def library(name: str, extra: str) -> ModuleType:

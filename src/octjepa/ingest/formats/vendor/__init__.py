@@ -28,12 +28,8 @@ def is_e2e(_: Path, head: bytes) -> bool:
     return head.startswith(_E2E)
 
 
-def is_fda(_: Path, head: bytes) -> bool:
-    return head[:4] == b"FOCT" and head[4:7] in (b"FDA", b"FAA")
-
-
-def is_fds(_: Path, head: bytes) -> bool:
-    return head[:4] == b"FOCT" and not is_fda(_, head)
+def is_topcon(_: Path, head: bytes) -> bool:
+    return head.startswith(b"FOCT")
 
 
 def is_zeiss(path: Path, _: bytes) -> bool:

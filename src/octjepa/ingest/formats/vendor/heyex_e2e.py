@@ -2,8 +2,8 @@
 
 eyepy 0.21 names the pieces. What it does wrong is gone round: its index follows jumps that can lead back (a damaged
 file never ends), so the chain of directories is walked here first; a series without layer lines, or with a slice
-missing, is dropped in silence by its `volumes`, so the slices are asked for one by one; it reads the mantissa of a pixel
-with its bits turned round, up to 38 of 255 grey levels off (so does oct-converter 0.7); and it gives no spacing.
+missing, is dropped in silence by its `volumes`, so the slices are asked for one by one; it reads the mantissa of a
+pixel with its bits turned round, up to 38 of 255 grey levels off, as oct-converter 0.7 does; and it gives no spacing.
 
 Across, a Spectralis .e2e holds angles only. Degrees become millimetres by the standard eye's 0.2896 mm, eyepy's
 constant, a few per cent from what HEYEX makes of the eye's own curvature: slice and column spacing are uncertain.
@@ -74,7 +74,8 @@ class _Series:
 def _bounded(folder: Any, size: int) -> bytes:
     """A folder's bytes. Raises VolumeRejected truncated where they are not all in the file."""
     check_length(folder.start + _CONTAINER + folder.size, size)
-    content: bytes = folder.get_bytes()
+    folder.file_object.seek(folder.start + _CONTAINER)
+    content: bytes = folder.file_object.read(folder.size)  # eyepy's own keeps every image in memory
     return content
 
 
@@ -125,7 +126,10 @@ def members(path: Path) -> tuple[str, ...]:
 
 
 def _image(content: bytes) -> UInt8[np.ndarray, "H W"]:
-    """A B-scan from unsigned 16-bit floats: 6 bits of exponent, 10 of mantissa. Raises ValueError for a size that is not that of the content."""
+    """A B-scan from unsigned 16-bit floats: 6 bits of exponent, 10 of mantissa.
+
+    Raises ValueError for a size that is not that of the content.
+    """
     _, _, count, rows, columns = struct.unpack_from("<5I", content)
     if count != rows * columns or _IMAGE_HEADER + count * 2 > len(content):
         raise ValueError("an image whose size is not that of its content")
@@ -229,6 +233,7 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         facts=line_facts(starts, ends),
         said=said,
         spacing_mm=_spacing(metas),
+        uncertain=("slice", "column"),
         pattern="radial" if metas[0].scan_pattern == _STAR else None,
         notes=tuple(notes),
         personal=personal,

@@ -1,0 +1,149 @@
+"""Text, scale bars and frames that a viewer painted into the B-scans, found by what no eye has.
+
+Two signs. What is painted stays: a bright pixel that is the same in all B-scans, speckle and motion notwithstanding.
+And glyphs have upright strokes: bright pixels whose neighbour two columns on is dark, over several rows, several such
+strokes side by side. A retina is layered along the columns, so a vessel's shadow or a lesion's rim has one or two at
+most. Text can hold a name: it must not stay legible in a store.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+
+_STILL_FRAMES = 8  # fewer B-scans than these can be bright at one place by chance
+_STILL_BRIGHT = 140
+_STILL_RANGE = 24  # grey levels by which lossy compression moves a painted pixel
+_STILL_STEP = 60  # grey levels between ink and what lies two columns on
+_STILL_ENDS = 2  # places where it does, two rows high: those of a scale bar
+_STILL_PIXELS = 12  # painted pixels, at least
+_BRIGHT, _DARK = 200, 120  # ink (yellow text is 226 as grey) and what lies beside it
+_RUN = 4  # rows of a stroke, at least: capitals of the smallest legible type
+_EDGES = 10  # upright edges of one piece of text in one B-scan: five strokes
+_OFTEN = 0.2  # of the B-scans: text that is found there at one place is taken to be there in all
+_AT_ONCE = 300_000  # pixels looked at in one go: what fits into a processor's cache
+_THIN = 0.05  # share of its box that a piece of text inks, at least; a frame's lines ink less
+_MARGIN = 3  # pixels around ink: the soft rim of a glyph
+
+
+def find_text(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] | None:
+    """Voxels of painted text with all between its glyphs, None where there is none."""
+    strokes = _strokes(pixels)
+    still = _still(pixels)
+    if strokes is None and still is None:
+        return None
+    mask = np.zeros(pixels.shape, bool) if strokes is None else strokes
+    often = mask.mean(axis=0) > _OFTEN
+    if still is not None:
+        often |= still
+    mask |= often
+    return mask
+
+
+def _still(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "H W"] | None:
+    """Boxes around bright pixels that all B-scans show alike, where the mean B-scan ends abruptly beside them."""
+    if len(pixels) < _STILL_FRAMES or min(pixels.shape[1:]) < 3:
+        return None
+    low = pixels.min(axis=0)
+    if np.count_nonzero(low >= _STILL_BRIGHT) < _STILL_PIXELS:
+        return None
+    ink = (low >= _STILL_BRIGHT) & (pixels.max(axis=0) - low <= _STILL_RANGE)
+    if np.count_nonzero(ink) < _STILL_PIXELS:
+        return None
+    from scipy.ndimage import label
+
+    # A layer of the retina can be as still and bright, but it goes on along the columns.
+    mean = pixels.mean(axis=0, dtype=np.float32)
+    ends = np.zeros(ink.shape, bool)
+    ends[:, :-2] = ink[:, :-2] & (mean[:, 2:] < low[:, :-2] - _STILL_STEP)
+    ends[:, 2:] |= ink[:, 2:] & (mean[:, :-2] < low[:, 2:] - _STILL_STEP)
+    ends[1:] &= ends[:-1].copy()
+    ends[0] = False
+    boxes = _boxes(ink, (4, 8), (_MARGIN, _MARGIN))
+    parts, count = label(boxes)
+    sizes, abrupt = (np.bincount(parts[which], minlength=count + 1) for which in (ink, ends))
+    painted = (sizes >= _STILL_PIXELS) & (abrupt >= _STILL_ENDS)
+    painted[0] = False
+    return np.asarray(painted[parts]) if painted.any() else None
+
+
+def _upright_edges(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H V"]:
+    """Where a bright pixel and a dark one lie two columns apart."""
+    bright, dark = pixels >= _BRIGHT, pixels <= _DARK
+    edges = bright[:, :, :-2] & dark[:, :, 2:]
+    edges |= dark[:, :, :-2] & bright[:, :, 2:]
+    return np.asarray(edges)
+
+
+def _runs(edges: Bool[np.ndarray, "D H V"]) -> Bool[np.ndarray, "D R V"]:
+    """Where `_RUN` = 4 rows from here on are an upright edge."""
+    pairs = edges[:, :-1] & edges[:, 1:]
+    return np.asarray(pairs[:, :-2] & pairs[:, 2:])
+
+
+def _strokes(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] | None:
+    """B-scan by B-scan, the boxes around several strokes near each other."""
+    depth, height, width = pixels.shape
+    if height < _RUN or width < 3:
+        return None
+    mask = None
+    step = max(1, _AT_ONCE // (height * width))
+    for first in range(0, depth, step):
+        edges = _upright_edges(pixels[first : first + step])
+        runs = _runs(edges)
+        for index in np.flatnonzero(np.count_nonzero(runs, axis=(1, 2)) >= _EDGES):
+            found = _lines_of_text(edges[index], runs[index], (height, width))
+            if found is not None:
+                if mask is None:
+                    mask = np.zeros(pixels.shape, bool)
+                mask[first + index] = found
+    return mask
+
+
+def _lines_of_text(
+    edges: Bool[np.ndarray, "H V"], runs: Bool[np.ndarray, "R V"], shape: tuple[int, int]
+) -> Bool[np.ndarray, "H W"] | None:
+    """Boxes around what has `_EDGES` strokes, with the glyphs beside them that have none, an S or an 8."""
+    from scipy.ndimage import label
+
+    starts = runs.copy()
+    starts[1:] &= ~runs[:-1]
+    if starts.sum() < _EDGES:
+        return None
+    strokes, heads, ink = (np.zeros(shape, bool) for _ in range(3))
+    for row in range(_RUN):
+        strokes[row : row + len(runs), 1:-1] |= runs
+    heads[: len(starts), 1:-1] = starts
+    ink[:, 1:-1] = edges
+    tall = min(64, int(strokes.sum(axis=0).max()))
+    boxes = _boxes(strokes, (2, tall + 4), (tall // 2, tall))
+    while True:
+        wider = _boxes(ink & boxes, (2, tall + 4), (_MARGIN, tall))
+        wider |= boxes
+        if np.array_equal(wider, boxes):
+            break
+        boxes = wider
+    parts, count = label(boxes)
+    found = np.bincount(parts[heads], minlength=count + 1)
+    found[0] = 0
+    return np.asarray((found >= _EDGES)[parts]) if found.max() >= _EDGES else None
+
+
+def _boxes(ink: Bool[np.ndarray, "H W"], reach: tuple[int, int], margin: tuple[int, int]) -> Bool[np.ndarray, "H W"]:
+    """Upright boxes, `margin` (rows, columns) wider, around the pieces of `ink` within `reach` of each other."""
+    from scipy.ndimage import find_objects, label, maximum_filter
+
+    near = maximum_filter(ink, size=(2 * reach[0] + 1, 2 * reach[1] + 1))
+    parts, _ = label(near)
+    boxes = np.zeros(ink.shape, bool)
+    for number, place in enumerate(find_objects(parts), start=1):
+        rows, columns = np.nonzero(ink[place] & (parts[place] == number))
+        top, left = place[0].start, place[1].start
+        if len(rows) < _THIN * np.ptp(rows) * np.ptp(columns):  # the frame of a viewer: what it holds is no text
+            boxes |= maximum_filter(parts == number, size=2 * _MARGIN + 1) & maximum_filter(ink, size=2 * _MARGIN + 1)
+            continue
+        boxes[
+            max(0, top + rows.min() - margin[0]) : top + rows.max() + 1 + margin[0],
+            max(0, left + columns.min() - margin[1]) : left + columns.max() + 1 + margin[1],
+        ] = True
+    return boxes

@@ -1,0 +1,112 @@
+"""Values of any number type to 8-bit grey, with a note of what was changed; what is no grey image is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Num, UInt8
+
+from octjepa.ingest.pixels import MAX_BYTES
+from octjepa.ingest.reasons import rejected
+
+FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
+_COLOUR_SPREAD = 16  # a grey image stored as RGB differs between its channels by compression alone
+
+
+def check_size(shape: Sequence[int], itemsize: int) -> None:
+    """Before anything is allocated. Raises VolumeRejected size_implausible, unsupported_pixels."""
+    if any(length < 1 for length in shape):
+        raise rejected("unsupported_pixels", f"its shape is {' x '.join(map(str, shape))}: it holds no values")
+    size = math.prod(map(int, shape)) * itemsize
+    if size > MAX_BYTES:
+        said = " x ".join(map(str, shape))
+        raise rejected("size_implausible", f"{said} of {itemsize} bytes is {size / 2**30:.1f} GiB")
+
+
+def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
+    """`[..., H, W, 3 or 4]` of unsigned integers to `[..., H, W]`. Raises VolumeRejected not_structural_oct."""
+    red, green, blue = (values[..., channel] for channel in range(3))
+    notes.append("rgb_to_grey")
+    spread = max(int(np.abs(a.astype(np.int32) - b).max()) for a, b in ((red, green), (green, blue)))
+    if spread == 0:
+        return np.ascontiguousarray(red)
+    scale = 1 << (8 * (values.itemsize - 1))
+    typical = float(np.mean(np.abs(red.astype(np.int32) - blue))) / scale
+    if typical > _COLOUR_SPREAD:
+        raise rejected("not_structural_oct", "a colour picture: red and blue differ by far more than in stored grey")
+    if spread / scale > _COLOUR_SPREAD:
+        notes.append("colour_dropped")
+    weights = np.array([0.299, 0.587, 0.114], np.float32)
+    return np.round(values[..., :3].astype(np.float32) @ weights).astype(values.dtype)
+
+
+def _refuse_labels(values: np.ndarray) -> None:
+    """Raises VolumeRejected: not_structural_oct for masks and segmentations, unsupported_pixels for one value."""
+    if values.dtype.kind == "b":
+        raise rejected("not_structural_oct", "truth values: it is a mask")
+    step = max(1, values.size // 2_000_000)
+    seen = np.unique(values.reshape(-1)[::step])
+    if len(seen) > FEW_VALUES:
+        return
+    seen = np.unique(values)
+    if len(seen) <= 1:
+        raise rejected("unsupported_pixels", "every voxel has the same value")
+    if len(seen) <= FEW_VALUES:
+        raise rejected("not_structural_oct", f"only {len(seen)} different values: it looks like a segmentation")
+
+
+def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "..."]:
+    finite = np.isfinite(values)
+    missing = int(values.size - finite.sum())
+    if missing == values.size:
+        raise rejected("unsupported_pixels", "no value is a finite number")
+    low = float(np.min(values, where=finite, initial=math.inf))
+    high = float(np.max(values, where=finite, initial=-math.inf))
+    if missing:
+        notes.append(f"not_finite_values={missing}")
+    whole = low >= 0 and high <= 255 and all(bool(np.all((part % 1 == 0) | ~np.isfinite(part))) for part in values)
+    if whole and high > 1:
+        notes.append("float_of_whole_numbers")
+        low, high = 0.0, 255.0
+    else:
+        notes.append("scaled_from_float")
+    if high == low:
+        raise rejected("unsupported_pixels", "every voxel has the same value")
+    grey = np.empty(values.shape, np.uint8)
+    for index, part in enumerate(values):  # a frame at a time: the copy in floats stays small
+        scaled = (np.nan_to_num(part.astype(np.float64), nan=low, posinf=high, neginf=low) - low) * (255 / (high - low))
+        grey[index] = np.round(scaled)
+    return grey
+
+
+def to_grey(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndarray, "A B C"]:
+    """8-bit values stay as they are; deeper integers lose low bits, so that 12 in 16 bits do not go dark.
+
+    Floats that hold whole numbers within 0 and 255 are those; others are scaled from their least to their largest
+    finite value. Raises VolumeRejected: not_structural_oct (truth values, few values), unsupported_pixels (complex
+    numbers, texts, one value).
+    """
+    if values.dtype.kind not in "buif":
+        raise rejected(
+            "unsupported_pixels", f"values of type {values.dtype.name}; expected numbers that are grey levels"
+        )
+    _refuse_labels(values)
+    if values.dtype.kind == "f":
+        return _from_floats(values, notes)
+    if values.dtype == np.uint8:
+        return np.asarray(values)
+    low, high = int(values.min()), int(values.max())
+    if low < 0:
+        notes.append("signed")
+    else:
+        low = 0
+    bits = max(8, (high - low).bit_length())
+    if bits > 8:
+        notes.append(f"scaled_from_{bits}_bit")
+    factor = 255.0 / (2**bits - 1)
+    grey = np.empty(values.shape, np.uint8)
+    for index, part in enumerate(values):
+        grey[index] = np.round((part.astype(np.float64) - low) * factor)
+    return grey

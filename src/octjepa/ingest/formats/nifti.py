@@ -1,0 +1,96 @@
+"""NIfTI-1, plain or gzipped, by SimpleITK (extra `formats`).
+
+The header is read first and held against the file's size: SimpleITK fills what a cut file lacks with zeros and says
+nothing. A spacing of exactly 1 on an axis is what writers put where they know none, and counts as unknown.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, NamedTuple
+
+from octjepa.ingest.formats.axes import oriented
+from octjepa.ingest.formats.grey import check_size, to_grey
+from octjepa.ingest.formats.itk import known_mm, read_itk
+from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.reasons import rejected
+from octjepa.ingest.scan import RawScan
+
+_HEADER_BYTES = 348
+_PAIR = b"ni1\0"
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    itemsize: int
+    data_bytes: int
+    starts_at: int
+
+
+def _header(head: bytes) -> _Header:
+    """Raises VolumeRejected: broken_header, unknown_format, unsupported_pixels, size_implausible."""
+    if len(head) < _HEADER_BYTES:
+        raise rejected("truncated", f"{len(head)} bytes; the header alone needs {_HEADER_BYTES}")
+    order = next((mark for mark in "<>" if struct.unpack_from(mark + "i", head)[0] == _HEADER_BYTES), "")
+    if not order:
+        nifti2 = any(struct.unpack_from(mark + "i", head)[0] == 540 for mark in "<>")
+        raise rejected("unknown_format" if nifti2 else "broken_header", "NIfTI-2" if nifti2 else "no NIfTI header")
+    if head[344:348] == _PAIR:
+        raise rejected("unknown_format", "NIfTI of two files (.hdr and .img); expected one file")
+    axes, *lengths = struct.unpack_from(order + "8h", head, 40)
+    bits = struct.unpack_from(order + "h", head, 72)[0]
+    starts_at = struct.unpack_from(order + "f", head, 108)[0]
+    shape = tuple(lengths[: max(0, min(axes, 7))])
+    if not 3 <= axes <= 7 or any(length > 1 for length in shape[3:]):
+        raise rejected("unsupported_pixels", f"{axes} axes of {' x '.join(map(str, shape))}; expected three")
+    if bits not in (8, 16, 32, 64) or not _HEADER_BYTES <= starts_at < 1 << 24:
+        raise rejected("unsupported_pixels", f"{bits} bits a voxel, data at byte {starts_at:g}; expected grey values")
+    check_size(shape[:3], bits // 8)
+    return _Header(shape[:3], bits // 8, shape[0] * shape[1] * shape[2] * bits // 8, int(starts_at))
+
+
+def _unpacked(path: Path, whole: BinaryIO) -> None:
+    """The file's bytes, without gzip, as many as its header declares. Raises VolumeRejected truncated."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as source:
+            head = source.read(_HEADER_BYTES)
+            header = _header(head)
+            whole.write(head)
+            left = header.starts_at + header.data_bytes - len(head)
+            while left > 0 and (block := source.read(min(left, 1 << 20))):
+                whole.write(block)
+                left -= len(block)
+            if left == 0 and packed:
+                source.read(1)  # to the end, where gzip keeps its checksum
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise rejected("truncated", "the gzip stream ends early or is damaged") from None
+    if left:
+        raise rejected("truncated", f"{left} of {header.data_bytes} bytes of voxels are missing")
+
+
+def read_nifti(path: Path) -> RawScan:
+    """Raises VolumeRejected: truncated, broken_header, unknown_format, unsupported_pixels, size_implausible,
+    axes_ambiguous, no_decoder."""
+    with TemporaryDirectory() as folder:
+        plain = path
+        with path.open("rb") as file:
+            head = file.read(_HEADER_BYTES)
+        if path.suffix.lower() == ".nii" and not head.startswith(b"\x1f\x8b"):
+            header = _header(head)
+            missing = header.starts_at + header.data_bytes - path.stat().st_size
+            if missing > 0:
+                raise rejected("truncated", f"{missing} of {header.data_bytes} bytes of voxels are missing")
+        else:  # SimpleITK goes by the suffix, and takes a cut gzip stream for a whole one
+            plain = Path(folder) / "scan.nii"
+            with plain.open("wb") as whole:
+                _unpacked(path, whole)
+        values, spacing = read_itk(plain, "NiftiImageIO")
+    notes: list[str] = []
+    pixels, spacing_mm = oriented(to_grey(values, notes), known_mm(spacing), notes)
+    return RawScan("nifti", pixels, FrameFacts.silent(len(pixels)), spacing_mm=spacing_mm, notes=tuple(notes))

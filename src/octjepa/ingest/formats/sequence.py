@@ -1,0 +1,48 @@
+"""Names of images to sequences of B-scans: which number counts the frames, and in which order (1, 2, 10).
+
+Names of one pattern that differ in one number are a sequence (`P7_OD_1.png`, `P7_OD_2.png`, ...). Where several numbers
+differ, the one that runs without a gap over all files counts the frames (times of day beside it do not matter); else
+the last one does, and each set of the others is a sequence of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePath
+
+IMAGE_SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
+LEAST_FRAMES = 4
+_DIGITS = re.compile(r"(\d+)")
+
+Sequence = list[tuple[int, str]]  # (frame number, name), in the order of the numbers
+
+
+def _runs(numbers: list[int]) -> bool:
+    """Whether the numbers are all different and without a gap."""
+    return len(set(numbers)) == len(numbers) == max(numbers) - min(numbers) + 1
+
+
+def sequences(names: Iterable[str]) -> list[Sequence]:
+    """The sequences of four images or more, the longest first; other files and hidden ones are left out."""
+    alike: defaultdict[tuple[str, ...], list[tuple[list[int], str]]] = defaultdict(list)
+    for name in names:
+        path = PurePath(name)
+        if path.suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
+            parts = _DIGITS.split(path.stem.lower())
+            alike[(*parts[::2], path.suffix.lower())].append(([int(digits) for digits in parts[1::2]], name))
+    found: list[Sequence] = []
+    for members in alike.values():
+        columns = list(zip(*(numbers for numbers, _ in members), strict=True))
+        varying = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+        running = [index for index in varying if _runs(list(columns[index]))]
+        if not varying:
+            continue
+        frame = (running or varying)[-1]
+        scans: defaultdict[tuple[int, ...], Sequence] = defaultdict(list)
+        for numbers, name in members:
+            others = () if running else tuple(numbers[index] for index in varying if index != frame)
+            scans[others].append((numbers[frame], name))
+        found += [sorted(scan) for scan in scans.values() if len(scan) >= LEAST_FRAMES]
+    return sorted(found, key=lambda scan: (-len(scan), scan[0][1]))

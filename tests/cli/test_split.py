@@ -1,0 +1,89 @@
+"""`octjepa split`, `plan` and a criterion that leaves nothing, as a user meets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import call
+from index_rows import index_row, store_of
+from octjepa.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Ten people, two eyes each, of whom participants.tsv recommends a split for two; no pixels."""
+    told = [{"person_id": person, "recommended_split": "test"} for person in ("1001", "1002")]
+    store_of(tmp_path / "store", [index_row(number, region="Macula") for number in range(20)], told)
+    return tmp_path / "store"
+
+
+def test_a_split_is_written_and_told_without_ids(store: Path) -> None:
+    outcome = call("split", store, "--by", "stratified", "--shares", "0.6,0.2,0.2", "--seed", 3, "--json")
+    assert outcome.code == 0, outcome.err
+    assert (outcome.json["train"], outcome.json["val"], outcome.json["test"]) == (6, 2, 2)
+    assert outcome.json["strata"]["eye OD"] == {"train": 6, "val": 2, "test": 2}
+    table = Store.open(store).table
+    assert table.groupby("person_id")["split"].nunique().eq(1).all()
+    assert "1001" not in outcome.out + outcome.err
+
+
+def test_people_without_a_recommendation_are_told_of_and_can_be_dealt(store: Path) -> None:
+    refused = call("split", store)
+    assert (refused.code, "--deal-rest" in refused.err) == (2, True)
+    dealt = call("split", store, "--deal-rest", "--json")
+    assert dealt.json["test"] >= 2
+    assert set(Store.open(store).table.set_index("person_id")["split"][["1001", "1002"]]) == {"test"}
+
+
+def test_labels_are_dealt_evenly(store: Path, tmp_path: Path) -> None:
+    lines = [f"{1001 + person}\t{'sick' if person < 5 else 'well'}" for person in range(10)]
+    (tmp_path / "labels.tsv").write_text("\n".join(["person_id\tgroup", *lines]), encoding="utf-8")
+    asked = ("split", store, "--by", "stratified", "--shares", "0.6,0.2,0.2", "--labels", tmp_path / "labels.tsv")
+    strata = call(*asked, "--target", "group", "--json").json["strata"]
+    assert strata["label sick"] == strata["label well"] == {"train": 3, "val": 1, "test": 1}
+    assert "belong together" in call(*asked).err
+
+
+@pytest.mark.parametrize("shares", ["1", "0.8;0.1;0.1", "0.9,0.1,0.1"])
+def test_shares_that_are_none_are_refused(store: Path, shares: str) -> None:
+    outcome = call("split", store, "--by", "stratified", "--shares", shares)
+    assert outcome.code == 2
+    assert "shares" in outcome.err
+
+
+def test_against_a_store_splits_nothing_and_tells_whom_it_knows(store: Path, tmp_path: Path) -> None:
+    rows = [index_row(0, split="train"), index_row(50, split="train"), index_row(52, split="test")]
+    store_of(tmp_path / "before", rows)
+    call("split", store, "--deal-rest")
+    before = (store / "volumes.parquet").read_bytes()
+    outcome = call("split", store, "--against", tmp_path / "before", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["pretrained_on"] == 2
+    assert outcome.json["seen"] == {"test": {"people": 1, "volumes": 2}}
+    assert {leak["kind"] for leak in outcome.json["leaks"]} == {"person_id", "content_hash", "sop_instance_uid"}
+    assert (store / "volumes.parquet").read_bytes() == before
+    assert call("split", store, "--against", tmp_path / "nothing").code == 2
+
+
+def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp_path: Path) -> None:
+    from octjepa.config import load_recipe
+
+    recipe = load_recipe("smoke_test")
+    made = Store.create(tmp_path / "store", recipe.preprocessing)
+    for number in range(8):
+        made.add(index_row(number, split="train", device=("topcon_triton", "zeiss_cirrus")[number // 6]))
+    made.consolidate()
+    planned = call("plan", "smoke_test", "--store", tmp_path / "store", "data.balance=device", "--json")
+    assert planned.code == 0, planned.err
+    assert planned.json["volumes"] == 8
+    assert planned.json["domains"] == {
+        "topcon_triton": {"volumes": 6, "per_epoch": 4}, "zeiss_cirrus": {"volumes": 2, "per_epoch": 4},
+    }  # fmt: skip
+    assert planned.json["flow"]["train"][0]["left"] == {"people": 4, "eyes": 8, "volumes": 8, "files": 8}
+    empty = call("plan", "smoke_test", "--store", tmp_path / "store", "data.min_frames=500")
+    assert empty.code == 2
+    assert "500 B-scans at least took out the last 8" in empty.err
+    twice = call("plan", "smoke_test", "data.min_frames=5", "data.max_frames=4")
+    assert (twice.code, "nothing can pass" in twice.err) == (2, True)

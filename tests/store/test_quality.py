@@ -1,0 +1,118 @@
+"""Every part of the quality falls with its own kind of damage, step by step, and the score with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octjepa.phantom import DEVICES
+from octjepa.recipe import Preprocessing
+from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.volume import OCTVolume
+from shaped_eye import shaped_eye
+
+Damage = Callable[[OCTVolume, int], np.ndarray]
+
+
+def made(volume: OCTVolume, pixels: np.ndarray | None = None) -> Canonicalised:
+    if pixels is not None:
+        volume = replace(volume, pixels=np.ascontiguousarray(pixels), content_hash="")
+    return canonicalise(volume, Preprocessing())
+
+
+def noisier(volume: OCTVolume, step: int) -> np.ndarray:
+    noise = np.random.default_rng(0).normal(0, 1, volume.shape)
+    return np.clip(volume.pixels + 9.0 * step * noise, 0, 255).astype(np.uint8)
+
+
+def darker(volume: OCTVolume, step: int) -> np.ndarray:
+    """An opaque lens: less light from the eye, the floor of noise as it was."""
+    floor = volume.pixels[:, :20].astype(float)
+    noise = np.random.default_rng(1).normal(0, float(floor.std()), volume.shape)
+    share = 0.75**step
+    return np.clip(
+        floor.mean() + share * (volume.pixels - floor.mean()) + np.sqrt(1 - share**2) * noise, 0, 255
+    ).astype(np.uint8)
+
+
+def cut_above(volume: OCTVolume, step: int) -> np.ndarray:
+    return volume.pixels[:, 28 * step :] if step else volume.pixels
+
+
+def blanked(volume: OCTVolume, step: int) -> np.ndarray:
+    pixels = volume.pixels.copy()
+    pixels[2 : 2 + 3 * step] = 0
+    return pixels
+
+
+def jittered(volume: OCTVolume, step: int) -> np.ndarray:
+    jumps = np.rint(2.5 * step * np.random.default_rng(2).normal(0, 1, len(volume.pixels))).astype(int)
+    return np.stack([np.roll(frame, jump, axis=0) for frame, jump in zip(volume.pixels, jumps, strict=True)])
+
+
+def filled(volume: OCTVolume, step: int) -> np.ndarray:
+    pixels = volume.pixels.copy()
+    pixels[:, : 9 * step] = 255
+    return pixels
+
+
+@pytest.mark.parametrize(("part", "sign", "damage"), [
+    ("snr_db", -1, noisier), ("snr_db", -1, darker), ("clipped_share", 1, cut_above), ("blank_share", 1, blanked),
+    ("motion_um", 1, jittered), ("fill_share", 1, filled),
+])  # fmt: skip
+@pytest.mark.parametrize("device", ["topcon_triton", "zeiss_cirrus"])
+def test_parts_and_score_fall_step_by_step(device: str, part: str, sign: int, damage: Damage) -> None:
+    volume = shaped_eye(device, seed=2).volume
+    figures = [made(volume, damage(volume, step)).figures for step in range(4)]
+    values, scores = ([float(of[name]) for of in figures] for name in (part, "quality"))
+    assert (sign * np.diff(values) >= 0).all(), values
+    assert sign * (values[-1] - values[0]) > 0.02
+    assert (np.diff(scores) <= 0).all(), scores
+    assert scores[-1] < scores[0] - 0.03
+
+
+def test_what_is_measured_is_what_was_done() -> None:
+    volume = shaped_eye("zeiss_cirrus", seed=2).volume
+    frames = len(volume.pixels)
+    assert made(volume, blanked(volume, 2)).figures["blank_share"] == pytest.approx(6 / frames)
+    share = float(made(volume, filled(volume, 2)).figures["fill_share"])
+    assert share == pytest.approx(19 / volume.shape[1], abs=0.01)
+    rows = np.rint(5 * np.random.default_rng(2).normal(0, 1, frames))
+    still = shaped_eye("heidelberg_spectralis", seed=2).volume  # tracked: the phantom moves it not at all
+    assert float(made(still).figures["motion_um"]) < 3
+    rows = np.rint(5 * np.random.default_rng(2).normal(0, 1, len(still.pixels)))
+    expected = 7.8 * np.sqrt(np.mean(np.diff(rows) ** 2))
+    assert float(made(still, jittered(still, 2)).figures["motion_um"]) == pytest.approx(expected, rel=0.1)
+
+
+def test_clean_scans_of_four_vendors_score_alike() -> None:
+    scores = {device: made(shaped_eye(device, seed=7).volume).quality for device in DEVICES}
+    assert min(scores.values()) > 0.85, scores
+    assert max(scores.values()) - min(scores.values()) < 0.12, scores
+
+
+def test_a_blink_is_blank_though_its_noise_is_not() -> None:
+    volume = shaped_eye("topcon_triton", seed=2).volume
+    pixels = volume.pixels.copy()
+    vitreous = pixels[5:8, :20]
+    pixels[5:8] = np.tile(vitreous, (1, 10, 1))[:, : volume.shape[1]]
+    result = made(volume, pixels)
+    assert "blank_frames=3" in result.notes
+    reference = made(volume)
+    inside = (result.volume.band[0] >= 0) & (reference.volume.band[0] >= 0)
+    assert np.abs(result.volume.band[0].astype(int) - reference.volume.band[0])[inside].max() < 8
+    assert np.abs(result.volume.tissue_mean - reference.volume.tissue_mean) < 5
+
+
+def test_bruch_below_the_last_row_is_clipped() -> None:
+    volume = shaped_eye("heidelberg_spectralis", seed=2).volume
+    whole = made(volume).figures
+    rows = shaped_eye("heidelberg_spectralis", seed=2).bm
+    cut = int(np.percentile(rows, 60))
+    result = made(volume, volume.pixels[:, :cut]).figures
+    assert whole["clipped_share"] == 0
+    assert 0.2 < float(result["clipped_share"]) <= 1
+    assert float(result["quality"]) < 0.85 * float(whole["quality"])

@@ -1,0 +1,35 @@
+"""How far the membranes that the store finds lie from the true ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octjepa.recipe import Preprocessing
+from octjepa.store.canonical import in_plane
+from octjepa.store.quality import lively_frames
+from octjepa.store.resample import centred
+from octjepa.store.surfaces import find_surfaces
+from octjepa.volume import OCTVolume
+
+Errors = dict[str, np.ndarray]
+
+
+def errors_um(volume: OCTVolume, ilm: np.ndarray, bm: np.ndarray, preprocessing: Preprocessing) -> Errors:
+    """Signed error in um of "ilm" and "bm" at every A-scan of the B-scans that are kept; positive is too deep.
+
+    `ilm` and `bm` are the true native rows, [D, W].
+    """
+    lively = lively_frames(volume.pixels)
+    _, height, width = volume.shape
+    _, dy, dx = volume.spacing_mm
+    _, ty, tx = preprocessing.target_spacing_mm
+    columns_mm = centred(int(width * dx / tx), tx)
+    image = in_plane(volume.pixels[lively], volume, preprocessing, columns_mm)
+    found = find_surfaces(image, ty, tx)
+    result = {}
+    for name, rows, true in (("ilm", found.ilm, ilm[lively]), ("bm", found.bm, bm[lively])):
+        found_mm = (rows - (image.shape[1] - 1) / 2) * ty
+        native_mm = (true - (height - 1) / 2) * dy
+        true_mm = np.stack([np.interp(columns_mm, centred(width, dx), line) for line in native_mm])
+        result[name] = (found_mm - true_mm) * 1000
+    return result
