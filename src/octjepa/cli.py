@@ -40,7 +40,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-StorePath = Annotated[Path, typer.Option("--store", help="The store folder.")]
+StorePath = Annotated[str, typer.Option("--store", help="The store: a folder, gs://... or s3://...")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as train.base_lr=1e-4.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]
 Spacing = Annotated[
@@ -138,7 +138,9 @@ def expand(
 
 @app.command()
 def ingest(
-    sources: Annotated[list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")],
+    sources: Annotated[
+        list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")
+    ],
     store: StorePath,
     recipe: Annotated[str, typer.Option("--recipe", help="Whose preprocessing the store follows.")] = "tiny_cpu",
     workers: Workers = None,
@@ -173,7 +175,8 @@ def ingest(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A scan file, a store, a run or a checkpoint.")],
+    path: Annotated[str, typer.Argument(help="A scan file, a store, a run or a checkpoint; gs:// and s3://, too.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Of a store: read every volume, list damaged ones.")] = False,
     spacing: Spacing = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -183,12 +186,12 @@ def inspect(
     from octjepa.inspection import describe
 
     set_quiet(quiet)
-    say(describe(path, None if spacing is None else parse_spacing(spacing)), as_json)
+    say(describe(path, None if spacing is None else parse_spacing(spacing), verify), as_json)
 
 
 @app.command()
 def split(
-    store: Annotated[Path, typer.Argument(help="The store folder.")],
+    store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
     by: Annotated[str, typer.Option("--by", help="recommended or stratified.")] = "recommended",
     shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.8,0.1,0.1",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
@@ -196,7 +199,7 @@ def split(
     labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV whose --target is dealt evenly.")] = None,
     target: Annotated[str | None, typer.Option("--target", help="A label column.")] = None,
     against: Annotated[
-        Path | None, typer.Option("--against", help="Split nothing; tell whom this run, weights or store has seen.")
+        str | None, typer.Option("--against", help="Split nothing; tell whom this run, weights or store has seen.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -226,7 +229,7 @@ def split(
 def plan(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or path.")],
     overrides: Overrides = None,
-    store: Annotated[Path | None, typer.Option("--store", help="Count its training volumes.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="Count its training volumes.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -258,6 +261,7 @@ def pretrain(
     quiet: Quiet = False,
 ) -> None:
     """Pretrains an encoder on the training people of a store."""
+    from octjepa.checkpoint.place import place_of
     from octjepa.config import load_recipe
     from octjepa.store import Store
     from octjepa.train.loop import pretrain as run
@@ -267,13 +271,14 @@ def pretrain(
         raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a run")
     summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)
     if summary["checkpoint"] is not None:
-        summary["checkpoint"] = str(out / summary["checkpoint"])  # in the run folder it is relative, to let that move
+        # in the run folder it is relative, to let that move
+        summary["checkpoint"] = str(place_of(summary["checkpoint"], within=out))
     say(summary, as_json)
 
 
 @app.command()
 def embed(
-    checkpoint: Annotated[Path, typer.Argument(help="A run, a step-* folder or a weights file.")],
+    checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url, too.")],
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     as_json: Json = False,
@@ -317,7 +322,7 @@ def probe(
 
 @app.command()
 def report(
-    source: Annotated[Path, typer.Argument(help="A run, a store, or a folder that holds them.")],
+    source: Annotated[str, typer.Argument(help="A run, a store (also gs:// or s3://), or a folder that holds them.")],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,

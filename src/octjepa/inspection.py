@@ -7,43 +7,74 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.remote import fetched, info, is_remote
+from octjepa.remote.address import parse
 
 
-def describe(path: Path, spacing_mm: tuple[float, float, float] | None = None) -> dict[str, Any]:
+def describe(
+    path: str | Path, spacing_mm: tuple[float, float, float] | None = None, verify: bool = False
+) -> dict[str, Any]:
     """`kind` is volume, rejected, store, run or checkpoint; the rest is what that kind knows of itself.
 
-    `spacing_mm` (slice, row, column) goes before what a scan's file says.
+    `spacing_mm` (slice, row, column) goes before what a scan's file says. With `verify` every chunk of a store is read
+    and held against its SHA-256: `damaged` lists the volumes that are not what was written.
     Raises UsageError when nothing is there, or it is none of these; CheckpointError for damaged weights.
     """
     from octjepa.ingest import describe_file
     from octjepa.ingest.formats import recognise
 
+    if is_remote(path):
+        return _describe_remote(str(path), spacing_mm, verify)
+    path = Path(path)
     if not path.exists():
         raise UsageError(f"nothing at {path}: give a scan file, a store, a run or a checkpoint")
     if path.is_file() and path.suffix != ".safetensors":
         return describe_file(path, spacing_mm)
     if (path / "store.json").is_file():
-        from octjepa.store import Store
-
-        return {"kind": "store", **Store.open(path).describe()}
+        return _store(path, verify)
     if (path / "run.json").is_file():
         return {"kind": "run", **_read(path / "run.json"), **_figures(path)}
     if path.is_file() or (path / "manifest.json").is_file():
-        from octjepa.checkpoint import load_encoder
-
-        encoder = load_encoder(path)
-        return {
-            "kind": "checkpoint",
-            "recipe": encoder.name,
-            "dim": encoder.dim,
-            "encoder_parameters": encoder.parameters,
-            "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
-        }
+        return _checkpoint(path)
     if path.is_dir() and recognise(path) is not None:
         return describe_file(path, spacing_mm)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
     raise UsageError(f"{path} is a folder, but no store (store.json), run (run.json) or checkpoint (manifest.json)")
+
+
+def _describe_remote(url: str, spacing_mm: tuple[float, float, float] | None, verify: bool) -> dict[str, Any]:
+    from octjepa.checkpoint.place import holds
+    from octjepa.ingest import describe_file
+
+    if holds(url, "store.json"):
+        return _store(url, verify)
+    if url.endswith(".safetensors") or holds(url, "manifest.json"):
+        return _checkpoint(url)
+    if parse(url).key and info(url) is not None:
+        with fetched(url) as path:
+            return describe_file(path, spacing_mm)
+    raise UsageError(f"{url} is no scan file, no store (store.json) and no checkpoint (manifest.json)")
+
+
+def _store(path: str | Path, verify: bool) -> dict[str, Any]:
+    from octjepa.store import Store
+
+    store = Store.open(path)
+    return {"kind": "store", **store.describe(), **({"damaged": store.damaged()} if verify else {})}
+
+
+def _checkpoint(path: str | Path) -> dict[str, Any]:
+    from octjepa.checkpoint import load_encoder
+
+    encoder = load_encoder(path)
+    return {
+        "kind": "checkpoint",
+        "recipe": encoder.name,
+        "dim": encoder.dim,
+        "encoder_parameters": encoder.parameters,
+        "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
+    }
 
 
 def _figures(run: Path) -> dict[str, Any]:

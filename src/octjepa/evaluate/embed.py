@@ -29,7 +29,7 @@ _BATCH = 16
 _LEVELS = 32
 
 
-def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
+def embed_store(checkpoint: str | Path, store: Store, out: Path) -> dict[str, Any]:
     """Writes the embeddings of every volume of `store` whose pattern the weights know to `out`; returns its figures.
 
     Only `data.patterns` of the recipe chooses here: what another device, site or quality does to an encoder is for the
@@ -45,7 +45,7 @@ def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
     differences = check_contract(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
-            f"store {store.path} was prepared otherwise than the weights of {checkpoint} expect:\n  "
+            f"store {store.location} was prepared otherwise than the weights of {checkpoint} expect:\n  "
             + "\n  ".join(differences)
             + "\nIngest the files into a new store with the recipe of the weights (octjepa ingest ... --recipe)."
         )
@@ -53,7 +53,7 @@ def embed_store(checkpoint: Path, store: Store, out: Path) -> dict[str, Any]:
     patterns = encoder.recipe.data.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
     if rows.empty:
-        raise UsageError(f"store {store.path} holds no {' or '.join(patterns)} volume to embed")
+        raise UsageError(f"store {store.location} holds no {' or '.join(patterns)} volume to embed")
     baseline = encoder.untrained().to(device)
     started = time.perf_counter()
     vectors: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.place import holds, place_of
 from octjepa.errors import UsageError
 from octjepa.store import Store
 from octjepa.store.leaks import Trained, seen_in_pretraining
 
 
-def check_against(store: Store, source: Path) -> dict[str, Any]:
+def check_against(store: Store, source: str | Path) -> dict[str, Any]:
     """Whom of `store` the pretraining that `source` stands for has seen: `seen_in_pretraining`'s figures.
 
     Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
@@ -20,21 +21,22 @@ def check_against(store: Store, source: Path) -> dict[str, Any]:
     return seen_in_pretraining(store.table, trained_by(source))
 
 
-def trained_by(source: Path) -> Trained:
+def trained_by(source: str | Path) -> Trained:
     """`source`: a store (its training people), a run, a checkpoint or a weights file."""
-    if not source.exists():
+    place = place_of(source)
+    if isinstance(place, Path) and not place.exists():
         raise UsageError(f"nothing at {source}: give --against a run, a checkpoint, a weights file or a store")
-    if (source / "store.json").is_file():
+    if holds(place, "store.json"):
         table = Store.open(source).table
         rows = table[table["split"] == "train"]
         return Trained(frozenset(rows["volume_id"]), rows)
     ids = load_encoder(source).trained_on
     if not ids:
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
-    table = _store_of(source)
-    if table is None or not ids <= set(table["volume_id"]):
+    index = _store_of(place) if isinstance(place, Path) else None
+    if index is None or not ids <= set(index["volume_id"]):
         return Trained(ids, None)
-    return Trained(ids, table[table["volume_id"].isin(ids)])
+    return Trained(ids, index[index["volume_id"].isin(ids)])
 
 
 def _store_of(source: Path) -> Any:
@@ -43,8 +45,8 @@ def _store_of(source: Path) -> Any:
         about = folder / "run.json"
         if about.is_file():
             try:
-                place = folder / json.loads(about.read_text(encoding="utf-8"))["store"]
+                place = place_of(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
             except (ValueError, KeyError, TypeError):
                 return None
-            return Store.open(place).table if (place / "store.json").is_file() else None
+            return Store.open(place).table if holds(place, "store.json") else None
     return None

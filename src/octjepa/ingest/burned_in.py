@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, UInt8
 
+_Mask = Bool[np.ndarray, "H W"]
 _STILL_FRAMES = 8  # fewer B-scans than these can be bright at one place by chance
 _STILL_BRIGHT = 140
 _STILL_RANGE = 24  # grey levels by which lossy compression moves a painted pixel
@@ -22,34 +23,38 @@ _RUN = 4  # rows of a stroke, at least: capitals of the smallest legible type
 _EDGES = 10  # upright edges of one piece of text in one B-scan: five strokes
 _OFTEN = 0.2  # of the B-scans: text that is found there at one place is taken to be there in all
 _AT_ONCE = 300_000  # pixels looked at in one go: what fits into a processor's cache
-_THIN = 0.05  # share of its box that a piece of text inks, at least; a frame's lines ink less
+_THIN = 0.05  # share of its box that a piece of text inks, at least
 _MARGIN = 3  # pixels around ink: the soft rim of a glyph
 
 
 def find_text(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] | None:
     """Voxels of painted text with all between its glyphs, None where there is none."""
-    strokes = _strokes(pixels)
-    still = _still(pixels)
-    if strokes is None and still is None:
+    still, lines = _still(pixels)
+    mask = _strokes(pixels, lines)
+    if mask is None and still is None:
         return None
-    mask = np.zeros(pixels.shape, bool) if strokes is None else strokes
-    often = mask.mean(axis=0) > _OFTEN
+    if mask is None:
+        mask = np.zeros(pixels.shape, bool)
+    mask |= mask.mean(axis=0) > _OFTEN
     if still is not None:
-        often |= still
-    mask |= often
+        mask |= still
     return mask
 
 
-def _still(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "H W"] | None:
-    """Boxes around bright pixels that all B-scans show alike, where the mean B-scan ends abruptly beside them."""
+def _still(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[_Mask | None, _Mask | None]:
+    """(boxes, lines) of bright pixels that all B-scans show alike, where the mean B-scan ends abruptly beside them.
+
+    The lines, those of a viewer's frame, are among the boxes; both None where nothing is still.
+    """
+    nothing = None, None
     if len(pixels) < _STILL_FRAMES or min(pixels.shape[1:]) < 3:
-        return None
+        return nothing
     low = pixels.min(axis=0)
     if np.count_nonzero(low >= _STILL_BRIGHT) < _STILL_PIXELS:
-        return None
+        return nothing
     ink = (low >= _STILL_BRIGHT) & (pixels.max(axis=0) - low <= _STILL_RANGE)
     if np.count_nonzero(ink) < _STILL_PIXELS:
-        return None
+        return nothing
     from scipy.ndimage import label
 
     # A layer of the retina can be as still and bright, but it goes on along the columns.
@@ -59,12 +64,12 @@ def _still(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "H W"] | None
     ends[:, 2:] |= ink[:, 2:] & (mean[:, :-2] < low[:, 2:] - _STILL_STEP)
     ends[1:] &= ends[:-1].copy()
     ends[0] = False
-    boxes = _boxes(ink, (4, 8), (_MARGIN, _MARGIN))
-    parts, count = label(boxes)
+    boxes, lines = _boxes(ink, (4, 8), (_MARGIN, _MARGIN))
+    parts, count = label(boxes | lines)
     sizes, abrupt = (np.bincount(parts[which], minlength=count + 1) for which in (ink, ends))
     painted = (sizes >= _STILL_PIXELS) & (abrupt >= _STILL_ENDS)
     painted[0] = False
-    return np.asarray(painted[parts]) if painted.any() else None
+    return (np.asarray(painted[parts]), lines) if painted.any() else nothing
 
 
 def _upright_edges(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H V"]:
@@ -81,8 +86,8 @@ def _runs(edges: Bool[np.ndarray, "D H V"]) -> Bool[np.ndarray, "D R V"]:
     return np.asarray(pairs[:, :-2] & pairs[:, 2:])
 
 
-def _strokes(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] | None:
-    """B-scan by B-scan, the boxes around several strokes near each other."""
+def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np.ndarray, "D H W"] | None:
+    """B-scan by B-scan, the boxes around several strokes near each other; `lines` are no strokes."""
     depth, height, width = pixels.shape
     if height < _RUN or width < 3:
         return None
@@ -90,6 +95,8 @@ def _strokes(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] | 
     step = max(1, _AT_ONCE // (height * width))
     for first in range(0, depth, step):
         edges = _upright_edges(pixels[first : first + step])
+        if lines is not None:
+            edges &= ~lines[:, 1:-1]
         runs = _runs(edges)
         for index in np.flatnonzero(np.count_nonzero(runs, axis=(1, 2)) >= _EDGES):
             found = _lines_of_text(edges[index], runs[index], (height, width))
@@ -116,9 +123,9 @@ def _lines_of_text(
     heads[: len(starts), 1:-1] = starts
     ink[:, 1:-1] = edges
     tall = min(64, int(strokes.sum(axis=0).max()))
-    boxes = _boxes(strokes, (2, tall + 4), (tall // 2, tall))
+    boxes, _ = _boxes(strokes, (2, tall + 4), (tall // 2, tall))
     while True:
-        wider = _boxes(ink & boxes, (2, tall + 4), (_MARGIN, tall))
+        wider, _ = _boxes(ink & boxes, (2, tall + 4), (_MARGIN, tall))
         wider |= boxes
         if np.array_equal(wider, boxes):
             break
@@ -129,21 +136,24 @@ def _lines_of_text(
     return np.asarray((found >= _EDGES)[parts]) if found.max() >= _EDGES else None
 
 
-def _boxes(ink: Bool[np.ndarray, "H W"], reach: tuple[int, int], margin: tuple[int, int]) -> Bool[np.ndarray, "H W"]:
-    """Upright boxes, `margin` (rows, columns) wider, around the pieces of `ink` within `reach` of each other."""
+def _boxes(ink: _Mask, reach: tuple[int, int], margin: tuple[int, int]) -> tuple[_Mask, _Mask]:
+    """Upright boxes, `margin` (rows, columns) wider, around the pieces of `ink` within `reach` of each other.
+
+    A piece that inks little of its box, as a viewer's frame does, is no text: only its lines are masked, apart.
+    """
     from scipy.ndimage import find_objects, label, maximum_filter
 
     near = maximum_filter(ink, size=(2 * reach[0] + 1, 2 * reach[1] + 1))
     parts, _ = label(near)
-    boxes = np.zeros(ink.shape, bool)
+    boxes, lines = np.zeros(ink.shape, bool), np.zeros(ink.shape, bool)
     for number, place in enumerate(find_objects(parts), start=1):
         rows, columns = np.nonzero(ink[place] & (parts[place] == number))
         top, left = place[0].start, place[1].start
-        if len(rows) < _THIN * np.ptp(rows) * np.ptp(columns):  # the frame of a viewer: what it holds is no text
-            boxes |= maximum_filter(parts == number, size=2 * _MARGIN + 1) & maximum_filter(ink, size=2 * _MARGIN + 1)
+        if len(rows) < _THIN * np.ptp(rows) * np.ptp(columns):
+            lines |= maximum_filter(ink & (parts == number), size=2 * _MARGIN + 1)
             continue
         boxes[
             max(0, top + rows.min() - margin[0]) : top + rows.max() + 1 + margin[0],
             max(0, left + columns.min() - margin[1]) : left + columns.max() + 1 + margin[1],
         ] = True
-    return boxes
+    return boxes, lines

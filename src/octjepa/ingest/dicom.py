@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from io import BufferedReader, FileIO
+from os import fstat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,11 +83,20 @@ def _check_inflated_size(path: Path) -> None:
                 raise rejected("size_implausible", f"it inflates to more than {_MAX_INFLATED >> 30} GiB")
 
 
+class _Bounded(BufferedReader):
+    """A file whose `read` allocates no more than what is left: a broken element may announce 4 GiB."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > 1 << 20:
+            size = min(size, max(0, fstat(self.fileno()).st_size - self.tell()))
+        return super().read(size)
+
+
 def _read(path: Path, stop_when: Callable[[int], bool]) -> Dataset:
     from pydicom.filereader import read_partial
 
     try:
-        with path.open("rb") as file:
+        with _Bounded(FileIO(path)) as file:
             return read_partial(file, lambda tag, *_: stop_when(int(tag)))
     except OSError as error:
         raise rejected("unreadable_file", error.strerror or str(error)) from None

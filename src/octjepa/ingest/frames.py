@@ -90,8 +90,10 @@ def _value(group: Dataset, tag: int) -> Any:
 
 
 def _items(group: Dataset | None, tag: int) -> Iterator[Dataset]:
-    if group is not None:
-        yield from _value(group, tag) or []
+    """The items of a sequence; none where the element is something else."""
+    value: Any = None if group is None else _value(group, tag)
+    if hasattr(value, "__iter__"):
+        yield from (item for item in value if hasattr(item, "get_item"))
 
 
 def measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.recipe import Recipe
+from octjepa.remote import is_remote
 
 if TYPE_CHECKING:
     from octjepa.store import Store
@@ -83,10 +84,12 @@ class Contents:
     missing: tuple[Missing, ...]
 
 
-def gather(source: Path) -> Contents:
+def gather(source: str | Path) -> Contents:
     """What `source` holds. Raises UsageError when it is no run, store or demo folder, or its own head is damaged."""
+    if is_remote(source):
+        return _gather_remote(str(source))
     root = Path(source).resolve()
-    kind = kind_of(root, source)
+    kind = kind_of(root, Path(source))
     missing: list[Missing] = []
     run: RunContents | None = None
     if kind == "run":
@@ -99,6 +102,11 @@ def gather(source: Path) -> Contents:
         store = _open_store(root)
     elif store_path is None:
         missing.append(Missing("the store", "run.json names none", "octjepa ingest"))
+    elif isinstance(store_path, str):
+        try:
+            store = _open_store(store_path)
+        except OctjepaError as error:
+            missing.append(Missing("the store", str(error), "octjepa ingest"))
     else:
         store = _try(missing, "the store", store_path, _open_store, "octjepa ingest")
     probe: ProbeContents | None = None
@@ -112,6 +120,12 @@ def gather(source: Path) -> Contents:
     demo = root / "demo.json"
     seconds = _read_json(demo, dict).get("seconds") if kind == "demo" and demo.is_file() else None
     return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing))
+
+
+def _gather_remote(url: str) -> Contents:
+    """A store in a bucket; runs are kept on disks."""
+    missing = Missing("masks, training, token maps and probe", "this is a store", "octjepa pretrain")
+    return Contents(Path(url.partition("://")[2]), "store", _open_store(url), None, None, None, False, None, (missing,))
 
 
 def kind_of(root: Path, shown: Path) -> Kind:
@@ -154,15 +168,16 @@ def read_run(path: Path) -> RunContents:
     )
 
 
-def _store_path(root: Path, kind: Kind, run: RunContents | None) -> Path | None:
+def _store_path(root: Path, kind: Kind, run: RunContents | None) -> Path | str | None:
     if kind == "demo" and (root / "store").exists():
         return root / "store"
     if run is not None and run.about.get("store"):
-        return (run.path / str(run.about["store"])).resolve()
+        named = str(run.about["store"])
+        return named if is_remote(named) else (run.path / named).resolve()
     return root / "store" if kind == "demo" else None
 
 
-def _open_store(path: Path) -> Store:
+def _open_store(path: Path | str) -> Store:
     from octjepa.store import Store
 
     return Store.open(path)

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
+from octjepa.remote import is_remote
 from octjepa.report import wording
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
@@ -63,15 +64,16 @@ class Page:
         self.absent.setdefault(section, []).extend(missing)
 
 
-def write_report(source: Path, out: Path | None = None) -> Path:
+def write_report(source: str | Path, out: Path | None = None) -> Path:
     """Writes the page about `source` (a run, store or demo folder) to `out`, by default `report.html` in it.
+
+    `source` may be a store in a bucket; the page is then written to the working folder by default.
 
     The file appears whole or not at all. Raises UsageError (no such folder, none of the three, `out` is a folder) and
     OctjepaError (the disk refuses).
     """
-    source = Path(source)
     contents = gather(source)
-    out = source / "report.html" if out is None else Path(out)
+    out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
     _write(out, render(contents))

@@ -19,7 +19,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +30,15 @@ from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote, put_bytes
 from octjepa.store.bucket import Bucket, Writer
 from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
+from octjepa.store.chunk import geometry_of
 from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
 from octjepa.store.disk import (
     PARTS,
     Journal,
     chunk_hash,
     only_writer,
-    swap_in,
     write_atomic,
     write_json,
-    write_new_folder,
 )
 from octjepa.store.labels import LABELS_FILE, labels_table
 from octjepa.store.rows import Rows
@@ -62,16 +60,6 @@ COLUMNS = (
     "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
 )  # fmt: skip
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
-
-
-@lru_cache(maxsize=4096)
-def _geometry(path: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Band and shifts of a chunk: a few kilobytes whose archive costs more to open than the pixels' memory map.
-
-    `mtime_ns` is the archive's, so that a chunk that was made anew is read anew.
-    """
-    with np.load(path, allow_pickle=False) as geometry:
-        return geometry["band"], geometry["shifts"]
 
 
 class Store:
@@ -234,7 +222,7 @@ class Store:
                 if self._bucket is not None:
                     self._check(row, parts)
                 pixels = np.load(parts["pixels.npy"], mmap_mode="r", allow_pickle=False)
-                band, shifts = _geometry(parts["geometry.npz"], parts["geometry.npz"].stat().st_mtime_ns)
+                band, shifts = geometry_of(parts["geometry.npz"], parts["geometry.npz"].stat().st_mtime_ns)
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{name} is damaged ({error}): delete it and ingest again") from None
         if pixels.shape != self.preprocessing.stored_size:
@@ -387,19 +375,3 @@ class Store:
 def people_unknown(table: pd.DataFrame) -> int:
     """Volumes of a store's table whose person no source named: each stands there as a person of its own."""
     return sum("person_unknown" in str(notes).split(";") for notes in table["notes"])
-
-
-def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
-    """Pixels and geometry of one volume in a hidden folder beside `folder`, for `swap_in` to put in its place."""
-    return write_new_folder(
-        folder.parent,
-        {
-            "pixels.npy": lambda file: np.save(file, volume.pixels, allow_pickle=False),
-            "geometry.npz": lambda file: np.savez(file, **volume.geometry()),
-        },
-    )
-
-
-def write_chunk(folder: Path, volume: CanonicalVolume) -> None:
-    """Pixels and geometry of one volume, whole or not at all, in the place of what was there."""
-    swap_in(stage_chunk(folder, volume), folder)

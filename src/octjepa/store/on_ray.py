@@ -89,7 +89,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
         yield ray
         return
     address = os.environ.get("RAY_ADDRESS") or "local"
-    own = {"num_cpus": workers, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    own: dict[str, Any] = {"num_cpus": workers, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with redirect_stdout(sys.stderr):  # Ray prints what befalls its workers; stdout is the result's
         try:

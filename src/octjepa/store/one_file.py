@@ -12,8 +12,8 @@ from octjepa.ingest.manifest import row_hash
 from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.store.chunk import stage_chunk
 from octjepa.store.disk import PARTS, chunk_hash
-from octjepa.store.folder import stage_chunk
 from octjepa.store.labels import labels_text
 from octjepa.volume import OCTVolume
 

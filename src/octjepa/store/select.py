@@ -61,7 +61,7 @@ def refuse_empty(selection: Selection, store: Store, split: str) -> None:
     stages = selection.flow.stages
     emptied = next((one for one in stages if not one.left.volumes), stages[-1])
     raise UsageError(
-        f"no volume of split {split!r} is left of store {store.path}: {emptied.why} took out the last "
+        f"no volume of split {split!r} is left of store {store.location}: {emptied.why} took out the last "
         f"{emptied.lost.volumes}.\n"
         + "\n".join(selection.flow.lines())
         + "\nLoosen that criterion of the recipe's data section, split the store anew, or ingest more."

@@ -64,7 +64,7 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
     differences = check_contract(store.preprocessing, recipe)
     if differences:
         raise ContractError(
-            f"store {store.path} was made with another preprocessing than recipe {recipe.name} asks for:\n  "
+            f"store {store.location} was made with another preprocessing than recipe {recipe.name} asks for:\n  "
             + "\n  ".join(differences)
             + "\nIngest into a new store with this recipe (octjepa ingest ... --recipe), or choose a recipe that fits."
         )

@@ -98,7 +98,7 @@ def read_npz(path: Path) -> RawScan:
                 }
             )
             values = _values(archive, entries[name])
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError):
         raise rejected(
             "truncated", "the archive ends early, is damaged, or is packed in a way nothing here reads"
         ) from None

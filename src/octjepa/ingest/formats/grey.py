@@ -59,14 +59,18 @@ def _refuse_labels(values: np.ndarray) -> None:
 
 def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "..."]:
     finite = np.isfinite(values)
-    missing = int(values.size - finite.sum())
+    missing = int(values.size - np.count_nonzero(finite))
     if missing == values.size:
         raise rejected("unsupported_pixels", "no value is a finite number")
-    low = float(np.min(values, where=finite, initial=math.inf))
-    high = float(np.max(values, where=finite, initial=-math.inf))
+    kept = values[finite] if missing else values
+    low, high = float(kept.min()), float(kept.max())
     if missing:
         notes.append(f"not_finite_values={missing}")
-    whole = low >= 0 and high <= 255 and all(bool(np.all((part % 1 == 0) | ~np.isfinite(part))) for part in values)
+    whole = (
+        low >= 0
+        and high <= 255
+        and all(bool((np.trunc(part) == part).all()) for part in np.array_split(kept, min(len(kept), 64)))
+    )
     if whole and high > 1:
         notes.append("float_of_whole_numbers")
         low, high = 0.0, 255.0
@@ -76,8 +80,10 @@ def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "...
         raise rejected("unsupported_pixels", "every voxel has the same value")
     grey = np.empty(values.shape, np.uint8)
     for index, part in enumerate(values):  # a frame at a time: the copy in floats stays small
-        scaled = (np.nan_to_num(part.astype(np.float64), nan=low, posinf=high, neginf=low) - low) * (255 / (high - low))
-        grey[index] = np.round(scaled)
+        frame = part.astype(np.float64)
+        if missing:
+            frame = np.nan_to_num(frame, nan=low, posinf=high, neginf=low)
+        grey[index] = np.rint((frame - low) * (255 / (high - low)))
     return grey
 
 

@@ -1,0 +1,304 @@
+"""Damages valid files at random and has them read: no crash, no hang, no 2 GiB, no geometry that nobody said.
+
+    .venv/bin/python benchmarks/fuzz_ingest.py --files 10000 [--seconds S] [--workers N] [--results fuzz.jsonl]
+    .venv/bin/python benchmarks/fuzz_ingest.py --case 4711 [--keep damaged.dcm]
+
+Each file is read and canonicalised in a worker process of the ingest job itself (`octjepa.store.crew`), with 10 s a
+file and an address space of 2 GiB above what the idle worker holds. A line per file is written as it comes, and a
+second run with the same --results goes on; a case is made again from its number alone.
+
+What an accepted file's geometry is held against:
+- Shape and spacing are those of the undamaged file: `same`.
+- They differ, and the damaged DICOM file, parsed here by pydicom without octjepa, says something else of its
+  geometry than the undamaged one: each axis must then have a plausible value that the damaged file itself names for
+  it (or the table of known protocols, where provenance says so), and each dimension must be the file's own: `as_said`.
+- Other formats: they differ, and the damage touched bytes that may speak of geometry: the value must be plausible,
+  no more can be judged: `header_hit`. Where only pixel bytes were touched, nothing may differ.
+- Everything else is `changed_geometry`, a fault. So are `crashed`, `hung` and `over_memory`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octjepa.errors import VolumeRejected
+from octjepa.ingest import SourceFile, read_volume
+from octjepa.recipe import Preprocessing
+from octjepa.store.canonical import canonicalise
+from octjepa.store.crew import Crew
+from octjepa.volume import OCTVolume
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fuzz_cases import GEOMETRY, Base, Case, dicom_bases, make_case, other_bases
+
+SECONDS, MEMORY_BYTES = 10.0, 2 << 30
+FAULTS = ("crashed", "hung", "over_memory", "changed_geometry")
+PREPROCESSING = Preprocessing(
+    image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.05, 0.0078, 0.0117), axial_anchor=0.65
+)
+PLAUSIBLE_MM = ((0.002, 0.5), (0.001, 0.01), (0.002, 0.06))  # docs/ingest.md; written here again on purpose
+
+
+@cache
+def bases() -> list[Base]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [*dicom_bases(), *other_bases(Path(folder))]
+
+
+@cache
+def _truth(number: int) -> OCTVolume:
+    with tempfile.TemporaryDirectory() as folder:
+        return _read(bases()[number].content, bases()[number], Path(folder))
+
+
+def _read(content: bytes, base: Base, folder: Path) -> OCTVolume:
+    path = folder / f"scan{base.suffix}"
+    path.write_bytes(content)
+    return read_volume(path, spacing_mm=base.option_mm)
+
+
+# -- what a damaged DICOM says itself, without octjepa --
+
+
+def _said(content: bytes) -> dict[str, list[list[str]]]:
+    """Keyword -> every value in the file, as text, in order; what cannot be parsed ends the list."""
+    from io import BytesIO
+
+    from pydicom import dcmread
+
+    said: dict[str, list[list[str]]] = {}
+
+    def walk(data: Any) -> None:
+        for tag in list(data.keys()):
+            try:
+                element = data[tag]
+                if element.VR == "SQ":
+                    for item in element.value:
+                        walk(item)
+                elif element.keyword in GEOMETRY:
+                    value = element.value
+                    many = isinstance(value, list | tuple) or type(value).__name__ == "MultiValue"
+                    said.setdefault(element.keyword, []).append([str(one) for one in (value if many else [value])])
+            except Exception as error:
+                said.setdefault("unparsed", []).append([str(tag), type(error).__name__])
+
+    try:
+        walk(dcmread(BytesIO(content), force=True))
+    except Exception as error:
+        said["unparsed"] = [[type(error).__name__]]
+    return said
+
+
+def _numbers(said: dict[str, list[list[str]]], keyword: str, place: int) -> list[float]:
+    found = []
+    for values in said.get(keyword, []):
+        try:
+            found.append(float(values[place]))
+        except (ValueError, IndexError):
+            found.append(float("nan"))
+    return found
+
+
+def _pitches(said: dict[str, list[list[str]]]) -> list[float]:
+    """Median gaps of frame positions: along the line that the frames lie on, and along each orientation's normal."""
+    points = np.array([_numbers(said, "ImagePositionPatient", axis) for axis in range(3)]).T
+    points = points[np.isfinite(points).all(axis=1)] if points.size else points
+    if len(points) < 2:
+        return []
+    directions = list(np.linalg.svd(points - points.mean(axis=0))[2])
+    cosines = np.array([_numbers(said, "ImageOrientationPatient", axis) for axis in range(6)]).T
+    for six in cosines[np.isfinite(cosines).all(axis=1)] if cosines.size else []:
+        normal = np.cross(six[:3], six[3:])
+        if np.linalg.norm(normal) > 1e-6:
+            directions.append(normal / np.linalg.norm(normal))
+    gaps = []
+    for direction in directions:
+        along = np.sort(points @ direction)
+        gaps += [
+            float(np.median(np.diff(along))),
+            float(np.median(np.diff(np.unique(along)))) if np.ptp(along) else 0.0,
+        ]
+    return gaps
+
+
+def _spoken_mm(said: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[list[float], list[float], list[float]]:
+    """Values that the file names for slice, row and column."""
+    from octjepa.ingest.protocols import known_spacing
+
+    pairs = [_numbers(said, "PixelSpacing", place) for place in (0, 1)]
+    slices = [*_numbers(said, "SliceThickness", 0), *_numbers(said, "SpacingBetweenSlices", 0), *_pitches(said)]
+    rows, columns = pairs
+    if {"spacing_swapped", "axes_transposed"} & set(volume.notes):
+        rows, columns = [*rows, *columns], [*columns, *rows]
+    if "protocol" in volume.provenance.values():
+        known = known_spacing(volume.device, f"{volume.protocol} {volume.region}".lower(), volume.shape)
+        if known is not None:
+            slices, rows, columns = (
+                [*slices, known.slice_mm or 0],
+                [*rows, known.row_mm or 0],
+                [*columns, known.column_mm or 0],
+            )
+    if volume.provenance["slice"] == "scan_pattern":
+        slices.append(float(np.pi * volume.spacing_mm[2] / 4 * volume.shape[2] / volume.shape[0]))
+    return slices, rows, columns
+
+
+def _as_said(case: Case, volume: OCTVolume) -> bool:
+    said = _said(case.content)
+    dropped = sum(int(note.partition("=")[2]) for note in volume.notes if note.startswith("circle_frames_dropped="))
+    corrected = any(note.startswith("frame_count_corrected=") for note in volume.notes)
+    frames = [int(n) for n in _numbers(said, "NumberOfFrames", 0) if np.isfinite(n)]
+    if not corrected and volume.shape[0] + dropped not in frames:
+        return False
+    plane = [int(n) for word in ("Rows", "Columns") for n in _numbers(said, word, 0) if np.isfinite(n)]
+    if not {volume.shape[1], volume.shape[2]} <= set(plane):
+        return False
+    for spoken, mm, (low, high) in zip(_spoken_mm(said, volume), volume.spacing_mm, PLAUSIBLE_MM, strict=True):
+        if volume.provenance["slice"] == "scan_pattern" and spoken and mm == volume.spacing_mm[0]:
+            low, high = 0.0, 10.0
+        if not low <= mm <= high or not any(abs(mm - value) <= 0.01 * mm for value in spoken):
+            return False
+    return corrected or said != _said(case.base.content)
+
+
+def judge(case: Case, volume: OCTVolume, truth: OCTVolume) -> str:
+    """ "same", "as_said", "header_hit" or "changed_geometry"."""
+    if volume.shape == truth.shape and np.allclose(volume.spacing_mm, truth.spacing_mm, rtol=1e-6, atol=0):
+        return "same"
+    if case.base.dicom:
+        return "as_said" if _as_said(case, volume) else "changed_geometry"
+    plausible = all(low <= mm <= high for mm, (low, high) in zip(volume.spacing_mm, PLAUSIBLE_MM, strict=True))
+    first, last = case.base.header or (0, len(case.content))
+    touched = case.span[0] < last and case.span[1] > first
+    return "header_hit" if touched and plausible else "changed_geometry"
+
+
+# -- one case, and many --
+
+
+def run_case(number: int, folder: Path) -> dict[str, Any]:
+    """{"case", "base", "what", "verdict", "detail"}; verdicts as above, and "refused" with the reason as detail."""
+    case = make_case(number, bases())
+    truth = _truth(bases().index(case.base))
+    about = {"case": number, "base": case.base.name, "what": case.what}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            volume = _read(case.content, case.base, folder)
+            verdict = judge(case, volume, truth)
+        detail = f"{volume.shape} {volume.spacing_mm} {volume.provenance}" if verdict == "changed_geometry" else ""
+        canonicalise(volume, PREPROCESSING)
+    except VolumeRejected as error:
+        return {**about, "verdict": "refused", "detail": error.reason, "why": error.detail}
+    except MemoryError:
+        return {**about, "verdict": "over_memory", "detail": ""}
+    except Exception as error:
+        return {**about, "verdict": "crashed", "detail": f"{type(error).__name__}: {error}"}
+    return {**about, "verdict": verdict, "detail": detail}
+
+
+_limited = False
+
+
+def _limit_memory() -> None:
+    """2 GiB of address space beyond what libraries and their thread stacks have reserved by now."""
+    global _limited
+    if not _limited:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        _limited = True
+
+
+def work(source: SourceFile, folder: Path) -> dict[str, Any]:
+    """A case in a worker: `source.name` is its number."""
+    number = int(source.name)
+    _truth(bases().index(make_case(number, bases()).base))  # loads the readers' libraries before memory is limited
+    _limit_memory()
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        return run_case(number, Path(own))
+
+
+def run_cases(numbers: Iterator[int], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Results as they come, for `seconds` at most."""
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as name, Crew(partial(work, folder=Path(name)), workers, SECONDS) as crew:
+        while time.monotonic() < until and (some := list(islice(numbers, 50 * workers))):
+            sources = [SourceFile(Path(name, str(number)), str(number)) for number in some]
+            with closing(crew.results(sources)) as results:
+                for source, result in results:
+                    if "refused" in result:  # by the crew: the worker died or was killed
+                        case = make_case(int(source.name), bases())
+                        verdict = {"worker_died": "crashed", "timed_out": "hung"}[result["refused"]["reason"]]
+                        detail = result["refused"]["detail"]
+                        result = {"base": case.base.name, "what": case.what, "verdict": verdict, "detail": detail}
+                        result = {"case": case.number, **result}
+                    yield result
+                    if time.monotonic() >= until:
+                        return
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    verdicts = Counter(result["verdict"] for result in results)
+    reasons = Counter(result["detail"] for result in results if result["verdict"] == "refused")
+    accepted = sum(verdicts[word] for word in ("same", "as_said", "header_hit"))
+    lines = [f"{len(results)} files: {accepted} accepted, {verdicts['refused']} refused"]
+    lines += [f"  {word:<17} {verdicts[word]}" for word in ("same", "as_said", "header_hit", *FAULTS)]
+    lines += ["refused by reason:", *(f"  {reason:<24} {count}" for reason, count in reasons.most_common())]
+    lines += [f"FAULT {json.dumps(result)}" for result in results if result["verdict"] in FAULTS]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=None, help="JSON lines; a run with the same file goes on")
+    parser.add_argument("--case", type=int, default=None, help="one case, in this process")
+    parser.add_argument("--keep", type=Path, default=None, help="write the damaged file of --case here")
+    asked = parser.parse_args()
+    if asked.case is not None:
+        if asked.keep is not None:
+            asked.keep.write_bytes(make_case(asked.case, bases()).content)
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(run_case(asked.case, Path(folder)), indent=1))
+        return 0
+    results: list[dict[str, Any]] = []
+    if asked.results is not None and asked.results.is_file():
+        results = [json.loads(line) for line in asked.results.read_text().splitlines() if line.endswith("}")]
+    numbers = set(range(asked.first, asked.first + asked.files))
+    results = [result for result in results if result["case"] in numbers]
+    left = iter(sorted(numbers - {result["case"] for result in results}))
+    start, before = time.monotonic(), len(results)
+    for result in run_cases(left, asked.workers, asked.seconds):
+        results.append(result)
+        if asked.results is not None:
+            with asked.results.open("a") as lines:
+                lines.write(json.dumps(result) + "\n")
+        if sys.stderr.isatty():
+            rate = (len(results) - before) / (time.monotonic() - start)
+            print(f"\r{len(results)} of {len(numbers)}, {rate:.1f} files/s", end="", file=sys.stderr)
+    print(summary(results))
+    return int(any(result["verdict"] in FAULTS for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

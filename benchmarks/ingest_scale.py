@@ -1,0 +1,149 @@
+"""Cost per file and memory of the ingest's own process from 10 to 10,000 files: both must not grow with the number.
+
+    .venv/bin/python benchmarks/ingest_scale.py [--kind headers|volumes] [--files 10 100 1000 10000] [--workers 1]
+
+- `headers`: DICOM headers without pixel data, which all end in the ledger. Discovery, reading, ledger, journal,
+  consolidation are real.
+- `volumes`: the same headers, whose reading and canonicalising is replaced by a row of the index and a chunk folder
+  with two small files. Discovery, index, journal, swap into place, splits, participants, consolidation are real.
+
+Each number of files is ingested by a process of its own, so that its peak memory is its own, into an empty store;
+then once more, when everything is known. Time is of `build_store` alone, imports left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octjepa.errors import TooManyLostError, UsageError
+from octjepa.ingest import SourceFile
+from octjepa.recipe import Preprocessing
+
+PREPROCESSING = Preprocessing(
+    image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
+)
+
+
+def write_headers(folder: Path, count: int) -> None:
+    """AI-READI-shaped tree of `count` OPT headers without pixel data, with manifest.tsv and participants.tsv."""
+    from io import BytesIO
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+    from oct_dicom import make_dataset, retina
+
+    data = make_dataset(retina(4, 8, 8))
+    del data.PixelData
+    data.SOPInstanceUID = "1.2.3." + "1" * 12
+    buffer = BytesIO()
+    data.save_as(buffer, enforce_file_format=True)
+    head, tail = buffer.getvalue().rsplit(b"1" * 12, 1)
+    rows, people = [], []
+    for number in range(count):
+        person, eye = 1001 + number // 2, "rl"[number % 2]
+        place = (
+            f"retinal_oct/structural_oct/topcon_maestro2/{person}/{person}_maestro2_3d_macula_oct_{eye}_{number}.dcm"
+        )
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(head + b"1%011d" % number + tail)
+        rows.append(f"{person}\tTopcon\tMaestro2\tMacula\t{eye.upper()}\t1.2.3.1{number:011}\t/{place}")
+        if eye == "r":
+            people.append(f"{person}\tUW\thealthy\t60\t{'train' if number % 10 else 'val'}")
+    columns = (
+        "person_id\tmanufacturer\tmanufacturers_model_name\tanatomic_region\tlaterality\tsop_instance_uid\tfilepath"
+    )
+    (folder / "retinal_oct" / "manifest.tsv").write_text("\n".join([columns.replace(" ", "\t"), *rows, ""]))
+    head_line = "participant_id\tclinical_site\tstudy_group\tage\trecommended_split"
+    (folder / "participants.tsv").write_text("\n".join([head_line, *people, ""]))
+
+
+def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
+    """In the place of `ingest_one`: a row like that of a real scan and a chunk folder of two small files."""
+    from octjepa.store.disk import write_new_folder
+    from octjepa.store.one_file import state
+
+    content = hashlib.sha256(source.name.encode()).hexdigest()
+    name, now = content[:16], state(source)
+    assert source.row is not None
+    assert now is not None
+    chunk = write_new_folder(
+        store / "chunks" / name[:2],
+        {
+            "pixels.npy": lambda file: np.save(file, np.zeros(8, np.uint8)),
+            "geometry.npz": lambda file: file.write(b"0"),
+        },
+    )
+    texts = ("device", "protocol", "region", "pattern", "laterality_source", "provenance_slice", "notes", "uncertain")
+    row = {
+        **dict.fromkeys(texts, "a word"), "volume_id": name, "content_hash": content,
+        "person_id": source.row.person_id, "eye": "OD", "sop_instance_uid": f"1.2.826.{int(name, 16)}",
+        "source": source.name, "native_d": 128, "native_h": 885, "native_w": 512, "spacing_z_mm": 0.047,
+        "spacing_y_mm": 0.0026, "spacing_x_mm": 0.0117, "mirrored": False, "tissue_mean": 90.0, "tissue_std": 20.0,
+        "tissue_share": 0.2, "quality": 0.7, "split": "", "file": source.name, "file_key": source.key,
+        "file_size": now[0], "file_mtime_ns": now[1], "manifest_hash": now[2], "enface_hash": content[:16],
+    }  # fmt: skip
+    return {"volume": row, "chunk": chunk}
+
+
+def measure(source: Path, store: Path, kind: str, workers: int) -> dict[str, float]:
+    """{"first_ms", "again_ms"} per file and {"rss_mib"}, the peak of this process."""
+    from octjepa.store import Store, build, build_store
+
+    if kind == "volumes":
+        build.ingest_one = tiny_volume
+    count, taken = sum(1 for _ in source.rglob("*.dcm")), []
+    for turn in range(3):
+        if turn == 0:  # loads what is imported late
+            source, store, real = source.with_name("warm"), store.with_name(f"warm {kind}"), (source, store)
+        else:
+            source, store = real
+        start = time.perf_counter()
+        try:
+            build_store([source], store, PREPROCESSING, workers=workers, max_lost=1.0)
+        except (UsageError, TooManyLostError):
+            assert kind == "headers"  # where not one file is accepted, ingest says so
+        taken.append((time.perf_counter() - start) / count * 1e3)
+    opened = Store.open(store)
+    assert (len(opened.table), len(opened.quarantine)) == ((count, 0) if kind == "volumes" else (0, count))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"first_ms": taken[1], "again_ms": taken[2], "rss_mib": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=("headers", "volumes"), action="append")
+    parser.add_argument("--files", type=int, nargs="+", default=[10, 100, 1000, 10000])
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--one", nargs=2, metavar=("SOURCE", "STORE"), help=argparse.SUPPRESS)  # the inner process
+    asked = parser.parse_args()
+    kinds = asked.kind or ["headers", "volumes"]
+    if asked.one:
+        print(json.dumps(measure(Path(asked.one[0]), Path(asked.one[1]), kinds[0], asked.workers)))
+        return
+    print("| kind | files | ms per file | ms per file, again | peak memory of the parent, MiB |\n|---|---|---|---|---|")
+    for count in asked.files:
+        with tempfile.TemporaryDirectory() as name:
+            write_headers(Path(name, "set"), count)
+            write_headers(Path(name, "warm"), 2)
+            for kind in kinds:
+                command = [sys.executable, __file__, "--kind", kind, "--workers", str(asked.workers)]
+                command += ["--one", str(Path(name, "set")), str(Path(name, kind))]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                told = json.loads(done.stdout.splitlines()[-1])
+                figures = f"{told['first_ms']:.2f} | {told['again_ms']:.2f} | {told['rss_mib']:.0f}"
+                print(f"| {kind} | {count:,} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

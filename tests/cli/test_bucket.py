@@ -1,0 +1,81 @@
+"""The line of verbs with its store and its checkpoints in a bucket, as a user types them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bucket_servers import Bucket, bucket_of, s3_server
+from command_line import call
+from octjepa.remote import info, join, list_objects, put_bytes
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    with s3_server() as proxy, bucket_of("s3", proxy, tmp_path / "cache", timeout_seconds=20) as place:
+        yield place
+
+
+def done(*words: object) -> dict:
+    outcome = call(*words, "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+    return outcome.json
+
+
+def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    store, saves, run = join(bucket.url, "store"), join(bucket.url, "saves"), tmp_path / "run"
+    done("phantom", tmp_path / "eyes", "--people", 4, "--devices", "topcon_maestro2", "--workers", 1)
+    assert done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)["accepted"] == 8
+    assert done("split", store, "--by", "stratified", "--shares", "0.5,0.25,0.25")["leaks"] == []
+    assert done("plan", "tiny_cpu", "--store", store)["updates"] > 0
+    told = done("inspect", store, "--verify")
+    assert (told["kind"], told["volumes"], told["damaged"]) == ("store", 8, [])
+    made = done(
+        "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2",
+        f"checkpoint.dir={saves}", "--store", store, "--out", run,
+    )  # fmt: skip
+    assert made["checkpoint"] == join(saves, "step-00000002")
+    assert info(join(saves, "step-00000002", "manifest.json")) is not None
+    assert not (run / "checkpoints").exists()
+    assert done("inspect", made["checkpoint"])["kind"] == "checkpoint"
+    assert done("embed", made["checkpoint"], "--store", store, "--out", tmp_path / "e.parquet")["rows"] == 8
+    for source, page in ((store, tmp_path / "store.html"), (run, tmp_path / "run.html")):
+        done("report", source, "--out", page)
+        text = page.read_text(encoding="utf-8")
+        assert str(bucket.cache) not in text
+        assert "store.json" not in text  # nothing says that the store is missing
+        assert "8 volumes" in text
+    assert done("split", store, "--against", made["checkpoint"])["kind"]
+
+
+def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tmp_path: Path) -> None:
+    done("phantom", tmp_path / "eyes", "--people", 1, "--devices", "topcon_maestro2", "--workers", 1)
+    scan = next((tmp_path / "eyes").rglob("*.dcm"))
+    url = join(bucket.url, scan.name)
+    put_bytes(scan.read_bytes(), url)
+    assert done("inspect", url) == done("inspect", scan)
+    store = tmp_path / "store"
+    done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)
+    pixels = sorted(store.glob("chunks/*/*/pixels.npy"))[0]
+    pixels.write_bytes(pixels.read_bytes()[:-1] + b"\x07")
+    assert done("inspect", store, "--verify")["damaged"] == [pixels.parent.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("inspect", "s3:/eyes/store"), "lost a slash"),
+        (("inspect", "https://eyes/store"), "https:// is not read"),
+        (("embed", "{url}/none", "--store", "{url}/none", "--out", "e.parquet"), "no store at {url}/none"),
+        (("split", "{url}/none"), "no store at {url}/none"),
+        (("report", "{url}/none"), "no store at {url}/none"),
+        (("ingest", "absent", "--store", "s3://absent/store"), "absent"),
+    ],
+)
+def test_mistakes_are_told(bucket: Bucket, words: tuple[str, ...], said: str) -> None:
+    outcome = call(*(word.format(url=bucket.url) for word in words))
+    assert outcome.code == 2
+    assert said.format(url=bucket.url) in outcome.err
+    assert list_objects(bucket.url) == []

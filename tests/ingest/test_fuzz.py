@@ -1,0 +1,98 @@
+"""A short run of the fuzzer, and the damage that longer runs have found to be more than the readers could bear."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oct_dicom import make_dataset, retina, save
+from octjepa.errors import VolumeRejected
+from octjepa.ingest import read_volume
+
+
+@pytest.fixture
+def fuzz(root: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    import fuzz_ingest
+
+    yield fuzz_ingest
+    for name in ("fuzz_ingest", "fuzz_cases"):
+        sys.modules.pop(name, None)
+
+
+def test_damaged_files_are_read_as_they_were_or_refused(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The same verdicts as in worker processes, whose limits of time and memory the full run has."""
+    results = [fuzz.run_case(number, tmp_path) for number in range(100)]
+    faults = [result for result in results if result["verdict"] in fuzz.FAULTS]
+    assert faults == []
+    verdicts = Counter(result["verdict"] for result in results)
+    assert verdicts["same"] > 20
+    assert verdicts["refused"] > 20
+
+
+def test_cases_are_the_same_every_time(fuzz) -> None:  # type: ignore[no-untyped-def]
+    bases = fuzz.bases()
+    again = [*fuzz.dicom_bases()]
+    assert [base.content for base in again] == [base.content for base in bases[: len(again)]]
+    one, two = fuzz.make_case(17, bases), fuzz.make_case(17, bases)
+    assert (one.what, one.content) == (two.what, two.content)
+
+
+def test_the_judge_sees_geometry_that_nobody_said(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The same damage, once believed and once not: what the reader says is set by hand."""
+    from dataclasses import replace
+    from io import BytesIO
+
+    from pydicom import dcmread
+
+    base = fuzz.bases()[0]
+    truth = fuzz._truth(0)
+    pixels_hit = fuzz.Case(0, base, "by hand", base.content[:-5] + b"abcde", (len(base.content) - 5, len(base.content)))
+    assert fuzz.judge(pixels_hit, truth, truth) == "same"
+    wider = replace(truth, spacing_mm=(0.05, 0.0026, 0.0234))
+    assert fuzz.judge(pixels_hit, wider, truth) == "changed_geometry"
+    assert fuzz.judge(pixels_hit, replace(truth, pixels=truth.pixels[:-1].copy()), truth) == "changed_geometry"
+
+    data = dcmread(BytesIO(base.content))
+    data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].PixelSpacing = [0.0026, 0.0234]
+    buffer = BytesIO()
+    data.save_as(buffer)
+    edited = fuzz.Case(0, base, "by hand", buffer.getvalue(), (0, 1))
+    assert fuzz.judge(edited, wider, truth) == "as_said"
+    assert fuzz.judge(edited, replace(truth, spacing_mm=(0.05, 0.0026, 0.03)), truth) == "changed_geometry"
+    assert fuzz.judge(edited, replace(truth, spacing_mm=(0.1, 0.0026, 0.0234)), truth) == "changed_geometry"
+    voxels = fuzz.Case(0, next(b for b in fuzz.bases() if b.name == "nifti"), "by hand", b"", (400, 500))
+    assert fuzz.judge(voxels, wider, truth) == "changed_geometry"
+
+
+def test_an_element_that_announces_gigabytes_is_not_allocated(tmp_path: Path) -> None:
+    """An implausible length in a small file: pydicom asks for all of it at once."""
+    data = make_dataset(retina())
+    data.ImageComments = "x" * 64
+    path = save(data, tmp_path / "a.dcm")
+    content = path.read_bytes()
+    at = content.index(b"\x20\x00\x00\x40LT") + 4
+    path.write_bytes(content[:at] + b"UN\0\0" + (0xF0000000).to_bytes(4, "little") + content[at + 4 :])
+    tracemalloc.start()
+    try:
+        with pytest.raises(VolumeRejected, match="truncated"):
+            read_volume(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_functional_group_that_is_a_text_is_silent(tmp_path: Path) -> None:
+    from pydicom.dataelem import DataElement
+
+    data = make_dataset(retina())
+    for group in data.PerFrameFunctionalGroupsSequence:
+        group[0x00209113] = DataElement(0x00209113, "LO", "a text")
+    volume = read_volume(save(data, tmp_path / "a.dcm"))
+    assert volume.provenance["slice"] != "positions"
+    assert np.isclose(volume.spacing_mm[0], 0.05)
