@@ -219,16 +219,24 @@ class ModelRecipe(Section):
     """The encoder by size name; `predictor_*` default to the arm's own (null)."""
 
     size: Literal["test", "founding", "small", "base", "large"] = "test"
-    positions: Literal["rope", "sincos"] = "rope"
+    positions: Literal["rope", "rope_tiled", "sincos"] = "rope"  # tiled: as the released V-JEPA 2 weights
     position_unit: Literal["index", "mm"] = "index"
     predictor_width: Positive | None = None
     predictor_depth: Positive | None = None
+    warm_start: Directory = None  # weights of V-JEPA 2 in Hugging Face form, or of ours; null: from scratch
 
 
 class ObjectiveRecipe(Section):
-    """The arm, and the EMA target: momentum rises from ema_base to ema_final along half a cosine."""
+    """The arm, and the EMA target: momentum rises from ema_base to ema_final along half a cosine.
 
-    name: Literal["vjepa", "normalized_mse"] = "vjepa"
+    `visible_weight` is that of the loss at visible tokens (arm vjepa_dense, 0.5 unless given). A regulariser is off
+    when null, a meter at weight 0, a term of the loss above.
+    """
+
+    name: Literal["vjepa", "vjepa_dense", "normalized_mse", "mae"] = "vjepa"
+    visible_weight: Annotated[float, Field(ge=0)] | None = None
+    variance_covariance: Annotated[float, Field(ge=0)] | None = None
+    sigreg: Annotated[float, Field(ge=0)] | None = None
     ema_base: Annotated[float, Field(ge=0, lt=1)] = 0.996
     ema_final: Annotated[float, Field(ge=0, le=1)] = 1.0
 
@@ -237,6 +245,17 @@ class ObjectiveRecipe(Section):
         if self.ema_final < self.ema_base:
             raise ValueError(f"ema_final {self.ema_final} is below ema_base {self.ema_base}: momentum must not fall")
         return self
+
+    @model_validator(mode="after")
+    def _visible_weight_belongs_to_dense(self) -> ObjectiveRecipe:
+        if self.visible_weight is not None and self.name != "vjepa_dense":
+            raise ValueError(f"objective.visible_weight is unused by {self.name}: drop it, or say vjepa_dense")
+        return self
+
+    @property
+    def at_visible(self) -> float:
+        """The weight of the loss at visible tokens."""
+        return 0.5 if self.visible_weight is None else self.visible_weight
 
 
 class TrainRecipe(Section):
@@ -269,6 +288,13 @@ class ValidationRecipe(Section):
     max_samples: Positive | None = 64
 
 
+class MonitorRecipe(Section):
+    """How often, and on how many held-out volumes, the meters of `octjepa.train.monitor` are taken. null: never."""
+
+    every_updates: Positive | None = machine(200)
+    volumes: Positive = machine(32)
+
+
 class CheckpointRecipe(Section):
     """Where and how often. dir null is off; a relative dir lies in the run folder."""
 
@@ -283,6 +309,9 @@ class MachineRecipe(Section):
     devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
     loader_workers: Annotated[int, Field(ge=0)] = machine(0)
+    recompute: StrictBool = machine(
+        False
+    )  # blocks keep their input alone for the backward pass: less memory, more time
 
 
 class Recipe(Section):
@@ -298,6 +327,7 @@ class Recipe(Section):
     objective: ObjectiveRecipe = ObjectiveRecipe()
     train: TrainRecipe
     validation: ValidationRecipe = ValidationRecipe()
+    monitor: MonitorRecipe = MonitorRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     machine: MachineRecipe = MachineRecipe()
 
@@ -312,6 +342,12 @@ class Recipe(Section):
         counts = self.mask_counts
         if min(counts) < 1:
             raise ValueError(f"masks leave {counts[0]} context and {counts[1]} target tokens: each needs one at least")
+        added = max(self.objective.variance_covariance or 0.0, self.objective.sigreg or 0.0)
+        if added > 0 and self.machine.micro_batch is not None:
+            raise ValueError(
+                "a regulariser looks at the spread within what it is given: machine.micro_batch would change the "
+                "result; set it to null, or the regulariser to 0 (a meter)"
+            )
         if self.objective.name == "normalized_mse" and self.model.predictor_depth is not None:
             raise ValueError("model.predictor_depth is unused by objective normalized_mse (a 2-layer MLP); drop it")
         return self

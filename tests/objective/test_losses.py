@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from octjepa.objective.losses import cosine, entropy_rank, l1, loss_of, normalized_mse
+from octjepa.objective.losses import cosine, l1, loss_of, normalized_mse
 from octjepa.objective.trivial import PlaceMeans, copy_nearest
 
 
@@ -25,13 +25,6 @@ def test_losses_are_fp32_and_tell_bf16_apart():
     p = torch.full((1, 1, 4), 1.0, dtype=torch.bfloat16)
     assert l1(p, torch.full((1, 1, 4), 1.001)).dtype == torch.float32
     assert float(l1(p, torch.full((1, 1, 4), 1.001))) == pytest.approx(0.001, rel=1e-2)
-
-
-def test_entropy_rank_counts_directions():
-    assert entropy_rank(torch.eye(10)) == pytest.approx(10, rel=1e-3)
-    one = torch.randn(50, 1) @ torch.randn(1, 10)
-    assert entropy_rank(one) == pytest.approx(1, abs=1e-2)
-    assert 5 < entropy_rank(torch.randn(500, 10)) <= 10 + 1e-6
 
 
 def test_place_means_by_hand():

@@ -11,6 +11,7 @@ import torch
 
 from octjepa import keys
 from octjepa.model import VJEPA3D
+from octjepa.model.vjepa3d import ARMS
 from octjepa.objective import ema
 from octjepa.objective.losses import l1, loss_of
 from octjepa.train import loop
@@ -22,8 +23,6 @@ from octjepa.views import geometry, masks
 from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
 from octjepa.views.sample import make_sample
 from synthetic import MemoryStore, small_recipe, volume
-
-ARMS = ("vjepa", "normalized_mse")
 
 
 def batch_of(recipe, count=4):

@@ -111,11 +111,27 @@ def list_folders(parent: Place) -> list[Place]:
     return folders(parent, MANIFEST, "step-")[0]
 
 
+def best(parent: Place) -> Place | None:
+    """The checkpoint with the highest `score` in its manifest, the later of equals; None where none was judged."""
+    judged = [(score, folder) for folder in list_folders(parent) if (score := _score(folder)) is not None]
+    return max(judged, key=lambda pair: (pair[0], name_of(pair[1])))[1] if judged else None
+
+
+def _score(folder: Place) -> float | None:
+    try:
+        score = read_manifest(folder).get("score")
+    except CheckpointError:
+        return None  # damaged: it is judged when somebody asks for it by name
+    return float(score) if isinstance(score, int | float) else None
+
+
 def prune(parent: Place, keep_last: int) -> None:
-    """Removes all but the newest complete checkpoints, and what a killed upload left before the newest."""
+    """Removes all but the newest complete checkpoints and the best, and what a killed upload left before the newest."""
     whole, torn = folders(parent, MANIFEST, "step-")
+    kept = best(parent) if len(whole) > keep_last else None
     for folder in whole[:-keep_last] + [one for one in torn if whole and name_of(one) < name_of(whole[-1])]:
-        remove(folder, MANIFEST)
+        if folder != kept:
+            remove(folder, MANIFEST)
 
 
 def _flush(path: Path) -> None:

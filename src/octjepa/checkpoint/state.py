@@ -30,11 +30,12 @@ def save(
     recipe: Recipe,
     skipped_updates: int,
     trained_on: Sequence[str],
+    score: float | None = None,
 ) -> Place:
     """Writes `parent/step-<update>`; raises CheckpointError when the disk or the bucket refuses.
 
     `trained_on` are the ids (content hashes) of the training volumes: they travel with the weights, so that nobody is
-    tested on an eye that the encoder has seen.
+    tested on an eye that the encoder has seen. `score` is the online probe's, by which the best checkpoint is kept.
     """
     about = {
         "science_hash": science_hash(recipe),
@@ -42,6 +43,7 @@ def save(
         "recipe": recipe.model_dump(mode="json"),
         "skipped_updates": skipped_updates,
         "trained_on": sorted(trained_on),
+        "score": score,
     }
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
     return write_folder(parent, update, tensors, about)

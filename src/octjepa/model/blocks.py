@@ -5,9 +5,13 @@ Residual stream in the dtype it enters with (fp32 in training); products run in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from octjepa.model.positions import rotate
 
@@ -56,7 +60,12 @@ def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:
 
 
 class Stack(nn.ModuleList):
-    """Blocks in a row, with the initialisation of their depth."""
+    """Blocks in a row, with the initialisation of their depth.
+
+    `recompute` trades time for memory: activations within a block are not kept for the backward pass.
+    """
+
+    recompute = False
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__(Block(width, heads) for _ in range(depth))
@@ -72,6 +81,19 @@ class Stack(nn.ModuleList):
         return found
 
     def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
-        for block in self:
-            x = block(x, tables)
-        return x
+        return self.levels(x, tables, (len(self),))[0]
+
+    def levels(
+        self, x: Float[Tensor, "b t w"], tables: Tables | None, depths: Sequence[int]
+    ) -> list[Float[Tensor, "b t w"]]:
+        """The stream after each of `depths` blocks (rising, from 1)."""
+        kept = []
+        for number, block in enumerate(self, start=1):
+            if self.recompute and torch.is_grad_enabled():
+                # keeps the block's input alone and computes the rest again on the way back
+                x = checkpoint(block, x, tables, use_reentrant=False)
+            else:
+                x = block(x, tables)
+            if number in depths:
+                kept.append(x)
+        return kept

@@ -5,7 +5,10 @@ It never sees a whole volume, only the tokens it is given, so a hidden patch can
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,7 +17,7 @@ from octjepa.model.positions import rope_tables, sincos
 
 
 class Encoder(nn.Module):
-    """ViT over tokens of a volume. `positions` is "rope" or "sincos"."""
+    """ViT over tokens of a volume. `positions` is "rope", "rope_tiled" or "sincos"."""
 
     def __init__(self, patch_voxels: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
         super().__init__()
@@ -31,13 +34,24 @@ class Encoder(nn.Module):
 
     def encode(self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t w"]:
         """Embedded tokens -> features, after the final norm, fp32."""
+        return self.levels(tokens, coordinates, (len(self.blocks),))
+
+    def levels(
+        self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"], depths: Sequence[int]
+    ) -> Float[Tensor, "b t f"]:
+        """Features after each of `depths` blocks, one beside the other; the last depth is the encoder's own.
+
+        The last one passes the final norm, the others are layer-normed without parameters, so that an encoder has the
+        same weights however many of its depths are supervised.
+        """
         if self.positions == "sincos":
             tables = None
             tokens = tokens + sincos(coordinates, self.width)
         else:
-            tables = rope_tables(coordinates, self.width // self.heads)
-        normed: Tensor = self.norm(self.blocks(tokens, tables))
-        return normed
+            tables = rope_tables(coordinates, self.width // self.heads, self.positions == "rope_tiled")
+        *early, last = self.blocks.levels(tokens, tables, depths)
+        normed = [F.layer_norm(level.float(), (self.width,), eps=NORM_EPS) for level in early]
+        return torch.cat([*normed, self.norm(last)], dim=-1)
 
     def forward(
         self, patches: Float[Tensor, "b t voxels"], coordinates: Float[Tensor, "b t 3"]

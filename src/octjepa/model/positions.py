@@ -26,18 +26,20 @@ def _frequencies(pairs: int, device: torch.device) -> Float[Tensor, " pairs"]:
 
 
 def rope_tables(
-    coordinates: Float[Tensor, "batch tokens 3"], head_width: int
+    coordinates: Float[Tensor, "batch tokens 3"], head_width: int, tiled: bool = False
 ) -> tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]]:
     """Cosine and signed sine tables for `rotate`, fp32.
 
     Features `2i` and `2i+1` of an axis form a pair. The sine carries the sign of its pair's member, so that a
-    rotation is two products and a swap of neighbours.
+    rotation is two products and a swap of neighbours. `tiled` lays the angles out as the released V-JEPA 2 weights
+    expect them, angle 1 to n and again 1 to n: there the two of a pair turn by different angles.
     """
     width = axis_width(head_width)
     if width == 0:
         raise ValueError(f"a head of {head_width} features is too narrow for three rotary axes: at least 6")
     angle = coordinates.float()[..., None] * _frequencies(width // 2, coordinates.device)
-    angle = angle.repeat_interleave(2, dim=-1).flatten(-2)
+    angle = torch.cat([angle, angle], dim=-1) if tiled else angle.repeat_interleave(2, dim=-1)
+    angle = angle.flatten(-2)
     rest = head_width - angle.shape[-1]
     angle = torch.nn.functional.pad(angle, (0, rest))
     sign = torch.ones(head_width, device=coordinates.device)

@@ -11,16 +11,20 @@ from octjepa.model.positions import rope_tables, sincos
 
 
 class TransformerPredictor(nn.Module):
-    """Context features and their places, plus mask tokens at target places -> predicted target features (V-JEPA 2)."""
+    """Context features and their places, plus mask tokens at target places -> what is to be found there (V-JEPA 2).
 
-    def __init__(self, encoder_width: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
+    `enters` and `leaves` are the widths of a context feature and of a prediction: the encoder's, several of its depths
+    side by side, or a patch's pixels.
+    """
+
+    def __init__(self, enters: int, leaves: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
         super().__init__()
         self.width, self.heads, self.positions = width, heads, positions
-        self.enter = nn.Linear(encoder_width, width)
+        self.enter = nn.Linear(enters, width)
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = Stack(width, depth, heads)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.leave = nn.Linear(width, encoder_width)
+        self.leave = nn.Linear(width, leaves)
         initialise(self, self.blocks.output_layers())
         nn.init.trunc_normal_(self.mask_token, std=0.02)
 
@@ -29,7 +33,8 @@ class TransformerPredictor(nn.Module):
         context: Float[Tensor, "b n w"],
         context_places: Float[Tensor, "b n 3"],
         target_places: Float[Tensor, "b m 3"],
-    ) -> Float[Tensor, "b m w"]:
+    ) -> tuple[Float[Tensor, "b n f"], Float[Tensor, "b m f"]]:
+        """Predictions at the visible and at the hidden places, fp32."""
         entered = self.enter(context).float()
         masks = self.mask_token.expand(entered.shape[0], target_places.shape[1], -1)
         tokens = torch.cat([entered, masks], dim=1)
@@ -38,10 +43,9 @@ class TransformerPredictor(nn.Module):
             tables = None
             tokens = tokens + sincos(places, self.width)
         else:
-            tables = rope_tables(places, self.width // self.heads)
-        tokens = self.blocks(tokens, tables)[:, entered.shape[1] :]
-        predicted: Tensor = self.leave(self.norm(tokens)).float()
-        return predicted
+            tables = rope_tables(places, self.width // self.heads, self.positions == "rope_tiled")
+        predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables))).float()
+        return predicted[:, : entered.shape[1]], predicted[:, entered.shape[1] :]
 
 
 class MLPPredictor(nn.Module):

@@ -1,14 +1,21 @@
 """VJEPA3D: context encoder, EMA target encoder and predictor, as one module without any training logic.
 
-Two arms share it. `vjepa`: the context encoder is given visible tokens only and a transformer predicts the rest.
-`normalized_mse`, the founding design: the encoder sees every place, hidden patches replaced by a learned mask token
-before anything reads them, and an MLP predicts. The target encoder sees all selected tokens, never gets a
-gradient, and its output is layer-normed per token without parameters, in fp32 (V-JEPA 2, Assran et al. 2025).
+Four arms share it, one recipe and one data order:
+`vjepa` (V-JEPA 2, Assran et al. 2025): the context encoder is given visible tokens only, a transformer predicts the
+target encoder's features at the hidden ones. `vjepa_dense` (V-JEPA 2.1): the same, supervised at four depths of the
+encoder and at visible tokens too. `mae` (He et al. 2022): the same networks, but what is predicted are the pixels of a
+hidden patch, normalised patch by patch. `normalized_mse`, the founding design: the encoder sees every place, hidden
+patches replaced by a learned mask token before anything reads them, and an MLP predicts.
+
+The target encoder sees all selected tokens and never gets a gradient; its output is layer-normed per token and depth
+without parameters, in fp32.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,18 +23,29 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from octjepa.model.blocks import Stack
 from octjepa.model.encoder import Encoder, take
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
 from octjepa.model.sizes import SIZES
 from octjepa.recipe import Recipe
 
+ARMS = ("vjepa", "vjepa_dense", "normalized_mse", "mae")
+DENSE_DEPTHS = 4
+_PIXEL_EPS = 1e-6
+
 
 class Prediction(NamedTuple):
-    """What the objective compares: at each hidden token the predicted and the true target features, fp32."""
+    """What the objective compares: at each hidden token what was predicted and what is there, fp32.
 
-    predicted: Float[Tensor, "b m w"]
-    target: Float[Tensor, "b m w"]
-    all_targets: Float[Tensor, "b t w"]
+    `context` are the student's features of visible tokens (all tokens in the founding arm). `visible` holds predictions
+    and targets at visible tokens, where the arm supervises them (`vjepa_dense`).
+    """
+
+    predicted: Float[Tensor, "b m f"]
+    target: Float[Tensor, "b m f"]
+    all_targets: Float[Tensor, "b t f"]
+    context: Float[Tensor, "b n w"]
+    visible: tuple[Float[Tensor, "b n f"], Float[Tensor, "b n f"]] | None = None
 
 
 class VJEPA3D(nn.Module):
@@ -41,24 +59,34 @@ class VJEPA3D(nn.Module):
         positions: str = "rope",
         predictor_width: int | None = None,
         predictor_depth: int | None = None,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        if arm not in ARMS:
+            raise ValueError(f"unknown arm {arm!r}: one of {', '.join(ARMS)}")
         named = SIZES[size]
         self.arm, self.size, self.patch_size = arm, size, patch_size
-        voxels = patch_size[0] * patch_size[1] * patch_size[2]
+        voxels = math.prod(patch_size)
         self.context_encoder = Encoder(voxels, named.width, named.depth, named.heads, positions)
+        self.depths = _depths(named.depth) if arm == "vjepa_dense" else (named.depth,)
         self.predictor: TransformerPredictor | MLPPredictor
-        if arm == "vjepa":
-            width = predictor_width or named.predictor_width
-            depth = predictor_depth or named.predictor_depth
-            self.predictor = TransformerPredictor(named.width, width, depth, named.predictor_heads, positions)
-        elif arm == "normalized_mse":
+        if arm == "normalized_mse":
             self.predictor = MLPPredictor(named.width, predictor_width or named.width)
             self.mask_token = nn.Parameter(torch.zeros(named.width))
             nn.init.trunc_normal_(self.mask_token, std=0.02)
         else:
-            raise ValueError(f"unknown arm {arm!r}: vjepa or normalized_mse")
+            enters = len(self.depths) * named.width
+            self.predictor = TransformerPredictor(
+                enters,
+                voxels if arm == "mae" else enters,
+                predictor_width or named.predictor_width,
+                predictor_depth or named.predictor_depth,
+                named.predictor_heads,
+                positions,
+            )
         self.target_encoder = copy.deepcopy(self.context_encoder).requires_grad_(False)
+        for stack in (module for module in self.modules() if isinstance(module, Stack)):
+            stack.recompute = recompute
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> VJEPA3D:
@@ -70,6 +98,7 @@ class VJEPA3D(nn.Module):
             model.positions,
             model.predictor_width,
             model.predictor_depth,
+            recipe.machine.recompute,
         )
 
     def predict(
@@ -82,23 +111,49 @@ class VJEPA3D(nn.Module):
     ) -> Prediction:
         """The training path. `context` and `target` index the `t` selected tokens of each sample, disjoint."""
         truth = self.targets(target_patches, places)
-        if isinstance(self.predictor, TransformerPredictor):
-            context_places = take(places, context)
-            features = self.context_encoder(take(context_patches, context), context_places)
-            predicted = self.predictor(features, context_places, take(places, target))
-        else:
-            tokens = self.context_encoder.embed_patches(context_patches)
-            visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, context, True)
-            # where, not a product: a NaN in a hidden voxel must not reach the loss either
-            tokens = torch.where(visible.unsqueeze(-1), tokens, self.mask_token)
-            predicted = self.predictor(take(self.context_encoder.encode(tokens, places), target))
-        return Prediction(predicted, take(truth, target), truth)
+        hidden_truth = take(truth, target)
+        if not isinstance(self.predictor, TransformerPredictor):
+            features = self._masked_features(context_patches, places, context)
+            return Prediction(self.predictor(take(features, target)), hidden_truth, truth, features)
+        context_places = take(places, context)
+        embedded = self.context_encoder.embed_patches(take(context_patches, context))
+        features = self.context_encoder.levels(embedded, context_places, self.depths)
+        seen, hidden = self.predictor(features, context_places, take(places, target))
+        own = features[..., -self.context_encoder.width :]
+        visible = (seen, take(truth, context)) if self.arm == "vjepa_dense" else None
+        return Prediction(hidden, hidden_truth, truth, own, visible)
+
+    def _masked_features(
+        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b t w"]:
+        """The founding arm's features of all places, with a mask token wherever no context is."""
+        tokens = self.context_encoder.embed_patches(patches)
+        visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, context, True)
+        # where, not a product: a NaN in a hidden voxel must not reach the loss either
+        return self.context_encoder.encode(torch.where(visible.unsqueeze(-1), tokens, self.mask_token), places)
 
     @torch.no_grad()
-    def targets(self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t w"]:
-        """Target features of every selected token: fp32, layer-normed without parameters, no gradient."""
-        features = self.target_encoder(patches, places).float()
-        return F.layer_norm(features, features.shape[-1:])
+    def targets(self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t f"]:
+        """What is to be predicted at every selected token: fp32, no gradient.
+
+        Features of the target encoder, layer-normed without parameters at each supervised depth; in the arm `mae` the
+        patch's own pixels, less their mean, over their spread.
+        """
+        if self.arm == "mae":
+            pixels = patches.float()
+            spread = (pixels.var(dim=-1, keepdim=True) + _PIXEL_EPS).sqrt()
+            return (pixels - pixels.mean(dim=-1, keepdim=True)) / spread
+        return self.target_levels(patches, places, self.depths)
+
+    @torch.no_grad()
+    def target_levels(
+        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], depths: Sequence[int]
+    ) -> Float[Tensor, "b t f"]:
+        """The target encoder's features after each of `depths`, each layer-normed without parameters, fp32."""
+        width = self.target_encoder.width
+        embedded = self.target_encoder.embed_patches(patches)
+        features = self.target_encoder.levels(embedded, places, depths).float()
+        return F.layer_norm(features.unflatten(-1, (-1, width)), (width,)).flatten(-2)
 
     def forward(
         self,
@@ -129,6 +184,11 @@ class VJEPA3D(nn.Module):
         (p, q, r), (d, h, w) = self.patch_size, self.grid_of(view)
         cut = view.reshape(-1, d, p, h, q, w, r).permute(0, 1, 3, 5, 2, 4, 6)
         return cut.reshape(view.shape[0], d * h * w, p * q * r)
+
+
+def _depths(depth: int) -> tuple[int, ...]:
+    """Four depths spread evenly over an encoder of `depth` blocks, the last one included; fewer for fewer blocks."""
+    return tuple(sorted({math.ceil(depth * share / DENSE_DEPTHS) for share in range(1, DENSE_DEPTHS + 1)}))
 
 
 def grid_places(grid: tuple[int, int, int], device: torch.device | None = None) -> Float[Tensor, "t 3"]:

@@ -7,7 +7,6 @@ features an orthogonal guess would read 2/D and look like success; summed, it re
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -30,17 +29,15 @@ def cosine(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
     return F.cosine_similarity(predicted.float(), target.float(), dim=-1).mean()
 
 
-LOSSES = {"vjepa": l1, "normalized_mse": normalized_mse}
+def pixel_mse(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    """MAE's (He et al. 2022): squared error of normalised pixels, mean over a patch's pixels; 1 for an empty guess."""
+    return (predicted.float() - target.float()).square().mean()
+
+
+LOSSES = {"vjepa": l1, "vjepa_dense": l1, "normalized_mse": normalized_mse, "mae": pixel_mse}
 
 
 def loss_of(arm: str, predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
     """The loss of the arm called `arm`."""
     value: Tensor = LOSSES[arm](predicted, target)
     return value
-
-
-def entropy_rank(features: Float[Tensor, "n w"]) -> float:
-    """RankMe (Garrido et al. 2023): exp of the entropy of the normalised singular values. Low means collapse."""
-    singular = torch.linalg.svdvals(features.double())
-    share = singular / singular.sum().clamp_min(1e-12) + 1e-12
-    return float(torch.exp(-(share * share.log()).sum()))

@@ -15,23 +15,27 @@ from typing import Any
 import torch
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.place import Place, place_of
+from octjepa.checkpoint.place import Place, name_of, place_of
+from octjepa.checkpoint.warm_start import warm_start
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum, update_target
-from octjepa.objective.losses import cosine, loss_of
+from octjepa.objective.losses import cosine
+from octjepa.objective.total import token_steps, training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.disk import only_writer, write_json
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.cohort import choose_cohort
+from octjepa.train.health import Health
 from octjepa.train.journal import Journal
+from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
 from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_update, read_summary
 from octjepa.train.runtime import Runtime
-from octjepa.train.schedule import learning_rate, lr_curve, total_updates
+from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
 from octjepa.train.validate import learn_means, validate
 from octjepa.views.loader import Batch, FixedSamples, fixed_batches, training_batches
@@ -63,6 +67,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     cohort.tell()
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+    if not resume:
+        warm_start(model, recipe)
     optimiser = build_optimiser(model, recipe.train)
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
     if first == total and (finished := read_summary(out)) is not None:
@@ -71,6 +77,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     judge = partial(_validation, model, runtime, store, ids, held_out or ids)
     batches = training_batches(stream, first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
+    health = Health(recipe.objective.name, warmup_updates(recipe.train, total))
+    audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes)
     with (
         only_writer(out),
         Journal(out / "metrics.jsonl", keep_until=first) as journal,
@@ -86,7 +94,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             rate = learning_rate(update, total, recipe.train)
             m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
             set_learning_rate(optimiser, rate)
-            measured = accumulate(model, batch, recipe, runtime)
+            measured = accumulate(model, batch, recipe, runtime, update)
             clip = recipe.train.clip_norm or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))  # read before zeroing
             healthy = math.isfinite(norm) and math.isfinite(measured["train/loss"])
@@ -104,11 +112,22 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             progress.advance()
             progress.say(f"loss {measured['train/loss']:.3f} cosine {measured['train/cosine']:.3f}")
 
+            health.follow(measured.get("train/loss_hidden", measured["train/loss"]))
             _stop_if_hopeless(skips_in_a_row, done)
+            saving = _due(recipe.checkpoint.every_updates, done) or done == total or bool(request.signal_number)
+            score = None
+            if recipe.monitor.every_updates and (_due(recipe.monitor.every_updates, done) or (saving and saves)):
+                figures = measure(model, runtime, audit, done)
+                alarms = health.judge(figures, done)
+                journal.write(done, _prefixed("monitor", figures) | ({"alarms": alarms} if alarms else {}))
+                for name, message in alarms.items():
+                    _log.warning("alarm %s at update %d: %s", name, done, message)
+                score = figures["layer_accuracy"] if done > health.warm else None
+                saving = saving or bool(alarms)  # a snapshot of the run as it was
             if _due(recipe.validation.every_updates, done) and done < total:
                 journal.write(done, _prefixed(judged_on, judge(recipe)))
-            if saves and (_due(recipe.checkpoint.every_updates, done) or done == total or request.signal_number):
-                state.save(saves, done, model, optimiser, recipe, skipped, ids)
+            if saves and saving:
+                state.save(saves, done, model, optimiser, recipe, skipped, ids, score)
                 folder.prune(saves, recipe.checkpoint.keep_last)
             _stop_if_asked(request, saves, done, total)
         result, centred = judge(recipe), judge(without_chance(recipe))
@@ -123,6 +142,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         "volumes": len(ids),
         **pace.summary(),
         "skipped_updates": skipped,
+        "alarms": health.tripped,
+        "best": None if saves is None or (found := folder.best(saves)) is None else name_of(found),
         "checkpoint": None
         if recipe.checkpoint.dir is None
         else f"{recipe.checkpoint.dir.rstrip('/')}/step-{total:08d}",
@@ -131,25 +152,30 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     return summary
 
 
-def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime) -> dict[str, float]:
-    """Gradients of the whole batch's mean loss, in micro-batches; returns that loss and the cosine.
+def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime, update: int = 0) -> dict[str, float]:
+    """Gradients of the whole batch's mean loss, in micro-batches; returns that loss, its parts and the cosine.
 
     Each part counts by its share of the batch, so 1x32, 2x16 and 4x8 give the same update.
     """
     size = len(batch.volume_ids)
     step = min(recipe.machine.micro_batch or size, size)
-    loss_sum, cosine_sum = 0.0, 0.0
+    sums: dict[str, float] = {}
     for start in range(0, size, step):
         part = batch.part(start, start + step)
         share = len(part.volume_ids) / size
+        inputs = part.inputs(runtime.device)
         with runtime.compute():
-            outcome = model.predict(*part.inputs(runtime.device))
+            outcome = model.predict(*inputs)
         check_detached(outcome)
-        loss = loss_of(recipe.objective.name, outcome.predicted, outcome.target)
+        steps = token_steps(part.grid_index.to(runtime.device), recipe.grid)
+        loss, parts = training_loss(recipe.objective, outcome, steps, *inputs[3:], update)
         (loss * share).backward()
-        loss_sum += float(loss.detach()) * share
-        cosine_sum += float(cosine(outcome.predicted.detach(), outcome.target)) * share
-    return {"train/loss": loss_sum, "train/cosine": cosine_sum}
+        shown = {"train/loss": loss.detach(), "train/cosine": cosine(outcome.predicted.detach(), outcome.target)}
+        if len(parts) > 1:
+            shown |= {f"train/loss_{name}": value for name, value in parts.items()}
+        for name, value in shown.items():
+            sums[name] = sums.get(name, 0.0) + float(value) * share
+    return sums
 
 
 def _validation(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from octjepa.model import VJEPA3D
-from octjepa.objective.losses import loss_of
+from octjepa.objective.total import training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.schedule import lr_curve, total_updates, warmup_updates
 
@@ -105,5 +105,5 @@ def _step_cost(model: VJEPA3D, recipe: Recipe) -> tuple[int, int]:
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         outcome = model.predict(patches, patches, places, context, target)
-        loss_of(recipe.objective.name, outcome.predicted, outcome.target).backward()
+        training_loss(recipe.objective, outcome, places, context, target, update=0)[0].backward()
     return int(counter.get_total_flops()), sum(kept.values())

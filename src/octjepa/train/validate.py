@@ -8,7 +8,8 @@ import torch
 
 from octjepa.model import VJEPA3D
 from octjepa.objective import trivial
-from octjepa.objective.losses import cosine, entropy_rank, loss_of
+from octjepa.objective.losses import cosine, loss_of
+from octjepa.objective.meters import rank_me
 from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch
 
@@ -28,6 +29,13 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
     if means is None:
         raise ValueError("no training batch to learn the trivial predictors from")
     return means
+
+
+def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
+    """The encoder's features, where the arm's targets are pixels."""
+    depths = (len(model.target_encoder.blocks),)
+    with runtime.compute():
+        return model.target_levels(batch.target_view.to(runtime.device), batch.places.to(runtime.device), depths).cpu()
 
 
 @torch.inference_mode()
@@ -56,10 +64,12 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         seen += count
-        features.append(targets.flatten(0, 1)[:: max(1, targets.shape[1] // _RANK_TOKENS_A_VOLUME)])
+        last = targets if model.arm != "mae" else _features(model, runtime, batch)
+        width = model.target_encoder.width
+        features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
     result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
     tokens = torch.cat(features)
     step = -(-len(tokens) // _RANK_TOKENS)  # every step-th token, from all volumes alike
-    result["rankme"] = entropy_rank(tokens[::step])
+    result["rankme"] = rank_me(tokens[::step])
     return result

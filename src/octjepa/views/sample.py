@@ -48,6 +48,16 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> S
     return Sample(seen[0], seen[1], token_places(index, recipe), index, share[index], context, target)
 
 
+def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
+    """Which of `tokens.LAYERS` each patch of `make_sample`'s views lies in, -1 for none; raster order."""
+    stage = "fixed" if epoch is None else epoch
+    shape = geometry.draw(
+        recipe.preprocessing, recipe.views, keys.generator(recipe.train.seed, "geometry", stage, volume.volume_id)
+    )
+    mask = geometry.tissue(volume.band, shape, volume.pixels.shape[1], recipe.preprocessing.image_size)
+    return tokens.layer_of(mask, recipe.tokens.patch_size)
+
+
 def select_tokens(
     volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:

@@ -29,6 +29,30 @@ def tissue_share(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -
     return tiles.mean(axis=(1, 3, 5), dtype=np.float32).reshape(-1)
 
 
+LAYERS = ("vitreous", "inner retina", "outer retina", "choroid", "below")
+_RETINA = 2 / 3  # of the tissue band; the rest is choroid under Bruch's membrane
+
+
+def layer_of(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> Int[np.ndarray, " grid"]:
+    """Which of `LAYERS` the centre of each patch lies in, raster order; -1 where its columns hold no tissue.
+
+    Told by the tissue band alone: above it, its upper, middle and lower third, below it.
+    """
+    (p, q, r), (d, h, w) = patch, mask.shape
+    some = mask.any(axis=1)
+    top = np.where(some, mask.argmax(axis=1), np.nan)
+    bottom = np.where(some, h - 1 - mask[:, ::-1].argmax(axis=1), np.nan)
+    kinds = np.full((d // p, h // q, w // r), -1, np.int64)
+    seen: np.ndarray = some.reshape(d // p, p, w // r, r).any(axis=(1, 3))
+    edges = [np.nan_to_num(e).reshape(d // p, p, w // r, r).sum(axis=(1, 3)) for e in (top, bottom)]
+    count = np.maximum(some.reshape(d // p, p, w // r, r).sum(axis=(1, 3)), 1)
+    first, last = (edge / count for edge in edges)
+    centre = (np.arange(h // q) + 0.5)[None, :, None] * q - 0.5
+    share = (centre - first[:, None]) / np.maximum(last - first, 1)[:, None]
+    inside = np.digitize(share, (0.0, _RETINA / 2, _RETINA, 1.0))
+    return np.where(seen[:, None], inside, kinds).reshape(-1)
+
+
 def select(share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator) -> Int[np.ndarray, " budget"]:
     """`budget` patches in raster order: tissue first, then the rest, by chance within each.
 

@@ -1,0 +1,83 @@
+"""Starts an encoder from weights that exist: V-JEPA 2's in Hugging Face form, or one of our own checkpoints.
+
+Only safetensors are read. Both encoders, student and target, start alike; the predictor starts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from octjepa.checkpoint.encoder import load_encoder
+from octjepa.errors import CheckpointError, UsageError
+from octjepa.model import VJEPA3D
+from octjepa.model.vjepa2 import from_vjepa2
+from octjepa.recipe import Recipe
+
+_log = logging.getLogger(__name__)
+_INDEX = "model.safetensors.index.json"
+
+
+def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
+    """Fills both encoders of `model` from `recipe.model.warm_start`, in place; nothing to do where that is null.
+
+    Raises UsageError: nothing there, another width or depth, patches that cannot be carried over; CheckpointError:
+    damaged.
+    """
+    if recipe.model.warm_start is None:
+        return
+    path = Path(recipe.model.warm_start)
+    if (path / "config.json").is_file():
+        try:
+            weights = from_vjepa2(_read_folder(path), recipe.tokens.patch_size)
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"model.warm_start {path}: {error}") from None
+        wanted = "rope_tiled"
+    else:
+        source = load_encoder(path)
+        weights, wanted = dict(source.encoder.state_dict()), source.encoder.positions
+    _check(model, weights, path)
+    for encoder in (model.context_encoder, model.target_encoder):
+        encoder.load_state_dict(weights)
+    if recipe.model.positions != wanted:
+        _log.warning(
+            "the weights of %s were trained with model.positions=%s, the recipe says %s: they start further from home",
+            path, wanted, recipe.model.positions,
+        )  # fmt: skip
+
+
+def _check(model: VJEPA3D, weights: dict[str, Tensor], path: Path) -> None:
+    own = model.context_encoder.state_dict()
+    odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
+    extra = weights.keys() - own.keys()
+    if odd or extra:
+        named = (odd or sorted(extra))[0]
+        theirs = tuple(weights[named].shape) if named in weights else "absent"
+        ours = tuple(own[named].shape) if named in own else "absent"
+        raise UsageError(
+            f"model.warm_start {path} is of another size: {named} is {theirs} there and {ours} in model.size "
+            f"{model.size} with patches {model.patch_size}. Choose model.size and tokens.patch_size to fit."
+        )
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a Hugging Face folder, in one file or in shards."""
+    try:
+        if (folder / _INDEX).is_file():
+            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            names = sorted({Path(name).name for name in index.values()})  # a name, never a path out of the folder
+        else:
+            names = ["model.safetensors"]
+        weights: dict[str, Tensor] = {}
+        for name in names:
+            with safe_open(folder / name, framework="pt") as file:
+                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+    except FileNotFoundError:
+        raise UsageError(f"{folder} holds a config.json, but no model.safetensors: fetch the weights as well") from None
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder} cannot be read as weights in Hugging Face form: {error}") from None
+    return weights

@@ -1,0 +1,119 @@
+"""Weights to and from the V-JEPA 2 encoder of Hugging Face's transformers (`VJEPA2Model`).
+
+Same function, other names: theirs keeps query, key and value apart, embeds patches by a 3D convolution, and tiles its
+rotary tables (`positions: rope_tiled` here). What differs is adapted: RGB kernels are summed to grey, and a kernel of
+another tubelet length is stretched so that a still image gives the same features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from octjepa.model.encoder import Encoder
+
+_PAIRS = {
+    "norm1": "norm1",
+    "attention.out": "attention.proj",
+    "norm2": "norm2",
+    "mlp.0": "mlp.fc1",
+    "mlp.2": "mlp.fc2",
+}
+_QKV = ("query", "key", "value")
+_KERNEL = "embeddings.patch_embeddings.proj"
+Weights = dict[str, Tensor]
+
+
+def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
+    """State of `VJEPA2Model`'s encoder, keys from "encoder.". Raises ValueError: a form that theirs has not.
+
+    Theirs knows square patches and tiled rotary positions only.
+    """
+    slices, rows, columns = patch_size
+    if rows != columns or encoder.positions != "rope_tiled":
+        raise ValueError(
+            f"patches of {rows} x {columns} and positions {encoder.positions!r}: VJEPA2Model has square patches and "
+            "rope_tiled"
+        )
+    own = encoder.state_dict()
+    theirs = {
+        f"{_KERNEL}.weight": own["embed.weight"].reshape(-1, 1, slices, rows, columns),
+        f"{_KERNEL}.bias": own["embed.bias"],
+        "layernorm.weight": own["norm.weight"],
+        "layernorm.bias": own["norm.bias"],
+    }
+    for number in range(len(encoder.blocks)):
+        for kind in ("weight", "bias"):
+            for ours, name in _PAIRS.items():
+                theirs[f"layer.{number}.{name}.{kind}"] = own[f"blocks.{number}.{ours}.{kind}"]
+            parts = own[f"blocks.{number}.attention.qkv.{kind}"].chunk(3)
+            theirs |= {f"layer.{number}.attention.{name}.{kind}": part for name, part in zip(_QKV, parts, strict=True)}
+    return {f"encoder.{name}": value.clone() for name, value in theirs.items()}
+
+
+def config_of(encoder: Encoder, patch_size: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, Any]:
+    """The `config.json` that goes with `to_vjepa2`; theirs numbers positions on a square grid of `crop_size`."""
+    hidden = encoder.state_dict()["blocks.0.mlp.0.weight"].shape[0]
+    return {
+        "architectures": ["VJEPA2Model"],
+        "model_type": "vjepa2",
+        "in_chans": 1,
+        "patch_size": patch_size[1],
+        "tubelet_size": patch_size[0],
+        "crop_size": grid[1] * patch_size[1],
+        "frames_per_clip": grid[0] * patch_size[0],
+        "hidden_size": encoder.width,
+        "num_hidden_layers": len(encoder.blocks),
+        "num_attention_heads": encoder.heads,
+        "mlp_ratio": hidden / encoder.width,
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": True,
+    }
+
+
+def from_vjepa2(weights: Mapping[str, Tensor], patch_size: tuple[int, int, int]) -> Weights:
+    """State of our `Encoder` from theirs; the predictor's weights are left aside.
+
+    Raises ValueError: no V-JEPA 2 encoder, or patches of another height or width.
+    """
+    prefix = "encoder." if any(name.startswith("encoder.") for name in weights) else ""
+    theirs = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if f"{_KERNEL}.weight" not in theirs or "layernorm.weight" not in theirs:
+        raise ValueError(f"no V-JEPA 2 encoder: {prefix}{_KERNEL}.weight or its final layernorm is absent")
+    own = {
+        "embed.weight": adapted_kernel(theirs[f"{_KERNEL}.weight"], patch_size).flatten(1),
+        "embed.bias": theirs[f"{_KERNEL}.bias"],
+        "norm.weight": theirs["layernorm.weight"],
+        "norm.bias": theirs["layernorm.bias"],
+    }
+    depth = 1 + max(int(name.split(".")[1]) for name in theirs if name.startswith("layer."))
+    for number in range(depth):
+        for kind in ("weight", "bias"):
+            for ours, name in _PAIRS.items():
+                own[f"blocks.{number}.{ours}.{kind}"] = theirs[f"layer.{number}.{name}.{kind}"]
+            parts = [theirs[f"layer.{number}.attention.{name}.{kind}"] for name in _QKV]
+            own[f"blocks.{number}.attention.qkv.{kind}"] = torch.cat(parts)
+    return {name: value.float() for name, value in own.items()}
+
+
+def adapted_kernel(
+    kernel: Float[Tensor, "w channels t p q"], patch_size: tuple[int, int, int]
+) -> Float[Tensor, "w d p q"]:
+    """A video kernel for grey volumes: colours summed (grey is the same in all three), tubelet stretched or shrunk.
+
+    Stretching copies each step and divides by how often, shrinking adds steps up: a scan that does not change along the
+    slow axis gives the same features as a still video.
+    """
+    slices, rows, columns = patch_size
+    _, _, steps, p, q = kernel.shape
+    if (p, q) != (rows, columns):
+        raise ValueError(f"its patches are {p} x {q}, the recipe's {rows} x {columns}: choose tokens.patch_size alike")
+    grey = kernel.float().sum(dim=1)
+    fine = math.lcm(steps, slices)
+    spread = grey.repeat_interleave(fine // steps, dim=1) / (fine // steps)
+    return spread.unflatten(1, (slices, -1)).sum(dim=2)

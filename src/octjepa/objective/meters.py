@@ -1,0 +1,110 @@
+"""Figures of a set of features that tell collapse and usefulness without labels; none of them trains anything.
+
+Rows are tokens (or volumes), columns features. Each is cheap on a few thousand rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Features = Float[Tensor, "n w"]
+_TINY = 1e-12
+
+
+def rank_me(features: Features) -> float:
+    """RankMe (Garrido et al. 2023): exp of the entropy of the normalised singular values. Low means collapse."""
+    singular = torch.linalg.svdvals(features.double())
+    share = singular / singular.sum().clamp_min(_TINY) + _TINY
+    return float(torch.exp(-(share * share.log()).sum()))
+
+
+def alpha_req(features: Features) -> float:
+    """alpha-ReQ (Agrawal et al. 2022): the exponent of the power law that the covariance's eigenvalues follow.
+
+    The slope of log eigenvalue over log rank by least squares, sign turned. Near 1 is held to be healthy; far above,
+    a few directions carry everything; near 0, features are noise.
+    """
+    centred = features.double() - features.double().mean(dim=0)
+    values = torch.linalg.svdvals(centred).square()
+    values = values[values > values.max() * 1e-10]
+    if len(values) < 3:
+        return math.inf
+    rank = torch.arange(1, len(values) + 1, dtype=torch.float64).log()
+    level = values.log()
+    slope = ((rank - rank.mean()) * (level - level.mean())).sum() / (rank - rank.mean()).square().sum()
+    return -float(slope)
+
+
+def lidar(groups: Float[Tensor, "volumes views w"], delta: float = 1e-4) -> float:
+    """LiDAR (Thilak et al. 2024): the effective rank of what separates volumes, whitened by what differs within one.
+
+    `groups` are features of several views of each volume. exp of the entropy of the normalised eigenvalues of
+    W^-1/2 B W^-1/2, W the covariance within volumes plus delta, B that of the volumes' means.
+    """
+    values = groups.double()
+    means = values.mean(dim=1)
+    apart = means - means.mean(dim=0)
+    within = (values - means.unsqueeze(1)).flatten(0, 1)
+    width = values.shape[-1]
+    covariance = within.T @ within / len(within) + delta * torch.eye(width, dtype=torch.float64)
+    level, basis = torch.linalg.eigh(covariance)
+    # B has rank below the number of volumes: its eigenvalues are those of a small Gram matrix.
+    whitened = apart @ basis / level.sqrt()
+    share = torch.linalg.svdvals(whitened).square()
+    share = share / share.sum().clamp_min(_TINY) + _TINY
+    return float(torch.exp(-(share * share.log()).sum()))
+
+
+def spread(features: Features) -> float:
+    """Mean standard deviation of a feature over the rows: 0 when all rows are alike."""
+    return float(features.float().std(dim=0).mean())
+
+
+def pair_cosine(features: Features) -> float:
+    """Mean cosine over all pairs of different rows: 1 when all rows point the same way."""
+    unit = F.normalize(features.double(), dim=-1)
+    count = len(unit)
+    together = unit.sum(dim=0).square().sum() - unit.square().sum()
+    return float(together / max(count * (count - 1), 1))
+
+
+def position_share(features: Features, place: Int[Tensor, " n"]) -> float:
+    """Share of the features' variance that the place in the grid explains: between places over total, 0 to 1.
+
+    Near 1 the encoder tells where a token lies and not what is there. Places seen once are left out, for they would
+    explain themselves.
+    """
+    names, index, counts = place.unique(return_inverse=True, return_counts=True)
+    kept = counts[index] > 1
+    if not bool(kept.any()):
+        return math.nan
+    values, index = features.double()[kept], index[kept]
+    sums = torch.zeros(len(names), values.shape[1], dtype=torch.float64).index_add_(0, index, values)
+    means = sums / counts.clamp_min(1).unsqueeze(1)
+    total = (values - values.mean(dim=0)).square().sum()
+    within = (values - means[index]).square().sum()
+    places = int((counts > 1).sum())
+    # Adjusted for the places' own degrees of freedom, as in adjusted R squared: random features read 0.
+    spare = (len(values) - 1) / max(len(values) - places, 1)
+    return float((1 - within / total.clamp_min(_TINY) * spare).clamp(0, 1))
+
+
+def separability(features: Features, kind: Int[Tensor, " n"]) -> float:
+    """Balanced accuracy of telling `kind` by the nearest class mean of the other half of the rows; chance 1 / kinds."""
+    unit = F.normalize(features.double() - features.double().mean(dim=0), dim=-1)
+    names = kind.unique()
+    if len(names) < 2:
+        return math.nan
+    half = torch.arange(len(kind)) % 2
+    hits = torch.zeros(len(names), dtype=torch.float64)
+    for side in (0, 1):
+        means = torch.stack([unit[(kind == name) & (half == side)].mean(dim=0) for name in names])
+        chosen = names[(unit[half != side] @ means.T).argmax(dim=1)]
+        truth = kind[half != side]
+        hits += torch.stack([(chosen[truth == name] == name).double().mean() for name in names]) / 2
+    return float(hits.mean())

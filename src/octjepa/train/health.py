@@ -1,0 +1,82 @@
+"""What the monitor's figures mean: alarms that say what to change, and which checkpoint is the best so far.
+
+An alarm does not end a run, for a short run may recover: it is logged once, journalled, and a checkpoint is kept as it
+was then. Limits are far from what healthy runs show (docs/training.md has their figures); before the end of warm-up
+nothing is judged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+_TRIVIAL_LOSS = {"vjepa": 0.798, "vjepa_dense": 0.798, "normalized_mse": 2.0, "mae": 1.0}
+_WINDOW = 20  # updates
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`figure` beyond `bound` (below it where `below`) trips the alarm."""
+
+    figure: str
+    bound: float
+    below: bool
+    message: str
+
+
+LIMITS: dict[str, Limit] = {
+    "constant_solution": Limit(
+        "pair_cosine_tissue", 0.95, False,
+        "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_base, or give "
+        "objective.variance_covariance a weight (0.04 to start with).",
+    ),
+    "vanishing_features": Limit(
+        "target_std_tissue", 0.1, True,
+        "the target's features hardly vary over tissue tokens. Lower train.base_lr or raise objective.ema_base.",
+    ),
+    "position_only": Limit(
+        "position_share_tissue", 0.8, False,
+        "the features tell where a token lies and little else. Let the target move more slowly (objective.ema_base "
+        "nearer to 1), hide more or larger blocks (masks), or give more light changes (views).",
+    ),
+    "low_rank": Limit(
+        "rankme_tissue", 10.0, True,
+        "the features of tissue span a handful of directions. Let the target move more slowly (objective.ema_base "
+        "nearer to 1), lower train.base_lr, or give objective.variance_covariance a weight (0.04 to start with).",
+    ),
+}  # fmt: skip
+DIVERGING = (
+    "the loss of the last {window} updates ({loss:.3f}) is no better than that of a guess that knows nothing "
+    "({trivial:.3f}). Lower train.base_lr (2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share."
+)
+
+
+class Health:
+    """Follows losses and meters of one run of `arm`; judges after `warm` updates."""
+
+    def __init__(self, arm: str, warm: int) -> None:
+        self._trivial, self.warm = _TRIVIAL_LOSS[arm], warm
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self.tripped: dict[str, int] = {}
+
+    def follow(self, loss: float) -> None:
+        self._losses.append(loss)
+
+    def judge(self, figures: Mapping[str, float], update: int) -> dict[str, str]:
+        """Alarms (name -> what to change) that trip at this measurement for the first time in the run."""
+        if update < self.warm + _WINDOW:
+            return {}
+        found = {
+            name: f"{limit.figure} is {figures[limit.figure]:.3g}: {limit.message}"
+            for name, limit in LIMITS.items()
+            if limit.figure in figures and (figures[limit.figure] < limit.bound) == limit.below
+            and figures[limit.figure] != limit.bound
+        }  # fmt: skip
+        loss = fmean(self._losses)
+        if loss > self._trivial:
+            found["diverging"] = DIVERGING.format(window=len(self._losses), loss=loss, trivial=self._trivial)
+        new = {name: message for name, message in found.items() if name not in self.tripped}
+        self.tripped |= dict.fromkeys(new, update)
+        return new

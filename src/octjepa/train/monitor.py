@@ -1,0 +1,130 @@
+"""Is the encoder collapsing, or learning? Meters on a fixed audit set, on tissue and background apart, per vendor.
+
+Loss does not tell: an encoder that forgets all but the place of a token has the lowest loss of all. The audit set is
+drawn once; measuring it costs a few forward passes every so many updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octjepa.model import VJEPA3D
+from octjepa.objective import meters
+from octjepa.objective.regularisers import sigreg
+from octjepa.recipe import Recipe
+from octjepa.store import Store
+from octjepa.train.runtime import Runtime
+from octjepa.views.loader import Batch, collate
+from octjepa.views.sample import make_sample, sample_layers
+from octjepa.views.tokens import TISSUE_SHARE
+
+VIEWS = 3  # training draws of each audit volume, for LiDAR
+_ROWS = 2048  # of features that go into one figure
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Fixed samples of volumes chosen in turn from each vendor, and `VIEWS` training draws of each for LiDAR."""
+
+    batch: Batch
+    draws: tuple[Batch, ...]
+    device_of: tuple[str, ...]
+    layers: Tensor
+
+    @classmethod
+    def choose(cls, store: Store, recipe: Recipe, ids: Sequence[str], count: int) -> Audit:
+        """At most `count` of `ids`."""
+        device = dict(zip(store.table["volume_id"], store.table["device"], strict=True))
+        by_vendor: dict[str, list[str]] = {}
+        for volume_id in sorted(ids):
+            by_vendor.setdefault(str(device[volume_id]), []).append(volume_id)
+        queues = list(by_vendor.values())
+        in_turn = [queue[i] for i in range(max(map(len, queues))) for queue in queues if i < len(queue)]
+        chosen = sorted(in_turn[:count])
+        volumes = [store.read(volume_id) for volume_id in chosen]
+        batch = collate([(v.volume_id, make_sample(v, recipe, None)) for v in volumes])
+        draws = tuple(
+            collate([(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes]) for epoch in range(VIEWS)
+        )
+        layers = torch.from_numpy(np.stack([sample_layers(v, recipe, None) for v in volumes]))
+        return cls(batch, draws, tuple(str(device[name]) for name in chosen), layers)
+
+    @cached_property
+    def tissue(self) -> Tensor:
+        """[b, t] True for tokens that hold tissue."""
+        return self.batch.tissue >= TISSUE_SHARE
+
+    @cached_property
+    def layer(self) -> Tensor:
+        """[b, t] layer of each token, -1 for none."""
+        return torch.gather(self.layers, 1, self.batch.grid_index)
+
+
+def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """(at most `_ROWS` of the chosen rows, their flat index), evenly spread."""
+    index = chosen.flatten().nonzero()[:, 0]
+    index = index[:: max(1, math.ceil(len(index) / _ROWS))]
+    return features.flatten(0, 1)[index], index
+
+
+@torch.inference_mode()
+def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
+    """All meters by name: `<meter>_<tissue|background>`, `<meter>_<vendor>`, `lidar`, `layer_accuracy`."""
+    batch = audit.batch
+    depths = (len(model.target_encoder.blocks),)
+    places = batch.places.to(runtime.device)
+    view = batch.target_view.to(runtime.device)
+    training = model.training
+    model.eval()
+    with runtime.compute():
+        teacher = model.target_encoder(view, places).float().cpu()
+        student = model.context_encoder(view, places).float().cpu()
+        outcome = model.predict(*batch.inputs(runtime.device))
+        pooled = [
+            model.target_levels(draw.target_view.to(runtime.device), draw.places.to(runtime.device), depths)
+            .mean(dim=1)
+            .cpu()
+            for draw in audit.draws
+        ]
+    model.train(training)
+    agreement = torch.nn.functional.cosine_similarity(outcome.predicted.cpu(), outcome.target.cpu(), dim=-1)
+    hidden_tissue = torch.gather(audit.tissue, 1, batch.target)
+
+    found = {"lidar": meters.lidar(torch.stack(pooled, dim=1)), "cosine": float(agreement.mean())}
+    for name, chosen, hidden in (
+        ("tissue", audit.tissue, hidden_tissue),
+        ("background", ~audit.tissue, ~hidden_tissue),
+    ):
+        if chosen.sum() < 8:
+            continue
+        rows, index = _rows(teacher, chosen)
+        place = batch.grid_index.flatten()[index]
+        found |= {
+            f"rankme_{name}": meters.rank_me(rows),
+            f"alpha_req_{name}": meters.alpha_req(rows),
+            f"target_std_{name}": meters.spread(rows),
+            f"student_std_{name}": meters.spread(_rows(student, chosen)[0]),
+            f"pair_cosine_{name}": meters.pair_cosine(rows),
+            f"position_share_{name}": meters.position_share(rows, place),
+            f"sigreg_{name}": float(sigreg((rows - rows.mean(0)) / rows.std(0).clamp_min(1e-6), update)),
+        }
+        if hidden.any():
+            found[f"cosine_{name}"] = float(agreement[hidden].mean())
+    vendors = np.asarray(audit.device_of)
+    for vendor in sorted(set(audit.device_of)):
+        mine = torch.from_numpy(vendors == vendor)
+        rows, _ = _rows(teacher[mine], audit.tissue[mine])
+        if len(rows) >= 8:
+            found[f"rankme_{vendor}"] = meters.rank_me(rows)
+            found[f"target_std_{vendor}"] = meters.spread(rows)
+        found[f"cosine_{vendor}"] = float(agreement[mine].mean())
+    rows, index = _rows(teacher, audit.layer >= 0)
+    found["layer_accuracy"] = meters.separability(rows, audit.layer.flatten()[index])
+    return found

@@ -1,0 +1,109 @@
+"""Encoders that start from V-JEPA 2's weights or from ours, and weights that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from octjepa.checkpoint.warm_start import warm_start
+from octjepa.errors import CheckpointError, UsageError
+from octjepa.model import VJEPA3D
+from octjepa.model.encoder import Encoder
+from octjepa.model.vjepa2 import config_of, from_vjepa2, to_vjepa2
+from octjepa.train.loop import pretrain
+from synthetic import MemoryStore, small_recipe
+
+PATCH = (4, 16, 16)
+
+
+def vjepa2_folder(folder: Path, colours: int = 3, tubelet: int = 2, shards: bool = False) -> dict[str, torch.Tensor]:
+    """Random weights of the shape of a released V-JEPA 2 encoder (RGB, tubelet 2), at our test size."""
+    torch.manual_seed(5)
+    encoder = Encoder(tubelet * 256, 192, 6, 6, "rope_tiled")
+    weights = to_vjepa2(encoder, (tubelet, 16, 16))
+    name = "encoder.embeddings.patch_embeddings.proj.weight"
+    weights[name] = torch.randn(192, colours, tubelet, 16, 16)
+    weights["predictor.layer.0.norm1.weight"] = torch.ones(4)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of(encoder, (tubelet, 16, 16), (8, 16, 16))))
+    if not shards:
+        save_file(weights, folder / "model.safetensors")
+        return weights
+    names = sorted(weights)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in parts.items():
+        save_file({key: weights[key] for key in held}, folder / file)
+    index = {"weight_map": {key: file for file, held in parts.items() for key in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return weights
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_both_encoders_start_from_the_video_weights(shards: bool, tmp_path: Path) -> None:
+    weights = vjepa2_folder(tmp_path / "hf", shards=shards)
+    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf"), "positions": "rope_tiled"})
+    model = VJEPA3D.from_recipe(recipe)
+    warm_start(model, recipe)
+    expected = from_vjepa2(weights, PATCH)
+    for encoder in (model.context_encoder, model.target_encoder):
+        assert all(torch.equal(encoder.state_dict()[name], value) for name, value in expected.items())
+    grey = weights["encoder.embeddings.patch_embeddings.proj.weight"].sum(1)  # [192, 2, 16, 16]
+    kernel = model.context_encoder.embed.weight.view(192, 4, 16, 16)
+    assert torch.allclose(kernel[:, 0], grey[:, 0] / 2)
+    assert torch.allclose(kernel[:, 3], grey[:, 1] / 2)
+
+
+def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
+    first = small_recipe(train={"max_updates": 2, "global_batch": 4})
+    store = MemoryStore(first.preprocessing)
+    pretrain(first, store, tmp_path / "first")
+    second = small_recipe(
+        model={"warm_start": str(tmp_path / "first")}, train={"max_updates": 1, "global_batch": 4, "base_lr": 1e-9}
+    )
+    pretrain(second, store, tmp_path / "second")
+    from octjepa import load_encoder
+
+    old, new = (load_encoder(tmp_path / name).encoder.state_dict() for name in ("first", "second"))
+    assert all(torch.allclose(old[name], new[name], atol=1e-6) for name in old)
+
+
+def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    vjepa2_folder(tmp_path / "hf")
+    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
+    warm_start(VJEPA3D.from_recipe(recipe), recipe)
+    assert "model.positions=rope_tiled, the recipe says rope" in caplog.text
+
+
+def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    vjepa2_folder(tmp_path / "hf")
+    for section, match in (
+        ({"model": {"size": "founding"}}, "of another size"),
+        ({"tokens": {"patch_size": [4, 8, 8], "budget": 24}}, "its patches are 16 x 16"),
+    ):
+        model = {"warm_start": str(tmp_path / "hf"), **section.get("model", {})}
+        recipe = small_recipe(**{**section, "model": model})
+        with pytest.raises(UsageError, match=match):
+            warm_start(VJEPA3D.from_recipe(recipe), recipe)
+    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
+    (tmp_path / "hf" / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="cannot be read as weights"):
+        warm_start(VJEPA3D.from_recipe(recipe), recipe)
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"no model\.safetensors"):
+        warm_start(VJEPA3D.from_recipe(recipe), recipe)
+
+
+@pytest.mark.slow
+def test_the_released_shape_fits_model_size_large() -> None:
+    """ViT-L of V-JEPA 2 (1024 x 24, 16 heads, RGB, tubelet 2, patch 16): every tensor has its place."""
+    with torch.device("meta"):
+        theirs = to_vjepa2(Encoder(2 * 256, 1024, 24, 16, "rope_tiled"), (2, 16, 16))
+        theirs["encoder.embeddings.patch_embeddings.proj.weight"] = torch.empty(1024, 3, 2, 16, 16)
+        own = VJEPA3D(size="large", positions="rope_tiled").context_encoder.state_dict()
+        found = from_vjepa2(theirs, PATCH)
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in own.items()}
+    assert sum(value.numel() for value in found.values()) == 303_361_024

@@ -1,0 +1,135 @@
+"""The monitor's figures, the alarms they trip in runs that are spoilt on purpose, and the best checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octjepa.checkpoint import folder
+from octjepa.model import VJEPA3D
+from octjepa.model.encoder import Encoder
+from octjepa.train.health import LIMITS, Health
+from octjepa.train.loop import pretrain
+from octjepa.train.monitor import Audit, measure
+from octjepa.train.runtime import Runtime
+from octjepa.views.sample import make_sample, sample_layers
+from octjepa.views.tokens import LAYERS
+from synthetic import MemoryStore, small_recipe
+
+TRAIN = {"max_updates": 40, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
+
+
+def run(out: Path, **sections: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    recipe = small_recipe(**{"train": TRAIN, "monitor": {"every_updates": 10, "volumes": 6}, **sections})
+    summary = pretrain(recipe, MemoryStore(recipe.preprocessing), out)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return summary, [line for line in lines if "monitor/lidar" in line]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]], Path]:
+    out = tmp_path_factory.mktemp("healthy") / "run"
+    return *run(out), out
+
+
+def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> None:
+    summary, measured, _ = healthy
+    assert summary["alarms"] == {}
+    assert [line["update"] for line in measured] == [10, 20, 30, 40]
+    names = {name.removeprefix("monitor/") for name in measured[-1] if name.startswith("monitor/")}
+    per_part = ("rankme", "alpha_req", "target_std", "student_std", "pair_cosine", "position_share", "sigreg")
+    assert {f"{name}_{part}" for name in per_part for part in ("tissue", "background")} <= names
+    assert {"lidar", "layer_accuracy", "cosine_topcon_triton", "rankme_zeiss_cirrus"} <= names
+
+
+def test_the_best_checkpoint_is_the_online_probes_and_is_kept(healthy: Any) -> None:
+    summary, measured, out = healthy
+    assert summary["best"] == "step-00000040"  # the only one that was saved
+    saves = out / "checkpoints"
+    assert folder.read_manifest(saves / "step-00000040")["score"] == measured[-1]["monitor/layer_accuracy"]
+    whole = {"schema": folder.SCHEMA, "files": {}}
+    for step, score in ((1, None), (2, 2.0), (3, 1.5)):
+        (saves / f"step-{step:08d}").mkdir()
+        (saves / f"step-{step:08d}" / "manifest.json").write_text(json.dumps({**whole, "update": step, "score": score}))
+    assert folder.best(saves).name == "step-00000002"
+    folder.prune(saves, keep_last=1)
+    assert [path.name for path in folder.list_folders(saves)] == ["step-00000002", "step-00000040"]
+
+
+def constant(self: Encoder, *_: Any) -> torch.Tensor:
+    tokens = _[0]
+    return self.norm.bias + 0 * tokens.mean() + torch.ones(*tokens.shape[:2], self.width)
+
+
+def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "levels", constant)
+    # the leak check would see that nothing depends on anything, which is what it asks for
+    summary, _ = run(tmp_path / "run")
+    assert {"constant_solution", "vanishing_features", "low_rank"} <= set(summary["alarms"])
+    assert (tmp_path / "run" / "checkpoints" / "step-00000030").is_dir(), "a snapshot at the alarm"
+
+
+def test_a_rate_too_high_trips_diverging(tmp_path: Path) -> None:
+    summary, measured = run(tmp_path / "run", train={**TRAIN, "base_lr": 1.0, "clip_norm": None})
+    assert "diverging" in summary["alarms"]
+    told = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
+    assert "Lower train.base_lr" in told
+
+
+def test_an_alarm_rings_once_and_never_in_warm_up() -> None:
+    health = Health("vjepa", warm=10)
+    health.follow(0.5)
+    bad = {"pair_cosine_tissue": 0.99, "rankme_tissue": 80.0}
+    assert health.judge(bad, 20) == {}
+    assert list(health.judge(bad, 30)) == ["constant_solution"]
+    assert health.judge(bad, 40) == {}
+    assert health.tripped == {"constant_solution": 30}
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_each_limit_has_a_side(name: str) -> None:
+    limit = LIMITS[name]
+    step = -1e-3 if limit.below else 1e-3
+    for beyond, trips in ((step, True), (-step, False)):
+        health = Health("mae", warm=0)
+        health.follow(0.1)
+        assert (name in health.judge({limit.figure: limit.bound + beyond}, 100)) is trips
+
+
+def test_vendors_take_turns_in_the_audit() -> None:
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing, train=12)
+    audit = Audit.choose(store, recipe, sorted(store.volumes), 5)
+    assert sorted(audit.device_of).count("topcon_triton") == 3
+    assert audit.batch.volume_ids == Audit.choose(store, recipe, sorted(store.volumes)[::-1], 5).batch.volume_ids
+
+
+def test_measuring_changes_nothing() -> None:
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    torch.manual_seed(0)
+    model = VJEPA3D.from_recipe(recipe)
+    audit = Audit.choose(store, recipe, sorted(store.volumes), 4)
+    before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    first = measure(model, Runtime("fp32"), audit, 1)
+    assert measure(model, Runtime("fp32"), audit, 1) == pytest.approx(first, nan_ok=True)
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_layers_follow_the_band() -> None:
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    volume = store.volumes["volume0000"]
+    layers = sample_layers(volume, recipe, None).reshape(recipe.grid)
+    assert (layers[:, 0] == LAYERS.index("vitreous")).all()
+    assert (layers[:, -1] >= LAYERS.index("choroid")).all()
+    assert (layers[:, 1:] >= layers[:, :-1]).all()
+    sample = make_sample(volume, recipe, None)
+    inside = sample.tissue > 0.9
+    assert set(layers.reshape(-1)[sample.grid_index[inside]]) <= {1, 2, 3}
