@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bucket_servers import SERVERS, Bucket, bucket_of
+from eye_files import phantom, write_itk
 from faulty_proxy import FaultyProxy
 from oct_dicom import make_dataset, retina, save
 from octjepa import remote
@@ -167,3 +168,20 @@ def test_archives_in_a_bucket_are_expanded_to_a_disk(bucket: Bucket, tmp_path: P
         assert names(discover([tmp_path / str(number)])) == [place]
     with pytest.raises(UsageError, match="no ZIP archive in"):
         expand(f"{bucket.url}/nothing", tmp_path / "out")
+
+
+def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) -> None:
+    pixels, spacing = phantom()
+    header = write_itk(tmp_path / "scan.mhd", pixels, spacing)
+    put(bucket, **{
+        "scan.mhd": header.read_bytes(), "scan.raw": header.with_suffix(".raw").read_bytes(),
+        "scan.json": '{"person_id": "P5"}', "other.json": "{}",
+    })  # fmt: skip
+    (source,) = discover([bucket.url]).files
+    assert source.name == "scan.mhd"
+    before = source.state()
+    with source.local() as path:
+        volume = read_volume(path, called=source.called)
+    assert (volume.person_id, volume.spacing_mm) == ("P5", pytest.approx(spacing))
+    put(bucket, **{"scan.json": '{"person_id": "P66"}'})
+    assert discover([bucket.url]).files[0].state() != before

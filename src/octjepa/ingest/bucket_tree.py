@@ -132,6 +132,7 @@ class BucketSearch:
     ) -> None:
         """Judges the objects of one folder; `met` takes the filepaths of the rows that were met."""
         names = [_below(one.url, folder) for one in inside]
+        by_name = dict(zip(names, inside, strict=True))
         whole = formats.is_scan_folder(Path(PurePosixPath(folder).name), names)
         if whole:
             images = tuple(one for one, name in zip(inside, names, strict=True) if _suffix(name) in IMAGES | {".json"})
@@ -146,7 +147,10 @@ class BucketSearch:
             elif is_archive(name):
                 self._refuse_archive(one, root)
             elif row or (not whole and name.lower().endswith(_SUFFIXES)):
-                self._keep(SourceFile(one.url, label, row, (one,)), manifest)
+                others = [by_name[other] for other in formats.beside(name) if other in by_name]
+                if _suffix(name) == ".xml":  # a HEYEX export lists images beside it
+                    others += [image for other, image in by_name.items() if _suffix(other) in IMAGES]
+                self._keep(SourceFile(one.url, label, row, (one, *others)), manifest)
             elif not (whole and _suffix(name) in IMAGES):
                 self.found.ignored[shown(_suffix(name)) or "no suffix"] += 1
 

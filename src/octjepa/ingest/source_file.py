@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
+from octjepa.ingest.formats import beside
 from octjepa.ingest.manifest import ManifestRow
 
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
@@ -28,7 +29,8 @@ def _number(*parts: object) -> int:
 class SourceFile:
     """One file, or one folder of B-scan images; `name` is its path relative to the ingested root, "/" between parts.
 
-    `location` is a local path or a url; `objects` are what a url names: one object, or the images of a folder.
+    `location` is a local path or a url; `objects` are what a url names: one object and what
+    lies beside it (`formats.beside`), or the images of a folder.
     `member` is one of several scans in the same file, of which `name` then tells ("eyes.e2e#2").
     """
 
@@ -68,23 +70,24 @@ class SourceFile:
         if isinstance(self.location, Path):
             yield self.location
             return
-        if not self.location.endswith("/"):
+        whole = self.location.endswith("/")
+        if not whole and len(self.objects) < 2:
             with remote.fetched(self.objects[0] if self.objects else self.location) as copy:
                 yield copy
             return
         with ExitStack() as held, TemporaryDirectory(prefix="octjepa-") as made:
-            folder = Path(made, PurePosixPath(self.location).name)
-            folder.mkdir()
+            folder = Path(made, PurePosixPath(self.location).name) if whole else Path(made)
+            folder.mkdir(exist_ok=True)
             for one in self.objects:
                 copy = held.enter_context(remote.fetched(one))
                 (folder / PurePosixPath(one.url).name).symlink_to(copy)
-            yield folder
+            yield folder if whole else folder / PurePosixPath(self.location).name
 
     def state(self) -> tuple[int, int] | None:
         """(size, time or version): both are equal as long as nothing changed; None where it cannot be looked at.
 
-        The second is the time of modification in ns for a local file, else 63 bits of a hash of versions or of a
-        folder's names, sizes and times.
+        The second is the time of modification in ns for a local file alone, else 63 bits of a hash of versions, of the
+        times of a file and those beside it, or of a folder's names, sizes and times.
         """
         if isinstance(self.location, str):
             found = self.objects or tuple(filter(None, [remote.info(self.location)]))
@@ -93,7 +96,10 @@ class SourceFile:
         try:
             stat = os.stat(self.location)
             if not self.location.is_dir():
-                return stat.st_size, stat.st_mtime_ns
+                names = [name for name in beside(self.location.name) if self.location.with_name(name).is_file()]
+                others = [os.stat(self.location.with_name(name)) for name in names]
+                times = [one.st_mtime_ns for one in (stat, *others)]
+                return sum(one.st_size for one in (stat, *others)), _number(*times) if others else times[0]
             with os.scandir(self.location) as entries:
                 files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in entries)
             return sum(size for _, size, _ in files), _number(files)

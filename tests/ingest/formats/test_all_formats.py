@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from scipy.io import savemat
 from eye_files import phantom, write_images, write_itk, write_sidecar, write_tiff
 from oct_dicom import make_dataset, save
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import describe_file, read_volume
+from octjepa.ingest import SourceFile, describe_file, read_volume
 from octjepa.ingest.formats import FORMATS, SUFFIXES, is_scan_folder, recognise
 
 PIXELS, SPACING = phantom()
@@ -177,3 +178,15 @@ def test_a_folder_in_a_bucket_is_judged_by_its_names_alone() -> None:
     assert is_scan_folder(nowhere, [*names, "b.json", "mask.npy"])
     assert not is_scan_folder(nowhere, [*names, "scan.dcm"])
     assert not is_scan_folder(nowhere, names[:3])
+
+
+def test_a_changed_file_beside_a_scan_is_noticed(tmp_path: Path) -> None:
+    for kind, other in (("npy", "scan.json"), ("mhd", "scan.raw")):
+        source = SourceFile(WRITERS[kind][1](tmp_path), "scan")
+        (tmp_path / other).touch()
+        before = source.state()
+        assert source.state() == before
+        os.utime(tmp_path / other, ns=(1, 1))
+        assert source.state() != before, kind
+    dicom = SourceFile(WRITERS["dicom"][1](tmp_path), "scan")
+    assert dicom.state() == (dicom.path.stat().st_size, dicom.path.stat().st_mtime_ns)

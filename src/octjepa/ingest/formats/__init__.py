@@ -103,6 +103,15 @@ def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:
     return True
 
 
+def beside(name: str) -> tuple[str, ...]:
+    """What files that belong to a scan called `name` may be called: its JSON, its voxels, its text; () for DICOM."""
+    lower = name.lower()
+    if not lower.endswith(tuple(SUFFIXES)) or lower.endswith(_BY_NAME["dicom"].suffixes):
+        return ()
+    stem = name[: -len(".nii.gz")] if lower.endswith(".nii.gz") else name.rpartition(".")[0]
+    return tuple(stem + suffix for suffix in (".json", ".raw", ".zraw", ".txt"))
+
+
 def members(path: Path) -> tuple[str, ...]:
     """The scans in a file that holds several (both eyes of a patient), else nothing. Raises VolumeRejected."""
     format = recognise(path) if path.suffix.lower() in SEVERAL and path.is_file() else None
