@@ -47,7 +47,7 @@ def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
         assert str(bucket.cache) not in text
         assert "store.json" not in text  # nothing says that the store is missing
         assert "8 volumes" in text
-    assert done("split", store, "--against", made["checkpoint"])["kind"]
+    assert done("split", store, "--against", made["checkpoint"])["pretrained_on"] > 0
 
 
 def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bucket_servers import BUCKET, Bucket
-from faulty_proxy import Fault
+from bucket_servers import BUCKET, Bucket, bucket_of
+from faulty_proxy import Fault, FaultyProxy
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.remote import info, is_remote, join, list_objects, put, put_bytes, read_bytes, remove
+from octjepa.remote.address import parse
+from octjepa.remote.bucket import connection
 from octjepa.remote.retry import Patience, retried
 
 TRANSIENT = ["429", "500", "503", "408", "delay", "truncate", "shorten", "reset", "corrupt"]
@@ -113,6 +115,31 @@ def test_a_permanent_failure_is_told_at_once_and_without_secrets(bucket: Bucket)
         list_objects(bucket.url.replace(f"/{BUCKET}/", "/absent/"))
     with pytest.raises(UsageError, match="no bucket"):
         put_bytes(b"", bucket.url.replace(f"/{BUCKET}/", "/absent/"))
+
+
+def test_an_etag_that_is_no_md5_is_not_taken_for_one(proxies: dict[str, FaultyProxy], tmp_path: Path) -> None:
+    with bucket_of("s3", proxies["s3"], tmp_path / "cache") as bucket:
+        url = join(bucket.url, "parts")
+        files, where = connection("s3", Patience.from_environment()), {"Bucket": BUCKET, "Key": parse(url).key}
+        upload = {**where, "UploadId": files.call_s3("create_multipart_upload", **where)["UploadId"]}
+        parts = [
+            {"PartNumber": n, "ETag": files.call_s3("upload_part", PartNumber=n, Body=body, **upload)["ETag"]}
+            for n, body in ((1, bytes(5 << 20)), (2, EYE))
+        ]
+        files.call_s3("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)
+        found = info(url)
+        assert found is not None
+        assert "-" in found.version
+        assert found.checksum == ""
+        bucket.proxy.faults += [Fault("shorten", "GET", "parts"), Fault("truncate", "GET", "parts")]
+        assert read_bytes(url) == bytes(5 << 20) + EYE
+        files.call_s3(
+            "put_object", Bucket=BUCKET, Key=f"{where['Key']}-sealed", Body=EYE, ServerSideEncryption="aws:kms"
+        )
+        sealed = info(f"{url}-sealed")
+        assert sealed is not None
+        assert sealed.checksum == ""
+        assert read_bytes(sealed.url) == EYE
 
 
 def test_each_try_again_is_one_calm_line(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ def test_a_second_reading_downloads_nothing_and_keeps_the_name(bucket: Bucket) -
     with fetched(url) as path:
         assert path.name == "eye-0.dcm"
         content = path.read_bytes()
+    assert bucket.cache.stat().st_mode & 0o777 == 0o700  # it holds scans as they are
     found = list_objects(url)[0]
     bucket.proxy.requests.clear()
     with fetched(found) as path:

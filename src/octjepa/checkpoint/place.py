@@ -60,12 +60,10 @@ def folders(place: Place, marker: str, pattern: str) -> tuple[list[Place], list[
 @contextmanager
 def local_folder() -> Iterator[Path]:
     """A folder in the cache for what is about to go up; /tmp may be too small for it. Raises CheckpointError."""
-    root = remote.cache_root()
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=".new-", dir=root)
-    except OSError as error:
-        raise CheckpointError(f"the cache {root} cannot be written: {error.strerror or error}") from None
+        made = tempfile.mkdtemp(prefix=".new-", dir=remote.cache_folder())
+    except (OSError, OctjepaError) as error:
+        raise CheckpointError(f"the checkpoint cannot be prepared for its upload: {error}") from None
     try:
         yield Path(made)
     finally:

@@ -7,11 +7,11 @@ does not answer or sends damaged bodies for as long as is borne, the disk is ful
 
 from octjepa.remote.address import is_remote, join
 from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
-from octjepa.remote.cache import cache_root, fetched, read_bytes
+from octjepa.remote.cache import cache_folder, fetched, read_bytes
 
 __all__ = [
     "RemoteObject",
-    "cache_root",
+    "cache_folder",
     "fetched",
     "info",
     "is_remote",

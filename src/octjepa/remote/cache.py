@@ -43,6 +43,24 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "octjepa"
 
 
+def cache_folder(*parts: str) -> Path:
+    """The folder `parts` below the cache's root, made where it is absent; the root is its owner's alone.
+
+    Raises OctjepaError: it cannot be made.
+    """
+    root = cache_root()
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+        folder = root.joinpath(*parts)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OctjepaError(
+            f"the cache {root} cannot be written ({error.strerror}): name another by OCTJEPA_CACHE"
+        ) from None
+    return folder
+
+
 def limit_bytes() -> int:
     """OCTJEPA_CACHE_GB, 20 where it is not set. Raises UsageError: no number above 0."""
     text = os.environ.get("OCTJEPA_CACHE_GB", "") or "20"
@@ -103,9 +121,7 @@ def _folder(found: RemoteObject) -> Path:
 @contextmanager
 def _downloading(key: str) -> Iterator[None]:
     """One download of an object at a time on this machine; 256 lock files serve all."""
-    locks = cache_root() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / key[:2]).open("w") as lock:
+    with (cache_folder("locks") / key[:2]).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -141,10 +157,8 @@ def _download(found: RemoteObject, folder: Path) -> None:
     if now is None or now.version != found.version:
         what = "is gone" if now is None else "has other content"
         raise OctjepaError(f"{found.url} {what} since it was looked at: run the same command again")
-    root = cache_root()
     _make_room(found.size)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=cache_folder()))
     try:
         name = parse(found.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
         body = arriving / name

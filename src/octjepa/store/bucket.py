@@ -46,7 +46,7 @@ class Bucket:
 
     @property
     def _cache(self) -> Path:
-        return remote.cache_root() / "stores" / hashlib.sha256(self.url.encode()).hexdigest()[:24]
+        return remote.cache_folder("stores", hashlib.sha256(self.url.encode()).hexdigest()[:24])
 
     def files(self) -> list[remote.RemoteObject]:
         """The objects of the store's own folder, chunks left out."""
@@ -72,7 +72,6 @@ class Bucket:
         raise OctjepaError(f"the index of {self.url} changes faster than it can be read: try again in a minute")
 
     def _take(self, found: list[remote.RemoteObject], folder: Path) -> Path:
-        self._cache.mkdir(parents=True, exist_ok=True)
         self._forget_old()
         arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=self._cache))
         try:
@@ -122,7 +121,7 @@ class Bucket:
     def writing(self) -> Iterator[Writer]:
         """A `Writer` with the index as it is now, while this process is the only one. Raises UsageError: it is not."""
         folder = self._cache / "writing"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         with ExitStack() as alone:
             try:
                 alone.enter_context(only_writer(folder))

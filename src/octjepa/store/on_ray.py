@@ -146,7 +146,7 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
     if not store_is_seen:
         raise UsageError(
             f"the machine {machine} of the Ray cluster does not see the store {store}: give --store a folder on a disk "
-            "that all machines share under the same path, or a bucket"
+            "that all machines share under the same path, or, for a store in a bucket, let OCTJEPA_CACHE name one"
         )
     if file.state() is not None:
         raise UsageError(
