@@ -232,3 +232,12 @@ def test_nifti_of_other_kinds(tmp_path: Path) -> None:
 
     sitk.WriteImage(sitk.GetImageFromArray(colour, isVector=True), str(tmp_path / "colour.mha"))
     assert refused(tmp_path / "colour.mha").reason == "unsupported_pixels"
+
+
+def test_parsers_that_fail_in_their_own_way_are_understood(tmp_path: Path) -> None:
+    whole = npy(tmp_path / "scan.npy", PIXELS).read_bytes()
+    (tmp_path / "scan.npy").write_bytes(whole.replace(b"(", b"[", 1))
+    assert refused(tmp_path / "scan.npy").reason == "broken_header"
+    plain = write_itk(tmp_path / "scan.nii", PIXELS, SPACING).read_bytes()
+    (tmp_path / "scan.nii").write_bytes(plain[:344] + bytes(4) + plain[348:])  # as Analyze, ITK would take it
+    assert refused(tmp_path / "scan.nii").reason == "broken_header"

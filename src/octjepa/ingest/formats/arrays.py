@@ -10,6 +10,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO
 
 import numpy as np
@@ -31,7 +32,7 @@ def _declared(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
-    except (ValueError, EOFError, SyntaxError, TypeError):
+    except (ValueError, EOFError, SyntaxError, TypeError, TokenError):
         raise rejected("broken_header", "the header of the array cannot be parsed") from None
     return shape, dtype
 

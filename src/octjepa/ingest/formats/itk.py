@@ -23,6 +23,7 @@ def read_itk(path: Path, reader_name: str) -> tuple[np.ndarray, tuple[float, ...
     unsupported_pixels, size_implausible, broken_header, no_decoder.
     """
     itk = library("SimpleITK", "formats")
+    itk.ProcessObject.GlobalWarningDisplayOff()  # its warnings quote paths
     reader = itk.ImageFileReader()
     reader.SetFileName(str(path))
     reader.SetImageIO(reader_name)

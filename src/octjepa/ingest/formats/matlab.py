@@ -25,6 +25,11 @@ _ITEM_BYTES = {
     "double": 8, "int64": 8, "uint64": 8, "logical": 1,
 }  # fmt: skip
 _TEXT = "char"
+# What SciPy's and h5py's parsers make of damaged bytes.
+_DAMAGED = (
+    ValueError, TypeError, OSError, KeyError, IndexError, NotImplementedError, EOFError, OverflowError, RuntimeError,
+    zlib.error,
+)  # fmt: skip
 
 
 def _read_old(path: Path) -> tuple[str, np.ndarray, Small]:
@@ -77,7 +82,7 @@ def read_mat(path: Path) -> RawScan:
     hdf5 = head.startswith((b"MATLAB 7.3", b"\x89HDF\r\n\x1a\n"))
     try:
         name, values, small = (_read_hdf5 if hdf5 else _read_old)(path)
-    except (ValueError, TypeError, OSError, KeyError, NotImplementedError, EOFError, zlib.error, OverflowError):
+    except _DAMAGED:
         raise rejected("truncated", "its arrays cannot be read: the file ends early or is damaged") from None
     values = values.reshape([length for length in values.shape if length != 1])
     notes: list[str] = []

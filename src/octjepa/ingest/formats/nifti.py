@@ -41,6 +41,8 @@ def _header(head: bytes) -> _Header:
         raise rejected("unknown_format" if nifti2 else "broken_header", "NIfTI-2" if nifti2 else "no NIfTI header")
     if head[344:348] == _PAIR:
         raise rejected("unknown_format", "NIfTI of two files (.hdr and .img); expected one file")
+    if head[344:348] != b"n+1\0":
+        raise rejected("broken_header", "no NIfTI header: its mark is absent, as in Analyze files")
     axes, *lengths = struct.unpack_from(order + "8h", head, 40)
     bits = struct.unpack_from(order + "h", head, 72)[0]
     starts_at = struct.unpack_from(order + "f", head, 108)[0]
