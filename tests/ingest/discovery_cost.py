@@ -1,4 +1,4 @@
-"""What finding a file costs, for 100 to 10,000 files in folders of 20: a tree with and without manifest, a glob, a list.
+"""What finding a file costs, for 100 to 10,000 files in folders of 20: a tree, its manifest, a glob, a list.
 
 Run by hand: `python tests/ingest/discovery_cost.py`. The files hold a DICOM mark and nothing else.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
+from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
 from octjepa.ingest.manifest import (
     MANIFEST,
     Manifest,
@@ -27,7 +28,7 @@ from octjepa.ingest.walk import Folder, matches, walk
 
 LISTS = {".txt", ".lst"}
 TABLES = {".tsv", ".csv"}
-IMAGES = {".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp"}
+IMAGES = frozenset(IMAGE_SUFFIXES)
 DISAGREES = "its rows in the manifest contradict each other"
 ABSENT = "listed, but not there"
 

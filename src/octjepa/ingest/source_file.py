@@ -151,5 +151,4 @@ def how_to_expand(name: str) -> str:
 
 def shown(text: str) -> str:
     """A path as text that every table and terminal can hold: line breaks and bytes that are no text are escaped."""
-    plain = os.fsencode(text).decode("utf-8", "backslashreplace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in plain)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
