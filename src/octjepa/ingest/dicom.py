@@ -92,12 +92,10 @@ class _Bounded(BufferedReader):
         return super().read(size)
 
 
-def _read(path: Path, stop_when: Callable[[int], bool]) -> Dataset:
-    from pydicom.filereader import read_partial
-
+def _parsed(parse: Callable[[], Dataset]) -> Dataset:
+    """Raises VolumeRejected: unreadable_file, broken_header."""
     try:
-        with _Bounded(FileIO(path)) as file:
-            return read_partial(file, lambda tag, *_: stop_when(int(tag)))
+        return parse()
     except OSError as error:
         raise rejected("unreadable_file", error.strerror or str(error)) from None
     except MemoryError:
@@ -106,20 +104,21 @@ def _read(path: Path, stop_when: Callable[[int], bool]) -> Dataset:
         raise rejected("broken_header", raised_in(error)) from None
 
 
-def _read_header(path: Path) -> Dataset:
-    """All before the pixel data. Raises VolumeRejected: truncated, no_pixel_data, broken_header."""
+def _read_header(file: BufferedReader) -> Dataset:
+    """All before the pixel data, where the file is left.
+
+    Raises VolumeRejected: truncated, no_pixel_data, and those of `_check_header`.
+    """
+    from pydicom.filereader import read_partial
+
     stopped: list[int] = []
 
-    def at_pixels(tag: int) -> bool:
+    def at_pixels(tag: int, *_: object) -> bool:
         if tag >= _PIXEL_GROUP:
-            stopped.append(tag)
+            stopped.append(int(tag))
         return tag >= _PIXEL_GROUP
 
-    try:
-        _check_inflated_size(path)
-    except (OSError, zlib.error) as error:
-        raise rejected("truncated", f"the deflated data cannot be unpacked: {raised_in(error)}") from None
-    header = _read(path, at_pixels)
+    header = _parsed(lambda: read_partial(file, at_pixels))
     if "TransferSyntaxUID" not in getattr(header, "file_meta", {}):
         raise rejected("broken_header", "no transfer syntax")
     if not len(header):
@@ -162,27 +161,34 @@ def _check_frames(header: Dataset) -> None:
         raise rejected("single_frame_series", "one frame, with a place of its own in a series")
 
 
-def _with_pixels(path: Path) -> Dataset:
-    """The whole data set up to its pixel data; what lies behind them is not read."""
-    data = _read(path, lambda tag: tag > _PIXEL_DATA)
-    size = path.stat().st_size
-    if "PixelData" not in data:
-        if len(data):
+def _add_pixels(header: Dataset, file: BufferedReader) -> None:
+    """Puts the pixel data into `header`; what lies behind them is not read.
+
+    Raises VolumeRejected: truncated, no_pixel_data.
+    """
+    from pydicom.filereader import read_dataset, read_partial
+
+    implicit, little = header.original_encoding
+
+    def behind(tag: int, *_: object) -> bool:
+        return tag > _PIXEL_DATA
+
+    if header.file_meta.TransferSyntaxUID.is_deflated:
+        file.seek(0)  # it was unpacked as a whole: there is no place in the file to go on from
+        found = _parsed(lambda: read_partial(file, behind))
+    else:
+        found = _parsed(lambda: read_dataset(file, bool(implicit), bool(little), stop_when=behind))
+    raw = found.get_item(_PIXEL_DATA)
+    if raw is None:
+        if len(found):
             raise rejected("no_pixel_data", "pixel data of a kind that holds no image")
-        raise rejected("truncated", f"the pixel data begin and are cut off: the file holds {size} bytes")
-    raw = data.get_item(_PIXEL_DATA)
-    if (
-        raw is not None
-        and getattr(raw, "is_raw", False)
-        and raw.length != _UNDEFINED
-        and len(raw.value or b"") < raw.length
-    ):
-        raise rejected(
-            "truncated", f"{raw.length} bytes of pixel data are announced, {len(raw.value or b'')} are there"
-        )
-    if not len(data.PixelData or b""):
+        raise rejected("truncated", "the pixel data begin and are cut off")
+    held = len(raw.value or b"")
+    if getattr(raw, "is_raw", False) and raw.length != _UNDEFINED and held < raw.length:
+        raise rejected("truncated", f"{raw.length} bytes of pixel data are announced, {held} are there")
+    if not held:
         raise rejected("no_pixel_data", "the pixel data element is empty")
-    return data
+    header[_PIXEL_DATA] = raw
 
 
 def _text(header: Dataset, keyword: str) -> str:
@@ -218,9 +224,15 @@ def _said(header: Dataset) -> Said:
 def read_dicom(path: Path) -> RawScan:
     """One DICOM file. Raises VolumeRejected (kind, header and pixel codes of `octjepa.ingest.reasons`)."""
     _check_kind(path)
-    header = _read_header(path)
-    _check_frames(header)
-    decoded = decode_pixels(_with_pixels(path))
+    try:
+        _check_inflated_size(path)
+    except (OSError, zlib.error) as error:
+        raise rejected("truncated", f"the deflated data cannot be unpacked: {raised_in(error)}") from None
+    with _Bounded(FileIO(str(path))) as file:
+        header = _read_header(file)
+        _check_frames(header)
+        _add_pixels(header, file)
+    decoded = decode_pixels(header)
     pair, thickness = measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:
         pair, thickness = measures(header)  # plain multi-frame images keep them at the top

@@ -1,0 +1,60 @@
+"""A cohort with broken files: what discovery, canonicalising and the index decide, and that nobody's name leaks."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from octjepa.errors import TooManyLostError
+from octjepa.phantom import cohort
+from octjepa.phantom.zoo import KINDS
+from octjepa.phantom.zoo.identities import NAME
+from octjepa.recipe import Preprocessing
+from octjepa.store import Store, build_store
+
+PREPROCESSING = Preprocessing(
+    image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
+)
+CHOSEN = (
+    "truncated", "resource_fork", "no_suffix", "constant", "all_black", "mostly_black", "blink", "white_fill",
+    "same_pixels", "same_uid", "no_file", "no_row", "strange_name", "name_as_id", "upside_down", "radial",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]], Store]:
+    root = tmp_path_factory.mktemp("zoo")
+    chosen = [KINDS[name] for name in CHOSEN]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cohort, "kinds_for", lambda _: chosen)
+        cohort.write_cohort(root / "cohort", people=1, seed=4, broken=len(chosen), devices=("zeiss_cirrus",))
+    with pytest.raises(TooManyLostError):
+        build_store([root / "cohort"], root / "store", PREPROCESSING)
+    with (root / "cohort" / "truth" / "broken.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t")), Store.open(root / "store")
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_every_fate_in_a_cohort(name: str, ingested: tuple[list[dict[str, str]], Store]) -> None:
+    broken, store = ingested
+    (row,) = [row for row in broken if row["kind"] == name]
+    file = row["filepath"].lstrip("/")
+    kept = {stored["file"]: stored for stored in store.rows()}
+    refused = {line["file"]: line["reason"] for line in store.quarantine}
+    if row["fate"] == "accepted":
+        assert file in kept
+        told = {note.partition("=")[0] for note in kept[file]["notes"].split(";")}
+        assert set(filter(None, row["notes"].split(";"))) <= told
+        assert int(row["frames"]) == kept[file]["native_d"] or name == "radial"
+    else:
+        assert file not in kept
+        assert refused.get(file, "") in row["reasons"].split(";")
+
+
+def test_no_name_goes_on(ingested: tuple[list[dict[str, str]], Store]) -> None:
+    _, store = ingested
+    written = [path for path in store.path.rglob("*") if path.is_file()]
+    assert written
+    for word in (NAME, "19010203"):
+        assert all(word.encode() not in path.read_bytes() for path in written)
