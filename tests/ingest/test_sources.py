@@ -252,7 +252,7 @@ def test_archives_are_never_silently_left_out(tmp_path: Path, caplog: pytest.Log
     assert reasons(found) == {"b.zip": "archive_not_expanded", "c.TAR.GZ": "archive_not_expanded"}
     assert "octjepa expand" in next(one.detail for one in found.refused if one.source.name == "b.zip")
     assert "2 archive_not_expanded" in caplog.text
-    with pytest.raises(UsageError, match=r"1 archive_not_expanded: .* run `octjepa expand`"):
+    with pytest.raises(UsageError, match=r"no OCT scan in .*b\.zip\n  1 archive_not_expanded: .* run `octjepa expand`"):
         discover([tmp_path / "b.zip"])
 
 

@@ -110,8 +110,9 @@ def _tell(sources: Sequence[str | Path], found: Discovery) -> None:
     }
     if not found.files:
         where = ", ".join(shown(str(source)) for source in sources)
-        ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5)) or "it is empty"
-        raise UsageError("\n  ".join([f"no OCT scan in {where} (left out: {ignored})", *said.values()]))
+        ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5))
+        why = f" (left out: {ignored})" if ignored else "" if said else ": it is empty"
+        raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *said.values()]))
     for code in _TO_ACT_ON:
         if code in said:
             _log.warning("%s", said[code])
