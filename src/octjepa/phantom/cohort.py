@@ -23,7 +23,8 @@ from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, write_eye
 from octjepa.phantom.eye import Eye, make_eye
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, make_person
 from octjepa.phantom.truth import write_truth
-from octjepa.phantom.zoo import KINDS, Kind, kinds_for, write_broken
+from octjepa.phantom.zoo import KINDS, kinds_for, write_broken
+from octjepa.phantom.zoo.specimen import Kind
 from octjepa.progress import bar
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
