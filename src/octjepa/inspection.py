@@ -1,4 +1,4 @@
-"""What a path is: a scan file, a store, a run or a checkpoint, in one plain description without personal data."""
+"""What a path is: a scan, a folder of scans, a store, a run or a checkpoint, described without personal data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from octjepa.remote.address import parse
 def describe(
     path: str | Path, spacing_mm: tuple[float, float, float] | None = None, verify: bool = False
 ) -> dict[str, Any]:
-    """`kind` is volume, rejected, store, run or checkpoint; the rest is what that kind knows of itself.
+    """`kind` is volume, rejected, source, store, run or checkpoint; the rest is what that kind knows of itself.
 
+    A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
     `spacing_mm` (slice, row, column) goes before what a scan's file says. With `verify` every chunk of a store is read
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
-    Raises UsageError when nothing is there, or it is none of these; CheckpointError for damaged weights.
+    Raises UsageError when nothing is there, or nothing known; CheckpointError for damaged weights.
     """
     from octjepa.ingest import describe_file
     from octjepa.ingest.formats import recognise
@@ -29,7 +30,7 @@ def describe(
     if not path.exists():
         raise UsageError(f"nothing at {path}: give a scan file, a store, a run or a checkpoint")
     if path.is_file() and path.suffix != ".safetensors":
-        return describe_file(path, spacing_mm)
+        return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
     if (path / "store.json").is_file():
         return _store(path, verify)
     if (path / "run.json").is_file():
@@ -40,7 +41,17 @@ def describe(
         return describe_file(path, spacing_mm)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
-    raise UsageError(f"{path} is a folder, but no store (store.json), run (run.json) or checkpoint (manifest.json)")
+    from octjepa.ingest.audit import audit
+
+    return {"kind": "source", **audit([path])}
+
+
+def _personal(path: Path) -> dict[str, str]:
+    """{field: "name, masked"} of the personal data that a scan's file holds; the values stay in the file."""
+    from octjepa.ingest.audit import personal_in
+    from octjepa.ingest.personal import KIND_OF
+
+    return {field: f"{KIND_OF.get(field, 'other')}, masked" for field in personal_in(path)}
 
 
 def _describe_remote(url: str, spacing_mm: tuple[float, float, float] | None, verify: bool) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     made = Line(tmp_path_factory.mktemp("Große Augen, 眼 µ"))
     made.say("phantom", made.cohort, "--people", 10, "--workers", 1)
     made.say("ingest", made.cohort, "--store", made.store, "--workers", 1)
-    made.say("split", made.store, "--by", "stratified")
+    made.say("split", made.store, "--by", "stratified", "--shares", "0.6,0.2,0.2")
     made.say("pretrain", "smoke_test", *FAST, "--store", made.store, "--out", made.run)
     made.say("embed", made.run, "--store", made.store, "--out", made.embeddings)
     made.say(

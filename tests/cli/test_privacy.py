@@ -91,3 +91,22 @@ def test_ingest_keeps_no_name(named: Path, tmp_path: Path) -> None:
     told = call("report", store, "--json")
     assert_silent(Path(told.json["report"]).read_text(encoding="utf-8"))
     assert_nothing_told(told)
+
+
+def test_a_folder_called_after_a_person_does_not_reach_the_store(line: Any, tmp_path: Path) -> None:
+    scans = sorted(line.cohort.rglob("*.dcm"))[:3]
+    folder = tmp_path / "export" / f"{NAME}_{FIRST_NAME}"
+    folder.mkdir(parents=True)
+    for number, (scan, spoil) in enumerate(zip(scans, ("", "no pixels", ""), strict=True)):
+        named_copy(scan, folder / f"{BIRTH_DATE}-{number}.dcm", spoil)
+    store = tmp_path / "store"
+    told = run("ingest", tmp_path / "export", "--store", store, "--workers", 1, "--max-lost", 1, "--json")
+    assert told.json["accepted"] == 2
+    assert told.json["personal_data"]["PatientName"] == 2
+    assert_nothing_told(told)
+    assert_silent(everything_in(store))
+    index = pd.read_parquet(store / "volumes.parquet")
+    assert set(index["source"]) == {"***/***.dcm"}
+    told = call("inspect", store, "--json")
+    assert told.json["personal_data"]["PatientName"] == {"files": 2, "kind": "name", "direct": True}
+    assert_nothing_told(told)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from octjepa.errors import TooManyLostError, UsageError
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
 from octjepa.ingest.identity import device_of
+from octjepa.ingest.personal import count_fields
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import volume_id
@@ -83,7 +84,9 @@ class _Seen:
         return None
 
 
-def _settle(store: Store, seen: _Seen, source: SourceFile, result: Result, splits: dict[str, str]) -> Result:
+def _settle(
+    store: Store, seen: _Seen, source: SourceFile, result: Result, splits: dict[str, str], sites: dict[str, str]
+) -> Result:
     """Writes one result to index or ledger; a duplicate becomes a ledger row."""
     row = result.get("volume")
     if row is None:
@@ -92,6 +95,7 @@ def _settle(store: Store, seen: _Seen, source: SourceFile, result: Result, split
     judged = seen.judge(row)
     if judged is None:
         row["split"] = splits.get(row["person_id"], "")
+        row["site"] = sites.get(row["person_id"]) or row["site"]
         swap_in(result["chunk"], store.chunk(row["volume_id"]))
         store.add(row)
         return result
@@ -119,10 +123,11 @@ def build_store(
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
     another one reads them again.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, people, eyes, seconds, volumes_per_second}: `accepted` counts
-    this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of `by_reason`, of
+    recommended_split_unknown, split_by, people_unknown, personal_data, people, eyes, seconds, volumes_per_second}:
+    `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of `by_reason`, of
     which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by` the people by
-    how they came to their split, `people_unknown` the store's volumes whose person no source names.
+    how they came to their split, `people_unknown` the store's volumes whose person no source names,
+    `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract),
     TooManyLostError after all work is done, OctjepaError (disk full, no workers to be had). Ctrl-C leaves a store that
@@ -160,6 +165,7 @@ def _build(
     todo = [file for file in found.files if not is_done(file, known.get(file.key), spacing_mm)]
     skipped = len(found.files) - len(todo)
     splits = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
+    sites = {str(person["person_id"]): str(person["clinical_site"]) for person in found.participants}
     accepted: list[dict[str, Any]] = []
     lines: list[dict[str, str]] = []
     seen = _Seen(store, found.files, todo)
@@ -171,7 +177,7 @@ def _build(
             closing(results_of(todo)) as results,
         ):
             for file, result in results:
-                settled = _settle(store, seen, file, result, splits)
+                settled = _settle(store, seen, file, result, splits, sites)
                 if "volume" in settled:
                     accepted.append(settled["volume"])
                 else:
@@ -212,6 +218,7 @@ def _build(
         "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in found.participants),
         "split_by": split_by,
         "people_unknown": unknown,
+        "personal_data": {name: of["files"] for name, of in count_fields(row["personal"] for row in accepted).items()},
         "people": int(table["person_id"].nunique()),
         "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
         "seconds": seconds,

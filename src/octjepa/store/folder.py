@@ -26,6 +26,7 @@ import numpy as np
 
 from octjepa.config import science_hash
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.ingest.personal import count_fields
 from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote, put_bytes
 from octjepa.store.bucket import Bucket, Writer
@@ -276,6 +277,7 @@ class Store:
             "volumes": len(table),
             "people": int(table["person_id"].nunique()),
             "people_unknown": people_unknown(table),
+            "personal_data": count_fields(table["personal"]),
             "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
             "by_device": dict(sorted(Counter(table["device"]).items())),
             "by_pattern": dict(sorted(Counter(table["pattern"]).items())),

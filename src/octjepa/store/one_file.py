@@ -9,6 +9,7 @@ from typing import Any
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
+from octjepa.ingest.personal import name_to_tell
 from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
@@ -23,9 +24,7 @@ _ASKED = " spacing "
 Result = dict[str, Any]  # {"volume": index row, "chunk": hidden folder} or {"refused": ledger row}
 
 
-def ingest_one(
-    source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None
-) -> Result:
+def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None) -> Result:
     """One file: {"volume": index row, "chunk": the hidden folder with its pixels} or {"refused": ledger row}.
 
     The pixels wait beside their place until the parent has judged that this file is no second copy of another.
@@ -77,7 +76,8 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
 
 def refused(source: SourceFile, stage: str, reason: str, detail: str, digest: str = "") -> Result:
     """The ledger row of one file as a result. Raises KeyError: a reason that is not on the list."""
-    return {"refused": {**ledger_row(source.name, digest, stage, reason, detail), "file_key": source.key}}
+    name = name_to_tell(source.location, source.name) if isinstance(source.location, Path) else source.name
+    return {"refused": {**ledger_row(name, digest, stage, reason, detail), "file_key": source.key}}
 
 
 def sha256(source: SourceFile) -> str:
@@ -89,14 +89,23 @@ def sha256(source: SourceFile) -> str:
         return ""
 
 
+def _told_name(volume: OCTVolume, source: SourceFile) -> str:
+    """The scan's path in its data set, with what tells who the person is masked, as the reader found it."""
+    if volume.source == source.called.as_posix():
+        return source.name
+    parts = volume.source.split("/")[-len(source.name.split("/")) :]
+    return "/".join(parts) + (f"#{source.member}" if source.member else "")
+
+
 def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, read_as: FileState) -> dict[str, Any]:
     notes = (*volume.notes, *made.notes)
+    name = _told_name(volume, source)
     dz, dy, dx = volume.spacing_mm
     return {
         "volume_id": made.volume.volume_id, "content_hash": volume.content_hash, "person_id": volume.person_id,
         "eye": volume.laterality or "", "laterality_source": volume.laterality_source, "device": volume.device,
         "protocol": volume.protocol, "region": volume.region, "pattern": volume.pattern,
-        "sop_instance_uid": volume.sop_instance_uid, "source": source.name,
+        "sop_instance_uid": volume.sop_instance_uid, "source": name,
         "visit": volume.visit, "site": volume.site, "format": volume.format, "personal": ";".join(volume.personal),
         "labels": labels_text(volume.labels),
         "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
@@ -106,6 +115,6 @@ def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, read_as: Fi
         "uncertain": ";".join(volume.uncertain), "notes": ";".join(dict.fromkeys(notes)), "mirrored": made.mirrored,
         "tissue_mean": made.volume.tissue_mean, "tissue_std": made.volume.tissue_std,
         "tissue_share": made.tissue_share, **made.figures, "split": "",
-        "file": source.name, "file_key": source.key,
+        "file": name, "file_key": source.key,
         "file_size": read_as[0], "file_mtime_ns": read_as[1], "manifest_hash": read_as[2],
     }  # fmt: skip

@@ -1,0 +1,78 @@
+"""What a source holds before anything is read into a store: files by format and kind, and the personal data in them.
+
+Headers only; nothing is written, no value is quoted, no id is listed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import VolumeRejected
+from octjepa.ingest.dicom import has_dicom_magic
+from octjepa.ingest.identity import device_of
+from octjepa.ingest.personal import count_fields, masked_path, personal_fields
+from octjepa.ingest.sources import SourceFile, discover
+from octjepa.progress import bar
+
+_PATH = "path"  # a folder or file name that holds the person's name or birth date
+
+
+def _header_facts(path: Path, name: str) -> dict[str, str]:
+    """{"kind", "device", "personal", "path"} of one file from its header; kind "other" for what is no DICOM."""
+    from pydicom import dcmread
+
+    try:
+        if not has_dicom_magic(path):
+            return {"kind": "other"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd values are counted, not judged, here
+            header = dcmread(path, stop_before_pixels=True)
+            said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+            return {
+                "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
+                "device": device_of(f"{header.get('Manufacturer', '')} {header.get('ManufacturerModelName', '')}"),
+                "personal": ";".join(personal_fields(header)),
+                "path": _PATH if masked_path(name, *said) != name else "",
+            }
+    except VolumeRejected:
+        return {"kind": "unreadable"}
+    except Exception:  # pydicom raises what a damaged header made of its parser; ingest will name the reason
+        return {"kind": "dicom with a damaged header"}
+
+
+def personal_in(path: Path) -> tuple[str, ...]:
+    """The fields of personal data that one file fills, () for what is no readable DICOM."""
+    return tuple(filter(None, _header_facts(path, path.name).get("personal", "").split(";")))
+
+
+def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
+    """{files, by_kind, by_device, ignored, personal_data, paths_that_tell_who, files_with_direct_data}.
+
+    `personal_data` is {field: {files, kind, direct}}. Raises UsageError as `discover` does.
+    """
+    found = discover(sources)
+    facts: list[dict[str, str]] = []
+    with bar("looking at headers", len(found.files), "files") as progress:
+        for file in found.files:
+            facts.append(_look(file))
+            progress.advance()
+    fields = count_fields(fact.get("personal", "") for fact in facts)
+    direct = {field for field, about in fields.items() if about["direct"]}
+    return {
+        "files": len(facts),
+        "by_kind": dict(sorted(Counter(fact["kind"] for fact in facts).items())),
+        "by_device": dict(sorted(Counter(fact.get("device") or "unknown" for fact in facts).items())),
+        "ignored": dict(sorted(found.ignored.items())),
+        "personal_data": fields,
+        "files_with_direct_data": sum(bool(direct & set(fact.get("personal", "").split(";"))) for fact in facts),
+        "paths_that_tell_who": sum(fact.get("path") == _PATH for fact in facts),
+    }
+
+
+def _look(file: SourceFile) -> dict[str, str]:
+    with file.local() as path:
+        return _header_facts(path, file.name) if path.is_file() else {"kind": "folder of B-scans"}

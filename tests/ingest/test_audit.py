@@ -1,0 +1,66 @@
+"""What a folder of scans holds, told from headers, before anything is read into a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import call
+from oct_dicom import make_dataset, retina, save
+from octjepa.errors import UsageError
+from octjepa.ingest.audit import audit
+from octjepa.ingest.personal import KIND_OF
+
+PIXELS = retina(frames=4, rows=32, columns=32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two scans of Jane Doe, one of them in a folder called after her, a nameless one, a photograph and a note."""
+    root = tmp_path / "export"
+    for place, named, modality in (
+        ("doe/a.dcm", True, "OPT"),
+        ("p7/b.dcm", True, "OPT"),
+        ("p8/c.dcm", False, "OPT"),
+        ("p8/fundus.dcm", False, "OP"),
+    ):
+        ds = make_dataset(PIXELS)
+        ds.Modality = modality
+        if not named:
+            ds.PatientName = ds.PatientBirthDate = ""
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        save(ds, root / place)
+    (root / "cut.dcm").write_bytes(bytes(128) + b"DICM\xff\xff")
+    (root / "readme.txt").write_text("Jane Doe, 1950-01-01")
+    return root
+
+
+def test_fields_are_counted_and_nothing_is_quoted(folder: Path) -> None:
+    found = audit([folder])
+    assert found["files"] == 5
+    assert found["by_kind"] == {"dicom OP": 1, "dicom OPT": 3, "dicom without modality": 1}
+    assert found["personal_data"]["PatientName"] == {"files": 2, "kind": "name", "direct": True}
+    assert found["files_with_direct_data"] == 2
+    assert found["paths_that_tell_who"] == 1
+    text = json.dumps(found).lower()
+    assert "doe" not in text
+    assert "1950" not in text
+
+
+def test_inspect_tells_it_for_a_folder_and_masks_it_for_a_file(folder: Path) -> None:
+    told = call("inspect", folder, "--json")
+    assert told.json["kind"] == "source"
+    assert told.json["personal_data"]["PatientBirthDate"]["files"] == 2
+    one = call("inspect", folder / "p7" / "b.dcm", "--json")
+    assert one.json["personal_data"]["PatientName"] == "name, masked"
+    assert set(one.json["personal_data"]) <= set(KIND_OF)
+    for outcome in (told, one):
+        assert "jane" not in (outcome.out + outcome.err).lower()
+
+
+def test_a_folder_without_scans_is_told(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("nothing")
+    with pytest.raises(UsageError, match="no OCT scan"):
+        audit([tmp_path])
