@@ -260,6 +260,41 @@ def _tags(chance: random.Random, content: bytes) -> bytes | tuple[str, bytes]:
     return "; ".join(done), _saved(data)
 
 
+def _regrid(chance: random.Random, content: bytes) -> tuple[str, bytes]:
+    """A header that is whole and says another geometry, which may be plausible: it is the source's word then."""
+    from pydicom import dcmread
+
+    data = dcmread(BytesIO(content))
+    measures = data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+    places = [group.PlanePositionSequence[0] for group in data.PerFrameFunctionalGroupsSequence]
+    how = chance.choice(("pair", "pair", "thickness", "pitch", "shuffle", "reverse", "lose", "same", "frames", "plane"))
+    factor = chance.choice((0.25, 0.5, 1.5, 2.0, 4.0, 100.0))
+    if how == "pair":
+        measures.PixelSpacing = chance.choice(([0.0039, 0.0123], [0.0123, 0.0039], [0.0026, 0.0117 * factor], [1, 1]))
+    elif how == "thickness":
+        measures.SliceThickness = 0.05 * factor
+        del data.PerFrameFunctionalGroupsSequence
+    elif how == "pitch":
+        for place in places:
+            place.ImagePositionPatient = [0.0, round(float(place.ImagePositionPatient[1]) * factor, 6), 0.0]
+    elif how in ("shuffle", "reverse"):
+        values = [list(place.ImagePositionPatient) for place in places]
+        values = values[::-1] if how == "reverse" else chance.sample(values, len(values))
+        for place, value in zip(places, values, strict=True):
+            place.ImagePositionPatient = value
+    elif how == "lose":
+        for place in chance.sample(places, chance.choice((1, len(places)))):
+            del place.ImagePositionPatient
+    elif how == "same":
+        for place in places:
+            place.ImagePositionPatient = [0.0, 0.0, 0.0]
+    elif how == "frames":
+        data.NumberOfFrames = max(0, data.NumberOfFrames + chance.choice((-7, -1, 1, 100)))
+    else:
+        data.Rows, data.Columns = chance.choice(((data.Columns, data.Rows), (data.Rows // 2, data.Columns)))
+    return f"geometry: {how} {factor}", _saved(data)
+
+
 def _saved(data: Any) -> bytes:
     buffer = BytesIO()
     data.save_as(buffer, enforce_file_format=False, implicit_vr=data.original_encoding[0], little_endian=True)
@@ -329,7 +364,7 @@ def make_case(number: int, bases: list[Base]) -> Case:
     base = bases[chance.randrange(len(bases))]
     if base.dicom and chance.random() < 0.5:
         try:
-            what, content = chance.choice((_tags, _tags, _encapsulated))(chance, base.content)
+            what, content = chance.choice((_tags, _tags, _encapsulated, _regrid))(chance, base.content)
             return Case(number, base, what, content, (0, len(content)))
         except Exception:  # what is too strange for pydicom to write
             chance = random.Random(f"octjepa bytes {number}")
