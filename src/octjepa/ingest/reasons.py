@@ -37,7 +37,8 @@ REASONS: dict[str, Reason] = {
     "frames_broken": Reason("too many or neighbouring frames do not decode", "export it again; try another syntax"),
     "wrong_transfer_syntax": Reason("the data are not in the transfer syntax that the header names", "export it again"),
     "scrambled_pixels": Reason(
-        "compressed frames in the maker's own scrambled form (Zeiss)", "export it again as plain DICOM, or ask the maker"
+        "compressed frames in the maker's own scrambled form (Zeiss)",
+        "export it again as plain DICOM, or ask the maker",
     ),
     "header_contradicts_pixels": Reason(
         "rows, columns, depth or number of frames in the header are not those of the pixel data", "export it again"
@@ -57,7 +58,7 @@ REASONS: dict[str, Reason] = {
     ),
     "not_b_scans": Reason("its frames are en face slices, not B-scans", "export the B-scans"),
     "spacing_unknown": Reason(
-        "no source gives a plausible spacing on some axis", "add a manifest.tsv with the spacing"
+        "no source gives a plausible spacing on some axis", "give --spacing, or add a manifest.tsv with it"
     ),
     "size_implausible": Reason("its size in memory is beyond the limit", "check the spacing and the frame count"),
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
