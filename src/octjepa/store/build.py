@@ -124,9 +124,9 @@ def build_store(
     another one reads them again.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
     recommended_split_unknown, split_by, people_unknown, personal_data, people, eyes, seconds, volumes_per_second}:
-    `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of `by_reason`, of
-    which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by` the people by
-    how they came to their split, `people_unknown` the store's volumes whose person no source names,
+    `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
+    `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
+    the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract),
