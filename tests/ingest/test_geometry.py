@@ -215,3 +215,42 @@ def test_frame_facts_read_raw_are_what_pydicom_makes_of_them(syntax: UID, tmp_pa
     for name in one.__dataclass_fields__:
         assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True), name
     assert np.isfinite(one.positions_mm).all()
+
+
+def test_positions_and_fundus_lines_order_frames_alike(tmp_path: Path) -> None:
+    """With rows to the right and depth away from the viewer, the plane normal points up on the fundus image."""
+    upward = [[500.0 - 30 * z, 50, 500.0 - 30 * z, 450] for z in range(10)]  # rows of the image rise downwards
+    by_position = read(_located(make_dataset(PIXELS), upward), tmp_path)
+    by_line = read(_located(without_positions(make_dataset(PIXELS)), upward), tmp_path)
+    assert (by_position.provenance["slice"], by_line.provenance["slice"]) == ("positions", "frame_location")
+    assert np.array_equal(by_position.pixels, by_line.pixels)
+    downward = without_positions(make_dataset(PIXELS))
+    assert np.array_equal(read(_located(downward, upward[::-1]), tmp_path).pixels, PIXELS[::-1])
+
+
+def test_a_row_spacing_that_is_not_the_devices_own_is_uncertain(tmp_path: Path) -> None:
+    native = retina(frames=5, rows=496)
+    for pair, row_mm, note in (([0.0039, 0.012], 0.0039, None), ([0.0078, 0.012], 0.0078, "row_disagrees")):
+        ds = make_dataset(native)
+        ds.Manufacturer, ds.ManufacturerModelName, ds.ProtocolName = "Heidelberg Engineering", "Spectralis", ""
+        measures(ds).PixelSpacing = pair
+        volume = read(ds, tmp_path)
+        assert volume.spacing_mm[1] == row_mm
+        assert ("row" in volume.uncertain) == (note is not None)
+        assert any(told.startswith(note) for told in volume.notes) if note else True
+    # Both within the limits of either axis: only the device tells that they changed places.
+    ds = make_dataset(native)
+    ds.Manufacturer, ds.ManufacturerModelName, ds.ProtocolName = "Heidelberg Engineering", "Spectralis", ""
+    measures(ds).PixelSpacing = [0.006, 0.003872]
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[1:] == (0.003872, 0.006)
+    assert "spacing_swapped" in volume.notes
+
+
+def test_thickness_and_positions_that_disagree_are_told(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS, 0.05)
+    measures(ds).SliceThickness = 0.02
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(0.05)
+    assert "pitch_disagrees_with_thickness" in volume.notes
+    assert "slice" in volume.uncertain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -207,3 +209,48 @@ def test_details_name_the_place_in_the_code_and_no_header_value(
         read_volume(path)
     monkeypatch.setattr("pydicom.filereader.read_partial", failing)
     assert reason_of(path) == "broken_header"
+
+
+HUGE = (
+    {"Rows": 65535, "Columns": 65535, "NumberOfFrames": 60000},
+    {"Rows": 65535, "Columns": 65535},
+    {"NumberOfFrames": 2_000_000_000},
+    {"Rows": 60000, "NumberOfFrames": 60000},
+)
+
+
+@pytest.mark.parametrize("claim", HUGE)
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, JPEG2000Lossless])
+def test_a_claim_of_terabytes_is_refused_before_anything_is_allocated(
+    syntax: UID, claim: dict[str, int], tmp_path: Path
+) -> None:
+    ds = make_dataset(PIXELS)
+    use_syntax(ds, PIXELS, syntax)
+    for name, value in claim.items():
+        setattr(ds, name, value)
+    path = save(ds, tmp_path / "huge.dcm")
+    reason_of(path)  # imports are paid here
+    tracemalloc.start()
+    start = time.process_time()
+    reason = reason_of(path)
+    seconds, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reason in {"size_implausible", "header_contradicts_pixels"}
+    assert seconds < 2
+    assert peak < 20 << 20
+
+
+def test_code_streams_that_claim_more_than_the_header_are_not_decoded(tmp_path: Path) -> None:
+    """A frame of 65,535 x 65,535 in a file of a few kilobytes."""
+    frames = encode(PIXELS, JPEG2000Lossless)
+    start = frames[3].index(b"\xff\x51") + 6
+    frames[3] = frames[3][:start] + b"\x00\x00\xff\xff" * 2 + frames[3][start + 8 :]
+    ds = make_dataset(PIXELS)
+    ds.file_meta.TransferSyntaxUID = JPEG2000Lossless
+    put_frames(ds, frames)
+    path = save(ds, tmp_path / "scan.dcm")
+    tracemalloc.start()
+    assert "gap_frames=1" in read_volume(path).notes
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50 << 20
