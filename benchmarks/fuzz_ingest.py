@@ -29,7 +29,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -213,32 +213,29 @@ def run_case(number: int, folder: Path) -> dict[str, Any]:
     return {**about, "verdict": verdict, "detail": detail}
 
 
-_limited = False
+class Work:
+    """A case in a worker: `source.name` is its number. Made ready, and its memory limited, where it is unpickled."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-def _limit_memory() -> None:
-    """2 GiB of address space beyond what libraries and their thread stacks have reserved by now."""
-    global _limited
-    if not _limited:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for number in range(len(bases())):
+            _truth(number)  # loads the libraries of every reader: neither time nor memory of a damaged file
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        _limited = True
 
-
-def work(source: SourceFile, folder: Path) -> dict[str, Any]:
-    """A case in a worker: `source.name` is its number."""
-    number = int(source.name)
-    _truth(bases().index(make_case(number, bases()).base))  # loads the readers' libraries before memory is limited
-    _limit_memory()
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        return run_case(number, Path(own))
+    def __call__(self, source: SourceFile) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(dir=self.folder) as own:
+            return run_case(int(source.name), Path(own))
 
 
 def run_cases(numbers: Iterator[int], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Results as they come, for `seconds` at most."""
     until = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as name, Crew(partial(work, folder=Path(name)), workers, SECONDS) as crew:
+    with tempfile.TemporaryDirectory() as name, Crew(Work(Path(name)), workers, SECONDS) as crew:
         while time.monotonic() < until and (some := list(islice(numbers, 50 * workers))):
             sources = [SourceFile(Path(name, str(number)), str(number)) for number in some]
             with closing(crew.results(sources)) as results:

@@ -72,6 +72,7 @@ def write_headers(folder: Path, count: int) -> None:
 def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
     """In the place of `ingest_one`: a row like that of a real scan and a chunk folder of two small files."""
     from octjepa.store.disk import write_new_folder
+    from octjepa.store.folder import COLUMNS, TEXT_COLUMNS
     from octjepa.store.one_file import state
 
     content = hashlib.sha256(source.name.encode()).hexdigest()
@@ -85,14 +86,13 @@ def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
             "geometry.npz": lambda file: file.write(b"0"),
         },
     )
-    texts = ("device", "protocol", "region", "pattern", "laterality_source", "provenance_slice", "notes", "uncertain")
+    texts = (*TEXT_COLUMNS, "provenance_slice", "provenance_row", "provenance_column", "notes", "uncertain")
     row = {
-        **dict.fromkeys(texts, "a word"), "volume_id": name, "content_hash": content,
+        **dict.fromkeys(COLUMNS, 0.0), **dict.fromkeys(texts, ""), "volume_id": name, "content_hash": content,
         "person_id": source.row.person_id, "eye": "OD", "sop_instance_uid": f"1.2.826.{int(name, 16)}",
-        "source": source.name, "native_d": 128, "native_h": 885, "native_w": 512, "spacing_z_mm": 0.047,
-        "spacing_y_mm": 0.0026, "spacing_x_mm": 0.0117, "mirrored": False, "tissue_mean": 90.0, "tissue_std": 20.0,
-        "tissue_share": 0.2, "quality": 0.7, "split": "", "file": source.name, "file_key": source.key,
-        "file_size": now[0], "file_mtime_ns": now[1], "manifest_hash": now[2], "enface_hash": content[:16],
+        "source": source.name, "device": "topcon_maestro2", "pattern": "raster", "mirrored": False, "split": "",
+        "file": source.name, "file_key": source.key, "file_size": now[0], "file_mtime_ns": now[1],
+        "manifest_hash": now[2], "enface_hash": content[:16], "chunk_hash": content,
     }  # fmt: skip
     return {"volume": row, "chunk": chunk}
 
