@@ -237,9 +237,8 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     left = volume.laterality == "OS"
     mirrored = preprocessing.orientation == "OD" and left
     if mirrored:
-        stored, band, moved, frame_moved = (
-            np.ascontiguousarray(array[..., ::-1]) for array in (stored, band, moved, frame_moved)
-        )
+        stored, band = np.ascontiguousarray(stored[..., ::-1]), np.ascontiguousarray(band[..., ::-1])
+        moved, frame_moved = np.ascontiguousarray(moved[..., ::-1]), np.ascontiguousarray(frame_moved[..., ::-1])
     canonical = CanonicalVolume(
         volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved, frame_moved,
         frame_mm,
