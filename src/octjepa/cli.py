@@ -321,6 +321,21 @@ def probe(
 
 
 @app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url too.")],
+    form: Annotated[Literal["safetensors", "hf"], typer.Option("--format", help="hf: for transformers.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Encoder weights for others, with their contract, a card and checksums."""
+    from octjepa.checkpoint.export import export as write
+
+    set_quiet(quiet)
+    say({"files": [str(out / name) for name in write(checkpoint, form, out)]}, as_json)
+
+
+@app.command()
 def report(
     source: Annotated[str, typer.Argument(help="A run, a store (also gs:// or s3://), or a folder that holds them.")],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,

@@ -1,0 +1,121 @@
+"""Weights for others: a safetensors file with its contract, or the form of transformers' VJEPA2Model; with a card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from octjepa.checkpoint.encoder import PretrainedEncoder, load_encoder
+from octjepa.config import science_hash
+from octjepa.errors import CheckpointError, UsageError
+from octjepa.model.vjepa2 import config_of, to_vjepa2
+
+Form = Literal["safetensors", "hf"]
+WEIGHTS, CARD, SUMS = "model.safetensors", "README.md", "SHA256SUMS"
+
+
+def export(source: str | Path, form: Form, out: Path) -> list[str]:
+    """Writes the encoder of `source` into the folder `out`; returns the names of its files.
+
+    Form safetensors is read back by `load_encoder`; hf is a folder that `transformers.VJEPA2Model.from_pretrained`
+    reads. Raises UsageError: `out` holds something, or the encoder has no such form (rotary positions in another
+    layout, patches that are not square); CheckpointError: the disk refuses.
+    """
+    encoder = load_encoder(source)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not an empty folder: name a new one")
+    files = _safetensors(encoder) if form == "safetensors" else _hugging_face(encoder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            if isinstance(content, str):
+                (out / name).write_text(content, encoding="utf-8")
+            else:
+                save_file(content, out / name, _about(encoder))
+        sums = [f"{hashlib.sha256((out / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
+        (out / SUMS).write_text("".join(sums), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"could not write {out}: {error.strerror or error}") from None
+    return [*files, SUMS]
+
+
+def _about(encoder: PretrainedEncoder) -> dict[str, str]:
+    recipe = encoder.recipe
+    about = {
+        "recipe": recipe.model_dump(mode="json"),
+        "contract_hash": science_hash(recipe.preprocessing),
+        "trained_on": sorted(encoder.trained_on),
+    }
+    return {"octjepa": json.dumps(about), "format": "pt"}
+
+
+def _safetensors(encoder: PretrainedEncoder) -> dict[str, str | dict[str, Tensor]]:
+    weights = {f"target_encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    return {WEIGHTS: weights, CARD: card(encoder, "octjepa.load_encoder(folder)")}
+
+
+def _hugging_face(encoder: PretrainedEncoder) -> dict[str, str | dict[str, Tensor]]:
+    recipe = encoder.recipe
+    try:
+        weights = to_vjepa2(encoder.encoder, recipe.tokens.patch_size)
+    except ValueError as error:
+        raise UsageError(
+            f"{encoder.name} has no form in transformers: {error}. Pretrain with model.positions=rope_tiled, or export "
+            "with --format safetensors"
+        ) from None
+    grid = recipe.grid
+    if grid[1] != grid[2]:
+        raise UsageError(
+            f"a grid of {grid[1]} x {grid[2]} tokens in the plane: VJEPA2Model numbers positions on a square one, and "
+            "would place these wrongly without a word. Export with --format safetensors"
+        )
+    config = json.dumps(config_of(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
+    text = card(encoder, "transformers.VJEPA2Model.from_pretrained(folder)")
+    return {WEIGHTS: weights, "config.json": config, "preprocessing.json": _contract(encoder), CARD: text}
+
+
+def _contract(encoder: PretrainedEncoder) -> str:
+    recipe = encoder.recipe
+    contract: dict[str, Any] = {
+        "preprocessing": recipe.preprocessing.model_dump(mode="json"),
+        "tokens": recipe.tokens.model_dump(mode="json"),
+        "intensity": "z-score over the tissue band, once",
+    }
+    return json.dumps(contract, indent=2)
+
+
+def card(encoder: PretrainedEncoder, how: str) -> str:
+    """A model card in Markdown: what it is, what it expects, what it was trained on, what nobody has shown."""
+    recipe = encoder.recipe
+    size, spacing, patch = (
+        " x ".join(map(str, values))
+        for values in (
+            recipe.preprocessing.image_size, recipe.preprocessing.target_spacing_mm, recipe.tokens.patch_size,
+        )
+    )  # fmt: skip
+    rows = {
+        "Objective": recipe.objective.name,
+        "Encoder": f"{recipe.model.size}, {encoder.dim} features a token, {encoder.parameters:,} parameters",
+        "Input": f"{size} voxels at {spacing} mm (slice, depth, width), "
+        f"grey, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",
+        "Tokens": f"{recipe.token_count} of {recipe.grid_tokens} patches of {patch}",
+        "Trained on": f"{len(encoder.trained_on)} volumes; their content hashes stand in the weights' metadata",
+        "Contract": science_hash(recipe.preprocessing),
+        "Load with": f"`{how}`",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"""# {encoder.name}
+
+| | |
+|---|---|
+{table}
+
+Features of retinal OCT volumes, for research. Not a medical device: no decision about a patient may rest on it. What
+the features are worth has to be shown by probes on held-out people of the data at hand, beside an untrained encoder
+(`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
+"""

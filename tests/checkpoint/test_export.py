@@ -1,0 +1,69 @@
+"""Exported weights come back the same: to `load_encoder`, and to transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from octjepa import load_encoder
+from octjepa.checkpoint.export import export
+from octjepa.errors import UsageError
+from octjepa.model.vjepa3d import grid_places
+from octjepa.train.loop import pretrain
+from synthetic import MemoryStore, small_recipe
+
+
+@pytest.fixture(scope="module", params=["rope", "rope_tiled"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = small_recipe(train={"max_updates": 2, "global_batch": 4}, model={"positions": request.param})
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    pretrain(recipe, MemoryStore(recipe.preprocessing), out)
+    return out
+
+
+def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
+    files = export(run, "safetensors", tmp_path / "out")
+    assert files == ["model.safetensors", "README.md", "SHA256SUMS"]
+    first, second = load_encoder(run), load_encoder(tmp_path / "out" / "model.safetensors")
+    volume = MemoryStore(first.recipe.preprocessing).volumes["volume0003"]
+    assert np.array_equal(first.embed(volume), second.embed(volume))
+    assert second.trained_on == first.trained_on
+    for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Trained on | 12 volumes" in card
+    assert "Not a medical device" in card
+
+
+def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
+    encoder = load_encoder(run)
+    if encoder.recipe.model.positions == "rope":
+        with pytest.raises(UsageError, match="rope_tiled"):
+            export(run, "hf", tmp_path / "out")
+        return
+    from transformers import VJEPA2Model
+
+    export(run, "hf", tmp_path / "out")
+    # the predictor is not exported: transformers makes a new one, and says so
+    theirs = VJEPA2Model.from_pretrained(tmp_path / "out").eval()
+    view = torch.randn(1, 8, 64, 64)
+    cut = view.reshape(1, 2, 4, 4, 16, 4, 16).permute(0, 1, 3, 5, 2, 4, 6).reshape(1, 32, 1024)
+    with torch.no_grad():
+        ours = encoder.encoder(cut, grid_places((2, 4, 4))[None])
+        other = theirs(pixel_values_videos=view.unsqueeze(2), skip_predictor=True).last_hidden_state
+    assert (ours - other).abs().max() < 1e-5
+    contract = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
+    assert contract["preprocessing"]["image_size"] == [8, 64, 64]
+
+
+def test_a_folder_that_holds_something_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(UsageError, match="name a new one"):
+        export(run, "safetensors", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
