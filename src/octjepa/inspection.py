@@ -64,8 +64,10 @@ def _describe_remote(url: str, spacing_mm: tuple[float, float, float] | None, ve
         return _checkpoint(url)
     if parse(url).key and info(url) is not None:
         with fetched(url) as path:
-            return describe_file(path, spacing_mm)
-    raise UsageError(f"{url} is no scan file, no store (store.json) and no checkpoint (manifest.json)")
+            return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
+    from octjepa.ingest.audit import audit
+
+    return {"kind": "source", **audit([url])}
 
 
 def _store(path: str | Path, verify: bool) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     told = done("inspect", store, "--verify")
     assert (told["kind"], told["volumes"], told["damaged"]) == ("store", 8, [])
     made = done(
-        "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2",
+        "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2", "machine.loader_workers=1",
         f"checkpoint.dir={saves}", "--store", store, "--out", run,
     )  # fmt: skip
     assert made["checkpoint"] == join(saves, "step-00000002")
@@ -56,6 +56,7 @@ def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tm
     url = join(bucket.url, scan.name)
     put_bytes(scan.read_bytes(), url)
     assert done("inspect", url) == done("inspect", scan)
+    assert (done("inspect", bucket.url)["kind"], done("inspect", bucket.url)["files"]) == ("source", 1)
     store = tmp_path / "store"
     done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)
     pixels = sorted(store.glob("chunks/*/*/pixels.npy"))[0]

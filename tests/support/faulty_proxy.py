@@ -21,9 +21,16 @@ class Fault:
     method: str = "GET"
     where: str = ""  # part of the path and query
     times: int = 1
+    after: int = 0  # so many such requests come through first
 
-    def meets(self, method: str, path: str) -> bool:
-        return self.times > 0 and method == self.method and self.where in path
+    def strikes(self, method: str, path: str) -> bool:
+        if not (self.times and method == self.method and self.where in path):
+            return False
+        if self.after:
+            self.after -= 1
+            return False
+        self.times -= 1
+        return True
 
 
 @dataclass
@@ -71,8 +78,7 @@ class FaultyProxy:
         with self._lock:
             self.requests.append((method, path))
             for fault in self.faults:
-                if fault.meets(method, path):
-                    fault.times -= 1
+                if fault.strikes(method, path):
                     return fault.kind
         return ""
 
