@@ -6,6 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oct_dicom import make_dataset, retina, save
@@ -65,7 +66,7 @@ def test_files_that_name_nobody_are_counted_noted_and_warned_of(
     assert store.describe()["people_unknown"] == 2
     unknown = store.table["person_id"].str.startswith("unknown-")
     assert (store.table["notes"].str.contains("person_unknown") == unknown).all()
-    (record,) = [record for record in caplog.records if "person id" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "have no person id" in record.getMessage()]
     assert "2 volumes" in record.getMessage()
     assert "manifest.tsv" in record.getMessage()
 
@@ -75,4 +76,18 @@ def test_named_people_give_no_warning(tiny: Path, tmp_path: Path, caplog: pytest
 
     summary = build_store([tiny], tmp_path / "store", PREPROCESSING)
     assert (summary["people_unknown"], summary["notes"]) == (0, {"laterality_disagrees": 5})
-    assert not caplog.records
+    assert "have no person id" not in caplog.text
+
+
+def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from octjepa.store import build_store
+
+    pixels = retina(frames=12)
+    for person, brighter in (("7", 0), ("8", 9)):
+        ds = make_dataset(np.clip(pixels.astype(np.int16) + brighter, 0, 255).astype(np.uint8))
+        ds.PatientID = person
+        save(ds, tmp_path / "set" / f"{person}.dcm")
+    with caplog.at_level(logging.WARNING):
+        summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
+    assert summary["strangers_alike"] == 1
+    assert "1 pairs of volumes look like the same eye under two person ids" in caplog.text

@@ -34,7 +34,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class RunContents:
-    """A run folder: `about` is run.json, `updates` and `validations` the two kinds of metrics lines, in order."""
+    """A run folder: `about` is run.json, `updates`, `validations` and `monitored` the kinds of metrics lines."""
 
     path: Path
     recipe: Recipe
@@ -42,6 +42,7 @@ class RunContents:
     about: dict[str, Any]
     updates: list[dict[str, Any]]
     validations: list[dict[str, Any]]
+    monitored: list[dict[str, Any]]
     summary: dict[str, Any] | None
 
 
@@ -164,6 +165,7 @@ def read_run(path: Path) -> RunContents:
         about,
         [line for line in lines if "train/loss" in line],
         [line for line in lines if "val/loss" in line],
+        [line for line in lines if "monitor/lidar" in line],
         _read_json(summary, dict) if summary.is_file() else None,
     )
 

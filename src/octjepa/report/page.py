@@ -51,6 +51,7 @@ class Page:
     masks: list[MaskPicture] = field(default_factory=list)
     mask_volume: str = ""
     charts: list[Any] = field(default_factory=list)
+    alarms: list[tuple[int, str, str]] = field(default_factory=list)
     baselines: list[dict[str, Any]] = field(default_factory=list)
     rankme: float | None = None
     tokens: TokenMaps | None = None
@@ -216,7 +217,10 @@ def _training(page: Page) -> None:
     if run is None:
         page.lacks("training", *_of(page.contents, "the run"))
         return
-    page.charts = curves.training_charts(run.updates, run.validations)
+    page.charts = curves.training_charts(run.updates, run.validations, run.monitored)
+    page.alarms = [
+        (line["update"], name, message) for line in run.monitored for name, message in line.get("alarms", {}).items()
+    ]
     if not page.charts:
         page.lacks("training", Missing("the training curves", "metrics.jsonl holds no update", "octjepa pretrain"))
     if not run.validations:

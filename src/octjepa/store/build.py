@@ -28,6 +28,7 @@ from octjepa.store.crew import Crew, Work
 from octjepa.store.disk import clear_unfinished, swap_in
 from octjepa.store.flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown
+from octjepa.store.likeness import strangers_alike
 from octjepa.store.on_ray import on_ray
 from octjepa.store.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.split import split_the_rest
@@ -123,10 +124,12 @@ def build_store(
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
     another one reads them again.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, personal_data, people, eyes, seconds, volumes_per_second}:
+    recommended_split_unknown, split_by, people_unknown, strangers_alike, personal_data, people, eyes, seconds,
+    volumes_per_second}:
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
     `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
+    `strangers_alike` pairs of near-duplicate volumes under two person ids,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract),
@@ -197,6 +200,14 @@ def _build(
     lost = sum(count for reason, count in by_reason.items() if REASONS[reason].lost)
     table = store.table
     unknown = people_unknown(table)
+    alike = len(strangers_alike(table)) if accepted else 0
+    if alike:
+        _log.warning(
+            "%d pairs of volumes look like the same eye under two person ids: a copy without its name, or one person "
+            "with two. `octjepa split %s` lists those that stand on two sides (near_duplicate).",
+            alike,
+            store.path,
+        )
     if unknown:
         _log.warning(
             "%d volumes of %s have no person id: each counts as a person of its own, so that two eyes of one person "
@@ -218,6 +229,7 @@ def _build(
         "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in found.participants),
         "split_by": split_by,
         "people_unknown": unknown,
+        "strangers_alike": alike,
         "personal_data": {name: of["files"] for name, of in count_fields(row["personal"] for row in accepted).items()},
         "people": int(table["person_id"].nunique()),
         "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),

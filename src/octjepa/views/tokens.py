@@ -39,11 +39,11 @@ def layer_of(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> In
     Told by the tissue band alone: above it, its upper, middle and lower third, below it.
     """
     (p, q, r), (d, h, w) = patch, mask.shape
-    some = mask.any(axis=1)
+    some = np.asarray(mask.any(axis=1))
     top = np.where(some, mask.argmax(axis=1), np.nan)
     bottom = np.where(some, h - 1 - mask[:, ::-1].argmax(axis=1), np.nan)
     kinds = np.full((d // p, h // q, w // r), -1, np.int64)
-    seen: np.ndarray = some.reshape(d // p, p, w // r, r).any(axis=(1, 3))
+    seen = np.asarray(some.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
     edges = [np.nan_to_num(e).reshape(d // p, p, w // r, r).sum(axis=(1, 3)) for e in (top, bottom)]
     count = np.maximum(some.reshape(d // p, p, w // r, r).sum(axis=(1, 3)), 1)
     first, last = (edge / count for edge in edges)

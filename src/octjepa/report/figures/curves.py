@@ -39,6 +39,12 @@ CHARTS = (
     Chart("train/ema_momentum", "EMA momentum of the target", "Rises to its final value: the target slows down."),
     Chart("train/grad_norm", "Gradient norm, unclipped", "Spikes are unusual batches; a steady rise is trouble.",
           logarithmic=True),
+    Chart("monitor/rankme_tissue", "Effective rank of tissue features (RankMe)",
+          "Near 1 the features have collapsed to one direction."),
+    Chart("monitor/layer_accuracy", "Layers told apart by nearest mean (chance 0.2)",
+          "The online probe: the best checkpoint is its highest point after warm-up."),
+    Chart("monitor/position_share_tissue", "Variance that place alone explains",
+          "Near 1 the features tell where a token lies and not what is there."),
     Chart("volumes_per_second", "Volumes per second", "Dips are waits for data or for the machine."),
 )  # fmt: skip
 
@@ -59,12 +65,14 @@ def binned(
 
 
 def training_charts(
-    updates: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]
+    updates: Sequence[Mapping[str, Any]],
+    validations: Sequence[Mapping[str, Any]],
+    monitored: Sequence[Mapping[str, Any]] = (),
 ) -> list[tuple[Chart, Markup]]:
     """A chart for every quantity that the journal holds; one that it lacks is left out."""
     charts = []
     for chart in CHARTS:
-        series = _series(updates, chart.key)
+        series = _series(monitored if chart.key.startswith("monitor/") else updates, chart.key)
         if len(series[0]):
             later = _series(validations, chart.validation) if chart.validation else None
             charts.append((chart, _draw(chart, series, later)))
