@@ -2,9 +2,11 @@
 
 Neighbouring B-scans are nearly copies, so a hole must not be filled from the slice beside it. `tubes` are
 rectangles through all slices, `blocks` boxes of limited depth, `runs` whole runs of B-scans. Shapes are laid until
-enough selected tokens are hidden; the last one is shrunk about its centre, so the count is exact for every sample
-and no edge is favoured: a shape's start is uniform over every place where it still touches the grid, overhang cut
-off, which covers the border as often as the middle. Cutting in raster order instead would starve the last B-scans.
+enough selected tokens are hidden, and the last one is shrunk, so the count is exact for every sample. No edge is
+favoured: along an axis that it does not span, a shape's start is uniform over every place where it still touches the
+grid, overhang cut off, and it shrinks towards its centre. An axis that it spans has one centre, the grid's own:
+shrinking towards that hid the borders of runs a fifth too seldom. There it is cut from a random place on, wrapped
+around. Cutting in raster order would starve the last B-scans. `octjepa plan --masks` measures it (docs/masks.md).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from jaxtyping import Int
 from octjepa.recipe import MaskRecipe
 
 FAMILIES = ("tubes", "blocks", "runs")
+SPANNED = {"tubes": (0,), "blocks": (), "runs": (1, 2)}  # axes that a shape of the family always spans
 _MOST_SHAPES = 64
 
 
@@ -43,20 +46,24 @@ def _hiding_order(
     steps: np.ndarray, grid: tuple[int, int, int], family: str, wanted: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Tokens in the order in which shapes hide them; ties and tokens no shape reached by chance."""
+    spanned = SPANNED[family]
+    free = [axis for axis in range(3) if axis not in spanned]
     shape_of = np.full(len(steps), _MOST_SHAPES, dtype=np.float64)
     for number in range(_MOST_SHAPES):
-        size = _size(family, grid, rng)
-        start = [int(rng.integers(1 - s, n)) for s, n in zip(size, grid, strict=True)]
-        if family != "blocks":  # these span an axis, or two, whole
-            start = [0 if s == n else at for at, s, n in zip(start, size, grid, strict=True)]
-        centre = np.asarray(start) + (np.asarray(size) - 1) / 2
-        away = np.abs(steps - centre) / np.asarray(size)
-        inside = (away < 0.5).all(axis=1) & (shape_of == _MOST_SHAPES)
-        # within a shape the centre is hidden first: this is how the last one shrinks
-        shape_of[inside] = number + away[inside].max(axis=1)
+        size = np.asarray(_size(family, grid, rng))
+        start = np.asarray([0 if a in spanned else rng.integers(1 - size[a], grid[a]) for a in range(3)])
+        inside = ((steps >= start) & (steps < start + size)).all(axis=1) & (shape_of == _MOST_SHAPES)
+        # within a shape the centre is hidden first; a little beside it, so that no two sides go at once
+        centre = start + (size - 1) / 2 + rng.uniform(-0.25, 0.25, size=3)
+        away = (np.abs(steps - centre) / (size + 1))[:, free].max(axis=1)
+        shape_of[inside] = number + away[inside]
         if np.count_nonzero(shape_of < _MOST_SHAPES) >= wanted:
             break
-    return np.lexsort((rng.random(len(steps)), shape_of))
+    turned = np.zeros(len(steps))
+    if spanned:
+        axis = spanned[-1]
+        turned = (steps[:, axis] - rng.integers(grid[axis])) % grid[axis]
+    return np.lexsort((rng.random(len(steps)), turned, shape_of))
 
 
 def _size(family: str, grid: tuple[int, int, int], rng: np.random.Generator) -> tuple[int, int, int]:
