@@ -23,7 +23,6 @@ GAP_SHARE = 0.1  # frames that may be filled from their neighbours
 ITEM = b"\xfe\xff\x00\xe0"
 _JPEG, _J2K, _JP2 = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\x00\x00\x00\x0cjP"
 _STARTS = (_JPEG, _J2K, _JP2)
-_END = b"\xff\xd9"  # closes a JPEG, a JPEG-LS and a JPEG 2000 stream alike
 _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's and JPEG-LS's
 
 
@@ -100,10 +99,6 @@ def _is_scrambled(frame: bytes) -> bool:
     plain = np.frombuffer(frame, np.uint8).copy()
     plain[::7] ^= 0x5A
     return _JP2 in plain.tobytes() or _J2K in plain.tobytes()
-
-
-def _is_cut(frame: bytes) -> bool:
-    return frame.startswith(_STARTS) and not frame.rstrip(b"\0").endswith(_END)
 
 
 class FrameDecoder:
@@ -195,11 +190,9 @@ def _check_streams(streams: list[Stream | None], layout: Layout) -> None:
         raise rejected("header_contradicts_pixels", f"the compressed frames are {found}; the header says {expected}")
 
 
-def _fault(piece: bytes, cut: bool, stream: Stream | None, layout: Layout) -> str:
+def _fault(piece: bytes, stream: Stream | None, layout: Layout) -> str:
     if not piece.strip(b"\0"):
         return "an empty fragment"
-    if cut:
-        return "its code stream has no end"
     if stream is not None and (stream.rows, stream.columns) != (layout.rows, layout.columns):
         return "its code stream has another size"
     return ""
@@ -214,15 +207,12 @@ def decode_frames(encoded: list[bytes], syntax: Any, layout: Layout) -> tuple[np
     decode = FrameDecoder(syntax, layout)
     streams = [stream_of(piece) for piece in encoded]
     _check_streams(streams, layout)
-    cuts = [_is_cut(piece) for piece in encoded]
-    if sum(cuts) * 2 > len(cuts):
-        cuts = [False] * len(cuts)  # an encoder that writes no end marker at all: the decoder shall judge
     values: np.ndarray | None = None
     broken: list[int] = []
     first_fault = ""
     limit = int(GAP_SHARE * len(encoded))
-    for index, (piece, stream, cut) in enumerate(zip(encoded, streams, cuts, strict=True)):
-        fault = _fault(piece, cut, stream, layout)
+    for index, (piece, stream) in enumerate(zip(encoded, streams, strict=True)):
+        fault = _fault(piece, stream, layout)
         if not fault:
             try:
                 frame = decode(piece, stream)

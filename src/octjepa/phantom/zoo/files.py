@@ -80,7 +80,8 @@ def _zeroed_header(s: Specimen) -> Files:
 
 
 def _bytes_behind(s: Specimen) -> Files:
-    return {s.path: s.content() + bytes(range(256)) * 4}
+    """An element that is never closed, as the rest of a longer file would be."""
+    return {s.path: s.content() + b"\xfc\xff\xfc\xffOB\0\0" + b"\xff" * 4 + bytes(range(256)) * 4}
 
 
 def _zeros_behind(s: Specimen) -> Files:
