@@ -95,11 +95,13 @@ def cluster(workers: int | None) -> Iterator[Any]:
         try:
             _check_reachable(address)
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **(own if address == "local" else {}))
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises whatever its own start met, bare Exception included
+            ray.shutdown()
             what = "no local Ray can be started" if address == "local" else f"no Ray cluster at RAY_ADDRESS={address}"
             raise UsageError(
-                f"{what} ({type(error).__name__}): start one with `ray start --head`, or use --engine local"
-            ) from None
+                f"{what} ({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no message'}); "
+                "start one with `ray start --head` and set RAY_ADDRESS=auto, or use --engine local"
+            ) from error
         try:
             if threading.current_thread() is threading.main_thread():
                 for number, handler in before.items():
