@@ -23,7 +23,7 @@ def test_a_year_as_folder_or_prefix_is_nobodys_id(tmp_path: Path) -> None:
     for number, place in enumerate(("2023/a.dcm", "2023/b.dcm", "2023/2023_macula_cube_l_1.2.3.dcm")):
         volume = read(tmp_path / "export" / place, f"P{number}")
         assert volume.person_id == f"P{number}"
-        assert "person_disagrees" in volume.notes
+        assert "person_disagrees" not in volume.notes
 
 
 def test_the_folder_speaks_where_the_header_is_silent_or_the_tree_is_known(tmp_path: Path) -> None:
@@ -45,6 +45,8 @@ def test_the_folder_speaks_where_the_header_is_silent_or_the_tree_is_known(tmp_p
         ("John.Doe", "DOE^JOHN", ""),
         ("DOE19600101", "Doe^Anna", ""),
         ("müller_7", "MULLER^EVA", ""),
+        ("MUELLER1956", "Müller^Eva", ""),
+        ("OSTBERG.A", "Östberg^Anna", ""),
         ("LI-0007", "Li^Wei", ""),
         ("P-1960-01-01", "", "19600101"),
         ("010160-1234", "", "19600101"),
@@ -80,6 +82,7 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
         ("P7_od.dcm", "OD"),
         ("study/left-eye.dcm", "OS"),
         ("OD/scan_OS.dcm", None),
+        ("P7/OS/2021-03-04/scan.dcm", "OS"),
         ("period/mosaic.dcm", None),
     ],
 )
@@ -127,3 +130,21 @@ def test_a_visit_is_the_same_within_a_session_and_tells_no_date(tmp_path: Path) 
     assert visits[0] == visits[1]
     assert len(set(visits)) == 3
     assert not any("2024" in visit and "0229" in visit for visit in visits)
+
+
+@pytest.mark.parametrize("person", ["ANONYMOUS", "anonymized", " Unknown ", "0", "REMOVED"])
+def test_a_placeholder_is_nobodys_id(person: str, tmp_path: Path) -> None:
+    volumes = [read(tmp_path / name, person) for name in ("a.dcm", "b.dcm")]
+    assert volumes[0].person_id != volumes[1].person_id
+    assert {"person_id_placeholder", "person_unknown"} <= set(volumes[0].notes)
+
+
+def test_a_year_is_nobody_even_where_the_header_is_silent(tmp_path: Path) -> None:
+    assert "person_unknown" in read(tmp_path / "2019" / "a.dcm", "").notes
+    assert read(tmp_path / "topcon_triton" / "1950" / "a.dcm", "").person_id == "1950"
+
+
+def test_several_ids_in_one_field_are_written_as_dicom_does(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.PatientID = ["12", "34"]
+    assert read_volume(save(ds, tmp_path / "a.dcm")).person_id == "12\\34"

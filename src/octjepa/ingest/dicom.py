@@ -193,6 +193,8 @@ def _add_pixels(header: Dataset, file: BufferedReader) -> None:
 
 def _text(header: Dataset, keyword: str) -> str:
     value = header.get(keyword)
+    if isinstance(value, list | tuple) or type(value).__name__ == "MultiValue":
+        return "\\".join(map(str, value)).strip()  # as DICOM writes several values
     return "" if value is None else str(value).strip()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
-from octjepa.ingest.personal import tells_who
+from octjepa.ingest.personal import is_placeholder, tells_who
 from octjepa.ingest.scan import Said
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -37,6 +37,8 @@ _EYES: dict[str, Laterality] = {
     "OS": "OS",
     "LE": "OS",
 }
+_FOUR = re.compile(r"\d{4}")
+_NO_YEAR = re.compile(r"(?!19|20)\d{4}")
 _PREFIX = re.compile(r"\s*AI-?READI", re.IGNORECASE)
 _FILE_NAME = re.compile(
     r"^(?P<person>\d{4})_(?P<protocol>[a-z0-9_]+?)(?:_oct)?_(?P<eye>l|r)_(?P<uid>[\d.]+)$", re.IGNORECASE
@@ -101,8 +103,8 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
 
 
 def _eye_in_path(path: PurePath) -> str:
-    """ "OD" from `.../P7/OD/b001.png` or `P7_OD.nii.gz`: whole words of the last two names, "" where they disagree."""
-    words = {word for part in path.parts[-2:] for word in re.split(r"[^a-z]+", part.lower()) if word in _EYE_WORDS}
+    """ "OD" from `.../P7/OD/b001.png` or `P7_OD.nii.gz`: whole words of the last three names, "" for both eyes."""
+    words = {word for part in path.parts[-3:] for word in re.split(r"[^a-z]+", part.lower()) if word in _EYE_WORDS}
     eyes = {eye_of(word) for word in words}
     return str(eyes.pop()) if len(eyes) == 1 else ""
 
@@ -128,6 +130,9 @@ def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
 
 def _header_person(source: Said, notes: list[str]) -> str:
     person = clean_person_id(source.person_id)
+    if person and is_placeholder(person):
+        notes.append("person_id_placeholder")  # every file of an export may carry it: it is nobody's
+        return ""
     if person and tells_who(person, source.person_name, source.birth_date):
         # Some exports repeat the name as the id; a name never enters the store.
         notes.append("person_id_pseudonymised")
@@ -139,13 +144,16 @@ def _people_said(source: Said, path: PurePath, row: ManifestRow | None, notes: l
     """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
     folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
     name = _FILE_NAME.match(path.stem)
-    folder = path.parent.name if re.fullmatch(r"\d{4}", path.parent.name) else ""
-    by_name = name["person"] if name else ""
+    below_device = path.parent.parent.name.lower() in DEVICES
+    # Elsewhere four digits may be a year.
+    folder = path.parent.name if (_FOUR if below_device else _NO_YEAR).fullmatch(path.parent.name) else ""
+    named_by_device = bool(name and device_of(name["protocol"]))
+    by_name = name["person"] if name and (named_by_device or _NO_YEAR.fullmatch(name["person"])) else ""
     in_header = _header_person(source, notes)
     manifest = row.person_id if row else ""
     proven = [
-        by_name if name and device_of(name["protocol"]) else "",
-        folder if path.parent.parent.name.lower() in DEVICES else "",
+        by_name if named_by_device else "",
+        folder if below_device else "",
     ]
     said = [person for person in (manifest, *proven, in_header, by_name, folder) if person]
     if said and not any((manifest, *proven, in_header)):

@@ -48,7 +48,10 @@ BURNED_IN = "text in the image"
 KIND_OF = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
 KIND_OF |= {PRIVATE: "private", BURNED_IN: "image"}
 DIRECT_KINDS = (*DIRECT, "private", "image")  # nobody knows what a private element holds
-_BLANK = {"", "0", "none", "unknown", "anon", "anonymous", "anonymized", "anonymised", "removed", "redacted", "n/a"}
+_BLANK = {
+    "", "0", "none", "null", "nan", "na", "n/a", "unknown", "anon", "anonym", "anonymous", "anonymized", "anonymised",
+    "removed", "redacted", "deidentified", "de-identified", "patient", "test", "xxx",
+}  # fmt: skip
 
 
 def _tags() -> dict[int, str]:
@@ -70,7 +73,7 @@ def _says_something(header: Dataset, tag: int) -> bool:
         return False
     if hasattr(value, "__len__") and not len(value):
         return False
-    return str(value).strip(" ^\0").lower() not in _BLANK
+    return not is_placeholder(str(value))
 
 
 def personal_fields(header: Dataset) -> tuple[str, ...]:
@@ -114,8 +117,18 @@ def _spellings(birth_date: str) -> tuple[str, ...]:
     return tuple(text for y in (year, year[2:]) for order in orders for text in (y + order, order + y))
 
 
-def _name_parts(name: str) -> list[str]:
-    return [word for word in words(name) if len(word) > 1 and not word.isdigit()]
+_WRITTEN_OUT = {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "ø": "oe", "æ": "ae", "ñ": "ny", "ł": "l"}
+
+
+def _name_parts(name: str) -> set[str]:
+    """Words of a name, without accents and with its letters written out ("Müller": muller, mueller)."""
+    written = "".join(_WRITTEN_OUT.get(char, char) for char in unicodedata.normalize("NFC", name.casefold()))
+    return {word for text in (name, written) for word in words(text) if len(word) > 1 and not word.isdigit()}
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether an id or name is a word that stands for "taken out", not for somebody."""
+    return text.strip(" ^\0").lower() in _BLANK
 
 
 def tells_who(text: str, name: str, birth_date: str) -> bool:
