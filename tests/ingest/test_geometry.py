@@ -254,3 +254,23 @@ def test_thickness_and_positions_that_disagree_are_told(tmp_path: Path) -> None:
     assert volume.spacing_mm[0] == pytest.approx(0.05)
     assert "pitch_disagrees_with_thickness" in volume.notes
     assert "slice" in volume.uncertain
+
+
+def test_a_spacing_that_is_asked_for_keeps_the_files_order_and_notes_what_it_contradicts(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    groups = ds.PerFrameFunctionalGroupsSequence
+    places = [group.PlanePositionSequence[0].ImagePositionPatient for group in groups]
+    for group, place in zip(groups, places[::-1], strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = place
+    path = save(ds, tmp_path / "scan.dcm")
+    plain = read_volume(path)
+    same = read_volume(path, spacing_mm=plain.spacing_mm)
+    assert "frames_reversed" in plain.notes
+    assert "frames_reversed" in same.notes
+    assert np.array_equal(same.pixels, plain.pixels)
+    assert set(same.provenance.values()) == {"option"}
+    assert not [note for note in same.notes if note.startswith("option_disagrees")]
+    dz, dy, dx = plain.spacing_mm
+    other = read_volume(path, spacing_mm=(dz * 1.5, dy, dx))
+    assert "option_disagrees_slice" in other.notes
+    assert other.spacing_mm == (dz * 1.5, dy, dx)

@@ -8,15 +8,16 @@ A value outside the limits is passed over and noted. DepthSpatialResolution is o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
 
+from octjepa.errors import VolumeRejected
 from octjepa.ingest.frames import FrameFacts
 from octjepa.ingest.protocols import KnownSpacing
 from octjepa.ingest.reasons import rejected
-from octjepa.volume import Pattern
+from octjepa.volume import AXES, Pattern
 
 LIMITS_MM = {"slice": (0.002, 0.5), "row": (0.001, 0.01), "column": (0.002, 0.06)}
 FIELD_RATIO = (
@@ -221,9 +222,7 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
         return Geometry((pitch, row, column), provenance, order, None, (*uncertain, "slice"), notes)
 
     if sources.option is not None and plausible("slice", sources.option[0]):
-        provenance["slice"] = "option"
-        order = _order_without_positions(sources.facts, frames, notes)
-        return Geometry((sources.option[0], row, column), provenance, order, None, tuple(uncertain), notes)
+        return _as_asked(sources, sources.option, shape, pattern, notes)
     for source, positions in (
         ("positions", _along_normal(sources.facts)),
         ("frame_location", _along_fundus(sources.facts, column, columns)),
@@ -261,6 +260,27 @@ def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Patte
         uncertain.append("slice")
     order = _order_without_positions(sources.facts, frames, notes)
     return Geometry((pitch, row, column), provenance, order, None, tuple(uncertain), notes)
+
+
+def _as_asked(
+    sources: SpacingSources, spacing: tuple[float, float, float], shape: tuple[int, int, int], pattern: Pattern,
+    notes: list[str],
+) -> Geometry:  # fmt: skip
+    """The user's spacing, and the order that the file tells; where the file says another spacing, it is noted."""
+    provenance = dict.fromkeys(AXES, "option")
+    try:
+        told = resolve(replace(sources, option=None), shape, pattern)
+    except VolumeRejected:  # the file knows no spacing: the very reason to be asked
+        order = _order_without_positions(sources.facts, shape[0], notes)
+        told = None
+    else:
+        order = told.order
+        notes += [note for note in told.notes if note.startswith("frames_")]
+        for axis, asked, found in zip(AXES, spacing, told.spacing_mm, strict=True):
+            if not _agree(asked, found, 0.02):
+                notes.append(f"option_disagrees_{axis}")
+    _doubtful(spacing[0], spacing[2], shape, sources, notes)
+    return Geometry(spacing, provenance, order, None, (), notes)
 
 
 def _elsewhere(pitch: float, location: np.ndarray | None) -> bool:
