@@ -272,13 +272,11 @@ def _as_asked(
         told = resolve(replace(sources, option=None), shape, pattern)
     except VolumeRejected:  # the file knows no spacing: the very reason to be asked
         order = _order_without_positions(sources.facts, shape[0], notes)
-        told = None
     else:
         order = told.order
         notes += [note for note in told.notes if note.startswith("frames_")]
-        for axis, asked, found in zip(AXES, spacing, told.spacing_mm, strict=True):
-            if not _agree(asked, found, 0.02):
-                notes.append(f"option_disagrees_{axis}")
+        axes = zip(AXES, spacing, told.spacing_mm, strict=True)
+        notes += [f"option_disagrees_{axis}" for axis, asked, found in axes if not _agree(asked, found, 0.02)]
     _doubtful(spacing[0], spacing[2], shape, sources, notes)
     return Geometry(spacing, provenance, order, None, (), notes)
 

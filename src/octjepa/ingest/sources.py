@@ -29,6 +29,14 @@ _log = logging.getLogger(__name__)
 _TO_ACT_ON = ("archive_not_expanded", "unreadable_folder", "path_escapes")  # each may stand for any number of scans
 
 
+_DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
+
+
+def _like_dicom(file: SourceFile) -> bool:
+    """DICOM goes first: of one scan in two formats, the one whose header knows more enters the store."""
+    return PurePosixPath(file.name).suffix.lower() in _DICOM_SUFFIXES
+
+
 def discover(sources: Sequence[str | Path]) -> Discovery:
     """All scans of `sources`: local paths and globs, gs:// and s3:// urls.
 
@@ -97,7 +105,7 @@ def _sort(found: Discovery) -> None:
     for file in found.files:
         if file.key not in unique or (unique[file.key].row is None and file.row is not None):
             unique[file.key] = file
-    found.files = sorted(unique.values(), key=lambda file: (file.name, str(file.location)))
+    found.files = sorted(unique.values(), key=lambda file: (not _like_dicom(file), file.name, str(file.location)))
     refused = {(one.source.key, one.reason): one for one in found.refused}
     found.refused = sorted(refused.values(), key=lambda one: (one.source.name, one.reason))
 

@@ -61,13 +61,14 @@ class _Seen:
 
     def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:
         here, again = {file.key for file in files}, {file.key for file in todo}
-        self.by_content: set[str] = set()
+        self.by_content: dict[str, str] = {}  # content -> whose it is
+        self.strangers = 0  # second copies under another person's id
         self.by_uid: dict[str, str] = {}
         for row in store.rows():
             if file_key(row) in again:
                 continue
             if file_key(row) in here:
-                self.by_content.add(row["content_hash"])
+                self.by_content[row["content_hash"]] = row["person_id"]
             if row["sop_instance_uid"]:
                 self.by_uid[row["sop_instance_uid"]] = row["content_hash"]
 
@@ -75,11 +76,14 @@ class _Seen:
         """(reason, detail) for a duplicate, else None."""
         content, uid = row["content_hash"], row["sop_instance_uid"]
         if content in self.by_content:
-            return "duplicate_content", f"the same pixels as volume {row['volume_id']}"
+            stranger = self.by_content[content] != row["person_id"]
+            self.strangers += stranger
+            whose = ", which stands under another person id" if stranger else ""
+            return "duplicate_content", f"the same pixels as volume {row['volume_id']}{whose}"
         first = self.by_uid.get(uid, content) if uid else content
         if first != content:
             return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
-        self.by_content.add(content)
+        self.by_content[content] = row["person_id"]
         if uid:
             self.by_uid[uid] = content
         return None
@@ -129,7 +133,7 @@ def build_store(
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
     `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
-    `strangers_alike` pairs of near-duplicate volumes under two person ids,
+    `strangers_alike` pairs of equal or near-duplicate scans under two person ids,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract),
@@ -200,7 +204,7 @@ def _build(
     lost = sum(count for reason, count in by_reason.items() if REASONS[reason].lost)
     table = store.table
     unknown = people_unknown(table)
-    alike = len(strangers_alike(table)) if accepted else 0
+    alike = seen.strangers + (len(strangers_alike(table)) if accepted else 0)
     if alike:
         _log.warning(
             "%d pairs of volumes look like the same eye under two person ids: a copy without its name, or one person "

@@ -42,6 +42,7 @@ from octjepa.store.disk import (
     write_json,
 )
 from octjepa.store.labels import LABELS_FILE, labels_table
+from octjepa.store.people import PARTICIPANT_COLUMNS, merged_people
 from octjepa.store.rows import Rows
 from octjepa.store.rows import file_key as file_key
 
@@ -60,7 +61,6 @@ COLUMNS = (
     "fill_share", "split", "chunk_hash",
     "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
 )  # fmt: skip
-PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 
 
 class Store:
@@ -347,14 +347,13 @@ class Store:
                 self._writer.drop(gone)
 
     def add_participants(self, people: list[dict[str, object]]) -> None:
-        """Adds or replaces persons."""
+        """Adds or replaces persons; warns where two tables say different things of one."""
         import pandas as pd
 
         if not people:
             return
-        old = {row["person_id"]: row for row in self.participants.to_dict("records")}
-        merged = {**old, **{str(row["person_id"]): row for row in people}}
-        frame = pd.DataFrame([merged[key] for key in sorted(merged)], columns=list(PARTICIPANT_COLUMNS))
+        merged = merged_people([*self.participants.to_dict("records"), *people])
+        frame = pd.DataFrame(merged, columns=list(PARTICIPANT_COLUMNS))
         write_atomic(self.path / "participants.parquet", lambda file: frame.to_parquet(file, index=False))
 
     def consolidate(self) -> None:

@@ -39,6 +39,7 @@ _DEMOGRAPHIC = {
     "EthnicGroup": ("race", "ethnicity", "hispanic"),
 }
 _SPACING = ("spacing_mm", "voxel_spacing_mm")
+_NO_LABEL = re.compile(r"[\\/^]|\.\w{2,5}$|\d{4}-?\d\d-?\d\d")  # a path, a file name, a person's name, a date
 _LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 
@@ -114,7 +115,10 @@ def small_members(members: Mapping[str, np.ndarray]) -> Small:
         elif _LABEL_NAME.fullmatch(name) and array.dtype.kind in "biufSU":
             personal.extend(field for field, names in _DEMOGRAPHIC.items() if key in names)
             for index, value in enumerate(values):
-                if (plain := _plain(value)) is not None:
+                plain = _plain(value)
+                if isinstance(plain, str) and _NO_LABEL.search(plain):
+                    continue  # it may name the person, and is no class of anything
+                if plain is not None:
                     small.labels[name if len(values) == 1 else f"{name}_{index}"] = plain
     small.said = Said(**words)
     small.personal = tuple(dict.fromkeys(personal))
