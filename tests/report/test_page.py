@@ -78,7 +78,8 @@ def test_every_part_is_drawn(page: str) -> None:
     assert page.count('<article class="eye">') == 3
     assert page.count('class="slabs"') == 3
     assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 3 * 4 + 3 * 2
-    assert page.count('<svg class="chart"') == 6
+    assert page.count('<svg class="chart"') == 6 + 1
+    assert "How often each place is hidden" in page
     assert page.count('class="tok-colour"') > 20
     assert "Missing:" not in page
     recipe = load_recipe("tiny_cpu")
@@ -172,7 +173,7 @@ def test_a_store_made_otherwise_gives_no_masks_and_no_maps(demo: Path) -> None:
 def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -> None:
     of_run = write_report(demo / "run", tmp_path / "deep" / "run.html").read_text(encoding="utf-8")
     assert "training run report" in of_run
-    assert of_run.count('<svg class="chart"') == 6
+    assert of_run.count('<svg class="chart"') == 6 + 1
     assert "Missing: the probe." in of_run
     of_store = write_report(demo / "store").read_text(encoding="utf-8")
     assert (demo / "store" / "report.html").is_file()

@@ -23,7 +23,7 @@ from octjepa.remote import is_remote
 from octjepa.report import wording
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
-from octjepa.report.figures import curves, eyes, forest, masks, tokens
+from octjepa.report.figures import curves, eyes, forest, mask_report, masks, tokens
 from octjepa.report.figures.eyes import EyePicture
 from octjepa.report.figures.forest import ForestGroup
 from octjepa.report.figures.masks import MaskPicture
@@ -32,6 +32,8 @@ from octjepa.report.gather import Contents, Missing, gather
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
 _EYES_OF_TOKENS = 4
+_FEWEST_MASKS = 16
+_TOKENS_OF_MASKS = 8192  # that the mask figure may cost, over all its samples: about a second
 
 
 @dataclass
@@ -50,6 +52,8 @@ class Page:
     eyes: list[EyePicture] = field(default_factory=list)
     masks: list[MaskPicture] = field(default_factory=list)
     mask_volume: str = ""
+    mask_chart: Any = None
+    mask_samples: int = 0
     charts: list[Any] = field(default_factory=list)
     alarms: list[tuple[int, str, str]] = field(default_factory=list)
     baselines: list[dict[str, Any]] = field(default_factory=list)
@@ -196,6 +200,18 @@ def _masks(page: Page) -> None:
     volume = store.read(str(rows[0]["volume_id"]))
     page.mask_volume = f"{rows[0]['device']}, {rows[0]['eye'] or 'eye unknown'}, volume {rows[0]['volume_id']}"
     page.masks = [masks.mask_picture(volume, run.recipe, family) for family in masks.FAMILIES]
+    page.mask_samples = _TOKENS_OF_MASKS // run.recipe.token_count
+    if page.mask_samples < _FEWEST_MASKS:
+        why = f"at {run.recipe.token_count} tokens a volume it takes longer than a page may"
+        page.lacks("masks", Missing("the figure of all masks", why, "octjepa plan RECIPE --store STORE --masks DIR"))
+        return
+    from octjepa.views.mask_measure import measure_store
+
+    trained = store.table[(store.table["pattern"] == "raster") & (store.table["split"] == "train")]["volume_id"]
+    chosen = list(trained if len(trained) else store.table[store.table["pattern"] == "raster"]["volume_id"])
+    measured = measure_store(run.recipe, store, chosen[: page.mask_samples], page.mask_samples)
+    page.mask_chart = mask_report.mask_chart(measured)
+    page.mask_samples = measured["samples"]
 
 
 def _fits(page: Page, section: str) -> bool:

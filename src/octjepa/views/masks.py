@@ -59,11 +59,11 @@ def _hiding_order(
         shape_of[inside] = number + away[inside]
         if np.count_nonzero(shape_of < _MOST_SHAPES) >= wanted:
             break
-    turned = np.zeros(len(steps))
-    if spanned:
-        axis = spanned[-1]
-        turned = (steps[:, axis] - rng.integers(grid[axis])) % grid[axis]
-    return np.lexsort((rng.random(len(steps)), turned, shape_of))
+    chance = rng.random(len(steps))
+    if not spanned:
+        return np.lexsort((chance, shape_of))
+    axis = spanned[-1]
+    return np.lexsort((chance, (steps[:, axis] - rng.integers(grid[axis])) % grid[axis], shape_of))
 
 
 def _size(family: str, grid: tuple[int, int, int], rng: np.random.Generator) -> tuple[int, int, int]:

@@ -72,8 +72,19 @@ def select_tokens(
 
 
 def token_places(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:
-    spacing = recipe.preprocessing.target_spacing_mm
-    return tokens.places(index, recipe.grid, recipe.tokens.patch_size, spacing, recipe.model.position_unit)
+    """Where the tokens lie, in the recipe's unit.
+
+    Millimetres count from the scan's centre, and in depth from the row where flattening lays Bruch's membrane: one
+    place in the eye has the same coordinates in a grid of any spacing and size. Crop and zoom are jitter of the eye, as
+    with token steps: the coordinates are the view's.
+    """
+    wanted = recipe.preprocessing
+    d, _, w = wanted.image_size
+    anchor = round(wanted.axial_anchor * (wanted.stored_size[1] - 1)) + 0.5 - wanted.margin[1]
+    return tokens.places(
+        index, recipe.grid, recipe.tokens.patch_size, wanted.target_spacing_mm, recipe.model.position_unit,
+        (d / 2, anchor, w / 2),
+    )  # fmt: skip
 
 
 def _lit(

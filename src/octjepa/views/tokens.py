@@ -68,10 +68,14 @@ def places(
     patch: tuple[int, int, int],
     spacing_mm: tuple[float, float, float],
     unit: str,
+    origin: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> Float[np.ndarray, "t 3"]:
-    """Token centres (slice, depth, width): in token steps, or in millimetres from the view's first corner."""
+    """Token centres (slice, depth, width): in token steps, or in millimetres from `origin`.
+
+    `origin` is in voxels from the view's first corner.
+    """
     steps = np.stack(np.unravel_index(index, grid), axis=-1).astype(np.float32)
     if unit == "index":
         return steps
     size_mm = np.asarray(patch, dtype=np.float32) * np.asarray(spacing_mm, dtype=np.float32)
-    return (steps + 0.5) * size_mm
+    return (steps + 0.5) * size_mm - np.asarray(origin, dtype=np.float32) * np.asarray(spacing_mm, dtype=np.float32)

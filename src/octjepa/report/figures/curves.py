@@ -19,6 +19,7 @@ _BINS = 240  # more points than that no screen tells apart; each bin shows its m
 # Stand-ins that matplotlib writes into the SVG, and what the page puts in their place.
 _INK, _RULE, _LINE, _SECOND = "#010203", "#010204", "#010205", "#010206"
 _ON_PAGE = {_INK: "currentColor", _RULE: "var(--rule)", _LINE: "var(--ours)", _SECOND: "var(--other)"}
+PAGE_COLOURS = {"ink": _INK, "rule": _RULE, "line": _LINE, "other": _SECOND}  # for figures that `inline` takes
 
 
 @dataclass(frozen=True)
