@@ -230,6 +230,7 @@ def plan(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or path.")],
     overrides: Overrides = None,
     store: Annotated[str | None, typer.Option("--store", help="Count its training volumes.")] = None,
+    masks: Annotated[Path | None, typer.Option("--masks", help="Folder for a report on what the masks do.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -239,15 +240,22 @@ def plan(
 
     set_quiet(quiet)
     resolved = load_recipe(recipe, overrides or ())
-    if store is None:
-        say(plan_recipe(resolved), as_json)
-        return
-    from octjepa.store import Store
-    from octjepa.train.cohort import choose_cohort
+    about: dict[str, Any] = {}
+    opened, ids = None, None
+    if store is not None:
+        from octjepa.store import Store
+        from octjepa.train.cohort import choose_cohort
 
-    cohort, _ = choose_cohort(Store.open(store), resolved)
-    cohort.tell()
-    say({**plan_recipe(resolved, len(cohort.train.volume_ids)), **(cohort.about() if as_json else {})}, as_json)
+        opened = Store.open(store)
+        cohort, _ = choose_cohort(opened, resolved)
+        cohort.tell()
+        ids = cohort.train.volume_ids
+        about = cohort.about() if as_json else {}
+    if masks is not None:
+        from octjepa.report.figures.mask_report import report_masks
+
+        about["masks"] = report_masks(resolved, opened, ids, masks)
+    say({**plan_recipe(resolved, None if ids is None else len(ids)), **about}, as_json)
 
 
 @app.command()

@@ -47,7 +47,7 @@ def measure_store(
     """`measure` on at most `MOST_VOLUMES` of `volume_ids`, chosen by key; intervals are over people."""
     chosen = sorted(volume_ids, key=lambda one: keys.key(recipe.train.seed, "mask report", one))[:MOST_VOLUMES]
     people = dict(zip(store.table["volume_id"], store.table["person_id"], strict=True))
-    return measure(recipe, ((str(people[one]), store.read(one)) for one in chosen), len(chosen), samples)
+    return measure(recipe, ((str(people[one] or one), store.read(one)) for one in chosen), len(chosen), samples)
 
 
 def measure_synthetic(recipe: Recipe, samples: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The mask report as files and as an element of the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from command_line import call
+from octjepa.errors import UsageError
+from octjepa.report.figures.mask_report import mask_chart, report_masks
+from octjepa.views import mask_measure
+from synthetic import MemoryStore, small_recipe
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_measure, "SAMPLES", 16)
+    monkeypatch.setattr(mask_measure, "MOST_VOLUMES", 8)
+
+
+def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:
+    recipe = small_recipe(masks={"target_share": 0.5})
+    store = MemoryStore(recipe.preprocessing)
+    said = report_masks(recipe, store, list(store.volumes)[:8], tmp_path / "new" / "folder")
+    assert Path(said["figure"]).read_bytes().startswith(b"\x89PNG")
+    measured = json.loads(Path(said["report"]).read_text())
+    assert measured["counts"] == {"tokens": 24, "context": 10, "target": 7, "hidden": 14}
+    assert said["exact"]
+    assert said["copy_nearest"]["runs"] == measured["families"]["runs"]["copy_nearest"]["error"]["value"]
+    chart = mask_chart(measured)
+    assert ElementTree.fromstring(chart).tag == "svg"
+    assert "#0102" not in chart  # every stand-in colour is the page's
+    everything = json.dumps(measured)
+    assert not any(person in everything for person in store.table["person_id"].astype(str) + '"')
+
+
+def test_the_verb_without_a_store(tmp_path: Path) -> None:
+    small = ("preprocessing.image_size=[8,64,64]", "preprocessing.margin=[0,4,4]")
+    planned = call("plan", "smoke_test", *small, "--masks", tmp_path / "masks", "--json").json
+    assert planned["masks"]["exact"] is True
+    assert "copy_nearest" not in planned["masks"]
+    assert json.loads((tmp_path / "masks" / "masks.json").read_text())["synthetic"] is True
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="give --masks the name of a folder"):
+        report_masks(small_recipe(), None, None, tmp_path / "file")
+    refused = call("plan", "smoke_test", "--masks", tmp_path / "file")
+    assert refused.code == 2
+    assert "is a file" in refused.err
