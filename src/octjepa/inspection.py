@@ -10,6 +10,8 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.remote import fetched, info, is_remote
 from octjepa.remote.address import parse
 
+_LISTS = {".tsv", ".csv", ".txt", ".lst"}
+
 
 def describe(
     path: str | Path, spacing_mm: tuple[float, float, float] | None = None, verify: bool = False
@@ -22,13 +24,19 @@ def describe(
     Raises UsageError when nothing is there, or nothing known; CheckpointError for damaged weights.
     """
     from octjepa.ingest import describe_file
+    from octjepa.ingest.audit import audit
     from octjepa.ingest.formats import recognise
+    from octjepa.ingest.source_file import how_to_expand, is_archive
 
     if is_remote(path):
         return _describe_remote(str(path), spacing_mm, verify)
     path = Path(path)
     if not path.exists():
         raise UsageError(f"nothing at {path}: give a scan file, a store, a run or a checkpoint")
+    if path.is_file() and is_archive(path.name):
+        raise UsageError(f"{path} is an archive: {how_to_expand(path.name)}")
+    if path.is_file() and path.suffix.lower() in _LISTS:
+        return {"kind": "source", **audit([path])}
     if path.is_file() and path.suffix != ".safetensors":
         return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
     if (path / "store.json").is_file():
@@ -41,8 +49,6 @@ def describe(
         return describe_file(path, spacing_mm)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
-    from octjepa.ingest.audit import audit
-
     return {"kind": "source", **audit([path])}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydicom.dataset import Dataset
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest import read_volume
@@ -148,3 +149,24 @@ def test_several_ids_in_one_field_are_written_as_dicom_does(tmp_path: Path) -> N
     ds = make_dataset(PIXELS)
     ds.PatientID = ["12", "34"]
     assert read_volume(save(ds, tmp_path / "a.dcm")).person_id == "12\\34"
+
+
+def test_most_sources_decide_the_eye(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.ImageLaterality = "L"
+    anatomy = Dataset()
+    anatomy.FrameLaterality = "R"
+    ds.SharedFunctionalGroupsSequence[0].FrameAnatomySequence = [anatomy]
+    volume = read_volume(save(ds, tmp_path / "1234_maestro2_3d_macula_oct_r_1.2.3.dcm"))
+    assert (volume.laterality, volume.laterality_source) == ("OD", "frame")
+    assert "laterality_disagrees" in volume.notes
+
+
+def test_a_row_of_another_scan_is_noticed(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    path = save(ds, tmp_path / "a.dcm")
+    (tmp_path / "manifest.tsv").write_text(
+        "person_id\tfilepath\tsop_instance_uid\tnumber_of_frames\tpixel_spacing\n9\ta.dcm\t1.2.3\t7\t[0.0019, 0.05]\n"
+    )
+    notes = read_volume(path).notes
+    assert {"manifest_uid_disagrees", "manifest_frames_disagree", "manifest_spacing_disagrees"} <= set(notes)

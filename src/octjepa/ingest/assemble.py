@@ -58,6 +58,20 @@ def _turned(scan: RawScan, notes: list[str]) -> tuple[np.ndarray, Pair | None]:
     return pixels, pair
 
 
+def _against_manifest(scan: RawScan, row: ManifestRow | None, geometry: Geometry) -> list[str]:
+    """What a manifest's row says otherwise than the file: its row may be that of another scan."""
+    if row is None:
+        return []
+    uids = {row.sop_instance_uid, scan.said.uid} - {""}
+    said = {
+        "manifest_uid_disagrees": len(uids) > 1,
+        "manifest_frames_disagree": row.frames is not None and row.frames != len(scan.pixels),
+        "manifest_spacing_disagrees": row.pixel_spacing_mm is not None
+        and not np.allclose(row.pixel_spacing_mm, geometry.spacing_mm[1:], rtol=0.02),
+    }
+    return [note for note, disagrees in said.items() if disagrees]
+
+
 def assemble(
     scan: RawScan,
     called: PurePath,
@@ -94,6 +108,7 @@ def assemble(
         option=spacing_mm,
     )
     geometry = resolve(sources, shape, pattern)
+    notes += _against_manifest(scan, row, geometry)
     pixels = _checked_order(pixels, geometry)
     estimated = [axis for axis in scan.uncertain if geometry.provenance[axis] != "option"]
     return OCTVolume(

@@ -6,6 +6,7 @@ what lies below its root, as on a disk.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ _FEW = 3  # listed objects of one folder that are asked for one by one; more are
 # By name alone a TIFF may be a single picture; folders of them are told by `is_scan_folder`.
 _SUFFIXES = tuple(formats.SUFFIXES - IMAGES)
 _Folders = dict[str, list[RemoteObject]]
+
+_log = logging.getLogger(__name__)
 
 
 class BucketSearch:
@@ -201,8 +204,8 @@ class BucketSearch:
                 try:
                     manifest = self._manifests[url] = parse_manifest(_text(url), _parent(url), url)
                     self._add_people(manifest.root, _parent(url))
-                except UsageError:
-                    self.found.ignored["unusable manifest.tsv"] += 1
+                except UsageError as error:
+                    _log.warning("%s; the scans beside it are read without its ids and spacings", error)
         return self._manifests[url]
 
     def _add_people(self, *folders: str) -> None:

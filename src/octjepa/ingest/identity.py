@@ -98,7 +98,9 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
         return None, "unknown"
     if len(set(said.values())) > 1:
         notes.append("laterality_disagrees")
-    source, eye = next(iter(said.items()))
+    votes = list(said.values())
+    # What most of them say; where as many say the one as the other, the first in order.
+    source, eye = max(said.items(), key=lambda pair: votes.count(pair[1]))
     return eye, source
 
 
@@ -162,7 +164,7 @@ def _people_said(source: Said, path: PurePath, row: ManifestRow | None, notes: l
 
 
 def identify(source: Said, path: PurePath, row: ManifestRow | None) -> Identity:
-    """Person, eye, device, protocol and region. Device: manifest first; eye: header first; person: `_people_said`."""
+    """Person (`_people_said`), eye (as most sources say), device (manifest first), protocol and region."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
     device_folder = next((part for part in reversed(path.parts[:-1]) if part.lower() in DEVICES), "")

@@ -6,6 +6,7 @@ below a manifest's root gets its row, and a row never leads out of that root.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Collection, Iterable
@@ -29,6 +30,7 @@ from octjepa.ingest.walk import Folder, matches, walk
 LISTS = {".txt", ".lst"}
 TABLES = {".tsv", ".csv"}
 IMAGES = frozenset(IMAGE_SUFFIXES)
+_log = logging.getLogger(__name__)
 DISAGREES = "its rows in the manifest contradict each other"
 ABSENT = "listed, but not there"
 
@@ -130,8 +132,8 @@ class LocalSearch:
             return None
         try:
             return read_manifest(folder.path / MANIFEST)
-        except UsageError:
-            self.found.ignored["unusable manifest.tsv"] += 1
+        except UsageError as error:
+            _log.warning("%s; the scans beside it are read without its ids and spacings", error)
             return None
 
     def _add_names(self, folder: Folder, root: Path, manifest: Manifest | None, seen: set[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -176,8 +177,10 @@ def name_to_tell(path: Path, name: str) -> str:
     from pydicom import dcmread
 
     try:
-        header = dcmread(path, stop_before_pixels=True, specific_tags=["PatientName", "PatientBirthDate"])
-        said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values out of standard
+            header = dcmread(path, stop_before_pixels=True, specific_tags=["PatientName", "PatientBirthDate"])
+            said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
     except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
         return name
     return masked_path(name, *said)

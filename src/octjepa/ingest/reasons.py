@@ -27,7 +27,7 @@ REASONS: dict[str, Reason] = {
         "neither DICOM nor another format that octjepa reads", "see docs/formats.md; export it as one of those"
     ),
     "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
-    "broken_header": Reason("DICOM whose header cannot be parsed", "copy or export it again"),
+    "broken_header": Reason("a header, or the JSON beside a scan, that cannot be parsed", "copy or export it again"),
     "not_structural_oct": Reason(
         "an image of another kind (photograph, en face, flow, height map, segmentation)", "none", lost=False
     ),

@@ -22,8 +22,9 @@ def merged_people(rows: Iterable[Mapping[Any, object]]) -> list[Mapping[Any, obj
         merged[person] = row
     if changed:
         _log.warning(
-            "%d people stand in two participants tables with another split, site, group or age: the later table "
-            "counts. Ids of two studies may be the same by chance: ingest such studies into stores of their own.",
+            "participants.tsv says otherwise than before of %d people (split, site, group or age): the later table "
+            "counts. Splits that stand are kept; `octjepa split STORE --by recommended` follows the table. Two studies "
+            "may use the same ids by chance: ingest them into stores of their own.",
             len(changed),
         )
     return [merged[person] for person in sorted(merged)]

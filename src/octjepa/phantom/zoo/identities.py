@@ -75,8 +75,7 @@ def _strange_name(s: Specimen) -> Files:
 KINDS: Final[tuple[Kind, ...]] = (
     accepted("eye_missing", "no laterality in the header", _eye_missing),
     accepted("eye_both", 'laterality "B"', _eye_both),
-    accepted("eye_contradicts", "header and frames name different eyes", _eye_contradicts, "laterality_disagrees",
-             same_eye=False),
+    accepted("eye_contradicts", "header and frames name different eyes", _eye_contradicts, "laterality_disagrees"),
     accepted("person_missing", "no person in the header", _person_missing),
     accepted("person_contradicts", "another person in the header than in the manifest", _person_contradicts,
              "person_disagrees"),

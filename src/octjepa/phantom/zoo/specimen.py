@@ -109,7 +109,6 @@ class Kind:
     provenance: tuple[tuple[str, str], ...] = ()
     pattern: str = "raster"
     same_pixels: bool = True
-    same_eye: bool = True
     fewer_frames: int = 0
     devices: tuple[str, ...] = DEVICES
     level: str = ""
