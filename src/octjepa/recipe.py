@@ -303,6 +303,27 @@ class CheckpointRecipe(Section):
     keep_last: Positive = machine(3)
 
 
+class TrackingRecipe(Section):
+    """Where figures and pictures go beside the run folder; docs/tracking.md. Nothing leaves the machine by default."""
+
+    backends: Annotated[
+        tuple[Literal["wandb", "wandb_offline", "tensorboard", "mlflow"], ...], AfterValidator(_each_once)
+    ] = machine(())
+    project: Word = machine("octjepa")
+    name: Word | None = machine(None)  # null: the recipe's
+    pictures_every_updates: Positive | None = machine(500)  # and at the start; null: never
+    send_pictures: StrictBool = machine(False)  # views of scans to W&B and MLflow, too
+
+    @model_validator(mode="after")
+    def _what_is_sent_is_drawn(self) -> TrackingRecipe:
+        if {"wandb", "wandb_offline"} <= set(self.backends):
+            raise ValueError("backends wandb and wandb_offline are the same run twice: name one of them")
+        servers = set(self.backends) - {"tensorboard"}
+        if self.send_pictures and (not servers or self.pictures_every_updates is None):
+            raise ValueError("send_pictures is unused without wandb or mlflow, or without pictures_every_updates")
+        return self
+
+
 class MachineRecipe(Section):
     """Nothing here changes a result beyond rounding."""
 
@@ -329,6 +350,7 @@ class Recipe(Section):
     validation: ValidationRecipe = ValidationRecipe()
     monitor: MonitorRecipe = MonitorRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
+    tracking: TrackingRecipe = TrackingRecipe()
     machine: MachineRecipe = MachineRecipe()
 
     @model_validator(mode="after")

@@ -29,7 +29,6 @@ from octjepa.store.disk import only_writer, write_json
 from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
 from octjepa.train.cohort import choose_cohort
 from octjepa.train.health import Health
-from octjepa.train.journal import Journal
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
@@ -37,6 +36,7 @@ from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_upda
 from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
+from octjepa.train.tracking import open_record
 from octjepa.train.validate import learn_means, validate
 from octjepa.views.loader import Batch, FixedSamples, fixed_batches, training_batches
 
@@ -81,13 +81,14 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes)
     with (
         only_writer(out),
-        Journal(out / "metrics.jsonl", keep_until=first) as journal,
+        open_record(out, recipe, runtime.rank, keep_until=first) as journal,
         stop_request() as request,
         bar("pretrain", total, "update", first) as progress,
     ):
         for update in range(first, total):
             with pace.waiting():
                 batch = next(batches)
+            journal.show(update + 1, batch)
             if update == first or update % LEAK_CHECK_EVERY == 0:
                 check_leak(model, batch)
 
@@ -106,7 +107,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
 
             done = update + 1
             skipped, skips_in_a_row = (skipped, 0) if healthy else (skipped + 1, skips_in_a_row + 1)
-            line = {**measured, "train/lr": rate, "train/grad_norm": norm, "train/ema_momentum": m, **pace.lap()}
+            line = {**measured, "train/lr": rate, "train/grad_norm": norm, "train/ema_momentum": m}
+            line |= pace.lap() | runtime.memory()
             line["epoch"] = line["train/epoch"] = done * recipe.train.global_batch / len(ids)
             journal.write(done, line if healthy else {**line, "skipped": list(batch.volume_ids)})
             progress.advance()
