@@ -96,6 +96,9 @@ def phantom(
     devices: Annotated[str | None, typer.Option("--devices", help="Comma-separated; default: all four.")] = None,
     size: Annotated[Literal["small", "full"], typer.Option("--size", help="small, or full vendor sizes.")] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
+    difficulty: Annotated[
+        Literal["plain", "realistic"], typer.Option("--difficulty", help="realistic: small and rare lesions.")
+    ] = "plain",
     shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.7,0.15,0.15",
     workers: Workers = None,
     as_json: Json = False,
@@ -114,7 +117,8 @@ def phantom(
     if len(parts) != 3 or not all(share.replace(".", "", 1).isdigit() for share in parts):
         raise UsageError(f"--shares {shares!r} is not of the form 0.7,0.15,0.15")
     train, val, test = map(float, parts)
-    say(write_cohort(out, people, seed, chosen, size, (train, val, test), _cores(workers), broken), as_json)
+    given = (train, val, test)
+    say(write_cohort(out, people, seed, chosen, size, given, _cores(workers), broken, difficulty), as_json)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import pytest
 from octjepa.errors import UsageError
 from octjepa.phantom import DEVICES, DIALECTS, LESIONS, SURFACES, Eye, make_eye
 from octjepa.phantom.anatomy import BM, ILM, RPE, make_anatomy
+from octjepa.phantom.dicom import sop_uid
 from octjepa.phantom.eye import assemble_eye
 from octjepa.phantom.person import STUDY_GROUPS, make_person
 from octjepa.phantom.render import speckle, stack_sheets
@@ -221,3 +222,27 @@ def test_unknown_device_size_and_person_are_refused() -> None:
         make_eye(0, 0, "OD", "zeiss_cirrus", "medium")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="4-digit"):
         make_eye(0, 2997, "OD", "zeiss_cirrus")
+
+
+def test_realistic_lesions_are_rarer_and_smaller_in_the_same_eyes() -> None:
+    plain, real = ([make_person(0, index, kind) for index in range(1500)] for kind in ("plain", "realistic"))
+    assert [person.age for person in plain] == [person.age for person in real]
+    has = np.array([[[name in person.lesions[eye] for name in LESIONS] for eye in ("OD", "OS")] for person in real])
+    assert ((has.mean(axis=(0, 1)) > 0.05) & (has.mean(axis=(0, 1)) < 0.18)).all()
+    for lesion in LESIONS:
+        mild, marked = (
+            dataclasses.replace(make_person(1, 5, kind), lesions={"OD": {lesion: 0.5}})
+            for kind in ("realistic", "plain")
+        )
+        sizes = [
+            assemble_eye(1, one, "OD", DIALECTS["zeiss_cirrus"], "small").truth.masks[lesion].sum()
+            for one in (mild, marked)
+        ]
+        assert 0 < 1.5 * sizes[0] < sizes[1], lesion
+
+
+def test_a_cohort_of_another_difficulty_has_other_uids_and_an_unknown_one_is_refused() -> None:
+    plain, real = (make_eye(0, 3, "OD", "zeiss_cirrus", difficulty=kind) for kind in ("plain", "realistic"))
+    assert sop_uid(0, plain) != sop_uid(0, real)
+    with pytest.raises(UsageError, match="plain, realistic"):
+        make_eye(0, 0, "OD", "zeiss_cirrus", difficulty="hard")  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from octjepa.errors import UsageError
 from octjepa.keys import key
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, write_eye
+from octjepa.phantom.extents import Difficulty
 from octjepa.phantom.eye import Eye, make_eye
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, make_person
 from octjepa.phantom.truth import write_truth
@@ -107,6 +108,7 @@ class _Task:
     device: str
     size: Size
     broken: str = ""
+    difficulty: Difficulty = "plain"
 
 
 def write_cohort(
@@ -118,6 +120,7 @@ def write_cohort(
     split_shares: tuple[float, float, float] = (0.7, 0.15, 0.15),
     workers: int = 1,
     broken: int = 0,
+    difficulty: Difficulty = "plain",
 ) -> dict[str, int]:
     """Writes `people` persons, two eyes each, spread evenly over `devices`, and `broken` broken files besides.
 
@@ -128,7 +131,9 @@ def write_cohort(
     """
     _check(out, people, devices, size, split_shares, workers, broken)
     tasks = [
-        _Task(out, seed, person, eye, devices[person % len(devices)], size) for person in range(people) for eye in EYES
+        _Task(out, seed, person, eye, devices[person % len(devices)], size, difficulty=difficulty)
+        for person in range(people)
+        for eye in EYES
     ]
     kinds = kinds_for(tuple(devices))
     tasks += [
@@ -140,6 +145,7 @@ def write_cohort(
             _device(kinds[i % len(kinds)], devices, i),
             size,
             kinds[i % len(kinds)].name,
+            difficulty,
         )
         for i in range(broken)
     ]
@@ -150,7 +156,9 @@ def write_cohort(
             done.append(written)
             progress.advance()
     _write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in done if one.manifest))
-    _write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, _participants(seed, people, devices, split_shares))
+    _write_tsv(
+        out / "participants.tsv", PARTICIPANT_COLUMNS, _participants(seed, people, devices, split_shares, difficulty)
+    )
     _write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in done if one.truth))
     if broken:
         _write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in done if one.broken))
@@ -191,7 +199,7 @@ def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
 
 def _write_one(task: _Task) -> _Written:
     """Writes one eye and its truth."""
-    eye = make_eye(task.seed, task.person, task.eye, task.device, task.size)
+    eye = make_eye(task.seed, task.person, task.eye, task.device, task.size, task.difficulty)
     uid = sop_uid(task.seed, eye)
     side = "r" if eye.eye == "OD" else "l"
     person_id = eye.person.person_id
@@ -276,12 +284,12 @@ def _truth_row(eye: Eye, uid: str, filepath: str) -> dict[str, Any]:
 
 
 def _participants(
-    seed: int, people: int, devices: Sequence[str], shares: tuple[float, float, float]
+    seed: int, people: int, devices: Sequence[str], shares: tuple[float, float, float], difficulty: Difficulty
 ) -> list[dict[str, Any]]:
     split_of = _splits(seed, people, len(devices), shares)
     rows = []
     for index in range(people):
-        person = make_person(seed, index)
+        person = make_person(seed, index, difficulty)
         rows.append(
             {
                 "participant_id": person.person_id,

@@ -42,7 +42,8 @@ def derived_uid(*parts: int | str) -> str:
 
 
 def sop_uid(seed: int, eye: Eye) -> str:
-    return derived_uid("phantom", seed, eye.person.index, eye.eye, eye.device, eye.size)
+    other = () if eye.person.difficulty == "plain" else (eye.person.difficulty,)
+    return derived_uid("phantom", seed, eye.person.index, eye.eye, eye.device, eye.size, *other)
 
 
 def write_eye(path: Path, eye: Eye, seed: int) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, UInt8
 from octjepa.keys import generator
 from octjepa.phantom.anatomy import BM, RPE, make_anatomy
 from octjepa.phantom.dialect import Dialect, Size, dialect_of
+from octjepa.phantom.extents import EXTENTS, Difficulty
 from octjepa.phantom.lesions import Disease, make_disease
 from octjepa.phantom.person import LESIONS, Person, make_person
 from octjepa.phantom.render import render
@@ -47,21 +48,25 @@ class Eye:
     truth: Truth
 
 
-def make_eye(seed: int, person: int, eye: Laterality, device: str, size: Size = "small") -> Eye:
+def make_eye(
+    seed: int, person: int, eye: Laterality, device: str, size: Size = "small", difficulty: Difficulty = "plain"
+) -> Eye:
     """The eye `eye` of person number `person` of the cohort `seed`, as `device` sees it.
 
     A pure function: equal arguments give equal bytes. The two eyes of a person share anatomy and disease to the degree
-    that real ones do. Raises UsageError for an unknown device or size, or a person beyond the 4-digit ids.
+    that real ones do. Raises UsageError for an unknown device, size or difficulty, or a person beyond
+    the 4-digit ids.
     """
     dialect = dialect_of(device)
-    return assemble_eye(seed, make_person(seed, person), eye, dialect, size)
+    return assemble_eye(seed, make_person(seed, person, difficulty), eye, dialect, size)
 
 
 def assemble_eye(seed: int, person: Person, eye: Laterality, dialect: Dialect, size: Size) -> Eye:
     """`make_eye` for a given person, whose lesions may have been chosen rather than drawn."""
     grid, index = dialect.grid(size), person.index
     anatomy = make_anatomy(seed, index, eye, dialect, size)
-    disease = make_disease(anatomy, person.lesions[eye], generator("phantom", seed, "lesions", index, eye))
+    draws = generator("phantom", seed, "lesions", index, eye)
+    disease = make_disease(anatomy, person.lesions[eye], draws, EXTENTS[person.difficulty])
     light = generator("phantom", seed, "light", index, eye, dialect.device, size)
     pixels = render(anatomy, disease, dialect, grid, light)
     row_um = grid.spacing_mm[1] * 1000

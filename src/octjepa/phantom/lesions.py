@@ -1,8 +1,8 @@
 """Disease as a change of surfaces: what lies where, how the layers give way, and the sheets that bound each lesion.
 
-Sizes follow the clinic: drusen 63-250 um wide (confluent ones wider) and 30-150 high under the RPE; intraretinal cysts
-50-500 um in INL and ONL with local thickening; subretinal fluid a lens above the RPE; atrophy patches of 250 um and
-more; an epiretinal membrane 5-20 um thick with folds. A severity in 0..1 sets number and extent.
+Drusen are domes under the RPE; intraretinal cysts lie in INL and ONL with local thickening; subretinal fluid is a lens
+above the RPE; atrophy takes the RPE in patches; an epiretinal membrane is a thin bright sheet with folds. A severity in
+0..1 sets number and extent, by the figures of `octjepa.phantom.extents`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from scipy.ndimage import gaussian_filter1d
 
 from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, INL_OPL, IPL_INL, OPL_ONL, RPE, Anatomy, Map, smooth_map
+from octjepa.phantom.extents import EXTENTS, Extents, at
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,20 +39,22 @@ class Disease:
     cysts: list[Cyst] = field(default_factory=list)
 
 
-def make_disease(anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Generator) -> Disease:
+def make_disease(
+    anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Generator, sizes: Extents = EXTENTS["plain"]
+) -> Disease:
     """Puts `lesions` (name -> severity) into the eye, outer retina first: inner layers ride on what is below."""
     zero = np.zeros_like(anatomy.u_mm)
     disease = Disease(anatomy.surfaces_um.copy(), zero, zero.copy(), zero.copy(), zero.copy())
     if "geographic_atrophy" in lesions:
-        _atrophy(disease, anatomy, lesions["geographic_atrophy"], rng)
+        _atrophy(disease, anatomy, lesions["geographic_atrophy"], rng, sizes)
     if "drusen" in lesions:
-        _drusen(disease, anatomy, lesions["drusen"], rng)
+        _drusen(disease, anatomy, lesions["drusen"], rng, sizes)
     if "subretinal_fluid" in lesions:
-        _subretinal_fluid(disease, anatomy, lesions["subretinal_fluid"], rng)
+        _subretinal_fluid(disease, anatomy, lesions["subretinal_fluid"], rng, sizes)
     if "intraretinal_fluid" in lesions:
-        _intraretinal_fluid(disease, anatomy, lesions["intraretinal_fluid"], rng)
+        _intraretinal_fluid(disease, anatomy, lesions["intraretinal_fluid"], rng, sizes)
     if "epiretinal_membrane" in lesions:
-        _membrane(disease, anatomy, lesions["epiretinal_membrane"], rng)
+        _membrane(disease, anatomy, lesions["epiretinal_membrane"], rng, sizes)
     # No layer is thinner than nothing: where folds and sagging cross, the deeper surface stays and lifts the upper.
     retina = disease.surfaces_um[BM::-1]
     np.minimum.accumulate(retina, axis=0, out=retina)
@@ -72,15 +75,17 @@ def _softened(shift_um: Map, anatomy: Anatomy) -> Map:
     return shift_um
 
 
-def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
-    count = round(10 + 30 * severity)
+def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents) -> None:
+    count = round(at(sizes.drusen_count, severity))
+    median, least, most = sizes.drusen_radius_mm
+    steep, low, high = sizes.drusen_peak_um
     u, v = anatomy.u_mm, anatomy.v_mm
     height = np.zeros_like(u)
     cluster_u, cluster_v = _spot(rng, 0.8)
     for _ in range(count):
         du, dv = _spot(rng, 1.7)
-        radius = float(np.clip(rng.lognormal(np.log(0.11), 0.35), 0.05, 0.24))
-        peak = float(np.clip(320 * radius * rng.uniform(0.8, 1.6), 30, 130))
+        radius = float(np.clip(rng.lognormal(np.log(median), 0.35), least, most))
+        peak = float(np.clip(steep * radius * rng.uniform(0.8, 1.6), low, high))
         r2 = ((u - cluster_u - du) ** 2 + (v - cluster_v - dv) ** 2) / radius**2
         # A dome with a flat foot; super-Gaussian, since drusen have steep flanks.
         np.maximum(height, peak * np.exp(-(r2**1.3)).astype(np.float32), out=height)
@@ -93,15 +98,18 @@ def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.
     surfaces[:IPL_INL] -= 0.2 * height
 
 
-def _subretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+def _subretinal_fluid(
+    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents
+) -> None:
     cu, cv = _spot(rng, 0.9)
-    radius = 0.55 + 0.85 * severity * rng.uniform(0.8, 1.1)
+    first, more = sizes.subretinal_radius_mm
+    radius = first + more * severity * rng.uniform(0.8, 1.1)
     stretch, turn = rng.uniform(0.8, 1.25), rng.uniform(0, np.pi)
     du, dv = anatomy.u_mm - cu, anatomy.v_mm - cv
     a = (np.cos(turn) * du + np.sin(turn) * dv) / (radius * stretch)
     b = (-np.sin(turn) * du + np.cos(turn) * dv) / (radius / stretch)
     lens = np.maximum(1 - a * a - b * b, 0) ** 0.9
-    height = (70 + 170 * severity) * rng.uniform(0.8, 1.2) * lens.astype(np.float32)
+    height = at(sizes.subretinal_height_um, severity) * rng.uniform(0.8, 1.2) * lens.astype(np.float32)
     disease.subretinal_um = height
     surfaces = disease.surfaces_um
     for k in (EZ, ELM):
@@ -112,20 +120,24 @@ def _subretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: 
     surfaces[:IPL_INL] -= 0.85 * lifted
 
 
-def _intraretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+def _intraretinal_fluid(
+    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents
+) -> None:
     cu, cv = _spot(rng, 1.1)
-    radius = 0.55 + 0.65 * severity
+    radius = at(sizes.swelling_radius_mm, severity)
     u, v = anatomy.u_mm, anatomy.v_mm
     swelling = np.exp(-((u - cu) ** 2 + (v - cv) ** 2) / radius**2).astype(np.float32)
     surfaces = disease.surfaces_um
-    inl, onl = 25 + 55 * severity * rng.uniform(0.7, 1.3), 35 + 75 * severity * rng.uniform(0.7, 1.3)
+    (inl, more_inl), (onl, more_onl) = sizes.swelling_inl_um, sizes.swelling_onl_um
+    inl, onl = inl + more_inl * severity * rng.uniform(0.7, 1.3), onl + more_onl * severity * rng.uniform(0.7, 1.3)
+    in_onl, in_inl, least, most = sizes.cyst_half_width_mm
     surfaces[: OPL_ONL + 1] -= onl * swelling
     surfaces[: IPL_INL + 1] -= inl * swelling
     spread = 0.75 * radius
-    for _ in range(round(12 + 30 * severity)):
+    for _ in range(round(at(sizes.cysts, severity))):
         outer = rng.random() < 0.55
         pu, pv = cu + rng.normal(0, spread * 0.65), cv + rng.normal(0, spread * 0.65)
-        half_width = float(np.clip(rng.lognormal(np.log(0.12 if outer else 0.08), 0.4), 0.04, 0.25))
+        half_width = float(np.clip(rng.lognormal(np.log(in_onl if outer else in_inl), 0.4), least, most))
         half_deep = half_width * rng.uniform(0.9, 1.3)
         top, bottom = (OPL_ONL, ELM) if outer else (IPL_INL, INL_OPL)
         place, fill = rng.uniform(0.3, 0.7), rng.uniform(0.20, 0.46)
@@ -141,12 +153,12 @@ def _intraretinal_fluid(disease: Disease, anatomy: Anatomy, severity: float, rng
         disease.cysts.append(Cyst(*window, (middle - half).astype(np.float32), (middle + half).astype(np.float32)))
 
 
-def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents) -> None:
     u, v = anatomy.u_mm, anatomy.v_mm
     field_ = np.zeros_like(u)
     cu, cv = _spot(rng, 0.9)
-    for k in range(int(rng.integers(1, 4))):
-        radius = (0.45 + 0.95 * severity) * (1.0 if k == 0 else rng.uniform(0.4, 0.7))
+    for k in range(int(rng.integers(1, sizes.atrophy_patches + 1))):
+        radius = at(sizes.atrophy_radius_mm, severity) * (1.0 if k == 0 else rng.uniform(0.4, 0.7))
         du, dv = (0.0, 0.0) if k == 0 else _spot(rng, 1.4)
         angle = np.arctan2(v - cv - dv, u - cu - du)
         lobes = 1 + 0.16 * np.sin(2 * angle + rng.uniform(0, 6)) + 0.10 * np.sin(5 * angle + rng.uniform(0, 6))
@@ -165,25 +177,26 @@ def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random
     surfaces[:OPL_ONL] += _softened(sunk, anatomy)  # atrophy has sharp edges at the RPE, not at the ILM
 
 
-def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator) -> None:
+def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents) -> None:
     u, v = anatomy.u_mm, anatomy.v_mm
     cu, cv = _spot(rng, 0.6)
-    reach = 1.5 + 1.3 * severity
+    reach = at(sizes.membrane_reach_mm, severity)
     edge = np.hypot(u - cu, v - cv) - reach * (1 + 0.12 * smooth_map(rng, u.shape, (3.0, 12.0)))
     cover = (1 / (1 + np.exp(np.clip(edge / 0.12, -30, 30)))).astype(np.float32)
     surfaces = disease.surfaces_um
     # The pit is pulled up and the inner retina thickened.
     pit = np.exp(-(u * u + v * v) / 0.8**2).astype(np.float32)
-    pull = cover * ((60 + 70 * severity) * pit + 22 * severity)
+    at_pit, more, elsewhere = sizes.membrane_pull_um
+    pull = cover * ((at_pit + more * severity) * pit + elsewhere * severity)
     for k, share in ((ILM, 1.0), (1, 0.95), (2, 0.75), (IPL_INL, 0.6), (INL_OPL, 0.45), (OPL_ONL, 0.3)):
         surfaces[k] -= share * pull
     # Folds: the ILM is crumpled square to the pull, while the layers below follow less and less.
     turn, wave = rng.uniform(-0.5, 0.5), rng.uniform(0.28, 0.48)
     phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.6 * smooth_map(rng, u.shape, (2.0, 8.0))
     size = np.clip(1 + 0.5 * smooth_map(rng, u.shape, (2.0, 9.0)), 0.1, 2)
-    folds = (cover * size * (7 + 8 * severity) * np.sin(phase)).astype(np.float32)
+    folds = (cover * size * at(sizes.membrane_folds_um, severity) * np.sin(phase)).astype(np.float32)
     surfaces[ILM] -= folds
     surfaces[1] -= 0.6 * folds
     surfaces[2] -= 0.3 * folds
-    disease.membrane_um = cover * np.float32(10 + 8 * severity)
+    disease.membrane_um = cover * np.float32(at(sizes.membrane_um, severity))
     disease.membrane_um[cover < 0.2] = 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from octjepa.errors import UsageError
 from octjepa.keys import generator
+from octjepa.phantom.extents import EXTENTS, Difficulty
 from octjepa.volume import Laterality
 
 LESIONS: Final = (
@@ -34,21 +35,16 @@ STUDY_GROUPS: Final = (
 # People with OCT per group in AI-READI version 2.
 _GROUP_COUNTS = (369, 242, 321, 129)
 _GROUP_BURDEN = (-0.45, -0.10, 0.30, 0.70)
-# Liability thresholds of a standard normal: prevalence 0.33, 0.29, 0.27, 0.27, 0.31.
-_THRESHOLDS = {
-    "drusen": 0.44,
-    "intraretinal_fluid": 0.55,
-    "subretinal_fluid": 0.61,
-    "geographic_atrophy": 0.61,
-    "epiretinal_membrane": 0.50,
-}
 _SITES = {1: "UW", 4: "UCSD", 7: "UAB"}
 MAX_PEOPLE: Final = 3 * 999
 
 
 @dataclass(frozen=True)
 class Person:
-    """One participant; `lesions[eye]` maps a lesion's name to its severity in 0..1 (absent lesions are left out)."""
+    """One participant; `lesions[eye]` maps a lesion's name to its severity in 0..1 (absent lesions are left out).
+
+    `difficulty` says how common and how large lesions are: `octjepa.phantom.extents`.
+    """
 
     index: int
     person_id: str
@@ -57,10 +53,17 @@ class Person:
     age: int
     study_visit_date: str
     lesions: dict[Laterality, dict[str, float]]
+    difficulty: Difficulty = "plain"
 
 
-def make_person(seed: int, index: int) -> Person:
-    """The person number `index` (from 0) of the cohort `seed`. Raises UsageError beyond the 4-digit ids."""
+def make_person(seed: int, index: int, difficulty: Difficulty = "plain") -> Person:
+    """The person number `index` (from 0) of the cohort `seed`; everything but the lesions is alike in any `difficulty`.
+
+    Raises UsageError beyond the 4-digit ids, or for an unknown difficulty.
+    """
+    if difficulty not in EXTENTS:
+        raise UsageError(f"phantom difficulty {difficulty!r} is unknown: expected one of {', '.join(EXTENTS)}")
+    extents = EXTENTS[difficulty]
     if not 0 <= index < MAX_PEOPLE:
         raise UsageError(f"person {index} has no 4-digit id: a phantom cohort holds people 0 to {MAX_PEOPLE - 1}")
     rng = generator("phantom", seed, "person", index)
@@ -75,9 +78,12 @@ def make_person(seed: int, index: int) -> Person:
     for eye in EYES:
         own = rng.standard_normal(len(LESIONS))
         severity = rng.uniform(0.3, 1.0, len(LESIONS))
+        if extents.severity_power != 1:
+            severity = ((severity - 0.3) / 0.7) ** extents.severity_power
         # The weights make the liability's variance about 1 (0.2 burden, 0.4 shared, 0.4 own).
         liability = 0.5 * burden + 0.62 * shared + 0.62 * own
-        lesions[eye] = {name: float(severity[k]) for k, name in enumerate(LESIONS) if liability[k] > _THRESHOLDS[name]}
+        present = [liability[k] > extents.thresholds[name] for k, name in enumerate(LESIONS)]
+        lesions[eye] = {name: float(severity[k]) for k, name in enumerate(LESIONS) if present[k]}
     return Person(
         index=index,
         person_id=f"{site}{index // 3 + 1:03d}",
@@ -86,4 +92,5 @@ def make_person(seed: int, index: int) -> Person:
         age=age,
         study_visit_date=visit.isoformat(),
         lesions=lesions,
+        difficulty=difficulty,
     )
