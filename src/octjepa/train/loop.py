@@ -32,6 +32,7 @@ from octjepa.train.health import Health
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
+from octjepa.train.preflight import batch_shares
 from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_update, read_summary
 from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
@@ -53,6 +54,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     """
     runtime = Runtime(recipe.train.precision)
     runtime.check_alone()
+    batch_shares(recipe, runtime.world)
     cohort, stream = choose_cohort(store, recipe)
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     judged_on = "val" if held_out else "train_fixed"

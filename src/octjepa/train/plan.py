@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from octjepa.model import VJEPA3D
 from octjepa.objective.total import training_loss
 from octjepa.recipe import Recipe
+from octjepa.train.preflight import batch_shares
 from octjepa.train.schedule import lr_curve, total_updates, warmup_updates
 
 _FP32_BYTES = 4
@@ -26,11 +27,11 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
 
     `peak_memory_bytes` is of one device: fp32 weights, target, gradients and two moments, the views of one micro-batch
     and what it keeps for its backward pass, all taken as fp32. What an allocator holds beside these is not in it: the
-    test beside this file finds it within a third of the measured peak on a CPU.
+    test beside this file finds it within a third of the measured peak on a CPU. Raises UsageError when the batch
+    cannot be dealt over `machine.devices`.
     """
     devices = recipe.machine.devices or 1
-    share = math.ceil(recipe.train.global_batch / devices)
-    micro = min(recipe.machine.micro_batch or share, share)
+    _, micro, accumulation = batch_shares(recipe, devices)
     known = volumes or recipe.data.expected_volumes
     if recipe.data.max_samples is not None:
         known = min(known or recipe.data.max_samples, recipe.data.max_samples)
@@ -61,7 +62,7 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "updates": updates,
         "warmup_updates": warmup_updates(recipe.train, updates),
         "effective_batch": recipe.train.global_batch,
-        "batch": {"micro": micro, "devices": devices, "accumulation": math.ceil(share / micro)},
+        "batch": {"micro": micro, "devices": devices, "accumulation": accumulation},
         "epochs": updates * recipe.train.global_batch / counted,
         "lr": {"first": curve[0], "peak": max(curve), "last": curve[-1]},
         "ema_half_life_samples": _half_life(recipe.objective.ema_base) * recipe.train.global_batch,

@@ -1,0 +1,38 @@
+"""Before the first update: how the recipe's global batch is dealt over the processes, or why it cannot be.
+
+The global batch is science and never changes; what each process takes of it follows from their number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from octjepa.errors import UsageError
+from octjepa.recipe import Recipe
+
+
+class Shares(NamedTuple):
+    """Volumes an update that one process takes, in `accumulation` parts of at most `micro`."""
+
+    share: int
+    micro: int
+    accumulation: int
+
+
+def batch_shares(recipe: Recipe, processes: int) -> Shares:
+    """Raises UsageError where the processes cannot take equal whole shares of the global batch."""
+    batch = recipe.train.global_batch
+    if batch % processes:
+        fitting = [n for n in range(1, batch + 1) if batch % n == 0]
+        below = max(n for n in fitting if n <= processes)
+        near = [str(below), *(str(n) for n in fitting if n > processes)][:2]
+        rounded = sorted({max(batch // processes, 1) * processes, math.ceil(batch / processes) * processes})
+        raise UsageError(
+            f"train.global_batch {batch} cannot be dealt evenly over {processes} processes: start {' or '.join(near)} "
+            f"of them, or change train.global_batch to {' or '.join(map(str, rounded))} (another run: the batch is "
+            "part of the result)"
+        )
+    share = batch // processes
+    micro = min(recipe.machine.micro_batch or share, share)
+    return Shares(share, micro, math.ceil(share / micro))

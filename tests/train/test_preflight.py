@@ -1,0 +1,52 @@
+"""A global batch is dealt over the processes by whole equal shares, or refused with what would fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from octjepa.errors import UsageError
+from octjepa.train import loop
+from octjepa.train.plan import plan
+from octjepa.train.preflight import Shares, batch_shares
+from octjepa.train.runtime import Runtime
+from synthetic import MemoryStore, small_recipe
+
+
+def recipe_of(batch, micro=None, **machine):
+    return small_recipe(train={"global_batch": batch}, machine={"micro_batch": micro, **machine})
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "processes", "shares"),
+    [
+        (32, None, 1, Shares(32, 32, 1)),
+        (32, 1, 16, Shares(2, 1, 2)),  # the founding run
+        (32, 8, 8, Shares(4, 4, 1)),  # a micro-batch above the share is the share
+        (30, 4, 3, Shares(10, 4, 3)),  # the last part is short
+    ],
+)
+def test_shares_by_hand(batch, micro, processes, shares):
+    assert batch_shares(recipe_of(batch, micro), processes) == shares
+
+
+@pytest.mark.parametrize(
+    ("batch", "processes", "parts"),
+    [
+        (32, 5, ["start 4 or 8 of them", "to 30 or 35"]),
+        (4, 6, ["over 6 processes", "start 4 of them", "to 6 ("]),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_with_what_would(batch, processes, parts):
+    with pytest.raises(UsageError) as refused:
+        batch_shares(recipe_of(batch), processes)
+    assert all(part in str(refused.value) for part in parts), refused.value
+
+
+def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monkeypatch):
+    recipe = recipe_of(4, devices=3)
+    with pytest.raises(UsageError, match="over 3 processes"):
+        plan(recipe)
+    monkeypatch.setattr(Runtime, "world", property(lambda self: 3))
+    with pytest.raises(UsageError, match="over 3 processes"):
+        loop.pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
