@@ -1,8 +1,8 @@
 """manifest.tsv and participants.tsv of an AI-READI-shaped tree, all three generations, read leniently.
 
 A manifest's `filepath` starts with "/" and is relative to the dataset root, the folder that holds retinal_oct/.
-`participant_id` became `person_id` in the third release; both are read. A path that leads out of the root is never
-followed.
+`participant_id` became `person_id` in the third release; both are read, and so are patient_id and subject_id. A path
+that leads out of the root is never followed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from octjepa.errors import UsageError
 
 MANIFEST = "manifest.tsv"
+PERSON_COLUMNS = ("person_id", "participant_id", "patient_id", "subject_id")  # the first that is filled
 PARTICIPANTS = "participants.tsv"
 SPLITS = ("train", "val", "test")
 _FILE_COLUMNS = ("filepath", "file_path")
@@ -159,7 +160,7 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
             continue
         frames = _number(said.get("number_of_frames"))
         row = ManifestRow(
-            person_id=clean_person_id(said.get("person_id") or said.get("participant_id") or ""),
+            person_id=clean_person_id(next(filter(None, map(said.get, PERSON_COLUMNS)), "")),
             manufacturer=said.get("manufacturer", "").strip(),
             model=said.get("manufacturers_model_name", "").strip(),
             region=said.get("anatomic_region", "").strip(),
@@ -233,11 +234,13 @@ def parse_participants(text: str, called: str) -> list[dict[str, object]]:
     Raises UsageError: no table, or no id column.
     """
     rows = _table(text, called)
-    if rows and not {"person_id", "participant_id"} & set(rows[0]):
-        raise UsageError(f"{called} has neither person_id nor participant_id (found {', '.join(rows[0])})")
+    if rows and not set(PERSON_COLUMNS) & set(rows[0]):
+        raise UsageError(
+            f"{called} has no column of person ids, one of {', '.join(PERSON_COLUMNS)} (found {', '.join(rows[0])})"
+        )
     people: dict[str, dict[str, object]] = {}
     for row in rows:
-        person = clean_person_id(row.get("person_id") or row.get("participant_id") or "")
+        person = clean_person_id(next(filter(None, map(row.get, PERSON_COLUMNS)), ""))
         if not person:
             continue
         split = row.get("recommended_split", "").strip().lower()

@@ -51,7 +51,10 @@ REASONS: dict[str, Reason] = {
         "neither spacing nor content tells which axis is slice, depth and width",
         "write the spacing into the header, or store it as [slice, depth, width]",
     ),
-    "too_few_frames": Reason("fewer than four B-scans: no volume", "none: line scans are not used"),
+    "too_few_frames": Reason(
+        "fewer than four B-scans: no volume",
+        "none for a line scan; a scan stored as a file per B-scan has to be exported as one file or a folder of images",
+    ),
     "single_frame_series": Reason(
         "one B-scan of a scan that is stored as a file per B-scan",
         "export the scan as one multi-frame file, or as a folder of images",

@@ -121,6 +121,8 @@ def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
     assert (volume.person_id, volume.laterality) == ("P9", "OS")
     assert set(volume.personal) == {"PatientName", "PatientBirthDate", "PatientAge", "PatientSex", "EthnicGroup"}
     assert np.array_equal(volume.pixels, PIXELS)
+    np.savez(tmp_path / "named.npz", oct_bscans=PIXELS, first_name="Jane", surname="Doe", person_id="doe_j")
+    assert read_volume(tmp_path / "named.npz", spacing_mm=SPACING).person_id.startswith("p-")
     savemat(tmp_path / "scan.mat", {"images": PIXELS.transpose(1, 2, 0), "layers": PIXELS.transpose(1, 2, 0),
                                     "eye": "OD", "amd": 1.0, "stage": "early"})  # fmt: skip
     volume = read_volume(tmp_path / "scan.mat", spacing_mm=SPACING)

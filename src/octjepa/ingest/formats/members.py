@@ -33,6 +33,7 @@ _PERSONAL = {
     "PatientAddress": ("address", "street", "zip", "zipcode", "city"),
     "PatientTelephoneNumbers": ("phone", "telephone", "email"),
 }
+_WHO = {"PatientName": "person_name", "PatientBirthDate": "birth_date"}
 _DEMOGRAPHIC = {
     "PatientAge": ("age",),
     "PatientSex": ("sex", "gender", "male", "female"),
@@ -110,6 +111,8 @@ def small_members(members: Mapping[str, np.ndarray]) -> Small:
             small.spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
         elif who:
             personal.append(who)
+            if who in _WHO:  # only to see whether the id repeats it
+                words[_WHO[who]] = f"{words.get(_WHO[who], '')} {_text(values)}".strip()
         elif role:
             words[role] = _text(values)
         elif _LABEL_NAME.fullmatch(name) and array.dtype.kind in "biufSU":
