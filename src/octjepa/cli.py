@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from octjepa.console import interval, say, told
-from octjepa.errors import TooManyLostError, UsageError
+from octjepa.console import ready_to_write, say, say_checks, say_probes, told
+from octjepa.errors import OctjepaError, TooManyLostError, UsageError
 from octjepa.progress import set_quiet
 
 
@@ -85,7 +85,7 @@ def demo(
     from octjepa.demo import run_demo
 
     set_quiet(quiet)
-    _say_probes(run_demo(out, minutes), "probe", as_json)
+    say_probes(run_demo(out, minutes), "probe", as_json)
 
 
 @app.command()
@@ -301,7 +301,7 @@ def embed(
     from octjepa.store import Store
 
     set_quiet(quiet)
-    _ready_to_write(out)
+    ready_to_write(out)
     say(embed_store(checkpoint, Store.open(store), out), as_json)
 
 
@@ -324,12 +324,12 @@ def probe(
 
     set_quiet(quiet)
     if out is not None:
-        _ready_to_write(out)
+        ready_to_write(out)
     tables = [read_embeddings(path) for path in embeddings]
     payload = run_probes(tables, labels, target, kind or ("linear", "knn"), task, pool or POOLS).payload()
     if out is not None:
         write_json(out, payload)
-    _say_probes(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
+    say_probes(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
 
 
 @app.command()
@@ -361,33 +361,23 @@ def report(
     say({"report": str(write_report(source, out))}, as_json)
 
 
-def _say_probes(payload: dict[str, Any], rows: str, as_json: bool) -> None:
-    """As text: a table of each target's primary metric, then on stderr what it comes to and where the rest is."""
-    from octjepa.evaluate.metrics import PRIMARY_METRIC
+@app.command()
+def doctor(
+    store: Annotated[str | None, typer.Option("--store", help="Check that this store can be read, too.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where runs will be written.")] = Path(),
+    recipe: Annotated[str | None, typer.Option("--recipe", help="Check memory and disk against its plan.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Checks the installation, its devices and this machine; with --recipe and --store what a run would need, too."""
+    from octjepa.doctor import examine
 
-    primary = set(PRIMARY_METRIC.values())
-    paired = payload["paired"]
-    if as_json:
-        say(payload, as_json)
-        return
-    say({key: value for key, value in payload.items() if key != "paired"}, as_json, rows, primary)
-    if paired:
-        told = f"{paired['name']} minus {paired['reference']}, {paired['target']} {paired['metric']}"
-        how = f"{paired['probe']}, {paired['pool']}; same {paired['n_people']} test people"
-        print(f"{told}: {interval(paired, 'difference')} ({how})", file=sys.stderr)
-    left_out = sum(row["metric"] not in primary for row in payload[rows])
-    if left_out:
-        print(f"{left_out} more figures (other metrics) with --json", file=sys.stderr)
-
-
-def _ready_to_write(out: Path) -> None:
-    """Finds out before the work, not after it, that a result could not be written. Raises UsageError."""
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder: give --out the name of a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"no folder {out.parent} to write {out.name} into: create it first")
-    if not os.access(out.parent, os.W_OK):
-        raise UsageError(f"{out.parent} may not be written to: give --out a file elsewhere")
+    set_quiet(quiet)
+    found = examine(store, out, recipe)
+    say_checks(found, as_json)
+    if not found["ok"]:
+        failed = [check["name"] for check in found["checks"] if check["state"] == "failed"]
+        raise OctjepaError(f"failed: {', '.join(failed)}; what to do stands with each")
 
 
 def _cores(workers: int | None) -> int:

@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, UsageError
 
 _RESERVED = ("untrained", "histogram", "covariates", "majority")  # shown below the encoders, in this order
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -60,6 +60,50 @@ def say(payload: Mapping[str, Any], as_json: bool, rows: str = "", primary: Coll
     if rows:
         print("\n".join(probe_table(payload[rows], primary)))
     sys.stdout.flush()
+
+
+def say_probes(payload: dict[str, Any], rows: str, as_json: bool) -> None:
+    """As text: a table of each target's primary metric, then on stderr what it comes to and where the rest is."""
+    from octjepa.evaluate.metrics import PRIMARY_METRIC
+
+    primary = set(PRIMARY_METRIC.values())
+    paired = payload["paired"]
+    if as_json:
+        say(payload, as_json)
+        return
+    say({key: value for key, value in payload.items() if key != "paired"}, as_json, rows, primary)
+    if paired:
+        told = f"{paired['name']} minus {paired['reference']}, {paired['target']} {paired['metric']}"
+        how = f"{paired['probe']}, {paired['pool']}; same {paired['n_people']} test people"
+        print(f"{told}: {interval(paired, 'difference')} ({how})", file=sys.stderr)
+    left_out = sum(row["metric"] not in primary for row in payload[rows])
+    if left_out:
+        print(f"{left_out} more figures (other metrics) with --json", file=sys.stderr)
+
+
+def say_checks(payload: Mapping[str, Any], as_json: bool) -> None:
+    """What `doctor` found: as text a line a check, and below those that are not well what was expected and to do."""
+    if as_json:
+        say(payload, as_json)
+        return
+    width = max(len(check["name"]) for check in payload["checks"])
+    for check in payload["checks"]:
+        print(f"{check['state']:<8} {check['name']:<{width}}  {check['found']}")
+        if check["state"] != "ok":
+            print(f"{'':<9}{'':<{width}}  expected: {check['expected']}")
+        if check["to_do"]:
+            print(f"{'':<9}{'':<{width}}  {check['to_do']}")
+    sys.stdout.flush()
+
+
+def ready_to_write(out: Path) -> None:
+    """Finds out before the work, not after it, that a result could not be written. Raises UsageError."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: give --out the name of a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"no folder {out.parent} to write {out.name} into: create it first")
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"{out.parent} may not be written to: give --out a file elsewhere")
 
 
 def probe_table(rows: Sequence[Mapping[str, Any]], primary: Collection[str]) -> list[str]:

@@ -1,0 +1,251 @@
+"""The doctor finds what is wrong, says what to do, and is quiet where nothing is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from command_line import call
+from octjepa.config import load_recipe
+from octjepa.doctor import codecs, devices, install, machine, material
+from octjepa.errors import UsageError
+from octjepa.train.plan import plan
+from synthetic import MemoryStore, small_recipe
+from tiny_frames import CODED, frames
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def by_name(checks):
+    return {check.name: check for check in checks}
+
+
+def test_all_is_well_here(tmp_path):
+    said = call("doctor", "--out", tmp_path / "not" / "yet", "--recipe", "smoke_test", "--json")
+    assert said.code == 0, said.err
+    found = said.json
+    assert found["ok"] is True
+    assert all(set(check) == {"name", "state", "found", "expected", "to_do"} for check in found["checks"])
+    assert {check["state"] for check in found["checks"]} <= {"ok", "warning"}
+    names = {check["name"] for check in found["checks"]}
+    parts = {
+        "python",
+        "octjepa",
+        "libraries",
+        "codecs",
+        "recipe",
+        "threads",
+        "memory",
+        "disk",
+        "output folder",
+        "clock",
+    }
+    assert parts | {"extra wandb", "extra s3", "device cpu", "bf16 on cpu"} <= names
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+def test_a_failed_check_is_shown_with_what_to_do_and_exits_1(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "checks", list)
+    monkeypatch.setattr(codecs, "checks", list)
+    said = call("doctor", "--out", tmp_path, "--store", tmp_path / "none")
+    assert said.code == 1
+    assert "octjepa: failed: store; what to do stands with each" in said.err
+    lines = said.out.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("failed"))
+    assert "no store at" in lines[at]
+    assert "expected: a store" in lines[at + 1]
+    assert "octjepa ingest" in lines[at + 2]
+
+
+def test_a_recipe_that_is_none_is_a_usage_error(tmp_path):
+    said = call("doctor", "--recipe", "nonsense", "--json")
+    assert said.code == 2
+    assert "no recipe 'nonsense'" in said.err
+
+
+# Codecs
+
+
+def test_every_syntax_that_is_read_has_a_frame():
+    assert set(codecs.compressed()) == {*(str(kind.syntax) for kind in CODED), "1.2.840.10008.1.2.5"}
+    assert set(frames()) == set(codecs.compressed())
+
+
+def test_lossless_frames_are_exact():
+    lossless = [str(kind.syntax) for kind in CODED if kind.error == 0]
+    for syntax in (*codecs.NATIVE, "1.2.840.10008.1.2.5", *lossless):
+        assert np.array_equal(codecs._read(syntax)[0], codecs.frame()), syntax
+
+
+def test_a_decoder_that_lies_or_fails_is_named(monkeypatch):
+    whole = codecs.compressed()
+    bad = {**whole, "1.2.840.10008.1.2.4.80": whole["1.2.840.10008.1.2.4.80"][:40]}
+    monkeypatch.setattr(codecs, "compressed", lambda: bad)
+    (check,) = codecs.checks()
+    assert check.state == "failed"
+    assert check.found.startswith("JPEG-LS Lossless")
+    assert check.found.count("(") == 1
+    monkeypatch.setattr(codecs, "_read", lambda syntax: np.zeros((4, 16, 16), np.uint8))
+    (check,) = codecs.checks()
+    assert "off by" in check.found
+
+
+# Devices
+
+
+def test_a_device_without_gradient_fails_and_one_without_bf16_warns(monkeypatch):
+    monkeypatch.setattr(devices, "gradient_norm", lambda device, precision, recipe: 0.0)
+    found = by_name(devices.checks())
+    assert found["device cpu"].state == "failed"
+    assert found["bf16 on cpu"].state == "warning"
+    assert "train.precision=fp32" in found["bf16 on cpu"].to_do
+
+
+def test_a_device_that_raises_is_told_not_raised(monkeypatch):
+    def broken(device, precision, recipe):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(devices, "gradient_norm", broken)
+    assert by_name(devices.checks())["device cpu"].found == "RuntimeError: no kernel image is available"
+
+
+def test_the_gradient_is_that_of_the_whole_model():
+    recipe = load_recipe("smoke_test")
+    fp32, bf16 = (devices.gradient_norm(torch.device("cpu"), kind, recipe) for kind in ("fp32", "bf16"))
+    assert 0.01 < fp32 < 100
+    assert fp32 == pytest.approx(bf16, rel=0.1)
+    assert fp32 != bf16
+
+
+# Installation
+
+
+def requires(monkeypatch, *needs):
+    monkeypatch.setattr(install.importlib.metadata, "requires", lambda name: list(needs))
+
+
+def test_libraries_and_extras_are_held_against_their_limits(monkeypatch):
+    extras = ["nothing-such>=1; extra == 'far'", "numpy>=99; extra == 'new'", "numpy>=1; extra == 'here'"]
+    requires(monkeypatch, "torch<2.1,>=2.0", "numpy>=1.26", *extras, "octjepa[far]; extra == 'dev'")
+    found = by_name(install.checks())
+    assert found["libraries"].state == "failed"
+    assert found["libraries"].found == f"torch {torch.__version__} is not < 2.1"
+    assert (found["extra far"].state, found["extra far"].to_do) == ("ok", 'pip install "octjepa[far]"')
+    assert found["extra far"].found == "nothing-such is not installed"
+    assert found["extra new"].state == "warning"
+    assert (found["extra here"].state, found["extra here"].to_do) == ("ok", "")
+    assert "extra dev" not in found
+
+
+def test_what_pyproject_asks_for_is_understood():
+    found = by_name(install.checks())
+    assert found["libraries"].state == "ok"
+    assert int(found["libraries"].expected.split()[0]) > 15
+
+
+# The machine
+
+
+def machine_with(tmp_path, recipe=None, planned=None):
+    return by_name(machine.checks(tmp_path, recipe, planned))
+
+
+def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
+    recipe = small_recipe()
+    planned = plan(recipe)
+    monkeypatch.setattr(machine, "available", lambda: (3e9, "here"))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, 5e8))
+    found = machine_with(tmp_path, recipe, planned)
+    assert found["memory"].state == "ok"
+    # 3 kept + best + the one being written, of weights and two moments
+    wanted = 5 * 4 * (planned["parameters"] + 2 * planned["trainable"]) + 1e8
+    assert f"{wanted / 1e9:.1f} GB" in found["disk"].expected
+    assert found["disk"].state == ("ok" if wanted <= 5e8 else "failed")
+    planned = {**planned, "peak_memory_bytes": 4e9, "parameters": 50e6}
+    found = machine_with(tmp_path, recipe, planned)
+    assert (found["memory"].state, found["disk"].state) == ("failed", "failed")
+    assert "machine.micro_batch" in found["memory"].to_do
+    off = small_recipe(checkpoint={"dir": None})
+    assert machine_with(tmp_path, off, planned)["disk"].state == "ok", "no checkpoints, no room for them"
+    assert machine_with(tmp_path)["disk"].state == "warning", "5e8 is little, but nobody asked for more"
+
+
+def test_small_shared_memory_fails_only_with_loader_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, 64e6))
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm on this system")
+    assert machine_with(tmp_path)["shared memory"].state == "warning"
+    recipe = small_recipe(machine={"loader_workers": 2})
+    found = machine_with(tmp_path, recipe, plan(recipe))["shared memory"]
+    assert found.state == "failed"
+    assert "--shm-size" in found.to_do
+
+
+def test_threads_beyond_the_cores_are_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_cores", lambda: 2)
+    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 8)
+    found = machine_with(tmp_path)["threads"]
+    assert (found.state, found.to_do) == ("warning", "set OMP_NUM_THREADS=2")
+
+
+def test_a_folder_that_cannot_be_written_fails(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    found = machine_with(tmp_path / "file")
+    assert found["output folder"].state == "failed"
+    assert machine.nearest(tmp_path / "a" / "b") == tmp_path
+
+
+def test_files_dated_otherwise_are_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine.time, "time", lambda: 1e9)
+    assert machine_with(tmp_path)["clock"].state == "warning"
+
+
+# Recipe and store
+
+
+def opened(monkeypatch, store):
+    store.describe = lambda: {"volumes": len(store.table), "by_split": dict(store.table["split"].value_counts())}
+    monkeypatch.setattr(material.Store, "open", classmethod(lambda cls, location: store))
+
+
+def test_a_store_is_opened_read_and_held_against_the_recipe(monkeypatch):
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing, train=6, val=2)
+    opened(monkeypatch, store)
+    found = material.store_check("somewhere", recipe)
+    assert (found.state, found.found) == ("ok", "8 volumes (train 6, val 2); one was read")
+    other = small_recipe(preprocessing={"image_size": [8, 128, 64]})
+    found = material.store_check("somewhere", other)
+    assert found.state == "failed"
+    assert "image_size: store (8, 64, 64), recipe (8, 128, 64)" in found.found
+    store.table["split"] = ""
+    assert material.store_check("somewhere", recipe).state == "warning"
+    store.table = store.table.iloc[:0]
+    assert material.store_check("somewhere", recipe).state == "failed"
+
+
+def test_a_recipe_whose_batch_cannot_be_dealt_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "checks", list)
+    monkeypatch.setattr(codecs, "checks", list)
+    recipe = tmp_path / "odd.yaml"
+    recipe.write_text("tokens: {select: all}\ntrain: {max_updates: 4, global_batch: 4}\nmachine: {devices: 3}\n"
+                      "tracking: {backends: [mlflow]}\n")  # fmt: skip
+    said = call("doctor", "--out", tmp_path, "--recipe", recipe, "--json")
+    assert said.code == 1
+    found = {check["name"]: check for check in said.json["checks"]}
+    assert "cannot be dealt evenly over 3 processes" in found["recipe"]["found"]
+    assert found["tracker mlflow"]["state"] == "ok"
+    with pytest.raises(UsageError):
+        plan(load_recipe(recipe))
+
+
+def test_frames_are_small_enough_to_ship():
+    text = (Path(codecs.__file__).parent / "frames.json").read_text()
+    assert len(text) < 10_000
+    assert all(base64.b64decode(code) for code in json.loads(text).values())
