@@ -233,8 +233,8 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     assert torch.equal(first.target, again.target)
     assert torch.equal(first.context_view, first.target_view)
     means = loop.learn_means(model, runtime, fixed_batches(samples, 4), recipe.grid_tokens)
-    whole = loop.validate(model, runtime, fixed_batches(samples, 8), means)
-    uneven = loop.validate(model, runtime, fixed_batches(samples, 3), means)
+    whole = loop.validate(model, runtime, fixed_batches(samples, 8), means, recipe.grid)
+    uneven = loop.validate(model, runtime, fixed_batches(samples, 3), means, recipe.grid)
     assert whole["loss"] > 0
     assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.places, first.context, first.target)

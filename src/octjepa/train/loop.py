@@ -191,7 +191,7 @@ def _validation(
     known = FixedSamples(store, recipe, train_ids[: limit and _TEACHERS * limit])
     means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
     samples = FixedSamples(store, recipe, judges[:limit])
-    return validate(model, runtime, fixed_batches(samples, batch), means)
+    return validate(model, runtime, fixed_batches(samples, batch), means, recipe.grid)
 
 
 def without_chance(recipe: Recipe) -> Recipe:

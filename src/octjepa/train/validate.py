@@ -10,6 +10,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective import trivial
 from octjepa.objective.losses import cosine, loss_of
 from octjepa.objective.meters import rank_me
+from octjepa.objective.total import token_steps
 from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch
 
@@ -39,7 +40,13 @@ def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: trivial.PlaceMeans) -> dict[str, float]:
+def validate(
+    model: VJEPA3D,
+    runtime: Runtime,
+    batches: Iterable[Batch],
+    means: trivial.PlaceMeans,
+    grid: tuple[int, int, int],
+) -> dict[str, float]:
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
     model.eval()
     sums: dict[str, torch.Tensor] = {}
@@ -50,10 +57,11 @@ def validate(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], means: 
             outcome = model.predict(*batch.inputs(runtime.device))
         truth, targets = outcome.target.cpu(), outcome.all_targets.cpu()
         index = torch.gather(batch.grid_index, 1, batch.target)
+        steps = token_steps(batch.grid_index, grid)  # not millimetres: a step of any axis is one neighbour
         guesses = {
             "constant": means.constant().expand_as(truth),
             "position_mean": means.at(index),
-            "copy_nearest": trivial.copy_nearest(targets, batch.places, batch.context, batch.target),
+            "copy_nearest": trivial.copy_nearest(targets, steps, batch.context, batch.target),
         }
         values = {"loss": loss_of(model.arm, outcome.predicted.cpu(), truth)}
         values["cosine"] = cosine(outcome.predicted.cpu(), truth)
