@@ -36,8 +36,8 @@ docs: setup  ## check the documentation: links lead somewhere, every command nam
 bench: setup  ## measure speed and memory with `octjepa bench` (ARGS="step")
 	@scripts/run-verb bench $(ARGS)
 
-study: setup  ## regenerate the comparison of objectives in docs/study
-	@scripts/run-verb study $(ARGS)
+study: setup  ## go on with the comparison of objectives in docs/study (ARGS="--list")
+	@$(PY) -m benchmarks.study $(ARGS)
 
 lock: setup  ## choose the newest versions that fit pyproject.toml and pin them in constraints.txt
 	@scripts/lock

@@ -1,0 +1,200 @@
+"""Rows read from frozen tokens by a linear head: which layer, and which lesion, each place of the volume belongs to.
+
+The head is ridge regression from a token to every cell of its patch, in closed form, so it has no chance in it and no
+schedule. Its penalty is chosen on validation volumes, and a lesion's threshold where Dice is best among them (among the
+training volumes where they hold too few). A place without a token counts as background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+
+from octjepa.phantom import LESIONS
+
+from .cohort import LAYERS, REGIONS, UNSEEN
+from .features import Tokens
+from .frozen import Bench
+
+PENALTIES = (1e-3, 1e-1, 1e1)  # of the mean squared feature, times the number of tokens
+THRESHOLDS = tuple(float(t) for t in np.round(np.geomspace(0.02, 0.7, 18), 4))
+_LEAST_WITH_LESION = 5
+Counts = Float[np.ndarray, "volumes kinds 3"]  # places found and true, found, true
+
+
+def cells(
+    volume: UInt8[np.ndarray, "D H C"], grid: tuple[int, int, int], index: Int[np.ndarray, " k"]
+) -> UInt8[np.ndarray, "k cells"]:
+    """The places of each patch `index` (raster order of `grid`)."""
+    (d, h, w), (depth, height, columns) = grid, volume.shape
+    p, q, r = depth // d, height // h, columns // w
+    tiles = volume.reshape(d, p, h, q, w, r).transpose(0, 2, 4, 1, 3, 5)
+    return tiles.reshape(d * h * w, p * q * r)[index]
+
+
+class LinearHead:
+    """Ridge regression from features to O outputs, fed volume by volume; the intercept carries no penalty."""
+
+    def __init__(self, dim: int, outputs: int) -> None:
+        self.count = 0
+        self.square = np.zeros((dim + 1, dim + 1))
+        self.cross = np.zeros((dim + 1, outputs))
+
+    def add(self, features: Float[np.ndarray, "k dim"], wanted: Float[np.ndarray, "k outputs"]) -> None:
+        """Tokens to learn from."""
+        x = with_one(features)
+        self.square += x.T @ x
+        self.cross += x.T @ wanted
+        self.count += len(x)
+
+    def weights(self, penalty: float) -> Float[np.ndarray, "dim+1 outputs"]:
+        """At `penalty` times the mean squared feature. Features are centred and scaled through the sums."""
+        mean = self.square[-1, :-1] / self.count
+        spread = np.sqrt(np.maximum(np.diag(self.square)[:-1] / self.count - mean**2, 1e-8))
+        scale = np.zeros_like(self.square)  # x_with_one @ scale: standardised features and one
+        np.fill_diagonal(scale, [*(1 / spread), 1.0])
+        scale[-1, :-1] = -mean / spread
+        inside = scale.T @ self.square @ scale
+        inside[np.diag_indices(len(mean))] += penalty * self.count
+        solved: np.ndarray = scale @ np.linalg.solve(inside, scale.T @ self.cross)
+        return solved
+
+
+def with_one(features: np.ndarray) -> Float[np.ndarray, "k dim+1"]:
+    return np.concatenate([features.astype(np.float64), np.ones((len(features), 1))], axis=1)
+
+
+def counted(found: np.ndarray, true: np.ndarray) -> tuple[float, float, float]:
+    """(both, found, true) places of two masks."""
+    return float((found & true).sum()), float(found.sum()), float(true.sum())
+
+
+def dice(counts: Counts, weights: Float[np.ndarray, "volumes resamples"] | None = None) -> np.ndarray:
+    """Dice of each kind over all volumes together, `[kinds, resamples]`; NaN where nothing is there or found."""
+    weights = np.ones((len(counts), 1)) if weights is None else weights
+    both, found, true = (np.einsum("vk,vr->kr", counts[:, :, part], weights) for part in range(3))
+    bottom = found + true
+    return np.divide(2 * both, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
+
+
+Truth = Callable[[int], tuple[np.ndarray, np.ndarray]]
+
+
+def say_dense(bench: Bench, found: Sequence[Tokens], grid: tuple[int, int, int]) -> None:
+    """layer_dice (mean over LAYERS), lesion_dice (mean over lesions) and each of their parts."""
+    truth = bench.eyes.coarse_truth
+    layers, lesions = _heads(found, truth, bench.train, grid)
+    penalty = max(
+        PENALTIES,
+        key=lambda one: float(np.nanmean(dice(_layer_counts(layers.weights(one), found, truth, bench.val, grid)))),
+    )
+    counts = _layer_counts(layers.weights(penalty), found, truth, bench.test, grid)
+    _say(bench, "layer_dice", LAYERS, list(range(len(LAYERS))), counts)
+
+    kinds = bench.lesions()
+    if not kinds:
+        return
+    tried = {}
+    for one in PENALTIES:
+        weights = lesions.weights(one)
+        on_val = _lesion_counts(weights, found, truth, bench.val, grid)
+        on_train = _lesion_counts(weights, found, truth, bench.train, grid)
+        enough = (on_val[:, :, 0, 2] > 0).sum(axis=0) >= _LEAST_WITH_LESION
+        curves = np.stack([
+            dice((on_val if enough[k] else on_train)[:, k])[:, 0] for k in range(len(LESIONS))
+        ])  # fmt: skip
+        curves = np.nan_to_num(curves)
+        tried[one] = (float(curves[kinds].max(axis=1).mean()), curves.argmax(axis=1))
+    penalty = max(tried, key=lambda one: tried[one][0])
+    every = _lesion_counts(lesions.weights(penalty), found, truth, bench.test, grid)
+    chosen = np.take_along_axis(every, tried[penalty][1][None, :, None, None], axis=2)[:, :, 0]
+    _say(bench, "lesion_dice", LESIONS, kinds, chosen)
+
+
+def say_place_prior(bench: Bench) -> None:
+    """layer_dice of the commonest region at each place over the training volumes: what needs no picture at all."""
+    truth = bench.eyes.coarse_truth
+    votes = sum(_one_hot(truth(int(place))[0]) for place in bench.train)
+    said = np.asarray(votes).argmax(axis=-1)
+    counts = np.array([_layers_of(said, truth(int(place))[0]) for place in bench.test])
+    _say(bench, "layer_dice", LAYERS, list(range(len(LAYERS))), counts)
+
+
+def _say(bench: Bench, name: str, kinds: Sequence[str], which: list[int], counts: Counts) -> None:
+    bench.estimate(name, lambda weights: np.mean(dice(counts, weights)[which], axis=0))
+    for k in which:
+        bench.estimate(f"{name}_{kinds[k]}", lambda weights, k=k: dice(counts, weights)[k])
+
+
+def _heads(
+    found: Sequence[Tokens], truth: Truth, train: Iterable[int], grid: tuple[int, int, int]
+) -> tuple[LinearHead, LinearHead]:
+    layers = lesions = None
+    for place in train:
+        one = found[place]
+        regions, bits = (cells(part, grid, one.index) for part in truth(int(place)))
+        whole = (regions != UNSEEN).all(axis=1)  # a patch that reaches out of the scan teaches nothing
+        features = one.features[whole]
+        if layers is None or lesions is None:
+            dim, size = one.features.shape[1], regions.shape[1]
+            layers, lesions = LinearHead(dim, size * len(REGIONS)), LinearHead(dim, size * len(LESIONS))
+        layers.add(features, _one_hot(regions[whole]).reshape(len(features), -1))
+        wanted = (bits[whole][..., None] >> np.arange(len(LESIONS))) & 1
+        lesions.add(features, wanted.reshape(len(features), -1).astype(float))
+    assert layers is not None
+    assert lesions is not None
+    return layers, lesions
+
+
+def _one_hot(regions: np.ndarray) -> np.ndarray:
+    return (regions[..., None] == np.arange(len(REGIONS))).astype(float)
+
+
+def _painted(values: np.ndarray, index: np.ndarray, grid: tuple[int, int, int], empty: float) -> np.ndarray:
+    """Cell values [k, cells, ...] of tokens on the whole grid, [tokens, cells, ...]; `empty` where no token is."""
+    whole = np.full((int(np.prod(grid)), *values.shape[1:]), empty, dtype=values.dtype)
+    whole[index] = values
+    return whole
+
+
+def _layer_counts(
+    weights: np.ndarray, found: Sequence[Tokens], truth: Truth, places: Iterable[int], grid: tuple[int, int, int]
+) -> Counts:
+    every = np.arange(int(np.prod(grid)))
+    rows = []
+    for place in places:
+        one = found[place]
+        said = (with_one(one.features) @ weights).reshape(len(one.index), -1, len(REGIONS)).argmax(axis=-1)
+        rows.append(_layers_of(_painted(said, one.index, grid, 0), cells(truth(int(place))[0], grid, every)))
+    return np.array(rows)
+
+
+def _layers_of(said: np.ndarray, true: np.ndarray) -> list[tuple[float, float, float]]:
+    seen = true != UNSEEN
+    return [counted((said == code) & seen, true == code) for code in range(1, 1 + len(LAYERS))]
+
+
+def _lesion_counts(
+    weights: np.ndarray, found: Sequence[Tokens], truth: Truth, places: Iterable[int], grid: tuple[int, int, int]
+) -> Float[np.ndarray, "volumes lesions thresholds 3"]:
+    every = np.arange(int(np.prod(grid)))
+    rows = []
+    for place in places:
+        one = found[place]
+        scores = (with_one(one.features) @ weights).reshape(len(one.index), -1, len(LESIONS))
+        scores = _painted(scores, one.index, grid, -np.inf)
+        regions, bits = (cells(part, grid, every) for part in truth(int(place)))
+        seen = regions != UNSEEN
+        rows.append([curve(scores[..., k][seen], ((bits >> k) & 1).astype(bool)[seen]) for k in range(len(LESIONS))])
+    return np.array(rows)
+
+
+def curve(scores: Float[np.ndarray, " n"], true: np.ndarray) -> Float[np.ndarray, "thresholds 3"]:
+    """(both, found, true) at each of THRESHOLDS."""
+    step = np.searchsorted(THRESHOLDS, scores, side="right")  # thresholds that the score reaches
+    size = len(THRESHOLDS) + 1
+    found = np.bincount(step, minlength=size)[::-1].cumsum()[::-1][1:]
+    both = np.bincount(step[true], minlength=size)[::-1].cumsum()[::-1][1:]
+    return np.stack([both, found, np.full(len(found), true.sum())], axis=1).astype(float)

@@ -1,0 +1,156 @@
+"""One entry of the study, in a process of its own: trains what has to be trained, measures it, leaves `figures.json`.
+
+    python -m benchmarks.study.one JOB.json
+
+The job holds the entry and where things lie. Nothing is written to the results here: the study does that, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from octjepa.checkpoint import load_encoder
+from octjepa.config import load_recipe
+from octjepa.errors import OctjepaError
+from octjepa.store import Store
+from octjepa.store.disk import write_json
+
+from . import dense, fluid, frozen, pretrain, supervised
+from .cohort import Eyes
+from .features import all_tokens, histograms, of_encoder, of_pixels, pooled, untrained
+from .plan import RECIPE, Entry
+from .results import Row, row
+
+FIGURES = "figures.json"
+
+
+class Figures:
+    """Collects the rows of one run."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.rows: list[Row] = []
+
+    def __call__(self, metric: str, value: float, low: float | None, high: float | None, n: int) -> None:
+        self.rows.append(row(self.entry.arm, self.entry.seed, metric, value, low, high, n, self.entry.run))
+
+
+def job_of(entry: Entry, work: Path, cohort: Path, data: Path | None, bootstrap: int, threads: int) -> dict[str, Any]:
+    """What `main` reads."""
+    return {
+        "entry": {one.name: getattr(entry, one.name) for one in fields(entry)}, "work": str(work),
+        "cohort": str(cohort), "data": None if data is None else str(data),
+        "bootstrap": bootstrap, "threads": threads,
+    }  # fmt: skip
+
+
+def entry_of(job: dict[str, Any]) -> Entry:
+    """The entry in a job that went through JSON."""
+    given = dict(job["entry"])
+    return Entry(**{**given, "overrides": tuple(given["overrides"])})
+
+
+def run_entry(job: dict[str, Any]) -> None:
+    """Raises Interrupted after a signal; the same job then goes on from its checkpoint."""
+    torch.set_num_threads(job["threads"])
+    entry, work = entry_of(job), Path(job["work"])
+    folder = work / "runs" / entry.run
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = Figures(entry)
+    about: dict[str, Any] = {}
+    if entry.kind == "fluid":
+        about = _fluid(entry, job, folder, figures)
+    else:
+        cohort = Path(job["cohort"])
+        bench = frozen.Bench(Eyes.open(cohort), figures, job["bootstrap"])
+        about = _of_cohort(entry, bench, cohort, work, folder)
+    about |= {
+        "group": entry.group, "kind": entry.kind, "cohort": entry.cohort, "threads": torch.get_num_threads(),
+        "machine": f"{os.cpu_count()} cores {platform.machine()}", "torch": torch.__version__,
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    write_json(folder / FIGURES, {"about": about, "rows": figures.rows})
+
+
+def _of_cohort(entry: Entry, bench: frozen.Bench, cohort: Path, work: Path, folder: Path) -> dict[str, Any]:
+    eyes, calibration = bench.eyes, work / "calibration.json"
+    if entry.kind == "supervised":
+        return supervised.run(folder, bench, RECIPE, entry.seed, entry.budget, entry.people, calibration)
+    if entry.kind == "majority":
+        frozen.say_all(bench, {"none": np.ones((len(eyes.ids), 1))})
+        dense.say_place_prior(bench)
+        return {}
+    if entry.kind == "histogram":
+        features = histograms(eyes.store, eyes.ids, untrained(RECIPE, entry.overrides, entry.seed))
+        frozen.say_all(bench, {"histogram": features})
+        return {}
+    about: dict[str, Any] = {}
+    if entry.kind == "untrained":
+        encoder = untrained(RECIPE, entry.overrides, entry.seed)
+    else:
+        about = pretrain.run(folder, eyes.store, RECIPE, entry.overrides, entry.seed, entry.budget, calibration)
+        encoder = load_encoder(folder / "run")
+    found = all_tokens(of_encoder(encoder), eyes.store, eyes.ids)
+    frozen.say_all(bench, pooled(found))
+    dense.say_dense(bench, found, encoder.recipe.grid)
+    return about
+
+
+def _fluid(entry: Entry, job: dict[str, Any], folder: Path, figures: Figures) -> dict[str, Any]:
+    work, data = Path(job["work"]), Path(job["data"])
+    recipe = load_recipe(RECIPE)
+    place = fluid.real_store(work, data, RECIPE)
+    eyes = fluid.read_eyes(place, data)
+    about: dict[str, Any] = {"of": entry.of} if entry.of else {}
+    if entry.arm == "raw_intensity":
+        score = fluid.with_intensity(recipe)
+    elif entry.arm == "raw_patches":
+        score = fluid.with_tokens(of_pixels(recipe), recipe)
+    elif entry.arm == "unet":
+        score = fluid.with_unet(recipe, entry.seed, entry.budget)
+        about["cpu_seconds_each_way"] = entry.budget
+    else:
+        if entry.arm == "untrained":
+            encoder = untrained(RECIPE, entry.overrides, entry.seed)
+        elif entry.further:
+            start = work / "runs" / entry.of / "run"
+            began = load_encoder(start).recipe
+            given = (
+                f"objective.name={began.objective.name}", f"model.warm_start={start}",
+                f"train.base_lr={began.train.base_lr / 4}",
+                *entry.overrides,
+            )  # fmt: skip
+            about |= pretrain.run(
+                folder, Store.open(place), RECIPE, given, entry.seed, entry.budget, work / "calibration.json"
+            )
+            about["overrides"] = [one for one in about["overrides"] if not one.startswith("model.warm_start=")]
+            encoder = load_encoder(folder / "run")
+        else:
+            encoder = load_encoder(work / "runs" / entry.of / "run")
+        score = fluid.with_tokens(of_encoder(encoder), encoder.recipe)
+    fluid.say_fluid(eyes, score, figures, job["bootstrap"])
+    return about
+
+
+def main() -> int:
+    """Exit code 0, 1 with a message, or 128 + the signal after an orderly stop."""
+    try:
+        run_entry(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except OctjepaError as error:
+        print(f"study: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The page of the study, written from the results alone: what is not there is named as missing, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+
+from octjepa.phantom import LESIONS
+from octjepa.store.disk import write_atomic
+
+from .plan import ABLATIONS, ARMS, CURVE, FEW_PEOPLE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SUPERVISED, Settings
+from .results import Results, Row, best_arm
+
+COLUMNS = {
+    "lesion_auroc_macro": "lesion AUROC", "lesion_ece_macro": "ECE", "leave_vendor_out_drop": "vendor left out, loss",
+    "vendor_accuracy": "vendor readable", "fovea_error_mm": "fovea, mm", "layer_dice": "layer Dice",
+    "lesion_dice": "lesion Dice",
+}  # fmt: skip
+FLUID = {
+    "fluid_dice_real": "fluid Dice", "fluid_dice_real_01_to_04": "01 to 04", "fluid_dice_real_04_to_01": "04 to 01",
+}  # fmt: skip
+MISSING = "missing"
+NOT_DEFINED = {
+    ("supervised", "leave_vendor_out_drop"), ("supervised", "layer_dice"), ("supervised", "lesion_dice"),
+    ("histogram", "layer_dice"), ("histogram", "lesion_dice"), ("majority", "lesion_dice"),
+    *(("majority", f"lesion_auroc_macro_{pool}") for pool in POOLS),
+    *(("histogram", f"lesion_auroc_macro_{pool}") for pool in POOLS),
+    *(("supervised", f"lesion_auroc_macro_{pool}") for pool in POOLS),
+}  # fmt: skip
+
+
+def cell(results: Results, arm: str, metric: str) -> str:
+    """Mean over seeds with their lowest and highest; of a single seed its interval over people."""
+    if (arm, metric) in NOT_DEFINED:
+        return "-"
+    rows = [one for one in results.rows if one["arm"] == arm and one["metric"] == metric]
+    values = [one["value"] for one in rows if one["value"] is not None]
+    if not values:
+        return MISSING if not rows else "not measurable"
+    if len(values) == 1:
+        one = next(one for one in rows if one["value"] is not None)
+        return f"{one['value']:.3f}" + (f" ({one['low']:.3f} to {one['high']:.3f})" if one["low"] is not None else "")
+    return f"{mean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+
+
+def table(results: Results, arms: Iterable[str], columns: dict[str, str], first: str = "row") -> str:
+    """A Markdown table of `cell`s."""
+    lines = [f"| {first} | " + " | ".join(columns.values()) + " |", "|---" * (1 + len(columns)) + "|"]
+    lines += [f"| {arm} | " + " | ".join(cell(results, arm, metric) for metric in columns) + " |" for arm in arms]
+    return "\n".join(lines)
+
+
+def write_page(results: Results, settings: Settings, out: Path) -> None:
+    """README.md and lesions.svg in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = page(results, settings)
+    write_atomic(out / "README.md", lambda file: file.write(text.encode()))
+    drawing = dots(
+        [one for one in results.rows if one["metric"] == "lesion_auroc_macro" and one["arm"] in settings.arms]
+    )
+    write_atomic(out / "lesions.svg", lambda file: file.write(drawing.encode()))
+
+
+def page(results: Results, settings: Settings) -> str:
+    """The whole page."""
+    best = best_arm(results, [arm for arm in settings.arms if arm in ARMS], settings.seeds)
+    named, later = best or "the best arm", f"{MISSING}: the main rows come first."
+    encoders = [arm for arm in settings.arms if arm in (*ARMS, "untrained")]
+    lesions = {f"lesion_auroc_{name}": name.replace("_", " ") for name in LESIONS}
+    pools = {"lesion_auroc_macro" if pool == PRIMARY_POOL else f"lesion_auroc_macro_{pool}": pool for pool in POOLS}
+    curve = [f"{best}:cpu_{settings.budget * share / 60:.3g}_min" for share in CURVE] + [str(best)]
+    parts = [
+        "# The study: what each objective teaches",
+        "Written by `make study` from `results.json`; do not edit. A cell is the mean over seeds [lowest, highest], or "
+        'of one run the value (95 % interval by person). "missing" has not been run, "-" is no figure of that row.',
+        _setup(results, settings),
+        "## Rows at equal compute",
+        table(results, settings.arms, COLUMNS),
+        "![Macro lesion AUROC of every run with its interval](lesions.svg)",
+        "Linear probes on frozen features, fitted on training people, measured on test people. Vendor left out: fall "
+        "of AUROC within a vendor when none of its eyes has a label (the encoder saw them, unlabelled; the probe also "
+        "has a quarter fewer people). Vendor readable: balanced accuracy, low is good. Layer Dice of `majority` is the "
+        "commonest layer at each place. `supervised` without a vendor would need four more trainings: not tried.",
+        "## Each lesion (AUROC)",
+        table(results, settings.arms, lesions),
+        "## Few labels (macro AUROC)",
+        "Half of the people, or all there are, have the lesion; mean of three draws. `supervised` is trained from "
+        "nothing on so many people, at a quarter of the budget.",
+        _few(results, settings),
+        "## Pooling (macro AUROC)",
+        table(results, encoders, pools),
+        f"## Compute: {named}",
+        table(results, curve, COLUMNS) if best else later,
+        f"## Ablations: {named}",
+        f"{settings.ablation_budget / 60:.3g} CPU-minutes each.",
+        table(results, [f"{best}:{name}" for name in ABLATIONS], COLUMNS) if best else later,
+        "## Real eyes: fluid",
+        "A head learns from one of two Duke eyes with macular oedema and is asked about the other. Dice over the "
+        "B-scans of both directions. Two eyes: the interval is over B-scans, and says nothing of other people. "
+        "`further_real` was also pretrained, without labels, on the very volumes it is asked about.",
+        table(results, [*encoders, *([f"{best}:further_real"] if best else []), *FLUID_FLOORS], FLUID),
+        "## Runs",
+        _runs(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _few(results: Results, settings: Settings) -> str:
+    names = {f"few_label_auroc_{size}": f"{size} people" for size in FEW_PEOPLE}
+    shown = table(results, [arm for arm in settings.arms if arm != SUPERVISED], names)
+    if SUPERVISED not in settings.arms:
+        return shown
+    own = [cell(results, f"{SUPERVISED}:people_{size}", f"few_label_auroc_{size}") for size in FEW_PEOPLE]
+    return f"{shown}\n| {SUPERVISED} | " + " | ".join(own) + " |"
+
+
+def _setup(results: Results, settings: Settings) -> str:
+    told = (
+        f"{settings.people} phantom people (`{settings.difficulty}` lesions, seed {settings.cohort_seed}), both eyes, "
+        f"four vendors, people split 0.6 / 0.1 / 0.3. {settings.budget / 60:.3g} CPU-minutes a run on "
+        f"{settings.threads} threads, seeds {', '.join(map(str, settings.seeds))}. The arm for ablations is chosen on "
+        "validation people."
+    )
+    wanted = [arm for arm in settings.arms if not results.values(arm, "vendor_accuracy")]
+    return told + (f"\n\n**Not run yet:** {', '.join(wanted)}." if wanted else "")
+
+
+def _runs(results: Results) -> str:
+    lines = ["| run | updates | CPU s | alarms | ended |", "|---|---|---|---|---|"]
+    for name, about in sorted(results.runs.items()):
+        alarms = about.get("alarms") or "-"
+        alarms = ", ".join(alarms) if isinstance(alarms, list | dict) else alarms
+        lines.append(
+            f"| {name} | {about.get('updates', '-')} | {about.get('cpu_seconds', '-')} | {alarms} | {about['ended']} |"
+        )
+    return "\n".join(lines) if results.runs else MISSING
+
+
+def dots(rows: Sequence[Row]) -> str:
+    """An SVG: a line per run, its value a dot, its interval a bar, from 0.4 to 1."""
+    known = [one for one in rows if one["value"] is not None]
+    left, width, pitch = 170, 420, 18
+    height = 34 + pitch * len(known)
+
+    def x(value: float) -> float:
+        return left + width * (min(max(value, 0.4), 1.0) - 0.4) / 0.6
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 60} {height}" '
+        'font-family="sans-serif" font-size="12" fill="#222">'
+    ]
+    for tick in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        parts.append(f'<line x1="{x(tick):.0f}" x2="{x(tick):.0f}" y1="4" y2="{height - 20}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x(tick):.0f}" y="{height - 6}" text-anchor="middle">{tick}</text>')
+    for number, one in enumerate(known):
+        y = 14 + pitch * number
+        parts.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{one["arm"]} {one["seed"]}</text>')
+        if one["low"] is not None:
+            parts.append(f'<line x1="{x(one["low"]):.1f}" x2="{x(one["high"]):.1f}" y1="{y}" y2="{y}" stroke="#888"/>')
+        parts.append(f'<circle cx="{x(one["value"]):.1f}" cy="{y}" r="4" fill="#1f6f8b"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"

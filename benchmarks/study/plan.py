@@ -1,0 +1,178 @@
+"""The table of the study: which arms, seeds, ablations and budgets there are. Data alone; nothing runs here.
+
+An entry is one run: the recipe `RECIPE` with overrides, a seed and a budget in CPU-seconds. Ablations and the curve
+over compute belong to the best arm, which is known once all main rows of all seeds are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from octjepa.config import load_recipe, science_hash
+
+RECIPE = str(Path(__file__).with_name("recipe.yaml"))
+ARMS = ("vjepa", "vjepa_dense", "normalized_mse", "mae")
+SIMPLE = ("untrained", "histogram", "majority")
+SUPERVISED = "supervised"
+FLUID_FLOORS = ("raw_intensity", "raw_patches", "unet")  # rows of the real eyes that need no encoder
+FEW_PEOPLE = (10, 30, 100)
+CURVE = (0.25, 0.5, 2.0)  # of the main budget, beside 1 itself
+POOLS = ("mean", "mean_std_max", "mean_std_max_min")
+PRIMARY_POOL = "mean_std_max"  # named before any figure was seen; the others are there to compare
+
+Kind = Literal["pretrain", "untrained", "histogram", "majority", "supervised", "fluid"]
+Group = Literal["main", "few_labels", "curve", "ablation", "real"]
+
+# name -> overrides over the best arm. `reference` is that arm at the ablations' own budget.
+ABLATIONS: dict[str, tuple[str, ...]] = {
+    "reference": (),
+    "tokens_all": ("tokens.select=all", "tokens.budget=null"),
+    "tokens_third": ("tokens.budget=85",),  # of 256
+    "positions_mm": ("model.position_unit=mm",),
+    "positions_sincos": ("model.positions=sincos",),
+    "masks_tubes": ("masks.blocks=0", "masks.runs=0"),
+    "masks_blocks": ("masks.tubes=0", "masks.runs=0"),
+    "masks_runs": ("masks.tubes=0", "masks.blocks=0"),
+    "masks_075": ("masks.ratio=0.75",),
+    "targets_half": ("masks.target_share=0.5",),
+    "targets_tenth": ("masks.target_share=0.1",),
+    "ema_0.99": ("objective.ema_base=0.99",),
+    "ema_constant": ("objective.ema_base=0.99925", "objective.ema_final=0.99925"),
+    "variance_covariance": ("objective.variance_covariance=0.1",),
+    "sigreg": ("objective.sigreg=0.1",),
+}
+# The mae arm predicts pixels: neither a moving target nor the spread of features enters its loss in the same sense.
+_NOT_OF_MAE = {"ema_0.99", "ema_constant"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one study is: its cohort, budgets (CPU-seconds of a run) and seeds. `arms` cuts the main rows."""
+
+    people: int = 600
+    cohort_seed: int = 4242
+    difficulty: str = "realistic"
+    budget: float = 1200.0
+    ablation_budget: float = 600.0
+    fluid_budget: float = 120.0  # of the U-Net; further pretraining on the real volumes gets twice that
+    seeds: tuple[int, ...] = (0, 1, 2)
+    ablation_seeds: tuple[int, ...] = (0,)
+    arms: tuple[str, ...] = (*ARMS, *SIMPLE, SUPERVISED)
+    threads: int = 2
+    bootstrap: int = 2000
+    overrides: tuple[str, ...] = ()  # of every pretraining run, for trials
+
+    @property
+    def cohort(self) -> dict[str, object]:
+        """What the cohort depends on."""
+        return {"people": self.people, "seed": self.cohort_seed, "difficulty": self.difficulty}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run. `arm` is its name in the results; `of` names the main arm whose encoder a fluid row uses."""
+
+    group: Group
+    kind: Kind
+    arm: str
+    seed: int
+    overrides: tuple[str, ...] = ()
+    budget: float = 0.0
+    people: int | None = None  # training people of a supervised row with few labels
+    of: str = ""
+    further: bool = False  # a fluid row whose encoder is pretrained further on the real volumes
+    cohort: dict[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def run(self) -> str:
+        """Its name, and that of its folder: whatever changes the result changes the name."""
+        text = json.dumps([asdict(self), _science_of(RECIPE)], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{self.group}-{self.arm.replace(':', '-')}-seed{self.seed}-{digest}"
+
+
+@cache
+def _science_of(recipe: str) -> str:
+    return science_hash(load_recipe(recipe))
+
+
+def main_entries(settings: Settings) -> list[Entry]:
+    """Every arm with every seed. Rows without chance (histogram, majority) have one seed."""
+    entries = []
+    for arm in settings.arms:
+        for seed in settings.seeds[:1] if arm in ("histogram", "majority") else settings.seeds:
+            if arm in ARMS:
+                entries.append(_pretrain("main", arm, arm, seed, (), settings.budget, settings))
+            elif arm == SUPERVISED:
+                entries.append(Entry("main", "supervised", arm, seed, (), settings.budget, cohort=settings.cohort))
+            else:
+                entries.append(Entry("main", arm, arm, seed, settings.overrides, cohort=settings.cohort))  # type: ignore[arg-type]
+    return entries
+
+
+def later_entries(settings: Settings, best: str | None) -> list[Entry]:
+    """Everything after the main rows. Without a `best` arm those that need none."""
+    entries = []
+    if SUPERVISED in settings.arms:
+        for people in FEW_PEOPLE:
+            budget = settings.budget / 4
+            name = f"{SUPERVISED}:people_{people}"
+            entries.append(
+                Entry("few_labels", "supervised", name, settings.seeds[0], (), budget, people, cohort=settings.cohort)
+            )
+    if best is not None:
+        for share in CURVE:
+            seconds = settings.budget * share
+            name = f"{best}:cpu_{seconds / 60:.3g}_min"
+            entries.append(_pretrain("curve", best, name, settings.seeds[0], (), seconds, settings))
+        for word, overrides in ABLATIONS.items():
+            if best == "mae" and word in _NOT_OF_MAE:
+                continue
+            for seed in settings.ablation_seeds:
+                entries.append(
+                    _pretrain("ablation", best, f"{best}:{word}", seed, overrides, settings.ablation_budget, settings)
+                )
+    return entries
+
+
+def fluid_entries(settings: Settings, best: str | None) -> list[Entry]:
+    """Fluid in the two real eyes: every arm's tokens, then the best arm pretrained further, then what needs no arm."""
+    entries = []
+    for entry in main_entries(settings):
+        if entry.kind in ("pretrain", "untrained"):
+            entries.append(Entry("real", "fluid", entry.arm, entry.seed, of=entry.run, cohort=settings.cohort))
+            if entry.arm == best:
+                seconds = 2 * settings.fluid_budget
+                name = f"{best}:further_real"
+                entries.append(
+                    Entry(
+                        "real", "fluid", name, entry.seed, budget=seconds, of=entry.run, further=True,
+                        cohort=settings.cohort,
+                    )
+                )  # fmt: skip
+    for floor in FLUID_FLOORS:
+        budget = settings.fluid_budget if floor == "unet" else 0.0
+        for seed in settings.seeds if floor == "unet" else settings.seeds[:1]:
+            entries.append(Entry("real", "fluid", floor, seed, budget=budget))
+    return entries
+
+
+def all_entries(settings: Settings, best: str | None, real: bool) -> list[Entry]:
+    """In the order in which they run."""
+    return [
+        *main_entries(settings),
+        *(fluid_entries(settings, best) if real else []),
+        *later_entries(settings, best),
+    ]
+
+
+def _pretrain(
+    group: Group, objective: str, name: str, seed: int, overrides: tuple[str, ...], budget: float, settings: Settings
+) -> Entry:
+    given = (f"objective.name={objective}", *settings.overrides, *overrides)
+    return Entry(group, "pretrain", name, seed, given, budget, cohort=settings.cohort)

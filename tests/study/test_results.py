@@ -1,0 +1,83 @@
+"""Results are a flat list of figures, kept whole, and the best arm is chosen on validation people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.study.page import page, write_page
+from benchmarks.study.plan import Settings
+from benchmarks.study.results import Results, best_arm, check, row
+
+from octjepa.errors import OctjepaError
+
+ROOT = Path(__file__).resolve().parents[2]
+ABOUT = {"ended": "2026-01-01T00:00:00+00:00"}
+
+
+def add(results: Results, arm: str, seed: int, metric: str, value: float, run: str = "r") -> None:
+    results.add(run, ABOUT, [row(arm, seed, metric, value, value - 0.1, value + 0.1, 10, run)])
+
+
+def test_a_newer_figure_takes_the_place_of_the_older_and_its_run_is_forgotten(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    add(results, "vjepa", 0, "layer_dice", 0.5, "old")
+    add(results, "vjepa", 0, "lesion_dice", 0.3, "other")
+    add(results, "vjepa", 0, "layer_dice", 0.7, "new")
+    again = Results(tmp_path)
+    assert again.values("vjepa", "layer_dice") == {0: 0.7}
+    assert set(again.runs) == {"other", "new"} == again.done()
+    assert json.loads((tmp_path / "results.json").read_text())[0] == {
+        "arm": "vjepa", "seed": 0, "metric": "layer_dice", "value": 0.7, "low": pytest.approx(0.6),
+        "high": pytest.approx(0.8), "n": 10, "run": "new",
+    }  # fmt: skip
+
+
+def test_what_is_not_finite_is_null() -> None:
+    assert row("a", 0, "m", float("nan"), None, float("inf"), 3, "r")["value"] is None
+    assert row("a", 0, "m", 0.5, None, float("inf"), 3, "r")["high"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"n": "3"}, "n holds '3'"), ({"value": True}, "value"), ({"more": 1}, "exactly the fields"), ({}, "twice")],
+)
+def test_damaged_results_are_refused_by_name(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    good = row("a", 0, "m", 0.5, None, None, 3, "r")
+    (tmp_path / "results.json").write_text(json.dumps([good, {**good, **change}]))
+    with pytest.raises(OctjepaError, match=told):
+        Results(tmp_path)
+
+
+def test_the_best_arm_is_that_of_validation_people_once_every_seed_is_there(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for seed, (ours, theirs) in enumerate([(0.8, 0.7), (0.6, 0.75)]):
+        add(results, "vjepa", seed, "lesion_auroc_macro_val", ours, f"a{seed}")
+        add(results, "mae", seed, "lesion_auroc_macro", 0.99, f"t{seed}")
+        assert best_arm(results, ["vjepa", "mae"], [0, 1]) is None
+        add(results, "mae", seed, "lesion_auroc_macro_val", theirs, f"b{seed}")
+    assert best_arm(results, ["vjepa", "mae"], [0, 1]) == "mae"
+    assert best_arm(results, ["vjepa", "mae"], [0]) == "vjepa"
+
+
+def test_the_page_names_what_is_missing_and_shows_spread_over_seeds(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for seed, value in enumerate((0.6, 0.7, 0.8)):
+        add(results, "vjepa", seed, "lesion_auroc_macro", value, f"r{seed}")
+    write_page(results, Settings(), tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "| vjepa | 0.700 [0.600, 0.800] | missing |" in text
+    assert "| mae | missing |" in text
+    assert "| majority |" in text
+    assert "Not run yet:** vjepa, vjepa_dense" in text  # it lacks its other figures
+    assert text.count("| r1 |") == 1
+    assert (tmp_path / "lesions.svg").read_text().count("<circle") == 3
+
+
+def test_the_committed_results_keep_the_contract_and_the_page_is_theirs() -> None:
+    folder = ROOT / "docs" / "study"
+    results = Results(folder)
+    check(results.rows, "docs/study")
+    assert {one["run"] for one in results.rows} <= set(results.runs)
+    assert (folder / "README.md").read_text(encoding="utf-8") == page(results, Settings())
