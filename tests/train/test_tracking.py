@@ -64,6 +64,7 @@ def no_environment(monkeypatch):
     for name in ("WANDB_ERROR_REPORTING", "WANDB_SILENT", "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, os.environ.get(name, "true"))  # what a backend sets is put back
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setattr(record, "_SECONDS_AT_THE_END", 60.0)  # a loaded machine takes long to import W&B
 
 
 def test_a_run_leaves_lines_pictures_and_events(tmp_path, no_environment):
@@ -110,9 +111,11 @@ def test_wandb_is_recorded_offline_without_network_or_login(tmp_path, no_environ
     told(tmp_path / "run", recipe_of(backends=["wandb_offline"], project="eyes", name="first"))
     (folder,) = (tmp_path / "run" / "tracking" / "wandb").glob("offline-run-*")
     run_id = (tmp_path / "run" / "tracking" / "wandb.id").read_text()
-    sent = (folder / f"run-{run_id}.wandb").read_bytes()
-    for known in (b"eyes", b"first", b"train/loss", b"train/skipped_volumes", b"alarm/collapse", b"science_hash"):
-        assert known in sent
+    known = (b"eyes", b"first", b"train/loss", b"train/skipped_volumes", b"alarm/collapse", b"science_hash")
+    until = time.monotonic() + 10  # W&B's own process writes the file
+    while not all(part in (sent := (folder / f"run-{run_id}.wandb").read_bytes()) for part in known):
+        assert time.monotonic() < until, [part for part in known if part not in sent]
+        time.sleep(0.1)
     assert not [secret for secret in secrets_of(tmp_path) if secret in sent]
     assert getpass.getuser().encode() not in sent.replace(b"root_dir", b"")
     assert not list(folder.rglob("*.png")), "pictures of scans are sent when asked for alone"
@@ -286,7 +289,9 @@ def test_wandb_without_login_or_server_is_recorded_offline(tmp_path, monkeypatch
     caplog.set_level(logging.WARNING)
     told(tmp_path / "run", recipe_of(backends=["wandb"]))
     assert begun == (["online", "offline"] if login else ["offline"])
-    assert ("W&B cannot be reached" if login else "no W&B login") in caplog.text
+    assert (
+        f"W&B takes no run now ({'CommError: connection refused' if login else 'UsageError: no login'})" in caplog.text
+    )
     assert "wandb sync" in caplog.text
     assert list((tmp_path / "run" / "tracking" / "wandb").glob("offline-run-*/*.wandb"))
 

@@ -100,13 +100,12 @@ class Wandb:
             )  # fmt: skip
 
         mode = "offline" if offline else os.environ.get("WANDB_MODE", "online")
-        if mode == "online" and not wandb.login(prompt=False):
-            _log.warning("no W&B login: this run is recorded offline. %s", _SYNC)
-            mode = "offline"
         try:
+            if mode == "online" and not wandb.login(prompt=False):
+                raise wandb.errors.UsageError("no login")
             self._run: Any = begin(mode)
-        except wandb.errors.CommError as error:
-            _log.warning("W&B cannot be reached (%s): this run is recorded offline. %s", in_one_line(error), _SYNC)
+        except wandb.errors.Error as error:
+            _log.warning("W&B takes no run now (%s): it is recorded offline. %s", in_one_line(error), _SYNC)
             self._run = begin("offline")
         # Steps of our own: W&B drops what it is sent for a step gone by, and a resumed run repeats a few updates.
         self._run.define_metric("update")
