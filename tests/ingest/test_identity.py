@@ -84,6 +84,10 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
         ("study/left-eye.dcm", "OS"),
         ("OD/scan_OS.dcm", None),
         ("P7/OS/2021-03-04/scan.dcm", "OS"),
+        ("P7/L/2024-01-02/raster/scan.dcm", "OS"),
+        ("P7_macula_R.dcm", "OD"),
+        ("Links_Auge.dcm", "OS"),
+        ("le_matin/scan.dcm", None),
         ("period/mosaic.dcm", None),
     ],
 )

@@ -61,7 +61,7 @@ def test_files_that_name_nobody_are_counted_noted_and_warned_of(
         summary = build_store([tmp_path / "2023", tmp_path / "set"], tmp_path / "store", PREPROCESSING)
     assert summary["people_unknown"] == 2
     assert summary["notes"]["person_unknown"] == 2
-    assert summary["notes"]["person_disagrees"] == 1
+    assert "person_disagrees" not in summary["notes"]  # 2023 is a year
     store = Store.open(tmp_path / "store")
     assert store.describe()["people_unknown"] == 2
     unknown = store.table["person_id"].str.startswith("unknown-")
@@ -91,3 +91,21 @@ def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.Log
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
     assert summary["strangers_alike"] == 1
     assert "1 pairs of volumes look like the same eye under two person ids" in caplog.text
+
+
+def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from octjepa.store import Store, build_store
+
+    for number, hospital in enumerate(("Eye Hospital A", "eye hospital  a", "Clinic B")):
+        ds = make_dataset(retina(seed=number))
+        ds.PatientID, ds.InstitutionName = "1", hospital
+        save(ds, tmp_path / "set" / f"{number}.dcm")
+    with caplog.at_level(logging.WARNING):
+        summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
+    assert summary["people_at_several_sites"] == 1
+    assert "1 person ids of" in caplog.text
+    sites = set(Store.open(tmp_path / "store").table["site"])
+    assert len(sites) == 2
+    assert all(site.startswith("site-") for site in sites)

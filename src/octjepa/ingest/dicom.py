@@ -5,6 +5,7 @@ Header before pixels: kind, identity and the declared size are judged before any
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable
 from io import BufferedReader, FileIO
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octjepa.ingest.frames import frame_facts, measures
-from octjepa.ingest.personal import personal_fields
+from octjepa.ingest.personal import is_placeholder, personal_fields
 from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
 from octjepa.ingest.reasons import raised_in, rejected
 from octjepa.ingest.scan import RawScan, Said
@@ -207,6 +208,12 @@ def _first_frame_laterality(header: Dataset) -> str:
     return ""
 
 
+def _institution(header: Dataset) -> str:
+    """A pseudonym of the institution: enough to see that two hospitals use one id, without naming either."""
+    name = " ".join(_text(header, "InstitutionName").lower().split())
+    return "" if is_placeholder(name) else "site-" + hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
 def _said(header: Dataset) -> Said:
     return Said(
         person_id=_text(header, "PatientID"),
@@ -217,6 +224,7 @@ def _said(header: Dataset) -> Said:
         manufacturer=_text(header, "Manufacturer"),
         model=_text(header, "ManufacturerModelName"),
         protocol=_text(header, "ProtocolName").lower(),
+        site=_institution(header),
         visit=_text(header, "StudyInstanceUID") or _text(header, "StudyDate"),
         uid=_text(header, "SOPInstanceUID"),
         burned_in=_text(header, "BurnedInAnnotation").upper() == "YES",

@@ -32,10 +32,12 @@ _EYES: dict[str, Laterality] = {
     "RIGHT": "OD",
     "OD": "OD",
     "RE": "OD",
+    "RECHTS": "OD",
     "L": "OS",
     "LEFT": "OS",
     "OS": "OS",
     "LE": "OS",
+    "LINKS": "OS",
 }
 _FOUR = re.compile(r"\d{4}")
 _NO_YEAR = re.compile(r"(?!19|20)\d{4}")
@@ -44,7 +46,8 @@ _FILE_NAME = re.compile(
     r"^(?P<person>\d{4})_(?P<protocol>[a-z0-9_]+?)(?:_oct)?_(?P<eye>l|r)_(?P<uid>[\d.]+)$", re.IGNORECASE
 )
 _SITES = {"1": "UW", "4": "UCSD", "7": "UAB"}  # first digit of an AI-READI id
-_EYE_WORDS = {"od", "os", "right", "left"}
+_EYE_WORDS = {"od", "os", "right", "left", "rechts", "links"}
+_EYE_ENDS = {"r", "l", "re", "le"}
 _FIELD_IN_NAME = re.compile(r"(\d{1,2})\s*x\s*(\d{1,2})", re.IGNORECASE)
 
 
@@ -105,19 +108,23 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
 
 
 def _eye_in_path(path: PurePath) -> str:
-    """ "OD" from `.../P7/OD/b001.png` or `P7_OD.nii.gz`: whole words of the last three names, "" for both eyes."""
-    words = {word for part in path.parts[-3:] for word in re.split(r"[^a-z]+", part.lower()) if word in _EYE_WORDS}
-    eyes = {eye_of(word) for word in words}
-    return str(eyes.pop()) if len(eyes) == 1 else ""
+    """ "OD" from `.../P7/OD/b001.png`, `P7_OD.nii.gz` or `P7/L/scan.dcm`, in the last four names; "" for both eyes.
+
+    Single letters and two-letter words of other meaning count as a whole name or at its end only.
+    """
+    found = set()
+    for part in path.parts[-4:]:
+        words = re.findall(r"[a-z]+", part.lower().partition(".")[0])
+        found |= {eye_of(word) for word in words if word in _EYE_WORDS}
+        found |= {eye_of(word) for word in words[-1:] if word in _EYE_ENDS}
+    return str(found.pop()) if len(found) == 1 else ""
 
 
 def _site(source: Said, said: list[str], proven: bool) -> str:
-    """The site a source names, or that of an AI-READI id where the tree, manifest or prefix shows it to be one."""
-    if source.site:
-        return source.site
+    """That of an AI-READI id where the tree, name or prefix shows it to be one, else the one a source names."""
     if said and proven and re.fullmatch(r"[147]\d{3}", said[0]):
         return _SITES[said[0][0]]
-    return ""
+    return source.site
 
 
 def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:

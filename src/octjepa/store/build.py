@@ -128,12 +128,13 @@ def build_store(
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
     another one reads them again.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, strangers_alike, personal_data, people, eyes, seconds,
-    volumes_per_second}:
+    recommended_split_unknown, split_by, people_unknown, strangers_alike, people_at_several_sites, personal_data,
+    people, eyes, seconds, volumes_per_second}:
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
     `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
     `strangers_alike` pairs of equal or near-duplicate scans under two person ids,
+    `people_at_several_sites` ids that more than one institution uses,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract),
@@ -220,6 +221,15 @@ def _build(
             unknown,
             store.location,
         )
+    sites = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
+    elsewhere = int((sites > 1).sum())
+    if elsewhere:
+        _log.warning(
+            "%d person ids of %s come from several institutions: two people may share an id. Where they do, give a "
+            "manifest.tsv with ids of their own and ingest again.",
+            elsewhere,
+            store.location,
+        )
     summary = {
         "accepted": len(accepted),
         "skipped": skipped,
@@ -234,6 +244,7 @@ def _build(
         "split_by": split_by,
         "people_unknown": unknown,
         "strangers_alike": alike,
+        "people_at_several_sites": elsewhere,
         "personal_data": {name: of["files"] for name, of in count_fields(row["personal"] for row in accepted).items()},
         "people": int(table["person_id"].nunique()),
         "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
