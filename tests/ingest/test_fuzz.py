@@ -96,3 +96,48 @@ def test_a_functional_group_that_is_a_text_is_silent(tmp_path: Path) -> None:
     volume = read_volume(save(data, tmp_path / "a.dcm"))
     assert volume.provenance["slice"] != "positions"
     assert np.isclose(volume.spacing_mm[0], 0.05)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_matlab_array_that_claims_gigabytes_allocates_nothing(tmp_path: Path, packed: bool) -> None:
+    """Length of the values in the array's own tag: 2 GiB in a file of some kilobytes."""
+    import struct
+    import zlib
+
+    from scipy.io import savemat
+
+    path = tmp_path / "scan.mat"
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 48, 8), np.uint8)
+    savemat(path, {"images": pixels})
+    content = bytearray(path.read_bytes())
+    place = content.index(struct.pack("<I", pixels.size), 140)
+    struct.pack_into("<I", content, place, 0x80001800)
+    if packed:
+        stream = zlib.compress(bytes(content[128:]))
+        content[128:] = struct.pack("<II", 15, len(stream)) + stream
+    path.write_bytes(content)
+    read_volume_once = _refused(path)  # SciPy and NumPy imported
+    tracemalloc.start()
+    again = _refused(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert read_volume_once == again == "truncated"
+    assert peak < 8 << 20
+
+
+def _refused(path: Path) -> str:
+    with pytest.raises(VolumeRejected) as refused:
+        read_volume(path, spacing_mm=(0.1, 0.004, 0.01))
+    return refused.value.reason
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_lengths_of_whole_matlab_files_are_let_through(tmp_path: Path, packed: bool) -> None:
+    from scipy.io import savemat
+
+    from octjepa.ingest.formats.mat5 import check_lengths
+
+    path = tmp_path / "scan.mat"
+    constant = np.zeros((256, 256, 64), np.uint8)  # packed as tightly as deflate can
+    savemat(path, {"images": constant, "eye": "OD", "n": 3.0, "cells": [[1], "a"]}, do_compression=packed)
+    check_lengths(path)

@@ -15,6 +15,7 @@ import numpy as np
 from octjepa.ingest.formats import library
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.grey import check_size, to_grey
+from octjepa.ingest.formats.mat5 import check_lengths
 from octjepa.ingest.formats.members import Small, is_small, scan_member, small_members
 from octjepa.ingest.frames import FrameFacts
 from octjepa.ingest.reasons import rejected
@@ -35,6 +36,7 @@ _DAMAGED = (
 def _read_old(path: Path) -> tuple[str, np.ndarray, Small]:
     from scipy.io import loadmat, whosmat
 
+    check_lengths(path)
     listed = [(name, shape, kind) for name, shape, kind in whosmat(path) if kind in _ITEM_BYTES or kind == _TEXT]
     numeric = {name: shape for name, shape, kind in listed if kind != _TEXT}
     name = scan_member(numeric)
