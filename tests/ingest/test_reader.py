@@ -162,6 +162,25 @@ def test_files_that_are_no_oct(tmp_path: Path) -> None:
         read_volume(tmp_path / "absent.dcm")
 
 
+def test_every_file_of_a_series_of_single_frames_is_told_as_one(tmp_path: Path) -> None:
+    for index in range(5):  # as enhanced multi-frame files of one frame each, the first at the first place of its stack
+        ds = make_dataset(PIXELS[index : index + 1])
+        ds.SeriesInstanceUID, ds.InstanceNumber = "1.2.3", index + 1
+        content = ds.PerFrameFunctionalGroupsSequence[0].FrameContentSequence[0]
+        content.InStackPositionNumber = 1 if index < 2 else index + 1
+        save(ds, tmp_path / "series" / f"IM{index}")
+    (tmp_path / "series" / "IM5").write_bytes(b"")
+    reasons = [reason_of(tmp_path / "series" / f"IM{index}") for index in range(6)]
+    assert reasons == ["single_frame_series"] * 5 + ["empty_file"]
+    line = make_dataset(PIXELS[:1])
+    line.SeriesInstanceUID = "1.2.4"
+    for name in ("line.dcm", "other.dcm"):  # a volume of the same series beside it makes no series of single frames
+        save(line, tmp_path / "lines" / name)
+        line = make_dataset(PIXELS)
+        line.SeriesInstanceUID = "1.2.4"
+    assert reason_of(tmp_path / "lines" / "line.dcm") == "too_few_frames"
+
+
 def test_wrong_transfer_syntax_and_absurd_size(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     use_syntax(ds, PIXELS, JPEG2000Lossless)

@@ -6,6 +6,7 @@ Header before pixels: kind, identity and the declared size are judged before any
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Callable
 from io import BufferedReader, FileIO
@@ -13,6 +14,7 @@ from os import fstat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octjepa.errors import VolumeRejected
 from octjepa.ingest.frames import frame_facts, measures
 from octjepa.ingest.personal import is_placeholder, personal_fields
 from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
@@ -153,13 +155,43 @@ def _check_frames(header: Dataset) -> None:
     Raises VolumeRejected: single_frame_series, size_implausible, broken_header, unsupported_pixels.
     """
     check_size(max(integer(header, "NumberOfFrames"), 1), layout_of(header))
-    groups = header.get("PerFrameFunctionalGroupsSequence")
-    if (
-        integer(header, "NumberOfFrames") <= 1
-        and not groups
-        and (integer(header, "InstanceNumber") > 1 or "ImagePositionPatient" in header)
-    ):
+    groups = header.get("PerFrameFunctionalGroupsSequence") or []
+    if integer(header, "NumberOfFrames") > 1 or len(groups) > 1:
+        return
+    if groups:  # a line scan has them too: its place in the stack is the first, and it stands alone in its series
+        content = (groups[0].get("FrameContentSequence") or [None])[0]
+        placed = content is not None and integer(content, "InStackPositionNumber") > 1
+    else:
+        placed = integer(header, "InstanceNumber") > 1 or "ImagePositionPatient" in header
+    if placed:
         raise rejected("single_frame_series", "one frame, with a place of its own in a series")
+
+
+def _check_beside(path: Path, header: Dataset) -> None:
+    """Of a file with one frame: the first of a series looks like a line scan, but for the files beside it.
+
+    Raises VolumeRejected single_frame_series: the file before or after it, by name, is a frame of the same series.
+    """
+    series, own = _text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
+    for other in _neighbours(path) if series else []:
+        try:
+            _check_inflated_size(other)
+            with _Bounded(FileIO(str(other))) as file:
+                found = _read_header(file)
+        except (VolumeRejected, OSError, zlib.error):
+            continue  # no frame of this series; what is wrong with that file, its own reading says
+        single = integer(found, "NumberOfFrames") <= 1
+        if single and _text(found, "SeriesInstanceUID") == series and _text(found, "SOPInstanceUID") != own:
+            raise rejected("single_frame_series", "one frame, and a file beside it holds another of its series")
+
+
+def _neighbours(path: Path) -> list[Path]:
+    """The regular files before and after this one in the order of names, where there are such."""
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries if entry.is_file()]
+    before = max((name for name in names if name < path.name), default=None)
+    after = min((name for name in names if name > path.name), default=None)
+    return [path.with_name(name) for name in (before, after) if name is not None]
 
 
 def _add_pixels(header: Dataset, file: BufferedReader) -> None:
@@ -242,7 +274,12 @@ def read_dicom(path: Path) -> RawScan:
         header = _read_header(file)
         _check_frames(header)
         _add_pixels(header, file)
-    decoded = decode_pixels(header)
+    try:
+        decoded = decode_pixels(header)
+    except VolumeRejected as error:
+        if error.reason == "too_few_frames" and integer(header, "NumberOfFrames") <= 1:
+            _check_beside(path, header)
+        raise
     pair, thickness = measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:
         pair, thickness = measures(header)  # plain multi-frame images keep them at the top
