@@ -50,6 +50,12 @@ class TooManyLostError(OctjepaError):
         self.summary = summary
 
 
+class NothingReadError(TooManyLostError, UsageError):
+    """The work is finished and nothing came of it: every file stands in the ledger."""
+
+    exit_code = 2
+
+
 class VolumeRejected(OctjepaError):
     """One file cannot be read correctly. `reason` is a code of the closed list in `octjepa.ingest.reasons`."""
 

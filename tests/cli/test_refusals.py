@@ -83,7 +83,6 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["phantom", "COHORT", "--people", "2"], "not an empty folder"),
         (["ingest", "NEW", "--store", "NEW2"], "no file or folder at"),
         (["ingest", "EMPTY", "--store", "NEW"], "it is empty"),
-        (["ingest", "TEXTS", "--store", "NEW"], "none of the 1 files can be read"),
         (["ingest", "SCAN", "--store", "TEXTS"], "is no store"),
         (["ingest", "SCAN", "--store", "STORE", "--recipe", "LARGE"], "image_size: store [16, 128, 128], asked [64"),
         (["inspect", "NEW"], "nothing at"),
@@ -227,3 +226,14 @@ def test_too_much_lost_is_told_after_the_work_is_done(line: Any, tmp_path: Path)
     ledger = [json.loads(row) for row in (store / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(ledger) == told.json["quarantined"]
     assert call("ingest", cohort, "--store", store, "--workers", 1, "--max-lost", 1).code == 0
+
+
+def test_nothing_read_still_prints_what_was_done(tmp_path: Path) -> None:
+    (tmp_path / "eyes").mkdir()
+    for name in ("a.dcm", "b.dcm"):
+        (tmp_path / "eyes" / name).write_bytes(b"")
+    told = call("ingest", tmp_path / "eyes", "--store", tmp_path / "store", "--workers", 1, "--max-lost", 1, "--json")
+    assert told.code == 2
+    assert "none of the 2 files can be read" in told.err
+    assert told.json["by_reason"] == {"empty_file": 2}
+    assert (told.json["accepted"], told.json["quarantined"], told.json["people"]) == (0, 2, 0)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from octjepa.errors import TooManyLostError, UsageError
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
 from octjepa.ingest.identity import device_of
 from octjepa.ingest.personal import count_fields
@@ -137,9 +137,9 @@ def build_store(
     `people_at_several_sites` ids that more than one institution uses,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
-    Raises UsageError (no such source, nothing to read), ContractError (a store of another contract),
-    TooManyLostError after all work is done, OctjepaError (disk full, no workers to be had). Ctrl-C leaves a store that
-    the next run continues.
+    Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), OctjepaError (disk
+    full, no workers to be had); after all work is done TooManyLostError, or NothingReadError where the store holds no
+    volume. Ctrl-C leaves a store that the next run continues.
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be 1 at least, got {workers}")
@@ -252,7 +252,7 @@ def _build(
         "volumes_per_second": len(accepted) / max(seconds, 1e-9),
     }
     if not len(table):
-        raise UsageError(f"none of the {len(found.files)} files can be read:\n{_lost_table(lines)}")
+        raise NothingReadError(f"none of the {len(found.files)} files can be read:\n{_lost_table(lines)}", summary)
     share = lost / max(1, len(accepted) + skipped + lost)
     if share > max_lost:
         raise TooManyLostError(
