@@ -9,6 +9,7 @@ list, so that it ends in the ledger, and so does an archive.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,10 @@ _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
 def _like_dicom(file: SourceFile) -> bool:
     """DICOM goes first: of one scan in two formats, the one whose header knows more enters the store."""
     return PurePosixPath(file.name).suffix.lower() in _DICOM_SUFFIXES
+
+
+def _is_link(file: SourceFile) -> bool:
+    return isinstance(file.location, Path) and os.path.realpath(file.location) != os.path.abspath(file.location)
 
 
 def discover(sources: Sequence[str | Path]) -> Discovery:
@@ -100,11 +105,19 @@ def _add_list(source: str, disk: LocalSearch, bucket: BucketSearch) -> None:
 
 
 def _sort(found: Discovery) -> None:
-    """Each file once, in the order of names; where it was found with a row and without, the row counts."""
+    """Each file once, in the order of names; where it was found with a row and without, the row counts.
+
+    Of a file and a link to it the file speaks, for its path tells of person and eye; other names of it are counted.
+    """
     unique: dict[str, SourceFile] = {}
     for file in found.files:
-        if file.key not in unique or (unique[file.key].row is None and file.row is not None):
-            unique[file.key] = file
+        first = unique.setdefault(file.key, file)
+        if first is file:
+            continue
+        two_names = os.path.abspath(first.location) != os.path.abspath(file.location)
+        found.ignored["link to a file that is read"] += two_names
+        unique[file.key] = max(first, file, key=lambda one: (one.row is not None, not _is_link(one)))
+    found.ignored = +found.ignored  # without the kinds of which there are none
     found.files = sorted(unique.values(), key=lambda file: (not _like_dicom(file), file.name, str(file.location)))
     refused = {(one.source.key, one.reason): one for one in found.refused}
     found.refused = sorted(refused.values(), key=lambda one: (one.source.name, one.reason))
