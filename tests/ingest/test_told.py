@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from octjepa.ingest import Discovery, discover
+from octjepa.ingest.manifest import find_row
 
 
 def scan(path: Path, content: bytes = bytes(128) + b"DICM") -> Path:
@@ -42,3 +45,40 @@ def test_of_a_file_and_a_link_to_it_the_file_is_read(tmp_path: Path) -> None:
     assert names(discover([tmp_path / "a"])) == ["case1.dcm"]  # the file itself lies elsewhere
     manifest(tmp_path, "1\ta/case1.dcm\tL")
     assert names(discover([tmp_path])) == ["a/case1.dcm"]  # the row speaks of it by this name
+
+
+def test_tables_called_csv_are_read_like_those_called_tsv(tmp_path: Path) -> None:
+    for name in ("commas", "semicolons"):
+        scan(tmp_path / name / "a.dcm")
+    columns = "person_id,filepath,laterality,slice_thickness"
+    manifest(tmp_path / "commas", "C1,a.dcm,L,0.26", name="manifest.csv", columns=columns)
+    table = manifest(
+        tmp_path / "semicolons", "C2;a.dcm;R;0,26", name="manifest.csv", columns=columns.replace(",", ";")
+    )  # as a spreadsheet writes it where decimals have a comma
+    manifest(tmp_path / "semicolons", "C2;61;val", name="participants.csv", columns="person_id;age;recommended_split")
+    found = discover([tmp_path])
+    rows = {file.name: file.row for file in found.files}
+    assert {name: row and row.person_id for name, row in rows.items()} == {
+        "commas/a.dcm": "C1",
+        "semicolons/a.dcm": "C2",
+    }
+    assert {row and row.slice_thickness_mm for row in rows.values()} == {0.26}
+    for source in (tmp_path, tmp_path / "semicolons", table, tmp_path / "semicolons" / "a.dcm"):
+        (person,) = discover([source]).participants
+        assert (person["person_id"], person["age"], person["recommended_split"]) == ("C2", 61.0, "val")
+    manifest(tmp_path / "commas", "T1\ta.dcm\tL")  # of two the .tsv speaks
+    (file,) = discover([tmp_path / "commas"]).files
+    assert file.row is not None
+    assert file.row.person_id == "T1"
+
+
+def test_another_programs_manifest_is_told_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for source in (tmp_path / "set", tmp_path):
+        path = scan(tmp_path / "set" / "a.dcm")
+        manifest(tmp_path / "set", "1,2", name="manifest.csv", columns="series,size")
+        manifest(tmp_path, "1,2", name="participants.csv", columns="name,size")
+        caplog.clear()
+        assert [file.row for file in discover([source]).files] == [None]
+        assert caplog.text.count("manifest.csv has no column 'filepath' (found series, size)") == 1
+        assert caplog.text.count("participants.csv has no column of person ids") == 1
+    assert find_row(path) is None

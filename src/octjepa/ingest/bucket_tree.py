@@ -17,7 +17,15 @@ from octjepa import remote
 from octjepa.errors import UsageError
 from octjepa.ingest import formats
 from octjepa.ingest.local_tree import ABSENT, DISAGREES, IMAGES, TABLES, made_here, tell_faults
-from octjepa.ingest.manifest import MANIFEST, PARTICIPANTS, Manifest, ManifestRow, parse_manifest, parse_participants
+from octjepa.ingest.manifest import (
+    MANIFESTS,
+    PARTICIPANTS,
+    PEOPLE_TABLES,
+    Manifest,
+    ManifestRow,
+    parse_manifest,
+    parse_participants,
+)
 from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, shown
 from octjepa.ingest.walk import WILDCARDS
 from octjepa.remote import RemoteObject
@@ -105,7 +113,7 @@ class BucketSearch:
         for folder, inside in folders.items():
             manifest = _nearest(folder, base, governs) or top
             self._add_folder(folder, inside, manifest, root, met[manifest.file if manifest else ""])
-            if any(one.url == f"{folder}/{PARTICIPANTS}" for one in inside):
+            if {one.url for one in inside} & {f"{folder}/{name}" for name in PEOPLE_TABLES}:
                 self._add_people(folder)
         for manifest in {one.file: one for one in (top, *governs.values()) if one}.values():
             tell_faults(manifest, self.found)
@@ -127,8 +135,9 @@ class BucketSearch:
         name = PurePosixPath(folder).name
         if name.startswith("retinal_") and name != "retinal_oct":  # of another modality
             return None
-        url = f"{folder}/{MANIFEST}"
-        return self._manifest(url) if any(one.url == url for one in inside) else None
+        urls = {one.url for one in inside}
+        url = next((url for url in (f"{folder}/{name}" for name in MANIFESTS) if url in urls), None)
+        return self._manifest(url) if url else None
 
     def _add_folder(
         self, folder: str, inside: Sequence[RemoteObject], manifest: Manifest | None, root: str, met: set[str]
@@ -194,7 +203,8 @@ class BucketSearch:
         parts = folder.split("/")
         above = parts[: len(parts) - parts[::-1].index("retinal_oct")] if "retinal_oct" in parts[3:] else []
         places = [folder, "/".join(above)] if above else [folder]
-        return next((made for place in places if (made := self._manifest(f"{place}/{MANIFEST}"))), None)
+        urls = (f"{place}/{name}" for place in places for name in MANIFESTS)
+        return next((made for url in urls if (made := self._manifest(url))), None)
 
     def _manifest(self, url: str) -> Manifest | None:
         """The manifest at `url`, read once, with its people; None where there is none that can be used."""
@@ -209,13 +219,18 @@ class BucketSearch:
         return self._manifests[url]
 
     def _add_people(self, *folders: str) -> None:
-        """The first participants.tsv of these folders, once."""
-        for url in (f"{folder}/{PARTICIPANTS}" for folder in folders):
+        """The first table of people in these folders, once."""
+        for url in (f"{folder}/{name}" for folder in folders for name in PEOPLE_TABLES):
             if url in self._people:
                 return
             if remote.info(url) is not None:
                 self._people.add(url)
-                self.found.participants.extend(parse_participants(_text(url), url))
+                try:
+                    self.found.participants.extend(parse_participants(_text(url), url))
+                except UsageError as error:
+                    if url.endswith(f"/{PARTICIPANTS}"):
+                        raise
+                    _log.warning("%s; it is not used", error)
                 return
 
 
@@ -266,4 +281,4 @@ def _text(url: str) -> str:
     try:
         return remote.read_bytes(url).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{url} cannot be read as a tab-separated table: {error}") from None
+        raise UsageError(f"{url} cannot be read as a table of UTF-8 text: {error}") from None

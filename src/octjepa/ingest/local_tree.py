@@ -17,7 +17,8 @@ from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
 from octjepa.ingest.manifest import (
-    MANIFEST,
+    MANIFESTS,
+    PARTICIPANTS,
     Manifest,
     find_manifest,
     find_participants,
@@ -42,6 +43,7 @@ class LocalSearch:
         self.found = found
         self._tables: set[Path] = set()
         self._around = cache(self._manifest_around)
+        self._usable = cache(_usable)  # one warning a table
         self._real = cache(os.path.realpath)  # of folders: thousands of files share few
 
     def add(self, source: Path) -> None:
@@ -128,13 +130,8 @@ class LocalSearch:
     def _own_manifest(self, folder: Folder) -> Manifest | None:
         """The manifest in a folder of the tree; other modalities (retinal_octa) have their own, of no use here."""
         other = folder.path.name.startswith("retinal_") and folder.path.name != "retinal_oct"
-        if MANIFEST not in folder.names or other:
-            return None
-        try:
-            return read_manifest(folder.path / MANIFEST)
-        except UsageError as error:
-            _log.warning("%s; the scans beside it are read without its ids and spacings", error)
-            return None
+        name = next((name for name in MANIFESTS if name in folder.names), None)
+        return None if name is None or other else self._usable(folder.path / name)
 
     def _add_names(self, folder: Folder, root: Path, manifest: Manifest | None, seen: set[str]) -> None:
         """Judges the files of one folder; `seen` takes the filepaths of the rows that were met."""
@@ -229,13 +226,29 @@ class LocalSearch:
         """The manifest that speaks of a folder; its people are added with it."""
         file = find_manifest(folder)
         self._add_people(folder, file)
-        return read_manifest(file) if file else None
+        if file and file.name == MANIFESTS[0]:
+            return read_manifest(file)
+        return self._usable(file) if file else None
 
     def _add_people(self, folder: Path, manifest: Path | None) -> None:
         table = find_participants(folder, manifest)
         if table is not None and (place := table.resolve()) not in self._tables:
             self._tables.add(place)
-            self.found.participants.extend(read_participants(table))
+            try:
+                self.found.participants.extend(read_participants(table))
+            except UsageError as error:
+                if table.name == PARTICIPANTS:
+                    raise
+                _log.warning("%s; it is not used", error)  # another program's table may be called so
+
+
+def _usable(file: Path) -> Manifest | None:
+    """The manifest in a tree; None, and a warning, where it cannot be used."""
+    try:
+        return read_manifest(file)
+    except UsageError as error:
+        _log.warning("%s; the scans beside it are read without its ids and spacings", error)
+        return None
 
 
 def tell_faults(manifest: Manifest, found: Discovery) -> None:

@@ -1,4 +1,4 @@
-"""manifest.tsv and participants.tsv of an AI-READI-shaped tree, all three generations, read leniently.
+"""manifest.tsv and participants.tsv of an AI-READI-shaped tree, all three generations, read leniently; .csv as well.
 
 A manifest's `filepath` starts with "/" and is relative to the dataset root, the folder that holds retinal_oct/.
 `participant_id` became `person_id` in the third release; both are read, and so are patient_id and subject_id. A path
@@ -13,6 +13,7 @@ import io
 import math
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from octjepa.errors import UsageError
 MANIFEST = "manifest.tsv"
 PERSON_COLUMNS = ("person_id", "participant_id", "patient_id", "subject_id")  # the first that is filled
 PARTICIPANTS = "participants.tsv"
+MANIFESTS = (MANIFEST, "manifest.csv")  # of two in one folder the first speaks
+PEOPLE_TABLES = (PARTICIPANTS, "participants.csv")
 SPLITS = ("train", "val", "test")
 _FILE_COLUMNS = ("filepath", "file_path")
 
@@ -113,25 +116,31 @@ def clean_person_id(text: str) -> str:
 
 
 def _table(text: str, called: str) -> list[dict[str, str]]:
-    """Rows by column name, in lower case; tabs between the cells, or commas where the header holds no tab."""
+    """Rows by column name, in lower case; between the cells tabs, or semicolons or commas where the header has no tab.
+
+    Semicolons come from where decimals have a comma: 0,26 is then 0.26.
+    """
     lines = io.StringIO(text.lstrip("\ufeff"), newline="")
     header = lines.readline()
     lines.seek(0)
-    delimiter = "," if "," in header and "\t" not in header else "\t"
+    delimiter = "\t" if "\t" in header else max("\t,;", key=header.count)
     try:
-        return [
+        rows = [
             {(k or "").strip().lower(): (v or "") for k, v in row.items() if isinstance(v, str | None)}
             for row in csv.DictReader(lines, delimiter=delimiter)
         ]
     except csv.Error as error:
-        raise UsageError(f"{called} cannot be read as a tab-separated table: {error}") from None
+        raise UsageError(f"{called} cannot be read as a table: {error}") from None
+    if delimiter == ";":
+        rows = [{k: re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", v) for k, v in row.items()} for row in rows]
+    return rows
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as a tab-separated table: {error}") from None
+        raise UsageError(f"{path} cannot be read as a table of UTF-8 text: {error}") from None
 
 
 def parse_manifest(text: str, folder: str, called: str) -> Manifest:
@@ -195,31 +204,30 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def find_manifest(folder: Path) -> Path | None:
-    """The manifest.tsv that speaks of `folder`: in it, in its retinal_oct/, or above it within the same dataset."""
-    for candidate in (folder, folder / "retinal_oct"):
-        if (candidate / MANIFEST).is_file():
-            return candidate / MANIFEST
-    for parent in folder.resolve().parents:
-        if parent.name == "retinal_oct" and (parent / MANIFEST).is_file():
-            return parent / MANIFEST
-    return None
+    """The manifest that speaks of `folder`: in it, in its retinal_oct/, or above it within the same dataset."""
+    above = [parent for parent in folder.resolve().parents if parent.name == "retinal_oct"]
+    return _first_file((folder, folder / "retinal_oct", *above), MANIFESTS)
+
+
+def _first_file(folders: Iterable[Path], names: Sequence[str]) -> Path | None:
+    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
 
 
 def find_row(path: Path) -> ManifestRow | None:
     """The manifest row of one file, where the tree around it has a manifest."""
     manifest = find_manifest(path.parent)
-    return read_manifest(manifest).row(path) if manifest else None
+    try:
+        return read_manifest(manifest).row(path) if manifest else None
+    except UsageError:
+        if manifest and manifest.name == MANIFEST:
+            raise
+        return None  # another program's table may be called manifest.csv
 
 
 def find_participants(folder: Path, manifest: Path | None) -> Path | None:
-    """participants.tsv at the dataset root, in `folder`, or in its retinal_oct/."""
-    places = [folder, folder / "retinal_oct"]
-    if manifest is not None:
-        places = [manifest.parent, manifest.parent.parent, *places]
-    for place in places:
-        if (place / PARTICIPANTS).is_file():
-            return place / PARTICIPANTS
-    return None
+    """The table of people at the dataset root, in `folder`, or in its retinal_oct/."""
+    near = [manifest.parent, manifest.parent.parent] if manifest is not None else []
+    return _first_file((*near, folder, folder / "retinal_oct"), PEOPLE_TABLES)
 
 
 def read_participants(path: Path) -> list[dict[str, object]]:
