@@ -82,3 +82,28 @@ def test_another_programs_manifest_is_told_and_stops_nothing(tmp_path: Path, cap
         assert caplog.text.count("manifest.csv has no column 'filepath' (found series, size)") == 1
         assert caplog.text.count("participants.csv has no column of person ids") == 1
     assert find_row(path) is None
+
+
+def test_every_path_is_told_relative_to_the_source(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "top" / "set", scan(tmp_path / "elsewhere" / "x.dcm")
+    for name in ("sub/c.dcm", "sub/e.dcm"):
+        scan(root / name)
+    (tmp_path / "alias").symlink_to(root)
+    table = manifest(
+        root, f"1\t{root}/sub/c.dcm\tL", "2\tsub/none.dcm\tL", "3\tsub/e.dcm\tL", "4\tsub/e.dcm\tL",
+        f"5\t{elsewhere}\tL", "6\t../other/y.dcm\tL", "7\tC:\\eyes\\z.dcm\tL", f"8\t{tmp_path}/alias/sub/d.dcm\tR",
+    )  # fmt: skip
+    for source, prefix in ((tmp_path / "top", "set/"), (root, ""), (table, "")):
+        found = discover([source])
+        assert {file.name: file.row and file.row.person_id for file in found.files} == {f"{prefix}sub/c.dcm": "1"}
+        assert reasons(found) == {
+            f"{prefix}sub/none.dcm": "manifest_row_without_file",
+            f"{prefix}sub/d.dcm": "manifest_row_without_file",  # by way of another name of the root
+            f"{prefix}sub/e.dcm": "manifest_disagrees",
+            f"{prefix}x.dcm": "path_escapes",
+            f"{prefix}../other/y.dcm": "path_escapes",
+            f"{prefix}z.dcm": "path_escapes",
+        }
+        assert not any(str(tmp_path) in one.source.name + one.detail for one in found.refused)
+    absolute = next(one for one in found.refused if one.source.name == "x.dcm")
+    assert absolute.detail.startswith("an absolute path that leads out")

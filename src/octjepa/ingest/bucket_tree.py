@@ -82,6 +82,7 @@ class BucketSearch:
     def _add_named(self, one: RemoteObject, base: str) -> None:
         """An object that was named: it is read, or its place in the ledger says why not."""
         manifest = self._around(_parent(one.url))
+        base = manifest.root if manifest else base
         if is_archive(one.url):
             self._refuse_archive(one, base)
         else:
@@ -116,11 +117,11 @@ class BucketSearch:
             if {one.url for one in inside} & {f"{folder}/{name}" for name in PEOPLE_TABLES}:
                 self._add_people(folder)
         for manifest in {one.file: one for one in (top, *governs.values()) if one}.values():
-            tell_faults(manifest, self.found)
+            tell_faults(manifest, self.found, f"{_below(manifest.root, root)}/" if manifest.root != root else "")
             for filepath in manifest.rows:
                 url = f"{manifest.root}/{filepath}"
                 if filepath not in met[manifest.file] and url.startswith(f"{base}/"):
-                    self.found.refuse(url, shown(filepath), "manifest_row_without_file", ABSENT)
+                    self.found.refuse(url, shown(_below(url, root)), "manifest_row_without_file", ABSENT)
 
     def _leave_out_own(self, folders: _Folders) -> None:
         """Takes out what octjepa made: stores, the truth of phantoms, with all below."""
@@ -182,7 +183,7 @@ class BucketSearch:
         """The objects that a table lists, by one listing of the folder they share."""
         manifest = self._manifests[url] = parse_manifest(_text(url), _parent(url), url)
         self._add_people(manifest.root, _parent(url))
-        tell_faults(manifest, self.found)
+        tell_faults(manifest, self.found, "")
         shared = commonpath([str(PurePosixPath("/", path).parent) for path in manifest.rows] or ["/"])
         there = {one.url: one for one in remote.list_objects(remote.join(manifest.root, shared))}
         for filepath in manifest.rows:
@@ -262,7 +263,7 @@ def _nearest(folder: str, base: str, governs: dict[str, Manifest]) -> Manifest |
 def _name_and_row(url: str, root: str, manifest: Manifest | None) -> tuple[str, ManifestRow | None]:
     """What a file is called below `root`, and its row."""
     row = manifest.at(_below(url, manifest.root)) if manifest and url.startswith(f"{manifest.root}/") else None
-    return shown(_below(url, manifest.root if row and manifest else root)), row
+    return shown(_below(url, root)), row
 
 
 def _name_pattern(part: str) -> str:

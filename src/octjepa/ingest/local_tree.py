@@ -22,6 +22,7 @@ from octjepa.ingest.manifest import (
     Manifest,
     find_manifest,
     find_participants,
+    is_absolute,
     read_manifest,
     read_participants,
 )
@@ -34,6 +35,7 @@ IMAGES = frozenset(IMAGE_SUFFIXES)
 _log = logging.getLogger(__name__)
 DISAGREES = "its rows in the manifest contradict each other"
 ABSENT = "listed, but not there"
+ABSOLUTE = "an absolute path that leads out of the manifest's root: write it relative to that, or list it in a .txt"
 
 
 class LocalSearch:
@@ -122,7 +124,7 @@ class LocalSearch:
                 _, seen = used.setdefault(manifest.file, (manifest, seen))
             self._add_names(part, root, manifest, seen)
         for manifest, seen in used.values():
-            self._add_rows(manifest, (path for path in manifest.rows if path not in seen), f"{top}/")
+            self._add_rows(manifest, (path for path in manifest.rows if path not in seen), root, f"{top}/")
             self._add_people(top, Path(manifest.file))
         if not used:
             self._add_people(top, None)
@@ -149,7 +151,7 @@ class LocalSearch:
             if is_archive(name) and not name.startswith("."):
                 self.found.refuse(path, shown(prefix + name), "archive_not_expanded", how_to_expand(name))
             elif manifest and row and name in folder.linked:
-                self._add_row(manifest, row.filepath)  # it may lead out of the root
+                self._add_row(manifest, row.filepath, root)  # it may lead out of the root
             elif row or (not whole and self._is_candidate(path)):
                 self._take(SourceFile(path, shown(prefix + name), row), manifest)
             elif whole and path.suffix.lower() not in IMAGES:
@@ -184,20 +186,21 @@ class LocalSearch:
     def add_manifest(self, file: Path) -> None:
         """The files that a table lists. Raises UsageError: it cannot be read, or has no column `filepath`."""
         manifest = read_manifest(file)
-        self._add_rows(manifest, manifest.rows)
+        self._add_rows(manifest, manifest.rows, Path(manifest.root))
         self._add_people(Path(manifest.root), Path(manifest.file))
 
-    def _add_rows(self, manifest: Manifest, filepaths: Iterable[str], below: str = "") -> None:
+    def _add_rows(self, manifest: Manifest, filepaths: Iterable[str], top: Path, below: str = "") -> None:
         """The files of these rows, of those below a folder alone; and what is wrong with the table itself."""
-        tell_faults(manifest, self.found)
+        tell_faults(manifest, self.found, _prefix(Path(manifest.root), str(top)))
         root = manifest.root.rstrip("/")
         for filepath in filepaths:
             if f"{root}/{filepath}".startswith(below):
-                self._add_row(manifest, filepath)
+                self._add_row(manifest, filepath, top)
 
-    def _add_row(self, manifest: Manifest, filepath: str) -> None:
-        """One listed file: read, absent, or refused."""
-        path, name = Path(manifest.root, filepath), shown(filepath)
+    def _add_row(self, manifest: Manifest, filepath: str, top: Path) -> None:
+        """One listed file: read, absent, or refused; its name is relative to `top`, as those of the tree."""
+        path = Path(manifest.root, filepath)
+        name = shown(_prefix(Path(manifest.root), str(top)) + filepath)
         refuse = partial(self.found.refuse, path, name)
         try:
             kind = os.lstat(path).st_mode
@@ -251,13 +254,21 @@ def _usable(file: Path) -> Manifest | None:
         return None
 
 
-def tell_faults(manifest: Manifest, found: Discovery) -> None:
-    """Paths that lead out of the root, into the ledger; rows that were there before, counted."""
+def tell_faults(manifest: Manifest, found: Discovery, prefix: str) -> None:
+    """Paths that lead out of the root, into the ledger; rows that were there before, counted.
+
+    `prefix` is where the manifest's root lies below the source. Of an absolute path the last part alone is told.
+    """
     if manifest.repeated:
         found.ignored["repeated manifest row"] += manifest.repeated
     for text in manifest.escaping:
         place = f"{manifest.root}/outside/{shown(text)}"  # never looked at; it only tells one ledger row from the next
-        found.refuse(place, shown(text), "path_escapes", "it leads out of the manifest's root")
+        if is_absolute(text):
+            last = text.replace("\\", "/").rpartition("/")[2]
+            found.refuse(place, shown(prefix + last), "path_escapes", ABSOLUTE)
+        else:
+            name = text if "://" in text else prefix + text
+            found.refuse(place, shown(name), "path_escapes", "it leads out of the manifest's root")
 
 
 def made_here(folder: str, names: Collection[str]) -> str:

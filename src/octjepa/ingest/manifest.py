@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -87,13 +88,34 @@ class Manifest:
 def relative_path(text: str) -> str | None:
     """A filepath as folders and name below the root, "/" between them; "" for none, None where it leads out of it.
 
-    A leading "/" is AI-READI's way to write the root; a drive letter, a url and ".." lead out.
+    A leading "/" is AI-READI's way to write the root; a drive letter, a url and ".." lead out. What an absolute path of
+    this machine is, `_below_root` tells.
     """
     plain = unicodedata.normalize("NFC", text.strip().replace("\\", "/"))
     parts = [part for part in plain.split("/") if part not in {"", "."}]
     if ".." in parts or "\0" in plain or "://" in plain or re.match("[A-Za-z]:", plain):
         return None
     return "/".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _of_machine(first: str, root: str) -> bool:
+    """Whether "/first/..." is a path of this machine: the root holds no such thing, and the machine does."""
+    return not os.path.lexists(f"{root}/{first}") and os.path.lexists(f"/{first}")
+
+
+def _below_root(text: str, root: str) -> str | None:
+    """As `relative_path`; an absolute path of this machine counts where it leads into `root`, a real folder."""
+    path = relative_path(text)
+    if not path or not text.strip().startswith("/") or "://" in root or not _of_machine(path.partition("/")[0], root):
+        return path
+    real = Path(os.path.realpath(f"/{path}").rpartition("/")[0] or "/", path.rpartition("/")[2])
+    return relative_path(real.relative_to(root).as_posix()) if real.is_relative_to(root) else None
+
+
+def is_absolute(text: str) -> bool:
+    """Whether a path in a manifest begins at the root of a disk."""
+    return re.match(r"\s*([A-Za-z]:|[/\\])", text) is not None
 
 
 def _number(text: str | None) -> float | None:
@@ -161,7 +183,7 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
     escaping: list[str] = []
     repeated = 0
     for said in table:
-        filepath = relative_path(said[column])
+        filepath = _below_root(said[column], root)
         if filepath is None:
             escaping.append(said[column].strip())
             continue
