@@ -141,6 +141,23 @@ def test_which_array_is_the_scan(tmp_path: Path) -> None:
     assert refused(tmp_path / "spacing.npz").reason == "broken_header"
 
 
+@pytest.mark.parametrize("suffix", ["npz", "mat", "v73.mat"])
+def test_a_second_scan_in_an_archive_is_told(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"scan.{suffix}"
+    arrays = {"oct_bscans": PIXELS, "volume": PIXELS[:, ::-1].copy(), "age": np.array(61)}
+    if suffix == "npz":
+        np.savez(path, **arrays)
+    elif suffix == "mat":
+        savemat(path, arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, values in arrays.items():
+                file[name] = values.T
+    volume = read_volume(path, spacing_mm=SPACING)
+    assert np.array_equal(volume.pixels, PIXELS)
+    assert "arrays_left_out=1" in volume.notes
+
+
 def test_python_objects_are_never_loaded(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:

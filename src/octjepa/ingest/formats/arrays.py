@@ -17,7 +17,7 @@ import numpy as np
 
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.grey import check_size, to_grey
-from octjepa.ingest.formats.members import Small, is_small, scan_member, small_members
+from octjepa.ingest.formats.members import Small, is_small, left_out, scan_member, small_members
 from octjepa.ingest.frames import FrameFacts
 from octjepa.ingest.reasons import rejected
 from octjepa.ingest.scan import RawScan
@@ -51,7 +51,7 @@ def _scan(format: str, values: np.ndarray, small: Small) -> RawScan:
     values = values.reshape([length for length in values.shape if length != 1] or [1])
     if values.ndim != 3:
         raise rejected("unsupported_pixels", f"an array of {values.ndim} axes; expected three")
-    notes: list[str] = []
+    notes = list(small.notes)
     pixels, spacing_mm = oriented(to_grey(values, notes), (None, None, None), notes, _CONVENTION)
     if any(small.spacing_mm):
         spacing_mm = small.spacing_mm
@@ -89,7 +89,8 @@ def read_npz(path: Path) -> RawScan:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename[:-4]: entry for entry in archive.infolist() if entry.filename.endswith(".npy")}
             declared = {name: _member(archive, entry) for name, entry in entries.items()}
-            name = scan_member({name: shape for name, (shape, _, _) in declared.items()})
+            shapes = {name: shape for name, (shape, _, _) in declared.items()}
+            name = scan_member(shapes)
             _check_declared(*declared[name])
             small = small_members(
                 {
@@ -98,6 +99,7 @@ def read_npz(path: Path) -> RawScan:
                     if other != name and is_small(shape) and not dtype.hasobject
                 }
             )
+            small.notes = tuple(left_out(shapes))
             values = _values(archive, entries[name])
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError):
         raise rejected(

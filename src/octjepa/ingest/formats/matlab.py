@@ -16,7 +16,7 @@ from octjepa.ingest.formats import library
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.grey import check_size, to_grey
 from octjepa.ingest.formats.mat5 import check_lengths
-from octjepa.ingest.formats.members import Small, is_small, scan_member, small_members
+from octjepa.ingest.formats.members import Small, is_small, left_out, scan_member, small_members
 from octjepa.ingest.frames import FrameFacts
 from octjepa.ingest.reasons import rejected
 from octjepa.ingest.scan import RawScan
@@ -44,7 +44,9 @@ def _read_old(path: Path) -> tuple[str, np.ndarray, Small]:
     others = [other for other, shape, kind in listed if other != name and (kind == _TEXT or is_small(shape))]
     # With chars as texts a char array of one row becomes one short text.
     found = loadmat(path, variable_names=[name, *others], chars_as_strings=True)
-    return name, found[name], small_members({other: found[other] for other in others if is_small(found[other].shape)})
+    small = small_members({other: found[other] for other in others if is_small(found[other].shape)})
+    small.notes = tuple(left_out(numeric))
+    return name, found[name], small
 
 
 def _h5_arrays(file: Any, h5py: Any) -> dict[str, Any]:
@@ -62,7 +64,8 @@ def _read_hdf5(path: Path) -> tuple[str, np.ndarray, Small]:
     h5py = library("h5py", "formats")
     with h5py.File(path, "r") as file:
         arrays = _h5_arrays(file, h5py)
-        name = scan_member({name: data.shape for name, data in arrays.items()})
+        shapes = {name: data.shape for name, data in arrays.items()}
+        name = scan_member(shapes)
         check_size(arrays[name].shape, arrays[name].dtype.itemsize)
         texts = {other for other, data in arrays.items() if data.attrs.get("MATLAB_class") == b"char"}
         small = small_members(
@@ -72,6 +75,7 @@ def _read_hdf5(path: Path) -> tuple[str, np.ndarray, Small]:
                 if other != name and (is_small(data.shape) or (other in texts and data.size <= 64))
             }
         )
+        small.notes = tuple(left_out(shapes))
         # MATLAB writes the first axis last.
         return name, np.asarray(arrays[name][()]).T, small
 
@@ -87,7 +91,7 @@ def read_mat(path: Path) -> RawScan:
     except _DAMAGED:
         raise rejected("truncated", "its arrays cannot be read: the file ends early or is damaged") from None
     values = values.reshape([length for length in values.shape if length != 1])
-    notes: list[str] = []
+    notes = list(small.notes)
     grey = to_grey(values, notes)
     pixels, spacing_mm = oriented(grey, (None, None, None), notes, "HWD" if name == "images" else "")
     if any(small.spacing_mm):

@@ -52,6 +52,7 @@ class Small:
     spacing_mm: Triple = (None, None, None)
     labels: dict[str, float | str] = field(default_factory=dict)
     personal: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
@@ -72,6 +73,12 @@ def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
             "unsupported_pixels", f"{len(volumes)} arrays of three axes ({said}); name the scan one of {SCAN_NAMES}"
         )
     raise rejected("no_pixel_data", f"{len(shapes)} arrays, none of three axes")
+
+
+def left_out(shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """The note of how many arrays of three axes lie beside the scan and are not read, if any."""
+    others = sum(len(_squeezed(shape)) == 3 for shape in shapes.values()) - 1
+    return [f"arrays_left_out={others}"] if others > 0 else []
 
 
 def is_small(shape: Sequence[int]) -> bool:
