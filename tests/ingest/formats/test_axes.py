@@ -101,3 +101,13 @@ def test_spacing_tells_depth_where_content_is_silent() -> None:
     assert spacing == (0.12, 0.004, 0.012)
     assert "depth_by_spacing" in notes
     assert np.array_equal(pixels, noise)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("blank", [slice(0, 8), slice(1, None, 3), slice(12, 23)])
+def test_blank_frames_do_not_hide_which_axis_is_depth(device: str, blank: slice) -> None:
+    pixels = make_eye(11, 1, "OS", device).pixels[:24].copy()
+    pixels[blank] = 0
+    for order in ORDERS:
+        found, _ = oriented(turned(pixels, order, True), NONE, [])
+        assert np.array_equal(found, pixels), order

@@ -27,11 +27,34 @@ _COARSER = 1.2  # times the other spacing
 _LIKER = 0.1  # difference of correlations
 _FEWER = 2.0  # times as many samples along the other axis
 _SHARPER = 1.5  # times the rise at the other end
+_BLANK = 1.0  # grey level by which an empty B-scan may vary
 _SAMPLED = 16  # B-scans looked at
 
 
+def _lively(pixels: np.ndarray, axis: int) -> np.ndarray:
+    """Along `axis`, False for blinks: slices that are as good as constant."""
+    others: tuple[int, ...] = tuple({0, 1, 2} - {axis})
+    varies = pixels.std(axis=others)
+    return np.asarray(varies > max(_BLANK, 0.1 * float(np.median(varies))))
+
+
 def _depth_by_content(pixels: UInt8[np.ndarray, "A B C"]) -> int | None:
+    """The axis whose profile stands out; blank B-scans, which make a profile too, are left out.
+
+    Any axis may be the one that they lie along: it counts where another one then stands out.
+    """
     small = pixels[tuple(slice(None, None, max(1, length // 128)) for length in pixels.shape)]
+    found = set()
+    for axis in range(3):
+        lively = _lively(small, axis)
+        if not lively.all() and lively.sum() >= len(lively) / 2:
+            found |= {_most_layered(np.compress(lively, small, axis=axis))} - {axis, None}
+    if not found:
+        return _most_layered(small)
+    return found.pop() if len(found) == 1 else None
+
+
+def _most_layered(small: UInt8[np.ndarray, "A B C"]) -> int | None:
     spread = [float(small.mean(axis=tuple({0, 1, 2} - {axis})).std()) for axis in range(3)]
     runner_up, best = sorted(spread)[1:]
     return spread.index(best) if best > _LAYERED * max(runner_up, 1e-3) else None
@@ -112,7 +135,10 @@ def upside_down(pixels: UInt8[np.ndarray, "D H W"]) -> bool | None:
     from scipy.ndimage import uniform_filter1d
 
     height, width = pixels.shape[1:]
-    frames = pixels[np.unique(np.linspace(0, len(pixels) - 1, _SAMPLED).astype(int))]
+    lively = np.flatnonzero(_lively(pixels[:, ::4, ::4], 0))
+    if not len(lively):
+        return None
+    frames = pixels[lively[np.unique(np.linspace(0, len(lively) - 1, _SAMPLED).astype(int))]]
     image = frames.astype(np.float32)
     fill = frames >= 254  # registration fill is white; so are a few saturated pixels, which do not matter
     image[fill] = np.percentile(image[~fill], 10) if not fill.all() else 0
