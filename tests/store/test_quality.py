@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
 from octjepa.volume import OCTVolume
-from shaped_eye import shaped_eye
+from shaped_eye import as_volume, shaped_eye
 
 Damage = Callable[[OCTVolume, int], np.ndarray]
 
@@ -116,3 +117,34 @@ def test_bruch_below_the_last_row_is_clipped() -> None:
     assert whole["clipped_share"] == 0
     assert 0.2 < float(result["clipped_share"]) <= 1
     assert float(result["quality"]) < 0.85 * float(whole["quality"])
+
+
+# Smooth brightness is no retina
+
+
+def _no_retina() -> dict[str, np.ndarray]:
+    rows = np.arange(184)[None, :, None]
+    flat = np.zeros((24, 184, 160))
+    frames = np.arange(24)[:, None, None]
+    wrapping = (np.linspace(255, 0, 160).astype(int)[None, :, None] + frames) % 256
+    return {
+        "ramp that wraps": wrapping + np.zeros((24, 160, 184)),
+        "ramp with a cliff": np.where(rows < 12, 5 + frames / 8, 265 - rows * 1.4) + flat,
+        "waves": 127 + 120 * np.sin(rows / 15) + flat,
+        "hill": 255 - 2.5 * np.abs(rows - 90).clip(0, 100) + flat,
+    }
+
+
+@pytest.mark.parametrize("what", list(_no_retina()))
+def test_smooth_brightness_is_no_retina(what: str) -> None:
+    pixels = np.clip(_no_retina()[what], 0, 255).astype(np.uint8)
+    with pytest.raises(VolumeRejected, match="no_tissue"):
+        made(as_volume(pixels, (0.26, 0.0078, 0.04)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_faint_and_noisy_retina_is_one(device: str) -> None:
+    """Less than a fifth of the light, noise of the same strength; atrophy, which takes the outer edge away."""
+    volume = shaped_eye(device, "geographic_atrophy", seed=5).volume
+    noise = np.random.default_rng(0).normal(12, 10, volume.shape)
+    made(volume, np.clip(0.2 * volume.pixels + noise, 0, 255).astype(np.uint8))

@@ -17,7 +17,7 @@ from octjepa.ingest.reasons import rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import level_beside, mask_fill
 from octjepa.store.likeness import enface, enface_hash
-from octjepa.store.quality import judge, lively_frames
+from octjepa.store.quality import check_layered, judge, lively_frames
 from octjepa.store.resample import centred, weights
 from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, robust_surface
 from octjepa.volume import OCTVolume
@@ -199,6 +199,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
 
     image = in_plane(pixels, volume, preprocessing, columns_mm[columns])
     surfaces = find_surfaces(image, ty, tx)
+    check_layered(image, surfaces, ty)
     if text is not None:
         _check_text(in_plane(text[lively].view(np.uint8), volume, preprocessing, columns_mm[columns]), surfaces, ty)
     fit = robust_surface(surfaces.bm, ty)

@@ -22,6 +22,9 @@ _QUANTUM = 1.0  # grey levels; noise is never taken for less than a step of the 
 _HALF_SNR_DB = 4.0  # where the share of the score that the signal gives is a half
 _SNR_STEP_DB = 8.0
 _HALF_MOTION_UM = 120.0
+_EDGE = 0.12  # step at Bruch's membrane in units of the tissue contrast; smooth brightness has next to none
+_THINNEST_MM = 0.07  # between the membranes; the search keeps them 0.05 mm apart where it finds one edge for both
+_UNEVEN = 0.15  # spread of the dark in units of the contrast: a slope of grey has 0.2 and more, scans up to 0.1
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,34 @@ def signal_to_noise_db(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, ro
     noise = float(np.sqrt(np.maximum(squares - dark**2, 0)[enough].mean() + _QUANTUM**2))
     contrast = max(float((light - dark)[enough].mean()), 1e-3)
     return max(0.0, 20 * float(np.log10(contrast / noise)))
+
+
+def check_layered(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, row_mm: float) -> None:
+    """Raises VolumeRejected no_tissue where what was found is no retina: no layer at its outer end, or one edge on a slope.
+
+    Light falls within some 50 um under the pigment epithelium; along a grey ramp it does not. That a quarter of the
+    A-scans show it is enough: atrophy, fluid and shadows do not count.
+    """
+    step = max(1, image.shape[2] // 64)
+    sampled, height = image[:, :, ::step], image.shape[1]
+
+    def mean(surface: np.ndarray, from_mm: float, to_mm: float) -> np.ndarray:
+        """[D, C] brightness between two distances below `surface`."""
+        first = round(from_mm / row_mm)
+        rows = np.arange(first, max(round(to_mm / row_mm), first + 1))
+        place = np.rint(surface).astype(np.int64)[:, None] + rows[:, None]
+        return np.take_along_axis(sampled, np.clip(place, 0, height - 1), axis=1).mean(axis=1)
+
+    ilm, bm = surfaces.ilm[:, ::step], surfaces.bm[:, ::step]
+    # Bruch's membrane under the bright pigment epithelium
+    outer = mean(bm, -0.02, 0.01) - 0.45 * mean(bm, -0.13, -0.06) - 0.55 * mean(bm, 0.01, 0.06)
+    edge = float(np.percentile(outer, 75)) / surfaces.contrast
+    thick_mm = float(np.median(bm - ilm)) * row_mm
+    slope = thick_mm < _THINNEST_MM and surfaces.noise > _UNEVEN * surfaces.contrast
+    if edge < _EDGE or slope:
+        raise rejected(
+            "no_tissue", f"no layers: a step of {edge:.2f} of the contrast, {thick_mm:.2f} mm below the first"
+        )
 
 
 def clipped_share(surfaces: Surfaces, fit: RobustSurface, height: int, row_mm: float) -> float:
