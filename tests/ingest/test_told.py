@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octjepa.ingest import Discovery, discover
+from octjepa.errors import VolumeRejected
+from octjepa.ingest import Discovery, discover, read_volume
 from octjepa.ingest.manifest import find_row
 
 
@@ -107,3 +108,16 @@ def test_every_path_is_told_relative_to_the_source(tmp_path: Path) -> None:
         assert not any(str(tmp_path) in one.source.name + one.detail for one in found.refused)
     absolute = next(one for one in found.refused if one.source.name == "x.dcm")
     assert absolute.detail.startswith("an absolute path that leads out")
+
+
+def test_an_empty_file_among_scans_without_suffix_is_told(tmp_path: Path) -> None:
+    scan(tmp_path / "IM0001")
+    scan(tmp_path / "IM0002", b"")
+    scan(tmp_path / "README", b"text")
+    scan(tmp_path / "other" / "scan.dcm")
+    scan(tmp_path / "other" / "DONE", b"")  # nothing here is called so
+    found = discover([tmp_path])
+    assert names(found) == ["IM0001", "IM0002", "other/scan.dcm"]
+    assert found.ignored == {"no suffix": 2}
+    with pytest.raises(VolumeRejected, match="empty_file: zero bytes"):
+        read_volume(tmp_path / "IM0002")

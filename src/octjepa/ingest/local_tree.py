@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
@@ -144,6 +144,8 @@ class LocalSearch:
             row = manifest.at(listed.rstrip("/")) if manifest else None
             seen.update([row.filepath] if row else [])
             self._take(SourceFile(folder.path, shown(prefix.rstrip("/")) or folder.path.name, row), manifest)
+        taken: list[str] = []
+        left: list[str] = []
         for name in folder.names:
             path = folder.path / name
             row = manifest.at(listed + name) if manifest else None
@@ -154,8 +156,25 @@ class LocalSearch:
                 self._add_row(manifest, row.filepath, root)  # it may lead out of the root
             elif row or (not whole and self._is_candidate(path)):
                 self._take(SourceFile(path, shown(prefix + name), row), manifest)
-            elif whole and path.suffix.lower() not in IMAGES:
+                taken.append(name)
+            elif not whole:
+                left.append(name)
+            elif path.suffix.lower() not in IMAGES:
                 self.found.ignored[shown(path.suffix.lower()) or "no suffix"] += 1
+        if taken and left:
+            self._look_again(folder.path, prefix, taken, left, manifest)
+
+    def _look_again(
+        self, folder: Path, prefix: str, taken: list[str], left: list[str], manifest: Manifest | None
+    ) -> None:
+        """What the scans of a folder tell of the files that were left out: an empty one that is called as they are."""
+        if all(PurePath(name).suffix for name in taken):
+            return
+        for name in left:
+            path = folder / name
+            if not path.suffix and not name.startswith(".") and os.path.getsize(path) == 0:
+                self.found.ignored["no suffix"] -= 1
+                self._take(SourceFile(path, shown(prefix + name)), manifest)
 
     def _take(self, file: SourceFile, manifest: Manifest | None) -> None:
         """A file of a tree, unless its rows contradict each other."""
