@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.store.disk import only_writer, write_json
 
 from .cohort import make_cohort
 from .fluid import are_there
-from .one import FIGURES, job_of
+from .one import FIGURES, figures_of, job_of
 from .page import write_page
 from .plan import ARMS, RECIPE, SIMPLE, SUPERVISED, Entry, Settings, all_entries
 from .results import Results, best_arm
 
 ROOT = Path(__file__).resolve().parents[2]
-# CPU-seconds that measuring a run takes beside its budget, on the study's 1,200 volumes (docs/study/README.md).
-_MEASURING = {"pretrain": 400, "untrained": 400, "histogram": 120, "majority": 60, "supervised": 60, "fluid": 30}
+# CPU-seconds that measuring a run takes beside its budget on 600 people; twice what it took on 300 (runs.json tells).
+_MEASURING = {"pretrain": 200, "untrained": 200, "histogram": 90, "majority": 60, "supervised": 120, "fluid": 30}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,8 +133,8 @@ def _run(entry: Entry, settings: Settings, given: argparse.Namespace, cohort: Pa
             f"{entry.run} needs the encoder of {entry.of}, which is not in {given.work}/runs: run it first"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    figures = folder / FIGURES
-    if not figures.is_file():
+    made = figures_of(folder)
+    if made is None:
         job = job_of(entry, given.work.resolve(), cohort.resolve(), given.data, settings.bootstrap, settings.threads)
         write_json(folder / "job.json", job)
         print(f"study: {entry.run}", file=sys.stderr, flush=True)
@@ -144,7 +142,9 @@ def _run(entry: Entry, settings: Settings, given: argparse.Namespace, cohort: Pa
         code = _child([sys.executable, "-m", "benchmarks.study.one", str(folder / "job.json")], threads)
         if code:
             return code
-    made: dict[str, Any] = json.loads(figures.read_text(encoding="utf-8"))
+        made = figures_of(folder)
+        if made is None:
+            raise OctjepaError(f"{entry.run} ended without figures in {folder}")
     results = Results(out)
     results.add(entry.run, made["about"], made["rows"])
     write_page(results, settings, out)

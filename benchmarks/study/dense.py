@@ -1,8 +1,10 @@
 """Rows read from frozen tokens by a linear head: which layer, and which lesion, each place of the volume belongs to.
 
 The head is ridge regression from a token to every cell of its patch, in closed form, so it has no chance in it and no
-schedule. Its penalty is chosen on validation volumes, and a lesion's threshold where Dice is best among them (among the
-training volumes where they hold too few). A place without a token counts as background.
+schedule. It also knows the place of each token, as any segmentation head does: in flattened volumes the place alone
+tells most layers (`say_place_prior`), and a token is to tell more. Its penalty is chosen on validation volumes, and a
+lesion's threshold where Dice is best among them (among the training volumes where they hold too few). A place without
+a token counts as background.
 """
 
 from __future__ import annotations
@@ -60,6 +62,12 @@ class LinearHead:
         inside[np.diag_indices(len(mean))] += penalty * self.count
         solved: np.ndarray = scale @ np.linalg.solve(inside, scale.T @ self.cross)
         return solved
+
+
+def with_place(one: Tokens, grid: tuple[int, int, int]) -> Float[np.ndarray, "k dim+places"]:
+    """Features of the tokens and, one-hot, where each lies."""
+    place = one.index[:, None] == np.arange(int(np.prod(grid)))
+    return np.concatenate([one.features.astype(np.float32), place], axis=1)
 
 
 def with_one(features: np.ndarray) -> Float[np.ndarray, "k dim+1"]:
@@ -136,9 +144,9 @@ def _heads(
         one = found[place]
         regions, bits = (cells(part, grid, one.index) for part in truth(int(place)))
         whole = (regions != UNSEEN).all(axis=1)  # a patch that reaches out of the scan teaches nothing
-        features = one.features[whole]
+        features = with_place(one, grid)[whole]
         if layers is None or lesions is None:
-            dim, size = one.features.shape[1], regions.shape[1]
+            dim, size = features.shape[1], regions.shape[1]
             layers, lesions = LinearHead(dim, size * len(REGIONS)), LinearHead(dim, size * len(LESIONS))
         layers.add(features, _one_hot(regions[whole]).reshape(len(features), -1))
         wanted = (bits[whole][..., None] >> np.arange(len(LESIONS))) & 1
@@ -166,7 +174,7 @@ def _layer_counts(
     rows = []
     for place in places:
         one = found[place]
-        said = (with_one(one.features) @ weights).reshape(len(one.index), -1, len(REGIONS)).argmax(axis=-1)
+        said = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(REGIONS)).argmax(axis=-1)
         rows.append(_layers_of(_painted(said, one.index, grid, 0), cells(truth(int(place))[0], grid, every)))
     return np.array(rows)
 
@@ -183,7 +191,7 @@ def _lesion_counts(
     rows = []
     for place in places:
         one = found[place]
-        scores = (with_one(one.features) @ weights).reshape(len(one.index), -1, len(LESIONS))
+        scores = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(LESIONS))
         scores = _painted(scores, one.index, grid, -np.inf)
         regions, bits = (cells(part, grid, every) for part in truth(int(place)))
         seen = regions != UNSEEN

@@ -7,10 +7,12 @@ The job holds the entry and where things lie. Nothing is written to the results 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import sys
+import time
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +34,20 @@ from .plan import RECIPE, Entry
 from .results import Row, row
 
 FIGURES = "figures.json"
+_MEASURED_BY = ("cohort", "features", "frozen", "dense", "fluid", "supervised", "one")
+
+
+def measuring_hash() -> str:
+    """Of the files that turn a trained run into figures."""
+    text = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _MEASURED_BY)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def figures_of(folder: Path) -> dict[str, Any] | None:
+    """{about, rows} of an ended run; None where it has not ended, or was measured by other code: then it is again."""
+    path = folder / FIGURES
+    made: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return made if made is not None and made["about"]["measured_by"] == measuring_hash() else None
 
 
 class Figures:
@@ -77,6 +93,8 @@ def run_entry(job: dict[str, Any]) -> None:
     about |= {
         "group": entry.group, "kind": entry.kind, "cohort": entry.cohort, "threads": torch.get_num_threads(),
         "machine": f"{os.cpu_count()} cores {platform.machine()}", "torch": torch.__version__,
+        "measured_by": measuring_hash(),
+        "cpu_seconds_of_process": round(time.process_time(), 1),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
     write_json(folder / FIGURES, {"about": about, "rows": figures.rows})

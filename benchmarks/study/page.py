@@ -20,6 +20,15 @@ COLUMNS = {
 FLUID = {
     "fluid_dice_real": "fluid Dice", "fluid_dice_real_01_to_04": "01 to 04", "fluid_dice_real_04_to_01": "04 to 01",
 }  # fmt: skip
+HOW = """    make study                              # goes on; Ctrl-C keeps what is done, within a run too
+    make study ARGS="--list"                # what is done, what remains, how long it takes
+    make study ARGS="--only 'main-*'"       # some of it
+    OCTJEPA_DATA=FOLDER make study          # with the two real eyes
+    make study ARGS="--out DIR --work DIR --people 24 --budget 20 --seeds 0 --threads 1"    # a trial, kept elsewhere
+
+Every figure is in `results.json`, with the run it came from; `runs.json` says what each run was: recipe and overrides,
+updates, CPU-seconds given and used, versions, and the hashes of settings, data and code. Cohort, stores and checkpoints
+lie in `study/`. An arm's updates follow from its CPU-seconds an update, measured once."""
 MISSING = "missing"
 NOT_DEFINED = {
     ("supervised", "leave_vendor_out_drop"), ("supervised", "layer_dice"), ("supervised", "lesion_dice"),
@@ -75,13 +84,15 @@ def page(results: Results, settings: Settings) -> str:
         "Written by `make study` from `results.json`; do not edit. A cell is the mean over seeds [lowest, highest], or "
         'of one run the value (95 % interval by person). "missing" has not been run, "-" is no figure of that row.',
         _setup(results, settings),
+        HOW,
         "## Rows at equal compute",
         table(results, settings.arms, COLUMNS),
         "![Macro lesion AUROC of every run with its interval](lesions.svg)",
         "Linear probes on frozen features, fitted on training people, measured on test people. Vendor left out: fall "
         "of AUROC within a vendor when none of its eyes has a label (the encoder saw them, unlabelled; the probe also "
         "has a quarter fewer people). Vendor readable: balanced accuracy, low is good. Layer Dice of `majority` is the "
-        "commonest layer at each place. `supervised` without a vendor would need four more trainings: not tried.",
+        "commonest layer at each place; the heads of the other rows know the place, too. `supervised` without a vendor "
+        "would need four more trainings: not tried.",
         "## Each lesion (AUROC)",
         table(results, settings.arms, lesions),
         "## Few labels (macro AUROC)",

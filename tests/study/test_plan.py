@@ -57,7 +57,7 @@ def test_each_ablation_changes_the_recipe_and_has_a_reference_at_its_own_budget(
 def test_fluid_rows_come_for_every_encoder_with_floors_and_need_the_real_eyes() -> None:
     assert not [entry for entry in all_entries(Settings(), "mae", False) if entry.group == "real"]
     entries = [entry for entry in all_entries(Settings(), "mae", True) if entry.group == "real"]
-    assert {entry.arm for entry in entries} == {*ARMS, "untrained", "mae:further_real", "raw_intensity", "unet"}
+    assert {entry.arm for entry in entries} == {*ARMS, "untrained", "mae:further_real", *plan.FLUID_FLOORS}
     runs = {entry.run for entry in main_entries(Settings())}
     assert all(entry.of in runs for entry in entries if entry.arm not in plan.FLUID_FLOORS)
 

@@ -17,7 +17,7 @@ from benchmarks.study import pretrain as budget
 from benchmarks.study import supervised
 from benchmarks.study.cohort import Eyes
 from benchmarks.study.frozen import Bench
-from benchmarks.study.one import FIGURES, entry_of, job_of
+from benchmarks.study.one import FIGURES, entry_of, figures_of, job_of, measuring_hash
 from benchmarks.study.plan import RECIPE, Settings, all_entries, main_entries
 from benchmarks.study.results import Results, row
 
@@ -44,7 +44,8 @@ class Line:
         metrics = ("lesion_auroc_macro", "lesion_auroc_macro_val", "vendor_accuracy")
         value = 0.9 if entry.arm == "mae" else 0.5
         rows = [row(entry.arm, entry.seed, metric, value, None, None, 9, entry.run) for metric in metrics]
-        made = {"about": {"ended": "2026-01-01T00:00:00+00:00"}, "rows": rows}
+        about = {"ended": "2026-01-01T00:00:00+00:00", "measured_by": measuring_hash()}
+        made = {"about": about, "rows": rows}
         Path(command[-1]).with_name(FIGURES).write_text(json.dumps(made))
         return 0
 
@@ -75,6 +76,13 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert "## Ablations: mae" in (tmp_path / "out" / "README.md").read_text()
     assert study.main(arguments) == 0
     assert len(line.ran) == len(wanted) + 1
+
+
+def test_figures_of_other_measuring_code_are_not_taken_over(tmp_path: Path) -> None:
+    assert figures_of(tmp_path) is None
+    for code, kept in ((measuring_hash(), True), ("other", False)):
+        (tmp_path / FIGURES).write_text(json.dumps({"about": {"measured_by": code}, "rows": []}))
+        assert (figures_of(tmp_path) is not None) == kept
 
 
 def test_a_failed_run_ends_the_study_with_its_code_and_leaves_no_figure(
