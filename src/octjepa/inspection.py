@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.remote import fetched, info, is_remote
 from octjepa.remote.address import parse
 
+if TYPE_CHECKING:
+    from octjepa.ingest.reader import AskedSpacing
+
 _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 
 def describe(
-    path: str | Path, spacing_mm: tuple[float, float, float] | None = None, verify: bool = False
+    path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = False
 ) -> dict[str, Any]:
     """`kind` is volume, rejected, source, store, run or checkpoint; the rest is what that kind knows of itself.
 
@@ -49,7 +52,12 @@ def describe(
         return describe_file(path, spacing_mm)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
-    return {"kind": "source", **audit([path])}
+    try:
+        return {"kind": "source", **audit([path])}
+    except UsageError as error:
+        raise UsageError(
+            f"{path} holds no store (store.json), run (run.json) or checkpoint (manifest.json), and {error}"
+        ) from None
 
 
 def _personal(path: Path) -> dict[str, str]:
@@ -60,7 +68,7 @@ def _personal(path: Path) -> dict[str, str]:
     return {field: f"{KIND_OF.get(field, 'other')}, masked" for field in personal_in(path)}
 
 
-def _describe_remote(url: str, spacing_mm: tuple[float, float, float] | None, verify: bool) -> dict[str, Any]:
+def _describe_remote(url: str, spacing_mm: AskedSpacing, verify: bool) -> dict[str, Any]:
     from octjepa.checkpoint.place import holds
     from octjepa.ingest import describe_file
 

@@ -273,3 +273,26 @@ def test_code_streams_that_claim_more_than_the_header_are_not_decoded(tmp_path: 
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 << 20
+
+
+def test_a_jpeg_ls_frame_without_its_end_is_not_given_to_the_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CharLS looks for the missing end for seconds a frame."""
+    from octjepa.ingest import encapsulated
+
+    asked = []
+    decode = encapsulated.FrameDecoder.__call__
+
+    def counting(self: object, piece: bytes, stream: object) -> np.ndarray:
+        asked.append(piece)
+        return decode(self, piece, stream)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(encapsulated.FrameDecoder, "__call__", counting)
+    frames = encode(PIXELS, JPEGLSLossless)
+    frames[4] = frames[4].rstrip(b"\0")[:-2] + b"\0\0"
+    ds = make_dataset(PIXELS)
+    ds.file_meta.TransferSyntaxUID = JPEGLSLossless
+    put_frames(ds, frames)
+    assert "gap_frames=1" in read_volume(save(ds, tmp_path / "a.dcm")).notes
+    assert len(asked) == len(PIXELS) - 1

@@ -212,6 +212,7 @@ def test_5_families_span_the_slow_axis():
     assert spans["blocks"] < 0.95  # boxes of limited depth leave no B-scan without context
 
 
+@pytest.mark.timeout(400)  # seconds on a quiet machine
 def test_6_a_short_run_beats_every_trivial_predictor(tmp_path):
     """On held-out eyes, by loss and by cosine; 200 updates reach about two thirds of the best trivial loss."""
     train = {"max_updates": 200, "global_batch": 8, "base_lr": 1e-3, "precision": "fp32"}

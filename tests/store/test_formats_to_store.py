@@ -69,11 +69,29 @@ def test_another_spacing_reads_again_and_none_keeps_what_is_there(scans: Path) -
     assert set(read_labels(store.path / "labels.tsv", ["glaucoma"]).values["glaucoma"].values()) == {"1"}
 
 
+def test_a_spacing_by_hand_is_told_and_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels, spacing_mm=SPACING)
+    wrong = (SPACING[0] * 1.5, *SPACING[1:])
+    assert ingest(folder, wrong)["spacing_by_hand"] == 0
+    assert not [record for record in caplog.records if "--spacing file" in record.message]
+    kept = ingest(folder)
+    assert (kept["skipped"], kept["spacing_by_hand"]) == (1, 1)
+    assert [record.message for record in caplog.records if "--spacing file" in record.message]
+    assert ingest(folder, parse_spacing("file"))["accepted"] == 1
+    table = Store.open(tmp_path / "store").table
+    assert list(table["spacing_z_mm"]) == [SPACING[0]]
+    assert list(table["provenance_slice"]) == ["header"]
+    again = ingest(folder, "file")
+    assert (again["skipped"], again["spacing_by_hand"]) == (1, 0)
+    assert ingest(folder)["skipped"] == 1
+
+
 def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> None:
     assert describe(scans / "P9" / "OS")["reasons"][0]["reason"] == "spacing_unknown"
     assert describe(scans / "P9" / "OS", SPACING)["laterality"] == "OS"
-    with pytest.raises(UsageError, match="a folder, but no store"):
-        describe(scans)
+    assert describe(scans)["kind"] == "source"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ GAP_SHARE = 0.1  # frames that may be filled from their neighbours
 ITEM = b"\xfe\xff\x00\xe0"
 _JPEG, _J2K, _JP2 = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\x00\x00\x00\x0cjP"
 _STARTS = (_JPEG, _J2K, _JP2)
+_END_OF_IMAGE = b"\xff\xd9"
 _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's and JPEG-LS's
 
 
@@ -213,6 +214,8 @@ def decode_frames(encoded: list[bytes], syntax: Any, layout: Layout) -> tuple[np
     limit = int(GAP_SHARE * len(encoded))
     for index, (piece, stream) in enumerate(zip(encoded, streams, strict=True)):
         fault = _fault(piece, stream, layout)
+        if "JPEG-LS" in syntax.name and not piece.rstrip(b"\0").endswith(_END_OF_IMAGE):
+            fault = fault or "its end is missing"  # CharLS would look for it for seconds
         if not fault:
             try:
                 frame = decode(piece, stream)
