@@ -185,3 +185,10 @@ def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) ->
     assert (volume.person_id, volume.spacing_mm) == ("P5", pytest.approx(spacing))
     put(bucket, **{"scan.json": '{"person_id": "P66"}'})
     assert discover([bucket.url]).files[0].state() != before
+
+
+def test_numbered_images_beside_a_scan_are_told(bucket: Bucket) -> None:
+    url = put(bucket, **{"eyes/P1/a.dcm": "a"}, **{f"eyes/P1/{number}.png": "b" for number in range(6)})
+    for source in (f"{url}/eyes", f"{url}/eyes/P1"):
+        ((name, reason),) = reasons(discover([source])).items()
+        assert (name.rpartition("/")[2], reason) == ("P1", "images_beside_scan")

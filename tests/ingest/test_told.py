@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest import Discovery, discover, read_volume
@@ -121,3 +122,19 @@ def test_an_empty_file_among_scans_without_suffix_is_told(tmp_path: Path) -> Non
     assert found.ignored == {"no suffix": 2}
     with pytest.raises(VolumeRejected, match="empty_file: zero bytes"):
         read_volume(tmp_path / "IM0002")
+
+
+def test_numbered_images_beside_a_scan_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder, other in (("P1", "extra.dcm"), ("P2", "IM0001"), ("P3", "notes.txt")):
+        scan(tmp_path / folder / other)
+        for number in range(1, 7):
+            Image.new("L", (8, 8)).save(tmp_path / folder / f"{number}.png")
+    (tmp_path / "P3" / "notes.txt").write_text("text")
+    scan(tmp_path / "P4" / "one.dcm")
+    Image.new("L", (8, 8)).save(tmp_path / "P4" / "fundus_1.png")  # one picture is no scan
+    found = discover([tmp_path])
+    assert names(found) == ["P1/extra.dcm", "P2/IM0001", "P3", "P4/one.dcm"]
+    assert reasons(found) == {"P1": "images_beside_scan", "P2": "images_beside_scan"}
+    assert {one.detail for one in found.refused} == {"6 images"}
+    assert "2 images_beside_scan: numbered images beside a scan of another format" in caplog.text
+    assert reasons(discover([tmp_path / "P1"])) == {"P1": "images_beside_scan"}

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from octjepa import remote
 from octjepa.errors import UsageError
 from octjepa.ingest import formats
-from octjepa.ingest.local_tree import ABSENT, DISAGREES, IMAGES, TABLES, made_here, tell_faults
+from octjepa.ingest.local_tree import ABSENT, DISAGREES, IMAGES, TABLES, made_here, tell_faults, tell_images
 from octjepa.ingest.manifest import (
     MANIFESTS,
     PARTICIPANTS,
@@ -152,6 +152,7 @@ class BucketSearch:
             label, row = _name_and_row(folder, root, manifest)
             met.update([row.filepath] if row else [])
             self._keep(SourceFile(f"{folder}/", label, row, images), manifest)
+        taken: list[str] = []
         for one, name in zip(inside, names, strict=True):
             label, row = _name_and_row(one.url, root, manifest)
             met.update([row.filepath] if row else [])
@@ -164,8 +165,13 @@ class BucketSearch:
                 if _suffix(name) == ".xml":  # a HEYEX export lists images beside it
                     others += [image for other, image in by_name.items() if _suffix(other) in IMAGES]
                 self._keep(SourceFile(one.url, label, row, (one, *others)), manifest)
+                taken.append(name)
             elif not (whole and _suffix(name) in IMAGES):
                 self.found.ignored[shown(_suffix(name)) or "no suffix"] += 1
+
+        if taken and not whole:
+            left = [name for name in names if name not in taken]
+            tell_images(taken, left, self.found, f"{folder}/", shown(_below(folder, root)))
 
     def _keep(self, file: SourceFile, manifest: Manifest | None) -> None:
         if manifest and file.row and file.row.filepath in manifest.disagreeing:

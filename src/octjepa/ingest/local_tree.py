@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
-from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
+from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES, sequences
 from octjepa.ingest.manifest import (
     MANIFESTS,
     PARTICIPANTS,
@@ -167,7 +167,8 @@ class LocalSearch:
     def _look_again(
         self, folder: Path, prefix: str, taken: list[str], left: list[str], manifest: Manifest | None
     ) -> None:
-        """What the scans of a folder tell of the files that were left out: an empty one that is called as they are."""
+        """What the scans of a folder tell of files left out: images of a scan; an empty one that is called as they."""
+        tell_images(taken, left, self.found, folder, shown(prefix.rstrip("/")) or folder.name)
         if all(PurePath(name).suffix for name in taken):
             return
         for name in left:
@@ -288,6 +289,13 @@ def tell_faults(manifest: Manifest, found: Discovery, prefix: str) -> None:
         else:
             name = text if "://" in text else prefix + text
             found.refuse(place, shown(name), "path_escapes", "it leads out of the manifest's root")
+
+
+def tell_images(taken: Iterable[str], left: Iterable[str], found: Discovery, folder: Path | str, name: str) -> None:
+    """Numbered images that were left out beside scans, into the ledger; a HEYEX XML has its images beside it."""
+    images = sum(map(len, sequences(left)))
+    if images and not any(one.lower().endswith(".xml") for one in taken):
+        found.refuse(folder, name, "images_beside_scan", f"{images} images")
 
 
 def made_here(folder: str, names: Collection[str]) -> str:

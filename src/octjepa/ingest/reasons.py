@@ -59,6 +59,11 @@ REASONS: dict[str, Reason] = {
         "one B-scan of a scan that is stored as a file per B-scan",
         "export the scan as one multi-frame file, or as a folder of images",
     ),
+    "images_beside_scan": Reason(
+        "numbered images beside a scan of another format; they are not read",
+        "none if they are pictures of that scan; a scan of their own needs a folder of its own",
+        lost=False,
+    ),
     "not_b_scans": Reason("its frames are en face slices, not B-scans", "export the B-scans"),
     "spacing_unknown": Reason(
         "no source gives a plausible spacing on some axis", "give --spacing, or add a manifest.tsv with it"

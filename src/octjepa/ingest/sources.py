@@ -27,7 +27,12 @@ from octjepa.ingest.walk import WILDCARDS
 __all__ = ["Discovery", "SourceFile", "discover"]
 
 _log = logging.getLogger(__name__)
-_TO_ACT_ON = ("archive_not_expanded", "unreadable_folder", "path_escapes")  # each may stand for any number of scans
+_TO_ACT_ON = (
+    "archive_not_expanded",
+    "unreadable_folder",
+    "path_escapes",
+    "images_beside_scan",
+)  # each may stand for any number of scans
 
 
 _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
