@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 
-def describe(
-    path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = False
-) -> dict[str, Any]:
+def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = False) -> dict[str, Any]:
     """`kind` is volume, rejected, source, store, run or checkpoint; the rest is what that kind knows of itself.
 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.assemble import assemble
@@ -13,6 +13,8 @@ from octjepa.ingest.geometry import LIMITS_MM, plausible
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.reasons import REASONS, raised_in, rejected
 from octjepa.volume import OCTVolume
+
+AskedSpacing = tuple[float, float, float] | Literal["file"] | None  # slice, row, column in mm; "file": not by hand
 
 
 def read_volume(
@@ -46,12 +48,18 @@ def read_volume(
         raise rejected("reader_failed", raised_in(error)) from error
 
 
-def parse_spacing(text: str) -> tuple[float, float, float]:
-    """ "0.047,0.0026,0.0117" to (slice, row, column) in mm. Raises UsageError: not three plausible numbers."""
+def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
+    """ "0.047,0.0026,0.0117" to (slice, row, column) in mm, "file" to itself: what the files say, whatever was asked
+    before. Raises UsageError: not three plausible numbers.
+    """
+    if text.strip() == "file":
+        return "file"
     try:
         dz, dy, dx = map(float, text.split(","))
     except ValueError:
-        raise UsageError(f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, row, column in mm") from None
+        raise UsageError(
+            f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, row, column in mm; nor file"
+        ) from None
     for axis, value in (("slice", dz), ("row", dy), ("column", dx)):
         if not plausible(axis, value):
             low, high = LIMITS_MM[axis]
@@ -72,14 +80,14 @@ def _format_of(path: Path) -> str:
     raise rejected("unknown_format", "its first bytes and its suffix are those of no format, or of a single image")
 
 
-def describe_file(path: str | Path, spacing_mm: tuple[float, float, float] | None = None) -> dict[str, Any]:
+def describe_file(path: str | Path, spacing_mm: AskedSpacing = None) -> dict[str, Any]:
     """What `octjepa inspect FILE` says, for an accepted and for a rejected file. Raises UsageError: no such file.
 
     Keys: kind ("volume" | "rejected"), shape, spacing_mm, provenance, laterality, device, pattern, reasons
     [{reason, detail, meaning, action}], uncertain, notes, protocol, region, content_hash.
     """
     try:
-        volume = read_volume(path, spacing_mm=spacing_mm)
+        volume = read_volume(path, spacing_mm=None if spacing_mm == "file" else spacing_mm)
     except VolumeRejected as error:
         reason = REASONS[error.reason]
         explained = {"reason": error.reason, "detail": error.detail, "meaning": reason.meaning, "action": reason.action}

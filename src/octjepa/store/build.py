@@ -30,7 +30,7 @@ from octjepa.store.flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown
 from octjepa.store.likeness import strangers_alike
 from octjepa.store.on_ray import on_ray
-from octjepa.store.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
+from octjepa.store.one_file import Result, Spacing, by_hand, ingest_one, is_done, refused, sha256
 from octjepa.store.split import split_the_rest
 
 _log = logging.getLogger(__name__)
@@ -126,14 +126,15 @@ def build_store(
     `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes or hangs a
     decoder takes with it. With `engine` "ray" they are files at once, None for one a CPU of the cluster. A file that
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
-    another one reads them again.
+    another one reads them again, "file" those that were read with one. None keeps it and says so.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, strangers_alike, people_at_several_sites, personal_data,
-    people, eyes, seconds, volumes_per_second}:
+    recommended_split_unknown, split_by, people_unknown, strangers_alike, spacing_by_hand, people_at_several_sites,
+    personal_data, people, eyes, seconds, volumes_per_second}:
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
     `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
     `strangers_alike` pairs of equal or near-duplicate scans under two person ids,
+    `spacing_by_hand` skipped volumes whose spacing an earlier run was given,
     `people_at_several_sites` ids that more than one institution uses,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
@@ -172,6 +173,14 @@ def _build(
     known = store.known_files()
     todo = [file for file in found.files if not is_done(file, known.get(file.key), spacing_mm)]
     skipped = len(found.files) - len(todo)
+    unread = {file.key for file in todo}
+    kept = sum(by_hand(known.get(file.key)) for file in found.files if file.key not in unread)
+    if kept and spacing_mm is None:
+        _log.warning(
+            "%d volumes keep the spacing that an earlier run was given by hand (--spacing). `--spacing file` reads "
+            "them again with what their files say.",
+            kept,
+        )
     splits = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
     sites = {str(person["person_id"]): str(person["clinical_site"]) for person in found.participants}
     accepted: list[dict[str, Any]] = []
@@ -244,6 +253,7 @@ def _build(
         "split_by": split_by,
         "people_unknown": unknown,
         "strangers_alike": alike,
+        "spacing_by_hand": kept,
         "people_at_several_sites": elsewhere,
         "personal_data": {name: of["files"] for name, of in count_fields(row["personal"] for row in accepted).items()},
         "people": int(table["person_id"].nunique()),

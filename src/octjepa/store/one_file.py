@@ -10,6 +10,7 @@ from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
 from octjepa.ingest.personal import name_to_tell
+from octjepa.ingest.reader import AskedSpacing
 from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
@@ -19,7 +20,7 @@ from octjepa.store.labels import labels_text
 from octjepa.volume import OCTVolume
 
 FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and the spacing that was asked for
-Spacing = tuple[float, float, float] | None  # slice, row, column in mm: the user's word
+Spacing = AskedSpacing
 _ASKED = " spacing "
 Result = dict[str, Any]  # {"volume": index row, "chunk": hidden folder} or {"refused": ledger row}
 
@@ -34,7 +35,8 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
     try:
         before = state(source, spacing_mm)  # before reading: what changes meanwhile is read again by the next run
         with source.local() as path:
-            volume = read_volume(path, source.row, spacing_mm, called=source.called, member=source.member)
+            asked = None if spacing_mm == "file" else spacing_mm
+            volume = read_volume(path, source.row, asked, called=source.called, member=source.member)
         if before is None:
             raise rejected("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
@@ -63,7 +65,7 @@ def state(source: SourceFile, spacing_mm: Spacing = None) -> FileState | None:
     if now is None:
         return None
     row = row_hash(source.row)
-    return (*now, row if spacing_mm is None else f"{row}{_ASKED}{','.join(map(repr, spacing_mm))}")
+    return (*now, row if spacing_mm in (None, "file") else f"{row}{_ASKED}{','.join(map(repr, spacing_mm))}")
 
 
 def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = None) -> bool:
@@ -72,6 +74,11 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
     if before is None or now is None:
         return False
     return now == (before if spacing_mm is not None else (*before[:2], before[2].partition(_ASKED)[0]))
+
+
+def by_hand(before: FileState | None) -> bool:
+    """Whether a file was read with a spacing that the user gave."""
+    return before is not None and _ASKED in before[2]
 
 
 def refused(source: SourceFile, stage: str, reason: str, detail: str, digest: str = "") -> Result:

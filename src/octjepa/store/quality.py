@@ -91,7 +91,7 @@ def signal_to_noise_db(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, ro
 
 
 def check_layered(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, row_mm: float) -> None:
-    """Raises VolumeRejected no_tissue where what was found is no retina: no layer at its outer end, or one edge on a slope.
+    """Raises VolumeRejected no_tissue where what was found has no layer at its outer end, or is one edge on a slope.
 
     Light falls within some 50 um under the pigment epithelium; along a grey ramp it does not. That a quarter of the
     A-scans show it is enough: atrophy, fluid and shadows do not count.
