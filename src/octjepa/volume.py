@@ -28,8 +28,9 @@ class OCTVolume:
     pointing from vitreous to sclera. Deeper or signed sources are brought to 8 bit and say so in `notes`.
 
     `provenance` names for each of "slice", "row", "column" the source of that spacing ("option", "positions",
-    "frame_location", "shared", "per_frame", "header", "manifest", "protocol", "scan_pattern"); `uncertain` names the
-    axes whose spacing may be wrong. A spacing is never a default: a reader that cannot know it raises `VolumeRejected`.
+    "frame_location", "shared", "per_frame", "header", "sidecar", "manifest", "protocol", "scan_pattern"); `uncertain`
+    names the axes whose spacing may be wrong. A spacing is never a default: a reader that cannot know it raises
+    `VolumeRejected`.
 
     `visit` is a pseudonym of the session, equal within it; `labels` came in the same file; `personal` names (never
     quotes) the fields of personal data that the source holds.

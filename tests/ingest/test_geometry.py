@@ -71,7 +71,7 @@ def test_spacing_is_never_a_default(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     del ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence
     ds.ProtocolName, ds.ManufacturerModelName, ds.Manufacturer = "", "Unknown", "Nobody"
-    with pytest.raises(VolumeRejected, match="spacing_unknown: row and column"):
+    with pytest.raises(VolumeRejected, match="spacing_unknown: no plausible spacing of row, column:"):
         read(ds, tmp_path)
     for absurd in ([1.0, 1.0], [0, 0], [0.0026, 11.7]):
         ds = make_dataset(PIXELS)
@@ -274,3 +274,31 @@ def test_a_spacing_that_is_asked_for_keeps_the_files_order_and_notes_what_it_con
     other = read_volume(path, spacing_mm=(dz * 1.5, dy, dx))
     assert "option_disagrees_slice" in other.notes
     assert other.spacing_mm == (dz * 1.5, dy, dx)
+
+
+@pytest.mark.parametrize(
+    ("spacing", "axes"),
+    [
+        ((0.26, 0.0078, 0.04), ()),
+        ((0.002, 0.001, 0.002), ("slice", "row", "column")),
+        ((0.26, 0.0078, 0.003), ("column",)),
+        ((0.5, 0.0078, 0.06), ()),
+    ],
+)
+def test_an_extent_that_no_oct_has_is_uncertain(
+    spacing: tuple[float, float, float], axes: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "scan.npy"
+    np.save(path, retina(24, 184, 160))
+    volume = read_volume(path, spacing_mm=spacing)
+    assert volume.uncertain == axes
+    assert ("extent_implausible" in volume.notes) == bool(axes)
+
+
+def test_extents_that_are_too_long_and_parts_of_scans() -> None:
+    from octjepa.ingest.geometry import far_from_any_oct
+
+    assert far_from_any_oct((128, 1024, 1024), (0.3, 0.01, 0.06)) == ("slice", "row", "column")
+    assert far_from_any_oct((4, 64, 64), (0.05, 0.0026, 0.0117)) == ()
+    assert far_from_any_oct((200, 200, 200), (0.03, 0.00195, 0.03)) == ()
+    assert far_from_any_oct((512, 992, 512), (0.0234, 0.0026, 0.0234)) == ()

@@ -88,6 +88,14 @@ def test_a_spacing_by_hand_is_told_and_taken_back(tmp_path: Path, caplog: pytest
     assert ingest(folder)["skipped"] == 1
 
 
+def test_an_absurd_spacing_is_warned_of(scans: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = ingest(scans, (0.002, 0.004, 0.002))
+    told = [record for record in caplog.records if "extent_implausible" in record.message]
+    assert len(told) == 1
+    assert told[0].message.startswith(f"{made['notes']['extent_implausible']} volumes")
+    assert made["accepted"] == made["notes"]["extent_implausible"] > 0
+
+
 def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> None:
     assert describe(scans / "P9" / "OS")["reasons"][0]["reason"] == "spacing_unknown"
     assert describe(scans / "P9" / "OS", SPACING)["laterality"] == "OS"

@@ -105,6 +105,7 @@ def assemble(
         manifest_thickness=row.slice_thickness_mm if row else None,
         known=known_spacing(identity.device, text, shape),
         header=scan.spacing_mm,
+        header_is=scan.spacing_from,
         option=spacing_mm,
     )
     geometry = resolve(sources, shape, pattern)

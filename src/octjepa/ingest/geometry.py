@@ -24,6 +24,8 @@ FIELD_RATIO = (
     0.25,
     4.0,
 )  # slow extent over fast extent of a whole scan; outside, frames are missing or the pitch is wrong
+EXTENT_MM = {"slice": (0.5, 30.0), "row": (0.3, 8.0), "column": (0.5, 30.0)}  # of a whole scan; no OCT has another
+_WHOLE = {"slice": 16, "row": 160, "column": 128}  # samples; fewer may be a part of a scan
 MAX_SPAN_MM = 40.0  # of all frame positions; the widest OCT fields are about 24 mm
 _UNEVEN = 0.05  # relative deviation of a gap from the median gap that is worth a note
 
@@ -51,6 +53,7 @@ class SpacingSources:
     manifest_thickness: float | None
     known: KnownSpacing | None
     header: tuple[float | None, float | None, float | None] = (None, None, None)
+    header_is: str = "header"  # or "sidecar": the JSON beside the scan
     option: tuple[float, float, float] | None = None
 
 
@@ -119,7 +122,7 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
     in_header = None if row_mm is None or column_mm is None else (row_mm, column_mm)
     option = None if sources.option is None else sources.option[1:]
     named = [
-        ("option", option), ("shared", sources.shared_pair), ("per_frame", median), ("header", in_header),
+        ("option", option), ("shared", sources.shared_pair), ("per_frame", median), (sources.header_is, in_header),
         ("manifest", sources.manifest_pair),
     ]  # fmt: skip
     swapped: tuple[float, float, str] | None = None
@@ -144,12 +147,36 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
     if swapped is not None:
         notes.append("spacing_swapped")
         return *swapped, True
-    said = ", ".join(f"{source} {pair}" for source, pair in named if pair) or "no source names one"
-    raise rejected(
+    raise _unknown(sources, [(source, pair) for source, pair in named if pair])
+
+
+def _unknown(sources: SpacingSources, pairs: list[tuple[str, tuple[float, float]]]) -> VolumeRejected:
+    """Names every axis that has no plausible value, and what each source said, in the order slice, row, column."""
+    nominal = sources.known.slice_mm if sources.known else None
+    pitches = [sources.header[0], nominal, *(value for _, value in _thickness_sources(sources))]
+    placed = any(np.isfinite(values).all() for values in (sources.facts.positions_mm, sources.facts.lines_px))
+    missing = AXES[1:] if placed or any(plausible("slice", pitch) for pitch in pitches) else AXES
+    said = [f"{source} (row, column) = ({row:g}, {column:g})" for source, (row, column) in pairs]
+    if any(mm is not None for mm in sources.header):
+        texts = ", ".join("unknown" if mm is None else f"{mm:g}" for mm in sources.header)
+        said = [text for text in said if not text.startswith(sources.header_is)]
+        said.append(f"{sources.header_is} (slice, row, column) = ({texts})")
+    limits = ", ".join(f"{axis} {LIMITS_MM[axis][0]:g} to {LIMITS_MM[axis][1]:g}" for axis in AXES)
+    return rejected(
         "spacing_unknown",
-        f"row and column spacing: {said}; expected row within {LIMITS_MM['row']} and column within "
-        f"{LIMITS_MM['column']} mm in the header, in manifest.tsv or by --spacing",
+        f"no plausible spacing of {', '.join(missing)}: {'; '.join(said) or 'no source names one'}; expected in mm "
+        f"{limits}, in this order in a JSON file beside it or by --spacing, or in the header or manifest.tsv",
     )
+
+
+def far_from_any_oct(shape: tuple[int, int, int], spacing_mm: tuple[float, float, float]) -> tuple[str, ...]:
+    """The axes along which the scan is shorter or longer than any OCT; a part of a scan may be short."""
+    found = []
+    for axis, length, mm in zip(AXES, shape, spacing_mm, strict=True):
+        low, high = EXTENT_MM[axis]
+        if length * mm > high or (length * mm < low and length >= _WHOLE[axis]):
+            found.append(axis)
+    return tuple(found)
 
 
 def _thickness_sources(sources: SpacingSources) -> Iterable[tuple[str, float | None]]:
@@ -170,8 +197,8 @@ def _pitch_without_positions(
     in_header = sources.header[0]
     if in_header is not None:
         if plausible("slice", in_header):
-            return in_header, "header", False
-        notes.append("slice_spacing_implausible_header")
+            return in_header, sources.header_is, False
+        notes.append(f"slice_spacing_implausible_{sources.header_is}")
     frames, _, columns = shape
     nominal = sources.known.slice_mm if sources.known else None
     for source, value in _thickness_sources(sources):
@@ -209,6 +236,15 @@ def _order_without_positions(facts: FrameFacts, frames: int, notes: list[str]) -
 
 def resolve(sources: SpacingSources, shape: tuple[int, int, int], pattern: Pattern) -> Geometry:
     """Spacing, order and provenance for `shape` [D, H, W]. Raises VolumeRejected spacing_unknown."""
+    geometry = _resolved(sources, shape, pattern)
+    far = [axis for axis in far_from_any_oct(shape, geometry.spacing_mm) if axis != "slice" or pattern == "raster"]
+    if far:
+        geometry.notes.append("extent_implausible")
+        geometry.uncertain = tuple(axis for axis in AXES if axis in far or axis in geometry.uncertain)
+    return geometry
+
+
+def _resolved(sources: SpacingSources, shape: tuple[int, int, int], pattern: Pattern) -> Geometry:
     frames, _, columns = shape
     notes: list[str] = []
     row, column, pair_source, pair_uncertain = _pair(sources, notes)

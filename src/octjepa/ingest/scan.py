@@ -47,7 +47,8 @@ class RawScan:
     """One scan as its file holds it. Axis 0 are the frames as stored, rows run from vitreous to sclera.
 
     `pair_mm` (row, column) and `thickness_mm` are those of DICOM's shared Pixel Measures; `spacing_mm` (slice, row,
-    column) is what another format's header says, None per axis where it is silent. `pattern` is given where the format
+    column) is what another format's header says, None per axis where it is silent; `spacing_from` is "sidecar" where
+    the JSON beside the scan says it. `pattern` is given where the format
     names it. `uncertain` are the axes whose spacing the format can only estimate. `labels` came with the scan (a
     diagnosis in the same archive). `personal` names, never quotes, the fields of personal data that the source holds.
     """
@@ -59,6 +60,7 @@ class RawScan:
     pair_mm: Pair | None = None
     thickness_mm: float | None = None
     spacing_mm: Triple = (None, None, None)
+    spacing_from: str = "header"
     pattern: Pattern | None = None
     uncertain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

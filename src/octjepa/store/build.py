@@ -230,6 +230,13 @@ def _build(
             unknown,
             store.location,
         )
+    odd = sum("extent_implausible" in row["notes"].split(";") for row in accepted)
+    if odd:
+        _log.warning(
+            "%d volumes are smaller or larger than any OCT (note extent_implausible): their spacing may be wrong and "
+            "is marked uncertain. `octjepa inspect FILE` says where it comes from.",
+            odd,
+        )
     sites = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     elsewhere = int((sites > 1).sum())
     if elsewhere:

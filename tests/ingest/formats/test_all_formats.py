@@ -95,7 +95,7 @@ def test_a_format_without_spacing_needs_a_sidecar_or_the_option(kind: str, tmp_p
     )  # fmt: skip
     volume = read_volume(path)
     assert volume.spacing_mm == SPACING
-    assert volume.provenance["slice"] == "header"
+    assert set(volume.provenance.values()) == {"sidecar"}
     assert (volume.laterality, volume.person_id, volume.device) == ("OS", "P017", "zeiss_cirrus")
     assert volume.labels == {"dr": 1.0, "stage": "mild"}
     assert {"spacing_from_sidecar", "sidecar_keys_left=1"} <= set(volume.notes)
@@ -112,6 +112,35 @@ def test_a_broken_sidecar_is_told_and_a_strange_one_is_left_alone(tmp_path: Path
     assert read_volume(path, spacing_mm=SPACING).spacing_mm == SPACING
     (tmp_path / "scan.json").write_text("[1, 2]")
     with pytest.raises(VolumeRejected, match="broken_header: its JSON file"):
+        read_volume(path)
+
+
+def test_what_is_missing_or_in_the_wrong_order_is_named(tmp_path: Path) -> None:
+    path = write_npy(tmp_path)
+    with pytest.raises(VolumeRejected, match="no plausible spacing of slice, row, column: no source names one"):
+        read_volume(path)
+    write_sidecar(tmp_path / "scan.json", spacing_mm=(0.0078, 0.26, 0.04))
+    with pytest.raises(VolumeRejected) as refused:
+        read_volume(path)
+    assert "sidecar (slice, row, column) = (0.0078, 0.26, 0.04)" in refused.value.detail
+    (tmp_path / "scan.json").write_text('{"spacing_mm": [0.1, 0.2]}')
+    with pytest.raises(VolumeRejected, match=r"spacing_mm as three numbers \(slice, row, column"):
+        read_volume(path)
+
+
+@pytest.mark.parametrize("suffix", ["nii", "nii.gz", "mha", "npy", "npz", "mat", "vol", "fda", "e2e", "oct"])
+def test_an_html_page_is_called_one(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"P8_OD.{suffix}"
+    for text in ("<!DOCTYPE html><html><body>Please log in</body></html>", "\n<HTML>" + 400 * " "):
+        path.write_text(text)
+        with pytest.raises(VolumeRejected, match="unknown_format: an HTML page"):
+            read_volume(path)
+
+
+def test_a_short_file_that_is_no_nifti(tmp_path: Path) -> None:
+    path = tmp_path / "P8_OD.nii"
+    path.write_text("not found")
+    with pytest.raises(VolumeRejected, match="unknown_format: no NIfTI"):
         read_volume(path)
 
 

@@ -128,6 +128,8 @@ def read(path: Path, format: str, member: str = "") -> RawScan:
             raise rejected("empty_file", "zero bytes")
     except OSError as error:
         raise rejected("unreadable_file", error.strerror or str(error)) from None
+    if path.is_file() and format != "dicom" and (strange := signs.foreign(path)):
+        raise rejected("unknown_format", f"{strange}, whatever its name says")
     module, _, function = _BY_NAME[format].reader.partition(":")
     chosen = {"member": member} if member else {}
     scan: RawScan = getattr(import_module(module), function)(path, **chosen)

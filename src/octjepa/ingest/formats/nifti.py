@@ -34,6 +34,8 @@ class _Header(NamedTuple):
 def _header(head: bytes) -> _Header:
     """Raises VolumeRejected: broken_header, unknown_format, unsupported_pixels, size_implausible."""
     if len(head) < _HEADER_BYTES:
+        if not any(head.startswith(struct.pack(mark + "i", _HEADER_BYTES)) for mark in "<>") and len(head) >= 4:
+            raise rejected("unknown_format", "no NIfTI: the length of the header, its first number, is another")
         raise rejected("truncated", f"{len(head)} bytes; the header alone needs {_HEADER_BYTES}")
     order = next((mark for mark in "<>" if struct.unpack_from(mark + "i", head)[0] == _HEADER_BYTES), "")
     if not order:

@@ -62,7 +62,8 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         said = Sidecar.model_validate(content)
     except ValidationError as error:
         wrong = sorted({str(fault["loc"][0]) if fault["loc"] else "no object" for fault in error.errors()})
-        raise rejected("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type") from None
+        expected = "expected spacing_mm as three numbers (slice, row, column in mm), labels as an object, else texts"
+        raise rejected("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type; {expected}") from None
     except (OSError, ValueError, RecursionError):
         raise rejected("broken_header", "its JSON file cannot be read as JSON") from None
     words: dict[str, Any] = {
@@ -80,6 +81,7 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         scan,
         said=replace(scan.said, **{key: text for key, text in words.items() if text}),
         spacing_mm=said.spacing_mm or scan.spacing_mm,
+        spacing_from="sidecar" if said.spacing_mm else scan.spacing_from,
         pattern=said.pattern or scan.pattern,
         labels={**scan.labels, **said.labels},
         notes=notes,

@@ -62,3 +62,13 @@ def many_pages(path: Path, head: bytes) -> bool:
             return True
         file.seek(at)
         return struct.unpack(order + at_kind, file.read(struct.calcsize(at_kind)))[0] != 0
+
+
+def foreign(path: Path) -> str:
+    """What a file of no scan format is, as a download that failed leaves it; "" where it may be a scan."""
+    with path.open("rb") as file:
+        head = file.read(1024)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html")) or (text.startswith(b"<?xml") and b"<html" in text):
+        return "an HTML page"
+    return "a PDF document" if head.startswith(b"%PDF-") else ""
