@@ -138,3 +138,16 @@ def test_numbered_images_beside_a_scan_are_told(tmp_path: Path, caplog: pytest.L
     assert {one.detail for one in found.refused} == {"6 images"}
     assert "2 images_beside_scan: numbered images beside a scan of another format" in caplog.text
     assert reasons(discover([tmp_path / "P1"])) == {"P1": "images_beside_scan"}
+
+
+def test_rows_of_images_speak_of_their_scan(tmp_path: Path) -> None:
+    for number in range(1, 7):
+        for folder in ("one", "all", "differ"):
+            scan(tmp_path / folder / f"{number}.png", b"")
+    rows = [f"A2\tall/{number}.png\tL" for number in range(1, 7)]
+    table = manifest(tmp_path, "A1\tone/1.png\tL", *rows, "A3\tdiffer/1.png\tL", "A4\tdiffer/2.png\tL")
+    for source in (tmp_path, table):
+        found = discover([source])
+        assert {file.name: file.row and file.row.person_id for file in found.files} == {"one": "A1", "all": "A2"}
+        assert reasons(found) == {"differ": "manifest_disagrees"}
+        assert found.files_without_row == 0

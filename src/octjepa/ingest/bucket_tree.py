@@ -150,8 +150,12 @@ class BucketSearch:
         if whole:
             images = tuple(one for one, name in zip(inside, names, strict=True) if _suffix(name) in IMAGES | {".json"})
             label, row = _name_and_row(folder, root, manifest)
+            differ = False
+            if manifest and f"{folder}/".startswith(f"{manifest.root}/"):
+                listed = folder[len(manifest.root) + 1 :]
+                row, differ = manifest.of_folder(listed, [_below(one.url, folder) for one in images])
             met.update([row.filepath] if row else [])
-            self._keep(SourceFile(f"{folder}/", label, row, images), manifest)
+            self._keep(SourceFile(f"{folder}/", label, row, images), manifest, differ)
         taken: list[str] = []
         for one, name in zip(inside, names, strict=True):
             label, row = _name_and_row(one.url, root, manifest)
@@ -160,21 +164,23 @@ class BucketSearch:
                 self.found.ignored["hidden"] += 1
             elif is_archive(name):
                 self._refuse_archive(one, root)
+            elif whole and _suffix(name) in IMAGES:
+                continue
             elif row or (not whole and name.lower().endswith(_SUFFIXES)):
                 others = [by_name[other] for other in formats.beside(name) if other in by_name]
                 if _suffix(name) == ".xml":  # a HEYEX export lists images beside it
                     others += [image for other, image in by_name.items() if _suffix(other) in IMAGES]
                 self._keep(SourceFile(one.url, label, row, (one, *others)), manifest)
                 taken.append(name)
-            elif not (whole and _suffix(name) in IMAGES):
+            else:
                 self.found.ignored[shown(_suffix(name)) or "no suffix"] += 1
 
         if taken and not whole:
             left = [name for name in names if name not in taken]
             tell_images(taken, left, self.found, f"{folder}/", shown(_below(folder, root)))
 
-    def _keep(self, file: SourceFile, manifest: Manifest | None) -> None:
-        if manifest and file.row and file.row.filepath in manifest.disagreeing:
+    def _keep(self, file: SourceFile, manifest: Manifest | None, differ: bool = False) -> None:
+        if differ or (manifest and file.row and file.row.filepath in manifest.disagreeing):
             self.found.refuse(file.location, file.name, "manifest_disagrees", DISAGREES)
         else:
             self.found.files_without_row += manifest is not None and file.row is None

@@ -45,6 +45,7 @@ class LocalSearch:
         self.found = found
         self._tables: set[Path] = set()
         self._around = cache(self._manifest_around)
+        self._images_of = cache(_images_of)
         self._usable = cache(_usable)  # one warning a table
         self._real = cache(os.path.realpath)  # of folders: thousands of files share few
 
@@ -141,9 +142,9 @@ class LocalSearch:
         listed = _prefix(folder.path, manifest.root) if manifest else ""
         whole = formats.is_scan_folder(folder.path, folder.names)
         if whole:
-            row = manifest.at(listed.rstrip("/")) if manifest else None
+            row, differ = manifest.of_folder(listed.rstrip("/"), _images(folder.names)) if manifest else (None, False)
             seen.update([row.filepath] if row else [])
-            self._take(SourceFile(folder.path, shown(prefix.rstrip("/")) or folder.path.name, row), manifest)
+            self._take(SourceFile(folder.path, shown(prefix.rstrip("/")) or folder.path.name, row), manifest, differ)
         taken: list[str] = []
         left: list[str] = []
         for name in folder.names:
@@ -152,6 +153,8 @@ class LocalSearch:
             seen.update([row.filepath] if row else [])
             if is_archive(name) and not name.startswith("."):
                 self.found.refuse(path, shown(prefix + name), "archive_not_expanded", how_to_expand(name))
+            elif whole and path.suffix.lower() in IMAGES:
+                continue
             elif manifest and row and name in folder.linked:
                 self._add_row(manifest, row.filepath, root)  # it may lead out of the root
             elif row or (not whole and self._is_candidate(path)):
@@ -159,7 +162,7 @@ class LocalSearch:
                 taken.append(name)
             elif not whole:
                 left.append(name)
-            elif path.suffix.lower() not in IMAGES:
+            else:
                 self.found.ignored[shown(path.suffix.lower()) or "no suffix"] += 1
         if taken and left:
             self._look_again(folder.path, prefix, taken, left, manifest)
@@ -177,9 +180,9 @@ class LocalSearch:
                 self.found.ignored["no suffix"] -= 1
                 self._take(SourceFile(path, shown(prefix + name)), manifest)
 
-    def _take(self, file: SourceFile, manifest: Manifest | None) -> None:
+    def _take(self, file: SourceFile, manifest: Manifest | None, differ: bool = False) -> None:
         """A file of a tree, unless its rows contradict each other."""
-        if manifest and file.row and file.row.filepath in manifest.disagreeing:
+        if differ or (manifest and file.row and file.row.filepath in manifest.disagreeing):
             self.found.refuse(file.location, file.name, "manifest_disagrees", DISAGREES)
         else:
             self.found.files_without_row += manifest is not None and file.row is None
@@ -236,6 +239,11 @@ class LocalSearch:
         if not Path(place).is_relative_to(manifest.root):
             # Named by the link, not by what it leads to: that may be another data set's file.
             self.found.refuse(str(path), name, "path_escapes", "a link that leads out of the manifest's root")
+        elif path.suffix.lower() in IMAGES and (images := self._images_of(path.parent)):
+            folder = filepath.rpartition("/")[0]
+            row, differ = manifest.of_folder(folder, images)
+            name = shown(_prefix(Path(manifest.root), str(top)) + folder) or path.parent.name
+            self._take(SourceFile(path.parent, name, row), manifest, differ)
         elif filepath in manifest.disagreeing:
             refuse("manifest_disagrees", DISAGREES)
         elif is_archive(path.name):
@@ -316,6 +324,17 @@ def read_list(text: bytes, called: str) -> list[str]:
     if not entries or any("\0" in entry for entry in entries):
         raise UsageError(f"{shown(called)} is no list of files: expected text with a path or url on each line")
     return entries
+
+
+def _images(names: Iterable[str]) -> list[str]:
+    return [name for name in names if PurePath(name).suffix.lower() in IMAGES]
+
+
+def _images_of(folder: Path) -> tuple[str, ...]:
+    """The images of a folder of B-scans; () for another folder."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_file())
+    return tuple(_images(names)) if formats.is_scan_folder(folder, names) else ()
 
 
 def _prefix(folder: Path, root: str) -> str:

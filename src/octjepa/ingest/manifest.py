@@ -15,7 +15,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -75,6 +75,14 @@ class Manifest:
     def at(self, relative: str) -> ManifestRow | None:
         """The row of the file at this path below the root, however its accents are written (macOS takes them apart)."""
         return self.rows.get(unicodedata.normalize("NFC", relative))
+
+    def of_folder(self, folder: str, images: Iterable[str]) -> tuple[ManifestRow | None, bool]:
+        """The row of a folder of B-scans, else what rows of its images say; and whether these contradict each other."""
+        if own := self.at(folder):
+            return own, own.filepath in self.disagreeing
+        rows = [row for name in images if (row := self.at(f"{folder}/{name}".lstrip("/")))]
+        differ = len(set(map(row_hash, rows))) > 1 or any(row.filepath in self.disagreeing for row in rows)
+        return (replace(rows[0], frames=None, sop_instance_uid="") if rows else None), differ
 
     def row(self, path: Path) -> ManifestRow | None:
         """The row of a local file; None where its rows contradict each other."""
