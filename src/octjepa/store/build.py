@@ -237,8 +237,8 @@ def _build(
             "is marked uncertain. `octjepa inspect FILE` says where it comes from.",
             odd,
         )
-    sites = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
-    elsewhere = int((sites > 1).sum())
+    of_each = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
+    elsewhere = int((of_each > 1).sum())
     if elsewhere:
         _log.warning(
             "%d person ids of %s come from several institutions: two people may share an id. Where they do, give a "
