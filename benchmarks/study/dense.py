@@ -4,7 +4,7 @@ The head is ridge regression from a token to every cell of its patch, in closed 
 schedule. It also knows the place of each token, as any segmentation head does: in flattened volumes the place alone
 tells most layers (`say_place_prior`), and a token is to tell more. Its penalty is chosen on validation volumes, and a
 lesion's threshold where Dice is best among them (among the training volumes where they hold too few). A place without
-a token counts as background.
+a token, which no encoder saw, is given its commonest layer and no lesion.
 """
 
 from __future__ import annotations
@@ -94,11 +94,14 @@ def say_dense(bench: Bench, found: Sequence[Tokens], grid: tuple[int, int, int])
     """layer_dice (mean over LAYERS), lesion_dice (mean over lesions) and each of their parts."""
     truth = bench.eyes.coarse_truth
     layers, lesions = _heads(found, truth, bench.train, grid)
+    prior = cells(place_prior(bench), grid, np.arange(int(np.prod(grid))))
     penalty = max(
         PENALTIES,
-        key=lambda one: float(np.nanmean(dice(_layer_counts(layers.weights(one), found, truth, bench.val, grid)))),
+        key=lambda one: float(
+            np.nanmean(dice(_layer_counts(layers.weights(one), found, truth, bench.val, grid, prior)))
+        ),
     )
-    counts = _layer_counts(layers.weights(penalty), found, truth, bench.test, grid)
+    counts = _layer_counts(layers.weights(penalty), found, truth, bench.test, grid, prior)
     _say(bench, "layer_dice", LAYERS, list(range(len(LAYERS))), counts)
 
     kinds = bench.lesions()
@@ -124,10 +127,15 @@ def say_dense(bench: Bench, found: Sequence[Tokens], grid: tuple[int, int, int])
 def say_place_prior(bench: Bench) -> None:
     """layer_dice of the commonest region at each place over the training volumes: what needs no picture at all."""
     truth = bench.eyes.coarse_truth
-    votes = sum(_one_hot(truth(int(place))[0]) for place in bench.train)
-    said = np.asarray(votes).argmax(axis=-1)
+    said = place_prior(bench)
     counts = np.array([_layers_of(said, truth(int(place))[0]) for place in bench.test])
     _say(bench, "layer_dice", LAYERS, list(range(len(LAYERS))), counts)
+
+
+def place_prior(bench: Bench) -> UInt8[np.ndarray, "D H C"]:
+    """The commonest region at each place over the training volumes."""
+    votes = sum(_one_hot(bench.eyes.coarse_truth(int(place))[0]) for place in bench.train)
+    return np.asarray(votes).argmax(axis=-1).astype(np.uint8)
 
 
 def _say(bench: Bench, name: str, kinds: Sequence[str], which: list[int], counts: Counts) -> None:
@@ -160,22 +168,22 @@ def _one_hot(regions: np.ndarray) -> np.ndarray:
     return (regions[..., None] == np.arange(len(REGIONS))).astype(float)
 
 
-def _painted(values: np.ndarray, index: np.ndarray, grid: tuple[int, int, int], empty: float) -> np.ndarray:
-    """Cell values [k, cells, ...] of tokens on the whole grid, [tokens, cells, ...]; `empty` where no token is."""
-    whole = np.full((int(np.prod(grid)), *values.shape[1:]), empty, dtype=values.dtype)
-    whole[index] = values
-    return whole
-
-
 def _layer_counts(
-    weights: np.ndarray, found: Sequence[Tokens], truth: Truth, places: Iterable[int], grid: tuple[int, int, int]
+    weights: np.ndarray,
+    found: Sequence[Tokens],
+    truth: Truth,
+    places: Iterable[int],
+    grid: tuple[int, int, int],
+    prior: UInt8[np.ndarray, "tokens cells"],
 ) -> Counts:
-    every = np.arange(int(np.prod(grid)))
+    every = np.arange(len(prior))
     rows = []
     for place in places:
         one = found[place]
-        said = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(REGIONS)).argmax(axis=-1)
-        rows.append(_layers_of(_painted(said, one.index, grid, 0), cells(truth(int(place))[0], grid, every)))
+        said = prior.copy()
+        scores = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(REGIONS))
+        said[one.index] = scores.argmax(axis=-1)
+        rows.append(_layers_of(said, cells(truth(int(place))[0], grid, every)))
     return np.array(rows)
 
 
@@ -192,10 +200,11 @@ def _lesion_counts(
     for place in places:
         one = found[place]
         scores = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(LESIONS))
-        scores = _painted(scores, one.index, grid, -np.inf)
+        whole = np.full((len(every), *scores.shape[1:]), -np.inf)
+        whole[one.index] = scores
         regions, bits = (cells(part, grid, every) for part in truth(int(place)))
         seen = regions != UNSEEN
-        rows.append([curve(scores[..., k][seen], ((bits >> k) & 1).astype(bool)[seen]) for k in range(len(LESIONS))])
+        rows.append([curve(whole[..., k][seen], ((bits >> k) & 1).astype(bool)[seen]) for k in range(len(LESIONS))])
     return np.array(rows)
 
 

@@ -47,7 +47,7 @@ def figures_of(folder: Path) -> dict[str, Any] | None:
     """{about, rows} of an ended run; None where it has not ended, or was measured by other code: then it is again."""
     path = folder / FIGURES
     made: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    return made if made is not None and made["about"]["measured_by"] == measuring_hash() else None
+    return made if made is not None and made["about"].get("measured_by") == measuring_hash() else None
 
 
 class Figures:

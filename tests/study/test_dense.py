@@ -90,7 +90,8 @@ def test_tokens_that_hold_the_answer_read_as_one_and_lost_places_are_lost(said: 
     half = Said()
     bench.say = half
     say_dense(bench, tokens_of(bench, [0, 3]), GRID)
-    assert half["layer_dice"][0] == pytest.approx(2 / 3, abs=0.06)  # recall one half, precision one
+    assert 0.45 < half["layer_dice"][0] < 0.75  # the other half of the places is guessed
+    assert 0.4 < half["lesion_dice_drusen"][0] < 0.8  # precision one, recall about one half
     noise = Said()
     bench.say = noise
     say_dense(bench, tokens_of(bench, [0, 1, 2, 3], noise=True), GRID)
