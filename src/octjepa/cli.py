@@ -44,7 +44,7 @@ StorePath = Annotated[str, typer.Option("--store", help="The store: a folder, gs
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as train.base_lr=1e-4.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]
 Spacing = Annotated[
-    str | None, typer.Option("--spacing", help="Slice, row, column in mm, such as 0.047,0.0026,0.0117; for all files.")
+    str | None, typer.Option("--spacing", help="Slice, row, column in mm, 0.047,0.0026,0.0117, for all files; or file.")
 ]
 MaxLost = Annotated[float, typer.Option("--max-lost", min=0.0, max=1.0, help="Share of files that may be lost.")]
 
@@ -124,7 +124,7 @@ def phantom(
 @app.command()
 def expand(
     source: Annotated[str, typer.Argument(help="A ZIP archive, a folder of them, or a gs:// or s3:// address.")],
-    target: Annotated[str, typer.Argument(help="Folder for the tree; may hold a part of it already.")],
+    target: Annotated[str, typer.Argument(help="Folder or url of the tree; may hold a part of it already.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -190,7 +190,13 @@ def inspect(
     from octjepa.inspection import describe
 
     set_quiet(quiet)
-    say(describe(path, None if spacing is None else parse_spacing(spacing), verify), as_json)
+    found = describe(path, None if spacing is None else parse_spacing(spacing), verify)
+    say(found, as_json)
+    if found.get("damaged"):
+        raise OctjepaError(
+            f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, aa "
+            "being the first two signs of ID) and run the same ingest again"
+        )
 
 
 @app.command()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from bucket_servers import Bucket, bucket_of, s3_server
 from command_line import call
-from octjepa.remote import info, join, list_objects, put_bytes
+from octjepa.remote import info, join, list_objects, put_bytes, remove
 
 
 @pytest.fixture
@@ -61,7 +62,9 @@ def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tm
     done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)
     pixels = sorted(store.glob("chunks/*/*/pixels.npy"))[0]
     pixels.write_bytes(pixels.read_bytes()[:-1] + b"\x07")
-    assert done("inspect", store, "--verify")["damaged"] == [pixels.parent.name]
+    told = call("inspect", store, "--verify", "--json")
+    assert told.code == 1
+    assert told.json["damaged"] == [pixels.parent.name]
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,27 @@ def test_mistakes_are_told(bucket: Bucket, words: tuple[str, ...], said: str) ->
     assert outcome.code == 2
     assert said.format(url=bucket.url) in outcome.err
     assert list_objects(bucket.url) == []
+
+
+def test_archives_of_a_bucket_are_expanded_into_it_and_ingested(bucket: Bucket, tmp_path: Path) -> None:
+    done("phantom", tmp_path / "eyes", "--people", 2, "--devices", "topcon_maestro2", "--workers", 1)
+    packed = tmp_path / "topcon_maestro2" / "part1.zip"
+    packed.parent.mkdir()
+    with ZipFile(packed, "w") as archive:
+        for path in sorted((tmp_path / "eyes" / "retinal_oct").rglob("*.dcm")):
+            archive.write(path, f"{path.parent.name}/{path.name}")
+    put_bytes(packed.read_bytes(), join(bucket.url, "zips", "topcon_maestro2", "part1.zip"))
+    source, tree = join(bucket.url, "zips"), join(bucket.url, "tree")
+    assert done("expand", source, tree, "--dry-run")["written"] == 4
+    assert not list_objects(tree)
+    made = done("expand", source, tree)
+    assert (made["written"], made["skipped"]) == (4, 0)
+    remove(list_objects(tree)[0].url)
+    again = done("expand", source, tree)
+    assert (again["written"], again["skipped"]) == (1, 3)
+    put_bytes(b"something else", list_objects(tree)[0].url)
+    told = call("expand", source, tree, "--json")
+    assert (told.code, told.json["refused"][0]["reason"]) == (3, "other_file")
+    remove(list_objects(tree)[0].url)
+    done("expand", source, tree)
+    assert done("ingest", tree, "--store", tmp_path / "store", "--workers", 1)["accepted"] == 4

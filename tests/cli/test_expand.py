@@ -59,7 +59,6 @@ def test_what_is_refused_is_told_after_the_work(tmp_path: Path) -> None:
         ("empty", "out", 2, ["no ZIP archive in", "*.zip"]),
         ("page.zip", "out", 1, ["nothing can be expanded", "not_an_archive", "download it again"]),
         ("in", "page.zip", 2, ["is a file: name a folder"]),
-        ("in", "gs://eyes/out", 2, ["is a bucket"]),
         ("http://example.org/a.zip", "out", 2, ["http:// is not read"]),
     ],
 )

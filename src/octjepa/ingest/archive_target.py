@@ -1,0 +1,200 @@
+"""Where the members of archives go: a folder on a disk, or a place in a bucket; each is written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import lzma
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Protocol
+from zipfile import BadZipFile, ZipFile
+
+from octjepa import remote
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.ingest.archive_members import Member
+from octjepa.ingest.source_file import shown
+from octjepa.progress import Bar
+
+MB = 1_000_000
+_BLOCK_BYTES = 1 << 20
+_SPARE_BYTES = 64 << 20  # room on the disk that stays free
+UNREADABLE = (BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError,
+              RuntimeError, struct.error)  # fmt: skip
+
+
+class Meter:
+    """Bytes to the whole megabytes that the progress bar shows."""
+
+    def __init__(self, progress: Bar) -> None:
+        self._progress, self._bytes = progress, 0
+
+    def add(self, count: int) -> None:
+        before = self._bytes // MB
+        self._bytes += count
+        self._progress.advance(self._bytes // MB - before)
+
+
+class Target(Protocol):
+    """A place that members are written to."""
+
+    def only_writer(self) -> AbstractContextManager[None]: ...
+
+    def check_room(self, needed: int) -> None:
+        """Raises OctjepaError where `needed` bytes have no room."""
+
+    def has(self, place: str) -> bool: ...
+
+    def is_same(self, member: Member) -> bool:
+        """Whether what stands in a member's place is that member."""
+
+    def is_free(self, place: str) -> bool:
+        """Whether a file can be made there."""
+
+    def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
+        """Writes one member; False where its content is damaged."""
+
+
+def target_of(target: str | Path) -> Target:
+    """Raises UsageError: a file stands there, or no access to the bucket."""
+    if remote.is_remote(target):
+        return BucketTarget(str(target))
+    folder = Path(target)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{shown(str(folder))} is a file: name a folder, new or not")
+    return FolderTarget(folder.resolve())
+
+
+class FolderTarget:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def only_writer(self) -> Iterator[None]:
+        """Makes the folder and holds it for one process. Raises UsageError where another one has it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                os.close(handle)
+                raise UsageError(f"another process expands into {self._folder}: wait for it to end") from None
+            # some network disks lock no folders: two runs at once are then the user's care
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def check_room(self, needed: int) -> None:
+        _check_room(needed, self._folder)
+
+    def has(self, place: str) -> bool:
+        return os.path.lexists(self._folder / place)
+
+    def is_same(self, member: Member) -> bool:
+        """By size and checksum."""
+        path = self._folder / member.place
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != member.info.file_size:
+            return False
+        checksum = 0
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                checksum = zlib.crc32(block, checksum)
+        return checksum == member.info.CRC
+
+    def is_free(self, place: str) -> bool:
+        """No file in a folder's place, no link that leads out of the target."""
+        parents = (self._folder / place).parents
+        above = next(one for one in parents if os.path.lexists(one) or one == self._folder)
+        return above == self._folder or (above.is_dir() and above.resolve().is_relative_to(self._folder))
+
+    def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
+        path = self._folder / member.place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The name depends on the place alone: what a kill leaves behind is written over by the next run.
+        part = path.with_name(f".{hashlib.sha256(member.place.encode()).hexdigest()[:16]}.part")
+        try:
+            with part.open("wb") as file:
+                whole = stream(opened, member, file, meter)
+            if whole:
+                os.replace(part, path)
+            return whole
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class BucketTarget:
+    """Objects below a url. An object appears whole; one of the member's size in its place is taken for the member."""
+
+    def __init__(self, url: str) -> None:
+        self._url = remote.join(url)
+        self._sizes = {one.url.removeprefix(self._url).lstrip("/"): one.size for one in remote.list_objects(self._url)}
+
+    @contextmanager
+    def only_writer(self) -> Iterator[None]:
+        yield  # two runs write the same objects
+
+    def check_room(self, needed: int) -> None:
+        pass
+
+    def has(self, place: str) -> bool:
+        return place in self._sizes
+
+    def is_same(self, member: Member) -> bool:
+        return self._sizes[member.place] == member.info.file_size
+
+    def is_free(self, place: str) -> bool:
+        return True
+
+    def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
+        root = remote.cache_folder()
+        _check_room(member.info.file_size, root)
+        with TemporaryDirectory(prefix=".expand-", dir=root) as made:
+            path = Path(made, "member")
+            with path.open("wb") as file:
+                whole = stream(opened, member, file, meter)
+            if whole:
+                remote.put(path, remote.join(self._url, member.place))
+            return whole
+
+
+def _check_room(needed: int, folder: Path) -> None:
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if needed and needed + _SPARE_BYTES > free:
+        raise OctjepaError(
+            f"too little room in {folder}: {needed / 1e9:.2f} GB are to be written and {free / 1e9:.2f} GB are free; "
+            "nothing was started"
+        )
+
+
+def stream(opened: ZipFile, member: Member, file: IO[bytes] | None, meter: Meter) -> bool:
+    """Block by block; zipfile holds the checksum against the table's, and reads no more than the size it names.
+
+    False where the content is damaged. `file` None reads and checks only.
+    """
+    size = 0
+    try:
+        source = opened.open(member.info)
+    except UNREADABLE:
+        return False
+    with source:
+        while True:
+            try:
+                block = source.read(_BLOCK_BYTES)
+            except UNREADABLE:
+                return False
+            if not block:
+                return size == member.info.file_size
+            if file is not None:
+                file.write(block)  # not in the try: a full disk is no fault of the archive
+            size += len(block)
+            meter.add(len(block))
