@@ -194,8 +194,8 @@ def inspect(
     say(found, as_json)
     if found.get("damaged"):
         raise OctjepaError(
-            f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, aa "
-            "being the first two signs of ID) and run the same ingest again"
+            f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "
+            "aa being the first two signs of ID) and run the same ingest again"
         )
 
 
