@@ -201,3 +201,11 @@ def test_shapes_in_signatures_are_checked_at_every_call() -> None:
     assert cosine.shape == (2, 1, 5, 12)
     with pytest.raises(TypeCheckError, match="coordinates"):
         rope_tables(torch.zeros(2, 5, 4), 12)
+
+
+@pytest.mark.parametrize("init", sorted((ROOT / "src" / "octjepa").rglob("__init__.py")), ids=name_of)
+def test_no_function_of_a_package_is_called_like_a_module_in_it(init: Path) -> None:
+    """Importing the module would put it in the function's place, whenever that happens to be."""
+    modules = {path.stem for path in init.parent.glob("*.py")} | {path.name for path in init.parent.iterdir()}
+    made = {node.name for node in ast.parse(init.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert not made & modules

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from octjepa import remote
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
 from octjepa.ingest.bucket_tree import BucketSearch
 from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
@@ -81,9 +81,11 @@ def _scans_in(file: SourceFile) -> list[SourceFile]:
     if isinstance(file.location, str):
         return [file]
     try:
-        members = formats.members(file.location)
-    except Exception as error:  # whatever is wrong with it, its reading meets it again and tells the ledger
-        _log.debug("not looked into: %s", raised_in(error))
+        members = formats.scans_in(file.location)
+    except VolumeRejected:  # its reading meets the same, and tells the ledger
+        members = ()
+    except Exception as error:  # vendors' libraries raise whatever a damaged file made of their parser
+        _log.warning("%s was not looked into for several scans: %s", file.name, raised_in(error))
         members = ()
     return [replace(file, name=f"{file.name}#{member}", member=member) for member in members] or [file]
 

@@ -112,7 +112,7 @@ def beside(name: str) -> tuple[str, ...]:
     return tuple(stem + suffix for suffix in (".json", ".raw", ".zraw", ".txt"))
 
 
-def members(path: Path) -> tuple[str, ...]:
+def scans_in(path: Path) -> tuple[str, ...]:
     """The scans in a file that holds several (both eyes of a patient), else nothing. Raises VolumeRejected."""
     format = recognise(path) if path.suffix.lower() in SEVERAL and path.is_file() else None
     if format is None or not _BY_NAME[format].several:
