@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench study docs lock
+.PHONY: help core setup demo test check format bench study docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
@@ -10,10 +10,13 @@ test check docs: export OMP_NUM_THREADS := 1
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
+core:
+	@scripts/setup core
+
 setup:  ## install octjepa with its development tools into .venv (silent when nothing is to do)
 	@scripts/setup
 
-demo: setup  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -> one HTML page (ARGS="--out DIR")
+demo: core  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -> one HTML page (ARGS="--out DIR")
 	@.venv/bin/octjepa demo $(ARGS)
 
 test: setup  ## run the tests (ARGS="-k name" for some of them)
