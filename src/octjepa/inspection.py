@@ -44,7 +44,7 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
         return _store(path, verify)
     if (path / "run.json").is_file():
         return {"kind": "run", **_read(path / "run.json"), **_figures(path)}
-    if path.is_file() or (path / "manifest.json").is_file():
+    if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):
         return _checkpoint(path)
     if path.is_dir() and recognise(path) is not None:
         return describe_file(path, spacing_mm)

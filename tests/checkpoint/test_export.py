@@ -29,7 +29,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
     files = export(run, "safetensors", tmp_path / "out")
     assert files == ["model.safetensors", "README.md", "SHA256SUMS"]
-    first, second = load_encoder(run), load_encoder(tmp_path / "out" / "model.safetensors")
+    first, second = load_encoder(run), load_encoder(tmp_path / "out")
     volume = MemoryStore(first.recipe.preprocessing).volumes["volume0003"]
     assert np.array_equal(first.embed(volume), second.embed(volume))
     assert second.trained_on == first.trained_on

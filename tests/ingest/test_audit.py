@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from command_line import call
@@ -64,3 +65,12 @@ def test_a_folder_without_scans_is_told(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("nothing")
     with pytest.raises(UsageError, match="no OCT scan"):
         audit([tmp_path])
+
+
+def test_names_inside_other_formats_are_found_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", oct_bscans=PIXELS, name="Miller", dob="19500101")
+    found = audit([tmp_path])
+    assert found["by_kind"] == {"npz": 1}
+    assert found["files_with_direct_data"] == 1
+    assert set(found["personal_data"]) == {"PatientName", "PatientBirthDate"}
+    assert call("inspect", tmp_path / "b.npz", "--json").json["personal_data"]["PatientName"] == "name, masked"

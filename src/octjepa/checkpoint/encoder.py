@@ -32,6 +32,7 @@ from octjepa.views import geometry, light, tokens
 from octjepa.views.sample import select_tokens, token_places
 from octjepa.volume import OCTVolume
 
+EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 POOLS = ("mean", "mean_std_max")
 
 
@@ -114,11 +115,13 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 
 
 def load_encoder(path: str | Path) -> PretrainedEncoder:
-    """The EMA target encoder of a run folder (its newest checkpoint), a checkpoint folder, or a `.safetensors` file.
+    """The EMA target encoder of a run (its newest checkpoint), a checkpoint or exported folder, or a weights file.
 
     Each may lie in a bucket. Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
     path = place_of(path)
+    if isinstance(path, Path) and (path / EXPORTED).is_file() and not (path / MANIFEST).is_file():
+        path = path / EXPORTED
     is_file = _is_file(path)
     folder = None if is_file or not (isinstance(path, str) or path.is_dir()) else newest(path)
     if folder is not None:

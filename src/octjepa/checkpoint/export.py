@@ -10,13 +10,13 @@ from typing import Any, Literal
 from safetensors.torch import save_file
 from torch import Tensor
 
-from octjepa.checkpoint.encoder import PretrainedEncoder, load_encoder
+from octjepa.checkpoint.encoder import EXPORTED, PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model.vjepa2 import config_of, to_vjepa2
 
 Form = Literal["safetensors", "hf"]
-WEIGHTS, CARD, SUMS = "model.safetensors", "README.md", "SHA256SUMS"
+WEIGHTS, CARD, SUMS = EXPORTED, "README.md", "SHA256SUMS"
 
 
 def export(source: str | Path, form: Form, out: Path) -> list[str]:

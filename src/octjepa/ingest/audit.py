@@ -1,6 +1,6 @@
 """What a source holds before anything is read into a store: files by format and kind, and the personal data in them.
 
-Headers only; nothing is written, no value is quoted, no id is listed.
+Of DICOM the headers only, of other formats the scan. Nothing is written, no value is quoted, no id is listed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.dicom import has_dicom_magic
+from octjepa.ingest.formats import read, recognise
 from octjepa.ingest.identity import device_of
 from octjepa.ingest.personal import count_fields, masked_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
@@ -22,12 +23,12 @@ _PATH = "path"  # a folder or file name that holds the person's name or birth da
 
 
 def _header_facts(path: Path, name: str) -> dict[str, str]:
-    """{"kind", "device", "personal", "path"} of one file from its header; kind "other" for what is no DICOM."""
+    """{"kind", "device", "personal", "path"} of one file, of DICOM from its header."""
     from pydicom import dcmread
 
     try:
         if not has_dicom_magic(path):
-            return {"kind": "other"}
+            return _other(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd values are counted, not judged, here
             header = dcmread(path, stop_before_pixels=True)
@@ -44,8 +45,19 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
         return {"kind": "dicom with a damaged header"}
 
 
+def _other(path: Path) -> dict[str, str]:
+    """Of other formats the whole scan is read: what they hold of a person stands anywhere in them."""
+    format = recognise(path)
+    if format is None:
+        return {"kind": "unknown"}
+    try:
+        return {"kind": format, "personal": ";".join(read(path, format).personal)}
+    except VolumeRejected:
+        return {"kind": f"{format} that cannot be read"}
+
+
 def personal_in(path: Path) -> tuple[str, ...]:
-    """The fields of personal data that one file fills, () for what is no readable DICOM."""
+    """The fields of personal data that one file fills, () for what cannot be read."""
     return tuple(filter(None, _header_facts(path, path.name).get("personal", "").split(";")))
 
 
@@ -75,4 +87,4 @@ def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
 
 def _look(file: SourceFile) -> dict[str, str]:
     with file.local() as path:
-        return _header_facts(path, file.name) if path.is_file() else {"kind": "folder of B-scans"}
+        return _header_facts(path, file.name) if path.is_file() else _other(path)

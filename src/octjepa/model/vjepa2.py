@@ -36,10 +36,8 @@ def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
     """
     slices, rows, columns = patch_size
     if rows != columns or encoder.positions != "rope_tiled":
-        raise ValueError(
-            f"patches of {rows} x {columns} and positions {encoder.positions!r}: VJEPA2Model has square patches and "
-            "rope_tiled"
-        )
+        odd = f"patches of {rows} x {columns}" if rows != columns else f"positions {encoder.positions!r}"
+        raise ValueError(f"{odd}: VJEPA2Model has square patches and rope_tiled")
     own = encoder.state_dict()
     theirs = {
         f"{_KERNEL}.weight": own["embed.weight"].reshape(-1, 1, slices, rows, columns),
