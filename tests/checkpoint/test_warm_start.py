@@ -14,6 +14,7 @@ from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.model.vjepa2 import config_of, from_vjepa2, to_vjepa2
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -107,3 +108,28 @@ def test_the_released_shape_fits_model_size_large() -> None:
         found = from_vjepa2(theirs, PATCH)
     assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in own.items()}
     assert sum(value.numel() for value in found.values()) == 303_361_024
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vjepa2_folder(tmp_path / "hf")
+    recipe = small_recipe(
+        model={"warm_start": str(tmp_path / "hf"), "positions": "rope_tiled"},
+        train={"max_updates": 2, "global_batch": 4},
+        monitor={"every_updates": None},
+    )
+    store = MemoryStore(recipe.preprocessing)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "accumulate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.pretrain(recipe, store, tmp_path / "run")
+    warmed: list[str] = []
+    start = loop.warm_start
+    monkeypatch.setattr(loop, "warm_start", lambda model, recipe: (warmed.append(recipe.name), start(model, recipe)))
+    loop.pretrain(recipe, store, tmp_path / "run", resume=True)
+    assert warmed == ["small"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

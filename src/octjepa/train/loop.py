@@ -69,10 +69,10 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     cohort.tell()
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-    if not resume:
-        warm_start(model, recipe)
     optimiser = build_optimiser(model, recipe.train)
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
+    if first == 0:  # a resumed run may have been stopped before its first checkpoint
+        warm_start(model, recipe)
     if first == total and (finished := read_summary(out)) is not None:
         return finished
 
@@ -80,7 +80,8 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     batches = training_batches(stream, first, total, recipe.machine.loader_workers)
     watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
     health = Health(recipe.objective.name, warmup_updates(recipe.train, total))
-    audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes)
+    monitor = recipe.monitor
+    audit = Audit.choose(store, recipe, held_out or ids, monitor.volumes) if monitor.every_updates else None
     with (
         only_writer(out),
         open_record(out, recipe, runtime.rank, keep_until=first) as journal,
@@ -120,7 +121,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             _stop_if_hopeless(skips_in_a_row, done)
             saving = _due(recipe.checkpoint.every_updates, done) or done == total or bool(request.signal_number)
             score = None
-            if recipe.monitor.every_updates and (_due(recipe.monitor.every_updates, done) or (saving and saves)):
+            if audit and (_due(monitor.every_updates, done) or (saving and saves)):
                 figures = measure(model, runtime, audit, done)
                 alarms = health.judge(figures, done)
                 journal.write(done, _prefixed("monitor", figures) | ({"alarms": alarms} if alarms else {}))
