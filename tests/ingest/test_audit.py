@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from command_line import call
 from oct_dicom import make_dataset, retina, save
@@ -74,3 +75,20 @@ def test_names_inside_other_formats_are_found_too(tmp_path: Path) -> None:
     assert found["files_with_direct_data"] == 1
     assert set(found["personal_data"]) == {"PatientName", "PatientBirthDate"}
     assert call("inspect", tmp_path / "b.npz", "--json").json["personal_data"]["PatientName"] == "name, masked"
+
+
+def test_a_reader_that_fails_ends_neither_file_nor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octjepa.ingest import audit as module
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("Doe^Jane")
+
+    monkeypatch.setattr(module, "read", failing)
+    np.save(tmp_path / "a.npy", PIXELS)
+    folder = tmp_path / "P7"
+    folder.mkdir()
+    for number, frame in enumerate(PIXELS):
+        Image.fromarray(frame).save(folder / f"b{number}.png")
+    found = audit([tmp_path])
+    assert found["files"] == 2
+    assert all(kind.endswith("that cannot be read") for kind in found["by_kind"])

@@ -51,8 +51,10 @@ def _other(path: Path) -> dict[str, str]:
     if format is None:
         return {"kind": "unknown"}
     try:
-        return {"kind": format, "personal": ";".join(read(path, format).personal)}
-    except VolumeRejected:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return {"kind": format, "personal": ";".join(read(path, format).personal)}
+    except Exception:  # a damaged file may raise anything, as in `read_volume`; ingest will name the reason
         return {"kind": f"{format} that cannot be read"}
 
 
