@@ -63,7 +63,7 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2)
     ablation_seeds: tuple[int, ...] = (0,)
     arms: tuple[str, ...] = (*ARMS, *SIMPLE, SUPERVISED)
-    threads: int = 2
+    threads: int = 1  # of a run; one core each loses nothing to waiting threads
     bootstrap: int = 2000
     overrides: tuple[str, ...] = ()  # of every pretraining run, for trials
 

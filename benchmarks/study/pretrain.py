@@ -28,7 +28,7 @@ from octjepa.train.optimiser import build_optimiser
 from octjepa.train.runtime import Runtime
 from octjepa.views.loader import training_batches
 
-_SETTLE = 2  # first updates, not measured: caches fill, kernels are chosen
+_SETTLE = 3  # first updates, not measured: caches fill, kernels are built
 _CHECKPOINTS = 20  # a run; a kill loses a twentieth at most
 
 
@@ -80,6 +80,8 @@ def seconds_per_update(recipe: Recipe, store: Store, seconds: float) -> tuple[fl
     runtime = Runtime(recipe.train.precision)
     _, stream = choose_cohort(store, recipe)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+    if recipe.machine.compile:
+        model.compile_blocks()
     optimiser = build_optimiser(model, recipe.train)
     started, done = 0.0, 0
     for update, batch in enumerate(training_batches(stream, 0, 10_000, 0)):

@@ -82,8 +82,10 @@ class _Training:
     def __init__(self, bench: Bench, recipe: Recipe, seed: int, rows: np.ndarray) -> None:
         self.bench, self.recipe, self.seed, self.rows = bench, recipe, seed, rows
         torch.manual_seed(seed)
-        self.device = Runtime("fp32").device
-        self.net = SmallNet().to(self.device)
+        self.runtime = Runtime(recipe.train.precision)
+        self.device = self.runtime.device
+        # this layout and bf16 make an update twice as fast on a CPU: the row gets the most out of its budget
+        self.net = SmallNet().to(self.device, memory_format=torch.channels_last_3d)
         self.optimiser = torch.optim.AdamW(self.net.parameters(), lr=_LR, weight_decay=0.05)
         share = bench.eyes.labels[rows].mean(axis=0)
         weight = np.where(share > 0, (1 - share) / np.maximum(share, 1e-6), 1.0)
@@ -101,7 +103,9 @@ class _Training:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.net.train()
-        self.loss(self.net(views.to(self.device)), labels.to(self.device)).backward()
+        with self.runtime.compute():
+            logits = self.net(views.to(self.device))
+        self.loss(logits.float(), labels.to(self.device)).backward()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
@@ -109,12 +113,13 @@ class _Training:
     def read(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(logits, features) of the volumes."""
         self.net.eval()
-        features = [
-            self.net.features(_batch(self.bench, self.recipe, places[i : i + _BATCH], None)[0].to(self.device))
-            for i in range(0, len(places), _BATCH)
-        ]
-        together = torch.cat(features)
-        return self.net.head(together).float().cpu().numpy(), together.float().cpu().numpy()
+        with self.runtime.compute():
+            features = [
+                self.net.features(_batch(self.bench, self.recipe, places[i : i + _BATCH], None)[0].to(self.device))
+                for i in range(0, len(places), _BATCH)
+            ]
+        together = torch.cat(features).float()
+        return self.net.head(together).cpu().numpy(), together.cpu().numpy()
 
     def validation_loss(self) -> float:
         logits, _ = self.read(self.bench.val)

@@ -330,9 +330,9 @@ class MachineRecipe(Section):
     devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
     loader_workers: Annotated[int, Field(ge=0)] = machine(0)
-    recompute: StrictBool = machine(
-        False
-    )  # blocks keep their input alone for the backward pass: less memory, more time
+    compile: StrictBool = machine(False)  # each block by torch.compile: faster updates after a slow first one
+    # blocks keep their input alone for the backward pass: less memory, more time
+    recompute: StrictBool = machine(False)
 
 
 class Recipe(Section):

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from octjepa.model.positions import rotate
 
 NORM_EPS = 1e-6
+_PLAIN_TOKENS = 512
 Tables = tuple[Tensor, Tensor]
 
 
@@ -32,7 +33,21 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if tables is not None:
             q, k = rotate(q, tables), rotate(k, tables)
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(-2))
+
+
+def attend(
+    q: Float[Tensor, "b h t f"], k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t f"]
+) -> Float[Tensor, "b h t f"]:
+    """softmax(q k' / sqrt(f)) v.
+
+    By torch's own attention, except for training on a CPU with few tokens: there its backward pass in bf16 takes seven
+    times as long as that of the plain products (`benchmarks/attention.py`), whose `t * t` scores are small.
+    """
+    if q.device.type == "cpu" and torch.is_grad_enabled() and q.shape[-2] <= _PLAIN_TOKENS:
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 class Block(nn.Module):

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from octjepa.model.blocks import Stack
+from octjepa.model.blocks import Block, Stack
 from octjepa.model.encoder import Encoder, take
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
 from octjepa.model.sizes import SIZES
@@ -100,6 +100,14 @@ class VJEPA3D(nn.Module):
             model.predictor_depth,
             recipe.machine.recompute,
         )
+
+    def compile_blocks(self) -> None:
+        """Every block by torch.compile from now on: one compilation for each shape, weights and their names stay.
+
+        Needs a C++ compiler on a CPU.
+        """
+        for block in (module for module in self.modules() if isinstance(module, Block)):
+            block.compile(dynamic=False)
 
     def predict(
         self,

@@ -34,6 +34,7 @@ def check_detached(outcome: Prediction) -> None:
         )
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.no_grad()
 def check_leak(model: VJEPA3D, batch: Batch) -> None:
     """Raises PretextAlarm when a prediction of the first sample depends on a hidden voxel."""

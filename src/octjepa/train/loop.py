@@ -32,7 +32,7 @@ from octjepa.train.health import Health
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
-from octjepa.train.preflight import batch_shares
+from octjepa.train.preflight import batch_shares, check_compiler
 from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_update, read_summary
 from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
@@ -73,6 +73,9 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
     if first == 0:  # a resumed run may have been stopped before its first checkpoint
         warm_start(model, recipe)
+    if recipe.machine.compile:
+        check_compiler(runtime.device)
+        model.compile_blocks()
     if first == total and (finished := read_summary(out)) is not None:
         return finished
 

@@ -74,6 +74,7 @@ def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     return features.flatten(0, 1)[index], index
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.inference_mode()
 def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
     """All meters by name: `<meter>_<tissue|background>`, `<meter>_<vendor>`, `lidar`, `layer_accuracy`."""

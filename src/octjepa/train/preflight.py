@@ -1,4 +1,5 @@
-"""Before the first update: how the recipe's global batch is dealt over the processes, or why it cannot be.
+"""Before the first update: how the recipe's global batch is dealt over the processes, or why it cannot be; whether
+there is what compiling needs.
 
 The global batch is science and never changes; what each process takes of it follows from their number.
 """
@@ -6,7 +7,11 @@ The global batch is science and never changes; what each process takes of it fol
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from typing import NamedTuple
+
+import torch
 
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
@@ -36,3 +41,14 @@ def batch_shares(recipe: Recipe, processes: int) -> Shares:
     share = batch // processes
     micro = min(recipe.machine.micro_batch or share, share)
     return Shares(share, micro, math.ceil(share / micro))
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises UsageError where `machine.compile` asks for kernels that nothing here can build."""
+    asked = os.environ.get("CXX")
+    names = [asked] if asked else ["g++", "clang++"]
+    if device.type == "cpu" and not any(map(shutil.which, names)):
+        raise UsageError(
+            f"machine.compile=true needs a C++ compiler on a CPU, and {' and '.join(names)} are not to be found: install "
+            "one (Debian: apt install g++), name it in CXX, or set machine.compile=false"
+        )

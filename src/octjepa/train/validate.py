@@ -18,6 +18,7 @@ _RANK_TOKENS_A_VOLUME = 64
 _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well under a second
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.inference_mode()
 def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> trivial.PlaceMeans:
     """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
@@ -39,6 +40,7 @@ def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
         return model.target_levels(batch.target_view.to(runtime.device), batch.places.to(runtime.device), depths).cpu()
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.inference_mode()
 def validate(
     model: VJEPA3D,
