@@ -1,8 +1,8 @@
-"""`make study`: runs what is not done yet, one run at a time, and writes the page from the results.
+"""`make study`: runs what is not done yet, some runs at once, and writes the page from the results.
 
     python -m benchmarks.study [--list] [--only PATTERN] [--work DIR] [--out DIR] ...
 
-Ctrl-C or SIGTERM ends the run in hand with a checkpoint; the same command goes on there.
+Ctrl-C or SIGTERM ends the runs in hand with a checkpoint each; the same command goes on there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,8 @@ from octjepa.store.disk import only_writer, write_json
 
 from .cohort import make_cohort
 from .fluid import are_there
-from .one import FIGURES, figures_of, job_of
+from .lanes import Lanes
+from .one import FIGURES, figures_of, is_calibrated, job_of
 from .page import write_page
 from .plan import ARMS, RECIPE, SIMPLE, SUPERVISED, Entry, Settings, all_entries
 from .results import Results, best_arm
@@ -61,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ablation-seeds", default=",".join(map(str, known.ablation_seeds)))
     add("--arms", default=",".join(known.arms), help="main rows to run")
     add("--threads", type=int, default=known.threads, help="of each run; at most the number of cores")
+    add("--at-once", type=int, default=2, help="runs at a time; with --threads at most the number of cores")
     add("--bootstrap", type=int, default=known.bootstrap)
     add("--set", dest="overrides", action="append", default=[], help="a recipe override of every pretraining run")
     return parser
@@ -75,8 +75,8 @@ def _settings(given: argparse.Namespace) -> Settings:
         seeds, later = (tuple(int(one) for one in text.split(",")) for text in (given.seeds, given.ablation_seeds))
     except ValueError:
         raise UsageError(f"seeds {given.seeds!r}, {given.ablation_seeds!r}: expected numbers such as 0,1,2") from None
-    if min(given.people, given.budget, given.ablation_budget, given.fluid_budget, given.threads) <= 0:
-        raise UsageError("people, budgets and threads must be above 0")
+    if min(given.people, given.budget, given.ablation_budget, given.fluid_budget, given.threads, given.at_once) <= 0:
+        raise UsageError("people, budgets, threads and runs at once must be above 0")
     return Settings(
         people=given.people, difficulty=given.difficulty, budget=given.budget, ablation_budget=given.ablation_budget,
         fluid_budget=given.fluid_budget, seeds=seeds, ablation_seeds=later, arms=arms, threads=given.threads,
@@ -104,12 +104,95 @@ def _study(given: argparse.Namespace) -> int:
     given.work.mkdir(parents=True, exist_ok=True)
     with only_writer(given.work):
         cohort = make_cohort(given.work, dict(settings.cohort), RECIPE)
-        while (entry := _next(settings, Results(out), given, real)) is not None:
-            code = _run(entry, settings, given, cohort, out)
-            if code:
-                return code
-    write_page(Results(out), settings, out)
-    return 0
+        with Lanes(given.at_once, ROOT) as lanes:
+            code = _Work(settings, given, cohort, out, real, lanes).all()
+    if code == 0:
+        write_page(Results(out), settings, out)
+    return code
+
+
+class _Work:
+    """What is to be done, and the lanes it runs in."""
+
+    def __init__(
+        self, settings: Settings, given: argparse.Namespace, cohort: Path, out: Path, real: bool, lanes: Lanes
+    ) -> None:
+        self.settings, self.given, self.cohort, self.out, self.real = settings, given, cohort, out, real
+        self.lanes = lanes
+
+    def all(self) -> int:
+        """Runs until nothing is left; 0, or the exit code of the first run that failed or was stopped."""
+        while True:
+            ready = self._ready()
+            unmeasured = [entry for entry in ready if not is_calibrated(entry, self.calibration, self.settings.threads)]
+            if ready and self.lanes.free and not unmeasured:
+                self._start(ready[0], calibrate=False)
+            elif unmeasured and not self.lanes.running and self.lanes.free:
+                self._start(unmeasured[0], calibrate=True)  # alone: beside other work an update would seem dearer
+            elif self.lanes.running:
+                name, code = self.lanes.wait()
+                if code or self.lanes.told:
+                    return 128 + self.lanes.told if self.lanes.told else code
+                self._take(name)
+            else:
+                return 128 + self.lanes.told if self.lanes.told else 0
+
+    @property
+    def calibration(self) -> Path:
+        return self.given.work.resolve() / "calibration.json"
+
+    def _folder(self, run: str) -> Path:
+        folder: Path = self.given.work.resolve() / "runs" / run
+        return folder
+
+    def _ready(self) -> list[Entry]:
+        """What may start now, in order; figures that are there already are taken over."""
+        waiting = []
+        for entry, done in _todo(self.settings, Results(self.out), self.given, self.real):
+            if done or entry.run in self.lanes.running:
+                continue
+            if figures_of(self._folder(entry.run)) is not None:
+                self._take(entry.run)
+                return self._ready()
+            if entry.of and entry.arm != "untrained" and not (self._folder(entry.of) / FIGURES).is_file():
+                if entry.of not in self.lanes.running:
+                    raise UsageError(
+                        f"{entry.run} needs the encoder of {entry.of}, which is not in {self.given.work}/runs: run it "
+                        "first"
+                    )
+                continue
+            waiting.append(entry)
+        return waiting
+
+    def _start(self, entry: Entry, calibrate: bool) -> None:
+        folder = self._folder(entry.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        data = None if self.given.data is None else Path(self.given.data).resolve()
+        job = job_of(
+            entry, self.given.work.resolve(), self.cohort.resolve(), data, self.settings.bootstrap,
+            self.settings.threads,
+        )  # fmt: skip
+        write_json(folder / "job.json", job)
+        command = [sys.executable, "-m", "benchmarks.study.one", str(folder / "job.json")]
+        if calibrate:
+            command.append("--calibrate")
+        print(f"study: {entry.run}{' (its cost an update)' if calibrate else ''}", file=sys.stderr, flush=True)
+        self.lanes.start(
+            f"calibrate {entry.run}" if calibrate else entry.run,
+            command,
+            {"OMP_NUM_THREADS": str(self.settings.threads)},
+        )
+
+    def _take(self, run: str) -> None:
+        """The figures of an ended run enter the results."""
+        if run.startswith("calibrate "):
+            return
+        made = figures_of(self._folder(run))
+        if made is None:
+            raise OctjepaError(f"{run} ended without figures in {self._folder(run)}")
+        results = Results(self.out)
+        results.add(run, made["about"], made["rows"])
+        write_page(results, self.settings, self.out)
 
 
 def _todo(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> list[tuple[Entry, bool]]:
@@ -119,56 +202,6 @@ def _todo(settings: Settings, results: Results, given: argparse.Namespace, real:
     done = results.done()
     every = all_entries(settings, best, real)
     return [(entry, entry.run in done) for entry in every if fnmatch.fnmatch(entry.run, given.only)]
-
-
-def _next(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> Entry | None:
-    return next((entry for entry, done in _todo(settings, results, given, real) if not done), None)
-
-
-def _run(entry: Entry, settings: Settings, given: argparse.Namespace, cohort: Path, out: Path) -> int:
-    """One run in a process of its own; its figures enter the results. The exit code, 0 when they did."""
-    folder = given.work.resolve() / "runs" / entry.run
-    if entry.of and entry.arm != "untrained" and not (given.work / "runs" / entry.of / FIGURES).is_file():
-        raise UsageError(
-            f"{entry.run} needs the encoder of {entry.of}, which is not in {given.work}/runs: run it first"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    made = figures_of(folder)
-    if made is None:
-        job = job_of(entry, given.work.resolve(), cohort.resolve(), given.data, settings.bootstrap, settings.threads)
-        write_json(folder / "job.json", job)
-        print(f"study: {entry.run}", file=sys.stderr, flush=True)
-        threads = {"OMP_NUM_THREADS": str(settings.threads)}
-        code = _child([sys.executable, "-m", "benchmarks.study.one", str(folder / "job.json")], threads)
-        if code:
-            return code
-        made = figures_of(folder)
-        if made is None:
-            raise OctjepaError(f"{entry.run} ended without figures in {folder}")
-    results = Results(out)
-    results.add(entry.run, made["about"], made["rows"])
-    write_page(results, settings, out)
-    return 0
-
-
-def _child(command: list[str], environment: dict[str, str]) -> int:
-    """Runs `command`; a signal to this process is passed on, and the child's orderly end awaited."""
-    child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
-    told: list[int] = []
-
-    def pass_on(number: int, frame: object) -> None:
-        told.append(number)
-        child.send_signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if told:
-        return 128 + told[0]
-    return code if code >= 0 else 128 - code
 
 
 def _list(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> None:
@@ -184,7 +217,10 @@ def _list(settings: Settings, results: Results, given: argparse.Namespace, real:
         print("the ablations and the curve come after the main rows, for the arm that is best on validation people")
     if not real:
         print("rows of the real eyes are left out: give --data or OCTJEPA_DATA")
-    print(f"remaining: {rest / 3600:.1f} CPU hours, {rest / 3600 / settings.threads:.1f} on {settings.threads} cores")
+    print(
+        f"remaining: {rest / 3600:.1f} CPU hours, {rest / 3600 / settings.threads / given.at_once:.1f} of them with "
+        f"{given.at_once} runs at once"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """One entry of the study, in a process of its own: trains what has to be trained, measures it, leaves `figures.json`.
 
-    python -m benchmarks.study.one JOB.json
+    python -m benchmarks.study.one JOB.json [--calibrate]
 
-The job holds the entry and where things lie. Nothing is written to the results here: the study does that, once.
+`--calibrate` only measures what an update costs here, which says how many fit the budget. The job holds the entry and
+where things lie. Nothing is written to the results here: the study does that, once.
 """
 
 from __future__ import annotations
@@ -74,6 +75,23 @@ def entry_of(job: dict[str, Any]) -> Entry:
     """The entry in a job that went through JSON."""
     given = dict(job["entry"])
     return Entry(**{**given, "overrides": tuple(given["overrides"])})
+
+
+def is_calibrated(entry: Entry, calibration: Path, threads: int) -> bool:
+    """Whether it is known how many updates fit the entry's budget; rows that train nothing on the cohort need none."""
+    if entry.kind == "pretrain":
+        return pretrain.calibration_key(RECIPE, entry.overrides, threads) in pretrain.calibrations(calibration)
+    return entry.kind != "supervised" or supervised.key_of(threads) in pretrain.calibrations(calibration)
+
+
+def calibrate(job: dict[str, Any]) -> None:
+    torch.set_num_threads(job["threads"])
+    entry, calibration = entry_of(job), Path(job["work"]) / "calibration.json"
+    eyes = Eyes.open(Path(job["cohort"]))
+    if entry.kind == "supervised":
+        supervised.calibrate(eyes, RECIPE, entry.budget, calibration)
+    else:
+        pretrain.calibrate(eyes.store, RECIPE, entry.overrides, entry.budget, calibration)
 
 
 def run_entry(job: dict[str, Any]) -> None:
@@ -163,7 +181,11 @@ def _fluid(entry: Entry, job: dict[str, Any], folder: Path, figures: Figures) ->
 def main() -> int:
     """Exit code 0, 1 with a message, or 128 + the signal after an orderly stop."""
     try:
-        run_entry(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if "--calibrate" in sys.argv[2:]:
+            calibrate(job)
+        else:
+            run_entry(job)
     except OctjepaError as error:
         print(f"study: {error}", file=sys.stderr)
         return error.exit_code

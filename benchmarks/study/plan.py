@@ -102,10 +102,15 @@ def _science_of(recipe: str) -> str:
 
 
 def main_entries(settings: Settings) -> list[Entry]:
-    """Every arm with every seed. Rows without chance (histogram, majority) have one seed."""
+    """Every arm with every seed, seed by seed: what there is of an unfinished study can be compared.
+
+    Rows without chance (histogram, majority) have one seed.
+    """
     entries = []
-    for arm in settings.arms:
-        for seed in settings.seeds[:1] if arm in ("histogram", "majority") else settings.seeds:
+    for seed in settings.seeds:
+        for arm in settings.arms:
+            if seed != settings.seeds[0] and arm in ("histogram", "majority"):
+                continue
             if arm in ARMS:
                 entries.append(_pretrain("main", arm, arm, seed, (), settings.budget, settings))
             elif arm == SUPERVISED:

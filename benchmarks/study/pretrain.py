@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ def cpu_used(folder: Path) -> float:
     return sum(float(path.read_text(encoding="utf-8") or 0) for path in folder.glob("*.txt"))
 
 
-def calibrated(kept: Path, key: str, budget: float, measure: Any) -> float:
+def calibrated(kept: Path, key: str, budget: float, measure: Callable[[float], tuple[float, int]]) -> float:
     """CPU-seconds an update of what `key` names: from the file `kept`, or by `measure(seconds)` and then kept there."""
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    known = calibrations(kept)
     if key not in known:
         seconds, updates = measure(min(max(0.05 * budget, 0.5), 30.0))
         known[key] = {
@@ -73,6 +73,23 @@ def calibrated(kept: Path, key: str, budget: float, measure: Any) -> float:
         }
         write_json(kept, known)
     return float(known[key]["cpu_seconds_per_update"])
+
+
+def calibrations(kept: Path) -> dict[str, Any]:
+    """What the file holds, by key."""
+    return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+
+
+def calibration_key(recipe_name: str, overrides: Sequence[str], threads: int) -> str:
+    """Seeds and lengths cost the same an update."""
+    return f"{science_hash(load_recipe(recipe_name, [*overrides, 'train.seed=0']))[:16]}-{threads}"
+
+
+def calibrate(store: Store, recipe_name: str, overrides: Sequence[str], budget: float, calibration: Path) -> float:
+    """CPU-seconds an update of a recipe on this machine, measured where that is not known yet."""
+    key = calibration_key(recipe_name, overrides, torch.get_num_threads())
+    recipe = load_recipe(recipe_name, [*overrides, "train.seed=0"])
+    return calibrated(calibration, key, budget, lambda seconds: seconds_per_update(recipe, store, seconds))
 
 
 def seconds_per_update(recipe: Recipe, store: Store, seconds: float) -> tuple[float, int]:
@@ -109,9 +126,7 @@ def run(
     if asked.is_file():
         updates = int(json.loads(asked.read_text(encoding="utf-8"))["updates"])
     else:
-        recipe = load_recipe(recipe_name, [*overrides, "train.seed=0"])
-        key = f"{science_hash(recipe)[:16]}-{torch.get_num_threads()}"
-        each = calibrated(calibration, key, budget, lambda seconds: seconds_per_update(recipe, store, seconds))
+        each = calibrate(store, recipe_name, overrides, budget, calibration)
         updates = max(4, int(budget / each))
         folder.mkdir(parents=True, exist_ok=True)
         write_json(asked, {"updates": updates, "budget_cpu_seconds": budget, "cpu_seconds_per_update": each})

@@ -27,6 +27,7 @@ from octjepa.train.runtime import Runtime
 from octjepa.train.signals import Interrupted, StopRequest, stop_request
 from octjepa.views import geometry, light
 
+from .cohort import Eyes
 from .frozen import Bench, few, say_lesions, say_vendor_and_fovea
 from .pretrain import calibrated, cpu_clock, cpu_used
 
@@ -138,6 +139,18 @@ class _Training:
         return each, done
 
 
+def key_of(threads: int) -> str:
+    """Under which an update's cost is kept: that of few people is the same."""
+    return f"supervised-{threads}"
+
+
+def calibrate(eyes: Eyes, recipe_name: str, budget: float, calibration: Path) -> float:
+    """CPU-seconds an update on this machine, measured where that is not known yet."""
+    bench = Bench(eyes, lambda *figure: None)
+    training = _Training(bench, load_recipe(recipe_name), 0, bench.train)
+    return calibrated(calibration, key_of(torch.get_num_threads()), budget, training.seconds_per_update)
+
+
 def run(
     folder: Path, bench: Bench, recipe_name: str, seed: int, budget: float, people: int | None, calibration: Path
 ) -> dict[str, Any]:
@@ -153,8 +166,7 @@ def run(
     if asked.is_file():
         updates = int(json.loads(asked.read_text(encoding="utf-8"))["updates"])
     else:
-        key = f"supervised-{torch.get_num_threads()}"
-        each = calibrated(calibration, key, budget, training.seconds_per_update)
+        each = calibrated(calibration, key_of(torch.get_num_threads()), budget, training.seconds_per_update)
         updates = max(4, int(budget / each))
         write_json(asked, {"updates": updates, "budget_cpu_seconds": budget, "cpu_seconds_per_update": each})
     with cpu_clock(folder / "cpu"), stop_request() as request:

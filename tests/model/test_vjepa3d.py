@@ -3,6 +3,7 @@ import torch
 
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
+from octjepa.model.blocks import attend
 from octjepa.model.sizes import SIZES
 from octjepa.model.vjepa3d import grid_places
 
@@ -90,3 +91,22 @@ def test_order_of_tokens_does_not_matter_their_places_do(positions):
     features = encoder(patches, places)
     assert torch.allclose(encoder(patches[:, order], places[:, order]), features[:, order], atol=1e-5)
     assert not torch.allclose(encoder(patches, places[:, order]), features, atol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_attention_is_torchs_own_in_value_and_gradient(dtype, tolerance):
+    torch.manual_seed(0)
+    shape = (2, 3, 40, 16)
+    start = [torch.randn(shape, dtype=dtype) for _ in range(3)]
+    results = []
+    for function in (attend, torch.nn.functional.scaled_dot_product_attention):
+        inputs = [x.clone().requires_grad_() for x in start]
+        out = function(*inputs)
+        out.float().square().sum().backward()
+        results.append([out.detach(), *(x.grad for x in inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == dtype
+        scale = theirs.float().abs().max()
+        assert (ours.float() - theirs.float()).abs().max() < tolerance * scale
+    with torch.no_grad():
+        assert torch.equal(attend(*start), torch.nn.functional.scaled_dot_product_attention(*start))

@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from benchmarks.study import pretrain as budget
 from benchmarks.study import supervised
 from benchmarks.study.cohort import Eyes
 from benchmarks.study.frozen import Bench
+from benchmarks.study.lanes import Lanes
 from benchmarks.study.one import FIGURES, entry_of, figures_of, job_of, measuring_hash
-from benchmarks.study.plan import RECIPE, Settings, all_entries, main_entries
+from benchmarks.study.plan import RECIPE, Entry, Settings, all_entries, main_entries
 from benchmarks.study.results import Results, row
 
 from invented_eyes import Said
@@ -27,27 +29,55 @@ from octjepa.train.signals import Interrupted, StopRequest
 _SMALL = supervised.SmallNet
 
 
-class Line:
-    """In place of the processes: `stops` names the run at which a signal comes."""
+class Line(Lanes):
+    """In place of processes: `stops` names the run at which a signal comes. The last one started ends first."""
 
-    def __init__(self, stops: str = "never") -> None:
-        self.ran: list[str] = []
-        self.stops = stops
+    stops = "never"
+    ran: ClassVar[list[str]] = []
+    beside: ClassVar[list[int]] = []  # runs in hand when one was started
 
-    def __call__(self, command: list[str], environment: dict[str, str]) -> int:
-        job = json.loads(Path(command[-1]).read_text())
-        entry = entry_of(job)
-        self.ran.append(entry.run)
-        if self.stops in entry.run:
-            self.stops = "never"
-            return 143
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        type(self).beside.append(len(self.running))
+        self.running[name] = command  # type: ignore[assignment]
+        type(self).ran.append(name)
+
+    def wait(self) -> tuple[str, int]:
+        name, command = self.running.popitem()
+        if name.startswith("calibrate "):
+            assert not self.running
+            job = json.loads(Path(command[-2]).read_text())
+            measured(entry_of(job), Path(job["work"]))
+            return name, 0
+        if self.stops in name:
+            type(self).stops = "never"
+            self.running.clear()
+            return name, 143
+        entry = entry_of(json.loads(Path(command[-1]).read_text()))
         metrics = ("lesion_auroc_macro", "lesion_auroc_macro_val", "vendor_accuracy")
         value = 0.9 if entry.arm == "mae" else 0.5
         rows = [row(entry.arm, entry.seed, metric, value, None, None, 9, entry.run) for metric in metrics]
         about = {"ended": "2026-01-01T00:00:00+00:00", "measured_by": measuring_hash()}
         made = {"about": about, "rows": rows}
         Path(command[-1]).with_name(FIGURES).write_text(json.dumps(made))
-        return 0
+        return name, 0
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def measured(entry: Entry, work: Path) -> None:
+    """An update's cost, as if it had been measured."""
+    kept = work / "calibration.json"
+    key = supervised.key_of(1) if entry.kind == "supervised" else budget.calibration_key(RECIPE, entry.overrides, 1)
+    kept.write_text(json.dumps({**budget.calibrations(kept), key: {"cpu_seconds_per_update": 1.0}}))
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> type[Line]:
+    monkeypatch.setattr(study, "Lanes", Line)
+    for name, value in (("stops", "never"), ("ran", []), ("beside", [])):
+        monkeypatch.setattr(Line, name, value)
+    return Line
 
 
 @pytest.fixture
@@ -58,24 +88,37 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_stopped_study_goes_on_where_it_was(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], tmp_path: Path, line: type[Line], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = Line(stops="main-mae-seed1")
-    monkeypatch.setattr(study, "_child", line)
-    assert study.main(arguments) == 143
+    line.stops = "main-mae-seed1"
+    assert study.main([*arguments, "--at-once", "1"]) == 143
     before = list(line.ran)
     assert study.main([*arguments, "--list"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("done ") == len(before) - 1
+    assert shown.count("done ") == len([name for name in before if not name.startswith("calibrate ")]) - 1
     assert "come after the main rows" in shown
-    assert study.main(arguments) == 0
+    assert study.main([*arguments, "--at-once", "1"]) == 0
     settings = Settings(budget=9.0, seeds=(0, 1))
     wanted = [entry.run for entry in all_entries(settings, "mae", real=False)]
-    assert line.ran[: len(before) - 1] + line.ran[len(before) :] == wanted  # the stopped one again, no other twice
+    runs = [name for name in line.ran[: len(before) - 1] + line.ran[len(before) :] if not name.startswith("calib")]
+    assert runs == wanted  # the stopped one again, no other twice
     assert Results(tmp_path / "out").done() == set(wanted)
     assert "## Ablations: mae" in (tmp_path / "out" / "README.md").read_text()
+    count = len(line.ran)
     assert study.main(arguments) == 0
-    assert len(line.ran) == len(wanted) + 1
+    assert len(line.ran) == count
+
+
+def test_runs_go_side_by_side_and_what_an_update_costs_is_measured_alone(
+    arguments: list[str], tmp_path: Path, line: type[Line]
+) -> None:
+    assert study.main([*arguments, "--at-once", "3"]) == 0
+    assert max(line.beside) == 2
+    alone = [beside for name, beside in zip(line.ran, line.beside, strict=True) if name.startswith("calibrate ")]
+    assert len(alone) > 4
+    assert not any(alone)
+    settings = Settings(budget=9.0, seeds=(0, 1))
+    assert Results(tmp_path / "out").done() == {entry.run for entry in all_entries(settings, "mae", real=False)}
 
 
 def test_figures_of_other_measuring_code_are_not_taken_over(tmp_path: Path) -> None:
@@ -86,9 +129,9 @@ def test_figures_of_other_measuring_code_are_not_taken_over(tmp_path: Path) -> N
 
 
 def test_a_failed_run_ends_the_study_with_its_code_and_leaves_no_figure(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, line: type[Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "_child", lambda command, environment: 1)
+    monkeypatch.setattr(line, "wait", lambda self: (self.running.popitem()[0], 1))
     assert study.main(arguments) == 1
     assert not (tmp_path / "out").exists()
 
@@ -106,7 +149,11 @@ def test_a_signal_reaches_the_run_in_hand_and_its_end_is_awaited(tmp_path: Path)
         f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(tmp_path / 'told')!r}).touch(), sys.exit(143)))\n"
         f"os.kill({os.getpid()}, signal.SIGTERM)\ntime.sleep(30)\n"
     )
-    assert study._child([sys.executable, "-c", code], {}) == 128 + signal.SIGTERM
+    with Lanes(2, tmp_path) as lanes:
+        lanes.start("one", [sys.executable, "-c", code], {})
+        assert lanes.wait() == ("one", 143)
+        assert lanes.told == signal.SIGTERM
+        assert not lanes.free
     assert (tmp_path / "told").exists()
 
 
@@ -173,7 +220,7 @@ def test_the_cpu_clock_counts_work_not_waiting_and_adds_up_tries(tmp_path: Path)
 def test_calibration_measures_the_real_loop(cohort: Path) -> None:
     from octjepa.config import load_recipe
 
-    recipe = load_recipe(RECIPE, ["train.global_batch=2", "tokens.budget=32"])
+    recipe = load_recipe(RECIPE, ["train.global_batch=2", "tokens.budget=32", "machine.compile=false"])
     seconds, updates = budget.seconds_per_update(recipe, Eyes.open(cohort).store, 0.01)
     assert seconds > 0
     assert updates >= 3

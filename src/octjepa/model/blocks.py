@@ -5,7 +5,8 @@ Residual stream in the dtype it enters with (fp32 in training); products run in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from octjepa.model.positions import rotate
 
 NORM_EPS = 1e-6
-_PLAIN_TOKENS = 512
+_PLAIN_TOKENS = 128
 Tables = tuple[Tensor, Tensor]
 
 
@@ -41,10 +42,11 @@ def attend(
 ) -> Float[Tensor, "b h t f"]:
     """softmax(q k' / sqrt(f)) v.
 
-    By torch's own attention, except for training on a CPU with few tokens: there its backward pass in bf16 takes seven
-    times as long as that of the plain products (`benchmarks/attention.py`), whose `t * t` scores are small.
+    By torch's own attention, except for training on a CPU in bf16 with few tokens: there its backward pass takes longer
+    than the plain products, whose `t * t` scores are small (`benchmarks/attention.py`).
     """
-    if q.device.type == "cpu" and torch.is_grad_enabled() and q.shape[-2] <= _PLAIN_TOKENS:
+    few = q.dtype == torch.bfloat16 and q.shape[-2] <= _PLAIN_TOKENS
+    if few and q.device.type == "cpu" and torch.is_grad_enabled():
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
     return F.scaled_dot_product_attention(q, k, v)
@@ -61,6 +63,13 @@ class Block(nn.Module):
     def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
         x = x + self.attention(self.norm1(x), tables)
         return x + self.mlp(self.norm2(x))
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Within, compiled blocks run as they are written: for looks at a model, whose shapes would each be compiled."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D, Prediction
+from octjepa.model.blocks import uncompiled
 from octjepa.views.loader import Batch
 
 LEAK_CHECK_EVERY = 200
@@ -34,7 +35,7 @@ def check_detached(outcome: Prediction) -> None:
         )
 
 
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 @torch.no_grad()
 def check_leak(model: VJEPA3D, batch: Batch) -> None:
     """Raises PretextAlarm when a prediction of the first sample depends on a hidden voxel."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from octjepa.model import VJEPA3D
+from octjepa.model.blocks import uncompiled
 from octjepa.objective import meters
 from octjepa.objective.regularisers import sigreg
 from octjepa.recipe import Recipe
@@ -74,7 +75,7 @@ def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     return features.flatten(0, 1)[index], index
 
 
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 @torch.inference_mode()
 def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
     """All meters by name: `<meter>_<tissue|background>`, `<meter>_<vendor>`, `lidar`, `layer_accuracy`."""

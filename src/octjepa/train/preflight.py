@@ -49,6 +49,6 @@ def check_compiler(device: torch.device) -> None:
     names = [asked] if asked else ["g++", "clang++"]
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise UsageError(
-            f"machine.compile=true needs a C++ compiler on a CPU, and {' and '.join(names)} are not to be found: install "
-            "one (Debian: apt install g++), name it in CXX, or set machine.compile=false"
+            f"machine.compile=true needs a C++ compiler on a CPU, and {' and '.join(names)} are not to be found: "
+            "install one (Debian: apt install g++), name it in CXX, or set machine.compile=false"
         )

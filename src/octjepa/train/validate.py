@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from octjepa.model import VJEPA3D
+from octjepa.model.blocks import uncompiled
 from octjepa.objective import trivial
 from octjepa.objective.losses import cosine, loss_of
 from octjepa.objective.meters import rank_me
@@ -18,7 +19,7 @@ _RANK_TOKENS_A_VOLUME = 64
 _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well under a second
 
 
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 @torch.inference_mode()
 def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> trivial.PlaceMeans:
     """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
@@ -40,7 +41,7 @@ def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
         return model.target_levels(batch.target_view.to(runtime.device), batch.places.to(runtime.device), depths).cpu()
 
 
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 @torch.inference_mode()
 def validate(
     model: VJEPA3D,
