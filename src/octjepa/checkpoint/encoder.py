@@ -20,6 +20,7 @@ from torch import nn
 from octjepa import keys
 from octjepa.checkpoint.folder import MANIFEST, list_folders, read_manifest, read_tensors
 from octjepa.checkpoint.place import Place, holds, place_of
+from octjepa.checkpoint.shipped import shipped, shipped_names
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
 from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -117,9 +118,9 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 def load_encoder(path: str | Path) -> PretrainedEncoder:
     """The EMA target encoder of a run (its newest checkpoint), a checkpoint or exported folder, or a weights file.
 
-    Each may lie in a bucket. Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
+    Each may lie in a bucket. A name such as `phantom-tiny` is that of weights in the package, unless a path is so called. Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
-    path = place_of(path)
+    path = shipped(path) or place_of(path)
     if isinstance(path, Path) and (path / EXPORTED).is_file() and not (path / MANIFEST).is_file():
         path = path / EXPORTED
     is_file = _is_file(path)
@@ -131,7 +132,8 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
         recipe, weights, seen = _read_file(path)
     else:
         raise WrongCheckpointError(
-            f"no checkpoint at {path}: give a run folder, a step-* folder or a .safetensors file"
+            f"no checkpoint at {path}: give a run folder, a step-* folder, a .safetensors file, or the name of weights in "
+            f"the package ({', '.join(shipped_names()) or 'none'})"
         )
     encoder = VJEPA3D.from_recipe(recipe).target_encoder
     prefix = "target_encoder."

@@ -1,0 +1,68 @@
+"""What the monitor costs beside the updates it watches, in one run.
+
+    .venv/bin/python benchmarks/monitor.py [RECIPE] [UPDATES]
+
+Makes a small phantom store, trains UPDATES updates in the order of `octjepa pretrain` and looks at the audit volumes
+after every tenth of them. Prints the median seconds of both and the share at the recipe's `monitor.every_updates`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from octjepa.config import load_recipe
+from octjepa.model import VJEPA3D
+from octjepa.objective.ema import update_target
+from octjepa.phantom import write_cohort
+from octjepa.store import Store, build_store
+from octjepa.train.cohort import choose_cohort
+from octjepa.train.loop import accumulate
+from octjepa.train.monitor import Audit, measure
+from octjepa.train.optimiser import build_optimiser
+from octjepa.train.runtime import Runtime
+from octjepa.views.loader import training_batches
+
+PEOPLE = 40
+
+
+def main(name: str, updates: int) -> None:
+    recipe = load_recipe(name)
+    with tempfile.TemporaryDirectory() as folder:
+        phantom, place = Path(folder) / "phantom", Path(folder) / "store"
+        write_cohort(phantom, PEOPLE, 1)
+        build_store([phantom], place, recipe.preprocessing)
+        store = Store.open(place)
+        cohort, stream = choose_cohort(store, recipe)
+        runtime = Runtime(recipe.train.precision)
+        model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+        optimiser = build_optimiser(model, recipe.train)
+        ids = (cohort.val.volume_ids + cohort.train.volume_ids)[: recipe.monitor.volumes]
+        audit = Audit.choose(store, recipe, ids, recipe.monitor.volumes)
+        trained, looked = [], []
+        for update, batch in enumerate(training_batches(stream, 0, updates, 0)):
+            start = time.perf_counter()
+            accumulate(model, batch, recipe, runtime, update)
+            optimiser.step()
+            update_target(model.target_encoder, model.context_encoder, 0.996)
+            optimiser.zero_grad(set_to_none=True)
+            trained.append(time.perf_counter() - start)
+            if update % max(updates // 10, 1) == 0:
+                start = time.perf_counter()
+                measure(model, runtime, audit, update)
+                looked.append(time.perf_counter() - start)
+    one, look = statistics.median(trained[2:]), statistics.median(looked[1:])
+    every = recipe.monitor.every_updates or updates
+    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {len(ids)} volumes looked at")
+    print(
+        f"an update {one:.3f} s, a look {look:.3f} s: {100 * look / (look + every * one):.2f} % at every {every} updates"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "tiny_cpu", int(sys.argv[2]) if len(sys.argv) > 2 else 40)

@@ -1,0 +1,18 @@
+"""Encoders that come with the package, by name: usable offline, right after installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).parents[1] / "weights"
+
+
+def shipped_names() -> list[str]:
+    return sorted(folder.name for folder in _FOLDER.glob("*") if (folder / "model.safetensors").is_file())
+
+
+def shipped(name: str | Path) -> Path | None:
+    """The folder of the weights called `name`; None where the package holds none, or where a path is so called."""
+    if str(name) not in shipped_names() or Path(name).exists():
+        return None
+    return _FOLDER / str(name)
