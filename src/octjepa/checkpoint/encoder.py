@@ -118,7 +118,8 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 def load_encoder(path: str | Path) -> PretrainedEncoder:
     """The EMA target encoder of a run (its newest checkpoint), a checkpoint or exported folder, or a weights file.
 
-    Each may lie in a bucket. A name such as `phantom-tiny` is that of weights in the package, unless a path is so called. Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
+    Each may lie in a bucket. A name such as `phantom-tiny` is that of weights in the package, unless a path is so called.
+    Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
     path = shipped(path) or place_of(path)
     if isinstance(path, Path) and (path / EXPORTED).is_file() and not (path / MANIFEST).is_file():
@@ -132,8 +133,8 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
         recipe, weights, seen = _read_file(path)
     else:
         raise WrongCheckpointError(
-            f"no checkpoint at {path}: give a run folder, a step-* folder, a .safetensors file, or the name of weights in "
-            f"the package ({', '.join(shipped_names()) or 'none'})"
+            f"no checkpoint at {path}: give a run folder, a step-* folder, a .safetensors file, or the name of weights "
+            f"in the package ({', '.join(shipped_names()) or 'none'})"
         )
     encoder = VJEPA3D.from_recipe(recipe).target_encoder
     prefix = "target_encoder."
