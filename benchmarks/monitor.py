@@ -60,7 +60,8 @@ def main(name: str, updates: int) -> None:
     every = recipe.monitor.every_updates or updates
     print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {len(ids)} volumes looked at")
     print(
-        f"an update {one:.3f} s, a look {look:.3f} s: {100 * look / (look + every * one):.2f} % at every {every} updates"
+        f"an update {one:.3f} s, a look {look:.3f} s: {100 * look / (look + every * one):.2f} % "
+        f"at every {every} updates"
     )
 
 

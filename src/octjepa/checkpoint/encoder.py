@@ -118,7 +118,7 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 def load_encoder(path: str | Path) -> PretrainedEncoder:
     """The EMA target encoder of a run (its newest checkpoint), a checkpoint or exported folder, or a weights file.
 
-    Each may lie in a bucket. A name such as `phantom-tiny` is that of weights in the package, unless a path is so called.
+    Each may lie in a bucket. A name such as `phantom-tiny` means weights of the package, unless a path is so called.
     Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
     path = shipped(path) or place_of(path)
