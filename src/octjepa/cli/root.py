@@ -1,0 +1,56 @@
+"""The command itself, before any verb: its group, its exit codes and --version."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from octjepa.console import told
+
+
+class Verbs(TyperGroup):
+    """Turns every foreseeable failure of a verb into one message and the right exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with told(lambda: ctx.invoked_subcommand):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="octjepa",
+    cls=Verbs,
+    help="From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """The console command. Usage errors exit with 2, as everywhere."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal's encoding cannot show
+    app(prog_name="octjepa")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"octjepa {version('octjepa')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _octjepa(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust."""

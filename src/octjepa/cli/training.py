@@ -1,0 +1,88 @@
+"""Verbs from a store to an encoder: plan, pretrain, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from octjepa.cli.options import Json, Overrides, Quiet, StorePath
+from octjepa.cli.root import app
+from octjepa.console import say
+from octjepa.errors import UsageError
+from octjepa.progress import set_quiet
+
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or path.")],
+    overrides: Overrides = None,
+    store: Annotated[str | None, typer.Option("--store", help="Count its training volumes.")] = None,
+    masks: Annotated[Path | None, typer.Option("--masks", help="Folder for a report on what the masks do.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """All figures of a run before it runs: tokens, parameters, arithmetic, memory, updates, learning rate."""
+    from octjepa.config import load_recipe
+    from octjepa.train.plan import plan as plan_recipe
+
+    set_quiet(quiet)
+    resolved = load_recipe(recipe, overrides or ())
+    about: dict[str, Any] = {}
+    opened, ids = None, None
+    if store is not None:
+        from octjepa.store import Store
+        from octjepa.train.cohort import choose_cohort
+
+        opened = Store.open(store)
+        cohort, _ = choose_cohort(opened, resolved)
+        cohort.tell()
+        ids = cohort.train.volume_ids
+        about = cohort.about() if as_json else {}
+    if masks is not None:
+        from octjepa.report.figures.mask_report import report_masks
+
+        about["masks"] = report_masks(resolved, opened, ids, masks)
+    say({**plan_recipe(resolved, None if ids is None else len(ids)), **about}, as_json)
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or path.")],
+    store: StorePath,
+    out: Annotated[Path, typer.Option("--out", help="The run folder.")],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pretrains an encoder on the training people of a store."""
+    from octjepa.checkpoint.place import place_of
+    from octjepa.config import load_recipe
+    from octjepa.store import Store
+    from octjepa.train.loop import pretrain as run
+
+    set_quiet(quiet)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a run")
+    summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)
+    if summary["checkpoint"] is not None:
+        # in the run folder it is relative, to let that move
+        summary["checkpoint"] = str(place_of(summary["checkpoint"], within=out))
+    say(summary, as_json)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url too.")],
+    form: Annotated[Literal["safetensors", "hf"], typer.Option("--format", help="hf: for transformers.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Encoder weights for others, with their contract, a card and checksums."""
+    from octjepa.checkpoint.export import export as write
+
+    set_quiet(quiet)
+    say({"files": [str(out / name) for name in write(checkpoint, form, out)]}, as_json)
