@@ -140,3 +140,19 @@ def test_confusion_keeps_classes_that_are_never_said() -> None:
 
 def test_every_task_metric_is_known() -> None:
     assert {name for names in TASK_METRICS.values() for name in names} == set(METRICS)
+
+
+def test_quadratic_kappa_and_rank_error_are_scikit_learns() -> None:
+    rng = np.random.default_rng(5)
+    scores = rng.random((200, 4))
+    said = Predictions(rng.integers(0, 4, 200), scores, scores)
+    weights = rng.integers(0, 4, (200, 1)).astype(float)
+    for metric, theirs in (
+        (
+            "quadratic_kappa",
+            lambda *of, sample_weight: sk.cohen_kappa_score(*of, weights="quadratic", sample_weight=sample_weight),
+        ),
+        ("mean_absolute_rank_error", sk.mean_absolute_error),
+    ):
+        expected = theirs(said.truth, scores.argmax(axis=1), sample_weight=weights[:, 0])
+        assert measure(metric, said, weights)[0] == pytest.approx(expected), metric

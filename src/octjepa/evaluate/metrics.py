@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-Task = Literal["binary", "multiclass", "regression"]
+Task = Literal["binary", "multiclass", "ordinal", "regression"]
 Weights = Float[np.ndarray, "n resamples"]
 Figures = Float[np.ndarray, " resamples"]
 
@@ -154,6 +154,20 @@ def _mean_absolute_error(predictions: Predictions, weights: Weights) -> Figures:
     return _ratio(np.abs(predictions.truth - predictions.scores[:, 0]) @ weights, weights.sum(axis=0))
 
 
+def _quadratic_kappa(predictions: Predictions, weights: Weights) -> Figures:
+    """Agreement beyond chance of ordered classes, errors weighing by their squared distance (Cohen 1968)."""
+    codes = np.arange(predictions.scores.shape[1])
+    decided = predictions.decided()
+    truths, said = ((which[:, None] == codes).T.astype(float) @ weights for which in (predictions.truth, decided))
+    squares = (codes[:, None] - codes) ** 2.0
+    by_chance = _ratio(np.einsum("ij,ir,jr->r", squares, truths, said), weights.sum(axis=0))
+    return 1 - _ratio((predictions.truth - decided) ** 2.0 @ weights, by_chance)
+
+
+def _mean_absolute_rank_error(predictions: Predictions, weights: Weights) -> Figures:
+    return _ratio(np.abs(predictions.truth - predictions.decided()) @ weights, weights.sum(axis=0))
+
+
 METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
     "auroc": _over_classes(weighted_auroc),
     "auroc_ovr": _over_classes(weighted_auroc),
@@ -162,6 +176,8 @@ METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
     "f1_macro": _f1_macro,
     "ece": expected_calibration_error,
     "sensitivity_at_specificity_90": _sensitivity_90,
+    "quadratic_kappa": _quadratic_kappa,
+    "mean_absolute_rank_error": _mean_absolute_rank_error,
     "r2": _r2,
     "mean_absolute_error": _mean_absolute_error,
 }
@@ -169,10 +185,16 @@ METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
 TASK_METRICS: dict[Task, tuple[str, ...]] = {
     "binary": ("auroc", "auprc", "balanced_accuracy", "f1_macro", "ece", "sensitivity_at_specificity_90"),
     "multiclass": ("auroc_ovr", "auprc", "balanced_accuracy", "f1_macro", "ece"),
+    "ordinal": ("quadratic_kappa", "mean_absolute_rank_error", "balanced_accuracy", "f1_macro", "ece"),
     "regression": ("r2", "mean_absolute_error"),
 }
 
-PRIMARY_METRIC: dict[Task, str] = {"binary": "auroc", "multiclass": "auroc_ovr", "regression": "r2"}
+PRIMARY_METRIC: dict[Task, str] = {
+    "binary": "auroc",
+    "multiclass": "auroc_ovr",
+    "ordinal": "quadratic_kappa",
+    "regression": "r2",
+}
 
 _NEEDS_EVERY_CLASS = {"auroc", "auroc_ovr", "auprc", "balanced_accuracy", "f1_macro", "sensitivity_at_specificity_90"}
 
