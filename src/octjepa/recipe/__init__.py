@@ -1,0 +1,32 @@
+"""The recipe: every setting of a run, typed, frozen, and refused when unknown or unused.
+
+A recipe is data. Its fields are *science* (they change the result, and enter the hash that names the run)
+or *machine* (where and how fast it runs; marked with `machine()`). `octjepa.config` reads and overrides them.
+Founding values are in SCIENCE's notation: image_size and patch_size are `[D, H, W]`.
+"""
+
+from octjepa.recipe.base import DEVICES, Section
+from octjepa.recipe.data import DataRecipe, Preprocessing
+from octjepa.recipe.learning import ModelRecipe, ObjectiveRecipe, TrainRecipe
+from octjepa.recipe.running import CheckpointRecipe, MachineRecipe, MonitorRecipe, TrackingRecipe, ValidationRecipe
+from octjepa.recipe.views import MaskRecipe, TokenRecipe, ViewRecipe
+from octjepa.recipe.whole import Recipe
+
+__all__ = [
+    "DEVICES",
+    "CheckpointRecipe",
+    "DataRecipe",
+    "MachineRecipe",
+    "MaskRecipe",
+    "ModelRecipe",
+    "MonitorRecipe",
+    "ObjectiveRecipe",
+    "Preprocessing",
+    "Recipe",
+    "Section",
+    "TokenRecipe",
+    "TrackingRecipe",
+    "TrainRecipe",
+    "ValidationRecipe",
+    "ViewRecipe",
+]

@@ -1,0 +1,59 @@
+"""What every section of a recipe is made of: types with limits, the mark of machine fields, and how values are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
+
+Device = Literal["heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"]
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Size3 = tuple[Positive, Positive, Positive]
+Spacing3 = tuple[
+    Annotated[float, Field(gt=0, le=5)], Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]
+]
+Limit = Annotated[float, Field(gt=0, le=5)] | None
+Limits3 = tuple[Limit, Limit, Limit]
+Axis = Literal["slice", "row", "column"]
+Word = Annotated[str, Field(min_length=1, max_length=120)]
+Item = TypeVar("Item")
+
+
+def _each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(items)) < len(items):
+        raise ValueError("something is named twice")
+    return items
+
+
+Several = Annotated[tuple[Item, ...], Field(min_length=1), AfterValidator(_each_once)]
+
+
+def _not_a_spelled_null(path: str | None) -> str | None:
+    if path is not None and path.strip().lower() in {"", "none", "null", "~"}:
+        raise ValueError(f"{path!r} is text, not a folder: write null without quotes to switch it off")
+    return path
+
+
+Directory = Annotated[str | None, AfterValidator(_not_a_spelled_null)]
+
+
+def machine(default: Any = ..., **limits: Any) -> Any:
+    """A field that says where or how fast a run goes, never what it computes; it stays out of the run's hash."""
+    return Field(default, json_schema_extra={"machine": True}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_switch_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true for 1, and YAML 1.1 takes `yes` and `on` for true: base_lr: yes would be a rate of 1.
+        parts = value if isinstance(value, list | tuple) else [value]
+        field = cls.model_fields[str(info.field_name)]
+        if field.annotation is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError("true, false, yes, no, on and off are switches, not a value for this key")
+        return value

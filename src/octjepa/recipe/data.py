@@ -1,0 +1,117 @@
+"""Sections of the data: which volumes take part, and what their canonical form is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from octjepa.recipe.base import (
+    DEVICES,
+    Axis,
+    Device,
+    Limits3,
+    Positive,
+    Section,
+    Several,
+    Share,
+    Size3,
+    Spacing3,
+    Word,
+    machine,
+)
+from octjepa.volume import AXES, Laterality, Pattern
+
+
+class DataRecipe(Section):
+    """Which volumes of the store take part, and how often each domain is drawn; docs/cohort.md tells of every key.
+
+    A criterion that is null (or empty) lets every volume pass; those given must all hold. `strategy` single_domain
+    takes one `device`, multi_domain every one or those of `devices`.
+    """
+
+    strategy: Literal["single_domain", "multi_domain"] = "multi_domain"
+    device: Device | None = None
+    devices: Several[Device] | None = None
+    sites: Several[Word] | None = None
+    regions: Several[Word] | None = None  # as the index has them: "Macula", "Optic Disc", "Macula, 6 x 6"
+    lateralities: Several[Laterality] | None = None  # OS alone or OD alone; a scan of unknown eye passes neither
+    formats: Several[Word] | None = None
+    patterns: Several[Pattern] = ("raster",)
+    min_frames: Positive | None = None  # B-scans of the native scan
+    max_frames: Positive | None = None
+    min_spacing_mm: Limits3 | None = None  # (dz, dy, dx) of the native scan; null leaves an axis free
+    max_spacing_mm: Limits3 | None = None
+    min_quality: Share | None = None
+    exclude_notes: tuple[Word, ...] = ()  # note codes, such as person_unknown
+    exclude_uncertain: tuple[Axis, ...] = ()  # axes whose spacing must not be uncertain
+    one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # keeps the volume of best quality
+    max_samples: Positive | None = None
+    balance: Literal["none", "device", "site", "device_and_site"] = "none"
+    balance_power: Share = 0.0  # a domain of n volumes is drawn like n**power: 0 all alike, 1 as many as it has
+    expected_volumes: Positive | None = machine(None)  # `plan` counts epochs with it when no store is named
+
+    @model_validator(mode="after")
+    def _device_belongs_to_single_domain(self) -> DataRecipe:
+        if self.strategy == "single_domain" and self.device is None:
+            raise ValueError("strategy single_domain needs data.device, one of " + ", ".join(DEVICES))
+        if self.strategy == "multi_domain" and self.device is not None:
+            raise ValueError("data.device is unused by strategy multi_domain: say data.devices, or single_domain")
+        if self.strategy == "single_domain" and self.devices is not None:
+            raise ValueError("data.devices is unused by strategy single_domain, which takes data.device alone: drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _limits_leave_something(self) -> DataRecipe:
+        if self.min_frames is not None and self.max_frames is not None and self.min_frames > self.max_frames:
+            raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}: nothing can pass")
+        free = (None, None, None)
+        for axis, low, high in zip(AXES, self.min_spacing_mm or free, self.max_spacing_mm or free, strict=True):
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_spacing_mm {low} is above max_spacing_mm {high} ({axis}): nothing can pass")
+        for name in ("min_spacing_mm", "max_spacing_mm"):
+            if getattr(self, name) == free:
+                raise ValueError(f"{name} limits no axis: give a number to one, or drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _balance_has_domains(self) -> DataRecipe:
+        if self.balance == "none" and self.balance_power:
+            raise ValueError("data.balance_power is unused by balance none: drop it, or name what to balance")
+        one_device = self.device is not None or (self.devices is not None and len(self.devices) == 1)
+        one_site = self.sites is not None and len(self.sites) == 1
+        if (one_device and "device" in self.balance) or (one_site and "site" in self.balance):
+            only = "device" if one_device and "device" in self.balance else "site"
+            raise ValueError(f"balance {self.balance} has nothing to balance: the recipe takes one {only} alone")
+        return self
+
+
+class Preprocessing(Section):
+    """How a native scan becomes a canonical volume: the contract that store and weights share.
+
+    The stored volume is `image_size` plus `margin` on both sides of each axis, so that training can crop by
+    whole voxels. `flatten` takes the tilt (`plane`) or tilt and curvature (`quadratic`) of Bruch's membrane out of
+    the axial axis by whole-voxel shifts, which are kept and reversible.
+    """
+
+    image_size: Size3 = (16, 128, 128)
+    target_spacing_mm: Spacing3 = (0.36, 0.0078, 0.047)
+    margin: tuple[int, int, int] = (0, 8, 8)
+    orientation: Literal["OD", "native"] = "OD"
+    flatten: Literal["none", "plane", "quadratic"] = "quadratic"
+    axial_anchor: Share = 0.65  # where Bruch's membrane lies in the stored height, 0 top, 1 bottom
+    clip_percentiles: tuple[float, float] = (1.0, 99.8)
+
+    @model_validator(mode="after")
+    def _limits(self) -> Preprocessing:
+        low, high = self.clip_percentiles
+        if not 0 <= low < high <= 100:
+            raise ValueError(f"clip_percentiles must rise within 0..100, got {self.clip_percentiles}")
+        if min(self.margin) < 0:
+            raise ValueError(f"margin must not be negative, got {self.margin}")
+        return self
+
+    @property
+    def stored_size(self) -> tuple[int, int, int]:
+        (d, h, w), (a, b, c) = self.image_size, self.margin
+        return d + 2 * a, h + 2 * b, w + 2 * c
