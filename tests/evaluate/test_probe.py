@@ -117,6 +117,7 @@ def test_shuffled_labels_give_intervals_that_contain_chance(cohort: Cohort, save
         labels[target] = rng.permutation(labels[target].to_numpy())
     result = _run(saved, frame, labels, THREE)
     rows = [row for row in result.rows if row["metric"] == "auroc"]
+    rows = [row for row in rows if row["low"] is not None]  # majority: fixed at 0.5
     missed = [row for row in rows if not row["low"] <= 0.5 <= row["high"]]
     # 5 % of 95 % intervals miss by right; rows share people and features, so they miss together.
     assert len(missed) <= 0.1 * len(rows)
@@ -136,7 +137,7 @@ def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
     result = _run(saved, frame, labels, ["lesion0"])
     for probe in ("linear", "knn"):
         row = _row(result, name="octjepa", target="lesion0", probe=probe, pool="mean", metric="auroc")
-        assert (row["value"], row["low"], row["high"]) == (0.5, 0.5, 0.5)
+        assert (row["value"], row["low"], row["high"]) == (0.5, None, None)
         assert any("octjepa" in note and probe in note and "constant predictor" in note for note in result.notes)
 
 

@@ -1,9 +1,13 @@
 """How sure a figure is: the bootstrap by person, and differences on the same resamples.
 
 The two eyes and the repeated scans of a person are not independent, so whole people are drawn with replacement (cluster
-bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007) and the interval is the 2.5th to 97.5th percentile. All figures
-of a run share one set of draws, which makes every difference between two rows a paired one. Before two rows are
-compared their label hashes must be equal: the same test volumes with the same labels. Probes are not refitted in a
+bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007). The interval is Student's: the figure plus and minus t standard
+errors, the error being the spread of the copies times sqrt(n / (n - 1)) and t that of n - 1 people; a figure between 0
+and 1 is moved to the logit scale for it, so that no interval leaves [0, 1]. With 30 people and fewer the plain
+percentiles are too narrow: `benchmarks/coverage.py` counts how often each kind of interval holds the truth.
+
+All figures of a run share one set of draws, which makes every difference between two rows a paired one. Before two rows
+are compared their label hashes must be equal: the same test volumes with the same labels. Probes are not refitted in a
 resample, so an interval holds the chance of who is in the test set, not the chance of training.
 """
 
@@ -20,6 +24,8 @@ from octjepa import keys
 from octjepa.errors import UsageError
 
 LEVEL = 0.95
+# With fewer people even the wide interval holds the truth less than nine times in ten (benchmarks/coverage.py).
+LEAST_PEOPLE = 6
 # Below this share of resamples in which the figure exists, an interval would speak of luckier test sets than ours.
 LEAST_DEFINED_SHARE = 0.2
 _CELLS_AT_ONCE = 40_000  # weights looked at together: 0.3 MB stays in the cache, four times faster than all at once
@@ -27,7 +33,12 @@ _CELLS_AT_ONCE = 40_000  # weights looked at together: 0.3 MB stays in the cache
 
 @dataclass(frozen=True)
 class Interval:
-    """low and high are None where no honest interval exists; undefined: the number of resamples without a figure."""
+    """low and high are None where no honest interval exists; undefined: the number of resamples without a figure.
+
+    None exists for fewer than LEAST_PEOPLE people, where too few resamples hold the figure, and where no resample moves
+    it: a perfect score of a few people, or a figure fixed by construction. The bootstrap cannot tell these two apart,
+    and an interval without width would look like certainty.
+    """
 
     low: float | None
     high: float | None
@@ -49,18 +60,23 @@ class Estimate:
     draws_id: str
 
     def interval(self) -> Interval:
-        return _percentiles(self.samples)
+        return _student(self.value, self.samples, self.n_people, bounded=True)
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """ours - reference on the same people; low and high as in Interval."""
+    """ours - reference on the same people; low and high as in Interval.
+
+    p: two-sided, of no difference, from the same standard error as the interval: below 0.05 exactly where the interval
+    leaves out zero. None where there is no interval.
+    """
 
     difference: float
     low: float | None
     high: float | None
     undefined: int
     n_people: int
+    p: float | None
 
 
 class Draws:
@@ -107,13 +123,33 @@ class Draws:
         return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id)
 
 
-def _percentiles(samples: Float[np.ndarray, " resamples"]) -> Interval:
+def standard_error(samples: Float[np.ndarray, " resamples"], n_people: int) -> float | None:
+    """Spread of the bootstrap copies, as of `n_people` people and not of their plug-in twins; None where none exists.
+
+    See Interval for where that is.
+    """
+    defined = samples[np.isfinite(samples)]
+    if n_people < LEAST_PEOPLE or len(defined) < max(2, LEAST_DEFINED_SHARE * len(samples)):
+        return None
+    if np.ptp(defined) <= 1e-12 * max(1.0, float(np.abs(defined).max())):
+        return None
+    return float(defined.std(ddof=1) * np.sqrt(n_people / (n_people - 1)))
+
+
+def _student(value: float, samples: Float[np.ndarray, " resamples"], n_people: int, bounded: bool) -> Interval:
+    """value +- t standard errors; `bounded`: on the logit scale if every copy is a share, by the delta method."""
+    from scipy.stats import t
+
     defined = samples[np.isfinite(samples)]
     undefined = len(samples) - len(defined)
-    if len(defined) < max(2, LEAST_DEFINED_SHARE * len(samples)):
+    error = standard_error(samples, n_people)
+    if error is None or not np.isfinite(value):
         return Interval(None, None, undefined)
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(defined, [tail, 1 - tail])
+    half = float(t.ppf(0.5 + LEVEL / 2, n_people - 1)) * error
+    if not (bounded and 0 < value < 1 and defined.min() >= 0 and defined.max() <= 1):
+        return Interval(value - half, value + half, undefined)
+    logit, half = np.log(value / (1 - value)), half / (value * (1 - value))
+    low, high = (1 / (1 + np.exp(-(logit + side))) for side in (-half, half))
     return Interval(float(low), float(high), undefined)
 
 
@@ -137,10 +173,12 @@ def mean_estimate(estimates: Sequence[Estimate], n_people: int) -> Estimate:
 
 
 def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
-    """ours - reference with its percentile interval, resample by resample.
+    """ours - reference with its interval and p-value, resample by resample.
 
     Raises UsageError if the two were not measured on the same volumes with the same labels, or not on the same draws.
     """
+    from scipy.stats import t
+
     if ours.label_hash != reference.label_hash:
         raise UsageError(
             f"the two rows were measured on different labels (hash {ours.label_hash[:12]} against "
@@ -148,7 +186,10 @@ def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
         )
     if ours.draws_id != reference.draws_id:
         raise UsageError("the two rows were resampled with different draws: probe both in one run with one seed")
-    interval = _percentiles(ours.samples - reference.samples)
-    return PairedDifference(
-        ours.value - reference.value, interval.low, interval.high, interval.undefined, ours.n_people
-    )
+    difference, samples, people = ours.value - reference.value, ours.samples - reference.samples, ours.n_people
+    interval = _student(difference, samples, people, bounded=False)
+    p = None
+    if interval.low is not None:
+        error = standard_error(samples, people)
+        p = float(2 * t.sf(abs(difference) / error, people - 1)) if error else None
+    return PairedDifference(difference, interval.low, interval.high, interval.undefined, people, p)
