@@ -81,6 +81,7 @@ class MemoryStore(Store):
                 "notes": "",
                 "uncertain": "",
                 "file_key": [f"key-{name}" for name in self.volumes],
+                "sop_instance_uid": "",
                 "split": ["train"] * train + ["val"] * val,
             }
         )

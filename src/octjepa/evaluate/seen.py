@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.place import holds, place_of
+from octjepa.checkpoint.place import Place, holds, place_of
 from octjepa.errors import UsageError
 from octjepa.store import Store
-from octjepa.store.leaks import Trained, seen_in_pretraining
+from octjepa.store.leaks import NEAR, Trained, seen_in_pretraining
 
 
 def check_against(store: Store, source: str | Path) -> dict[str, Any]:
@@ -33,10 +35,24 @@ def trained_by(source: str | Path) -> Trained:
     ids = load_encoder(source).trained_on
     if not ids:
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
+    return trained_from(ids, place)
+
+
+def trained_from(ids: frozenset[str], place: Place) -> Trained:
+    """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
     index = _store_of(place) if isinstance(place, Path) else None
     if index is None or not ids <= set(index["volume_id"]):
         return Trained(ids, None)
     return Trained(ids, index[index["volume_id"].isin(ids)])
+
+
+def leaked_people(rows: pd.DataFrame, trained: Trained) -> int:
+    """People of val and test of whom anything was pretrained on: a person, a content or an instance, not a likeness."""
+    if not trained.volume_ids:
+        return 0
+    leaks = [leak for leak in seen_in_pretraining(rows, trained)["leaks"] if leak["kind"] != NEAR]
+    met = {volume for leak in leaks for volume in leak["volumes"]}
+    return int(rows.loc[rows["volume_id"].isin(met), "person_id"].nunique())
 
 
 def _store_of(source: Path) -> Any:

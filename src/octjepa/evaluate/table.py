@@ -1,16 +1,16 @@
 """The embedding table: a row per volume, with keys, covariates and three feature blocks, in one parquet file.
 
 `embed` writes it, the probes read it. Every row carries person, eye, volume id and content hash, so a join is by key
-and never by position. `vector` holds the encoder's features as [mean | std | max] over tokens, `untrained` the same
-from the same architecture with its first weights, `histogram` plain intensity features. Fails with UsageError on a
-file that is not such a table, on a repeated volume and on features that are not finite.
+and never by position. `vector` holds the encoder's features by the table's poolings one after the other, `untrained`
+the same from the same architecture with its first weights, `histogram` plain intensity features. Fails with UsageError
+on a file that is not such a table, on a repeated volume and on features that are not finite.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,13 @@ import pandas as pd
 from jaxtyping import Float
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.evaluate import pools as pooling
 
 KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
 FEATURE_COLUMNS = ("vector", "untrained", "histogram")
+# Of use to the protocol of several volumes; tables of before have neither: no visit and no quality are known then.
+OPTIONAL_COLUMNS = ("visit", "quality")
+NUMBERS = ("age", "quality")
 SPLITS = ("train", "val", "test")
 POOLS = ("mean", "mean_std_max")
 
@@ -29,10 +33,11 @@ POOLS = ("mean", "mean_std_max")
 class Embeddings:
     """Features of `volumes` rows and their keys, in the same order.
 
-    frame: the KEY_COLUMNS; eye is "OD", "OS" or ""; age in years, NaN where unknown; split one of SPLITS or "".
-    vector, untrained: float32 [volumes, 3 * dim], [mean | std | max] over tokens. histogram: float32 [volumes, bins].
-    dim: the encoder's width. encoder: its name in result rows. contract: hash of the preprocessing contract.
-    leaked: how many people of val and test the encoder was pretrained on.
+    frame: KEY_COLUMNS and OPTIONAL_COLUMNS; eye is "OD", "OS" or ""; age in years, NaN where unknown; split one of
+    SPLITS or ""; quality 0..1. vector, untrained: float32 [volumes, features], the poolings `pools` one after the
+    other. histogram: float32 [volumes, bins]. dim: the encoder's width. encoder: its name in result rows. contract:
+    hash of the preprocessing contract. leaked: how many people of val and test the encoder was pretrained on.
+    weights: hash of the encoder's weights, "" in tables of before.
     """
 
     frame: pd.DataFrame
@@ -43,6 +48,8 @@ class Embeddings:
     encoder: str
     contract: str
     leaked: int = 0
+    pools: tuple[str, ...] = pooling.DEFAULT
+    weights: str = ""
 
     def __post_init__(self) -> None:
         _check(self, f"embeddings of {self.encoder!r}")
@@ -51,28 +58,23 @@ class Embeddings:
         return len(self.frame)
 
     def features(self, view: str, pool: str) -> Float[np.ndarray, "volumes features"]:
-        """A feature view as float64: `vector` or `untrained` pooled by "mean" or "mean_std_max"; `histogram` whole."""
+        """A feature view as float64: `vector` or `untrained` by one of the poolings it holds; `histogram` whole."""
         if view == "histogram":
             return self.histogram.astype(np.float64)
         if view not in FEATURE_COLUMNS:
             raise UsageError(f"no feature view {view!r}: known are {', '.join(FEATURE_COLUMNS)}")
-        if pool not in POOLS:
-            raise UsageError(f"no pooling {pool!r}: known are {', '.join(POOLS)}")
         block: np.ndarray = getattr(self, view)
-        return block[:, : self.dim if pool == "mean" else None].astype(np.float64)
+        return block[:, pooling.columns(self.pools, pool, self.dim)].astype(np.float64)
 
     def take(self, positions: Iterable[int]) -> Embeddings:
         """The rows at `positions`, in that order."""
         rows = np.asarray(list(positions), dtype=np.int64)
-        return Embeddings(
-            self.frame.iloc[rows].reset_index(drop=True),
-            self.vector[rows],
-            self.untrained[rows],
-            self.histogram[rows],
-            self.dim,
-            self.encoder,
-            self.contract,
-            self.leaked,
+        return replace(
+            self,
+            frame=self.frame.iloc[rows].reset_index(drop=True),
+            vector=self.vector[rows],
+            untrained=self.untrained[rows],
+            histogram=self.histogram[rows],
         )
 
 
@@ -95,13 +97,15 @@ def _check(table: Embeddings, where: str) -> None:
     strange = sorted(set(frame["eye"]) - {"OD", "OS", ""})
     if strange:
         raise UsageError(f"{where}: eye holds {strange}, expected OD, OS or empty")
+    wide = sum(pooling.BLOCKS[name] for name in pooling.check_pools(table.pools))
     for name in FEATURE_COLUMNS:
         block: np.ndarray = getattr(table, name)
         if block.ndim != 2 or len(block) != len(frame):
             raise UsageError(f"{where}: {name} has shape {block.shape}, expected [{len(frame)}, features]")
-        if name != "histogram" and block.shape[1] != 3 * table.dim:
+        if name != "histogram" and block.shape[1] != wide * table.dim:
             raise UsageError(
-                f"{where}: {name} has {block.shape[1]} features, expected 3 x dim = {3 * table.dim} (mean, std, max)"
+                f"{where}: {name} has {block.shape[1]} features, expected {wide} x dim = {wide * table.dim} for "
+                f"{', '.join(table.pools)}"
             )
         broken = int((~np.isfinite(block).all(axis=1)).sum())
         if broken:
@@ -109,9 +113,16 @@ def _check(table: Embeddings, where: str) -> None:
 
 
 def write_embeddings(
-    path: str | Path, frame: pd.DataFrame, dim: int, encoder: str, contract: str, leaked: int = 0
+    path: str | Path,
+    frame: pd.DataFrame,
+    dim: int,
+    encoder: str,
+    contract: str,
+    leaked: int = 0,
+    pools: tuple[str, ...] = pooling.DEFAULT,
+    weights: str = "",
 ) -> Path:
-    """Writes a frame of KEY_COLUMNS and FEATURE_COLUMNS (a float32 array per volume) as parquet.
+    """Writes a frame of KEY_COLUMNS, OPTIONAL_COLUMNS and FEATURE_COLUMNS (a float32 array per volume) as parquet.
 
     All of it or nothing: a temporary file beside it, then a rename. Raises UsageError if the frame is not what
     `read_embeddings` would accept or the folder does not exist, OctjepaError if the disk refuses; what was there
@@ -124,24 +135,28 @@ def write_embeddings(
     missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in frame.columns]
     if missing:
         raise UsageError(f"the embeddings for {path} lack the column(s) {', '.join(missing)}")
-    keys = frame[list(KEY_COLUMNS)].reset_index(drop=True)
+    keys = with_optional(frame[[name for name in frame if name not in FEATURE_COLUMNS]].reset_index(drop=True))
     vector, untrained, histogram = (_stacked(frame[name], path) for name in FEATURE_COLUMNS)
-    table = Embeddings(keys, vector, untrained, histogram, dim, encoder, contract, leaked)
+    table = Embeddings(keys, vector, untrained, histogram, dim, encoder, contract, leaked, pools, weights)
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
-    columns = {name: pa.array(table.frame[name].to_numpy(), pa.string()) for name in KEY_COLUMNS if name != "age"}
-    columns["age"] = pa.array(table.frame["age"].to_numpy(dtype=np.float64), pa.float64())
+    columns = {
+        name: pa.array(table.frame[name].to_numpy(), pa.float64() if name in NUMBERS else pa.string())
+        for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS)
+    }
     for name in FEATURE_COLUMNS:
         block = np.ascontiguousarray(getattr(table, name), dtype=np.float32)
         ends = np.arange(len(block) + 1, dtype=np.int32) * block.shape[1]
         columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(block.reshape(-1)))
-    content = pa.table({name: columns[name] for name in (*KEY_COLUMNS, *FEATURE_COLUMNS)})
+    content = pa.table(columns)
     content = content.replace_schema_metadata(
         {
             b"octjepa.dim": str(table.dim).encode(),
             b"octjepa.encoder": table.encoder.encode(),
             b"octjepa.contract": table.contract.encode(),
             b"octjepa.leaked": str(table.leaked).encode(),
+            b"octjepa.pools": ",".join(table.pools).encode(),
+            b"octjepa.weights": table.weights.encode(),
         }
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -156,6 +171,16 @@ def write_embeddings(
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def with_optional(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with KEY_COLUMNS and OPTIONAL_COLUMNS alone, absent optional ones unknown; their types as stored."""
+    known = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in frame]
+    frame = frame[known].reindex(columns=[*known, *(name for name in OPTIONAL_COLUMNS if name not in known)])
+    for name in frame:
+        texts = frame[name].astype(object)
+        frame[name] = frame[name].astype(float) if name in NUMBERS else texts.where(texts.notna(), "").astype(str)
+    return frame
 
 
 def _stacked(column: pd.Series, path: Path) -> Float[np.ndarray, "volumes features"]:
@@ -187,9 +212,8 @@ def read_embeddings(path: str | Path) -> Embeddings:
     unsaid = [name for name in ("octjepa.dim", "octjepa.encoder", "octjepa.contract") if name.encode() not in metadata]
     if unsaid:
         raise UsageError(f"{path} lacks the parquet metadata {', '.join(unsaid)}: it is no table of octjepa embed")
-    frame = content.select(list(KEY_COLUMNS)).to_pandas()
-    for name in KEY_COLUMNS:
-        frame[name] = frame[name].astype(float) if name == "age" else frame[name].fillna("").astype(str)
+    keys = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in content.column_names]
+    frame = with_optional(content.select(keys).to_pandas())
     vector, untrained, histogram = (_matrix(content.column(name), f"{path}: {name}") for name in FEATURE_COLUMNS)
     return Embeddings(
         frame,
@@ -200,6 +224,8 @@ def read_embeddings(path: str | Path) -> Embeddings:
         metadata[b"octjepa.encoder"].decode(),
         metadata[b"octjepa.contract"].decode(),
         int(metadata.get(b"octjepa.leaked", b"0")),
+        tuple(metadata.get(b"octjepa.pools", b"mean_std_max").decode().split(",")),
+        metadata.get(b"octjepa.weights", b"").decode(),
     )
 
 

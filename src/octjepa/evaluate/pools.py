@@ -1,0 +1,83 @@
+"""How a volume's tokens become one vector: the named poolings, and which of them a table holds.
+
+mean and mean_std_max weigh every token alike; a focal lesion survives in spread and maximum better than in the mean.
+tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
+other. Attention pooling is learned from labels, so it lives in the attentive probe and reads tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from octjepa.checkpoint.encoder import TokenFeatures, pooled
+from octjepa.errors import UsageError
+from octjepa.recipe import Recipe
+from octjepa.store import CanonicalVolume
+from octjepa.views import geometry, tokens
+
+# Width of each pooling in multiples of the encoder's width.
+BLOCKS = {"mean": 1, "mean_std_max": 3, "tissue_mean": 1, "layers": len(tokens.LAYERS)}
+DEFAULT = ("mean_std_max",)
+
+Layers = Int[np.ndarray, " k"]
+
+
+def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
+    """The names once each. Raises UsageError: none, or an unknown one."""
+    unknown = [name for name in pools if name not in BLOCKS]
+    if unknown or not pools:
+        raise UsageError(f"no pool {', '.join(unknown) or 'given'}: known are {', '.join(BLOCKS)}")
+    return tuple(dict.fromkeys(pools))
+
+
+def readable(stored: Sequence[str]) -> tuple[str, ...]:
+    """What can be read from a table that stores these poolings: mean is the head of mean_std_max."""
+    return tuple(name for name in BLOCKS if name in stored or (name == "mean" and "mean_std_max" in stored))
+
+
+def columns(stored: Sequence[str], pool: str, dim: int) -> slice:
+    """Where `pool` stands in rows that hold the poolings `stored` one after the other."""
+    start = 0
+    for name in stored:
+        if pool == name:
+            return slice(start, start + BLOCKS[name] * dim)
+        if pool == "mean" and name == "mean_std_max" and "mean" not in stored:
+            return slice(start, start + dim)
+        start += BLOCKS[name] * dim
+    raise UsageError(f"no pooling {pool!r} in this table: it holds {', '.join(readable(stored))}")
+
+
+def layers_of(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
+    """Which layer each patch of the centred view lies in, -1 for none; raster order."""
+    shape, size = geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
+    mask = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)
+    return tokens.layer_of(mask, recipe.tokens.patch_size)
+
+
+def _tissue_mean(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """A volume without any tissue gets the plain mean."""
+    weight = one.tissue if one.tissue.sum() > 0 else np.ones_like(one.tissue)
+    return np.average(one.features, axis=0, weights=weight).astype(np.float32)
+
+
+def _layer_means(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """A layer in which no token was selected gets the mean of all tokens: it says nothing of its own."""
+    everywhere = one.features.mean(axis=0)
+    inside = [layers == number for number in range(len(tokens.LAYERS))]
+    return np.concatenate([one.features[here].mean(axis=0) if here.any() else everywhere for here in inside])
+
+
+_POOL: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
+    "mean": lambda one, layers: pooled(one.features, "mean"),
+    "mean_std_max": lambda one, layers: pooled(one.features, "mean_std_max"),
+    "tissue_mean": _tissue_mean,
+    "layers": _layer_means,
+}
+
+
+def pool_tokens(one: TokenFeatures, layers: Layers, pools: Sequence[str]) -> Float[np.ndarray, " n"]:
+    """The vectors of `pools`, one after the other; `layers` is the layer of each token."""
+    return np.concatenate([_POOL[name](one, layers) for name in pools]).astype(np.float32)
