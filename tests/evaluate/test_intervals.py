@@ -90,6 +90,8 @@ def test_no_interval_without_width_or_of_too_few_people() -> None:
 def test_an_interval_stays_within_shares_and_leaves_other_figures_alone() -> None:
     high = _estimate([0.9, 1.0, 0.95], 0.97).interval()
     assert 0 < high.low < 0.97 < high.high < 1
+    gain = Estimate(0.1, np.array([0.05, 0.1, 0.15]), 20, 10, "h", "d", signed=True).interval()
+    assert gain.low < 0  # no resample is, and yet it may
     plain = _estimate([-0.2, 0.1, 0.4], 0.1).interval()
     assert plain.high - 0.1 == pytest.approx(0.1 - plain.low)
 

@@ -50,6 +50,7 @@ class Estimate:
     """A figure, its bootstrap copies, and what it was measured on.
 
     samples: the figure in every resample, NaN where it does not exist. n: volumes; n_people: people behind them.
+    signed: it is a difference or a gain, which may fall below 0 where no resample does.
     """
 
     value: float
@@ -58,9 +59,10 @@ class Estimate:
     n_people: int
     label_hash: str
     draws_id: str
+    signed: bool = False
 
     def interval(self) -> Interval:
-        return _student(self.value, self.samples, self.n_people, bounded=True)
+        return _student(self.value, self.samples, self.n_people, bounded=not self.signed)
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,13 @@ class Draws:
         person_ids: Sequence[str],
         label_hash: str,
         centred: bool = False,
+        signed: bool = False,
     ) -> Estimate:
         """`statistic` of weights [n, resamples] on n volumes whose people are `person_ids`, with its bootstrap copies.
 
         centred: shift the copies so that their mean is the value. For figures that grow with noise, such as a
         calibration error, every resample reads higher than the sample it is drawn from; the shift removes that bias.
+        signed: as in Estimate.
         Raises UsageError if a person is not among those drawn.
         """
         place = {person: index for index, person in enumerate(self.people)}
@@ -120,7 +124,7 @@ class Draws:
         )
         if centred and np.isfinite(samples).any():
             samples = np.maximum(samples - np.nanmean(samples) + value, 0.0)
-        return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id)
+        return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id, signed)
 
 
 def standard_error(samples: Float[np.ndarray, " resamples"], n_people: int) -> float | None:

@@ -1,0 +1,109 @@
+"""How often a test set was looked at. A figure chosen among many looks is too good, and nobody remembers the looks.
+
+One line per look is added to a file named after the hash of the test volumes and their labels (`Target.label_hash`), in
+a folder that the user names; kept beside the label table it counts for everyone who shares the table. A line holds
+when, which command, the target, and hashes of what was measured: no person, no label. Reusing a test set to choose
+makes its figures optimistic (Dwork et al. 2015, The reusable holdout); the ledger does not forbid it, it says it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from octjepa.errors import UsageError
+
+SUFFIX = ".uses.jsonl"
+FOLDER = "octjepa_test_uses"
+
+
+@dataclass(frozen=True)
+class Uses:
+    """looks: of this test set, this one included. measured: different things measured on it in all of them.
+
+    again: how many of this look's were measured before. file: where it stands.
+    """
+
+    target: str
+    looks: int
+    measured: int
+    again: int
+    file: Path
+
+    def said(self) -> str:
+        """One sentence for every output."""
+        times = "for the first time" if self.looks == 1 else f"for the {_ordinal(self.looks)} time"
+        text = f"{self.target}: its test set is used {times}; {self.measured} different rows were measured on it so far"
+        if self.looks > 1:
+            text += ". What was chosen after an earlier look was chosen on test labels: its figure is too good"
+        return text
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def beside(labels: Path) -> Path:
+    """The folder of the ledger where none was named: beside the label table."""
+    return labels.parent / FOLDER
+
+
+def ready(folder: Path) -> None:
+    """Finds out before the work whether a look can be written down. Raises UsageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(_refused(folder, error)) from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"the ledger of test uses in {folder} may not be written: name another folder with --ledger")
+
+
+def record(folder: Path, label_hash: str, target: str, command: str, measured: Sequence[str]) -> Uses:
+    """Writes a look down, before its figures are shown, and says how many there were.
+
+    measured: what identifies each thing measured (an encoder with its probe and pooling). Raises UsageError: a ledger
+    that was damaged or cannot be written: a look that is not counted must not happen.
+    """
+    ready(folder)
+    file = folder / f"{label_hash[:32]}{SUFFIX}"
+    before = _read(file)
+    keys = sorted({hashlib.sha256(one.encode()).hexdigest()[:16] for one in measured})
+    line = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "target": target,
+        "rows": len(measured),
+        "measured": keys,
+    }
+    try:
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line) + "\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+    except OSError as error:
+        raise UsageError(_refused(file, error)) from None
+    known = {key for look in before for key in look}
+    return Uses(target, len(before) + 1, len(known | set(keys)), len(known & set(keys)), file)
+
+
+def _refused(place: Path, error: OSError) -> str:
+    return f"the ledger of test uses {place} cannot be written ({error.strerror}): name another folder with --ledger"
+
+
+def _read(file: Path) -> list[list[str]]:
+    """The keys measured in each look so far."""
+    if not file.is_file():
+        return []
+    try:
+        return [list(json.loads(line)["measured"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"the ledger of test uses {file} is damaged: looks at this test set can no longer be counted. Restore it "
+            "from a copy, or move it away and say in your report that the count starts anew"
+        ) from None
