@@ -22,7 +22,11 @@ _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "launch"
 _NOTE = """\
 #!/usr/bin/env bash
 set -euo pipefail
-note() { printf '%q ' "$@" >>"$RECORD"; printf '\\n' >>"$RECORD"; }
+note() { # one write, since several processes note at once
+    local line
+    printf -v line '%q ' "$@"
+    printf '%s\\n' "$line" >>"$RECORD"
+}
 """
 
 # FAKE_CODES: the exit code of each start in turn, the last for all further ones; `wait` ends when told to, `deaf`
@@ -45,8 +49,8 @@ fi
 case "${codes[$starts]}" in
 deaf) trap '' TERM INT USR1 ;;
 wait)
-    trap 'note "rank $RANK" wrote a checkpoint; exit 143' TERM USR1
-    trap 'note "rank $RANK" wrote a checkpoint; exit 130' INT
+    trap 'sleep 0.2; note "rank $RANK" wrote a checkpoint; exit 143' TERM USR1
+    trap 'sleep 0.2; note "rank $RANK" wrote a checkpoint; exit 130' INT
     ;;
 *) exit "${codes[$starts]}" ;;
 esac

@@ -95,6 +95,7 @@ def test_a_signal_reaches_every_process_once_and_the_checkpoint_is_waited_for(
     stage.wait_for_ranks(0, 1)
     process.send_signal(signal.Signals[sent])
     if sent != "SIGINT":
+        stage.wait_until(lambda: ["torchrun", "got", handed_on] in stage.calls())
         process.send_signal(signal.Signals[sent])  # schedulers like to say it twice
     ended_with, said = ended(process)
     assert ended_with == code, said

@@ -170,10 +170,12 @@ def test_deploy_refuses_a_host_with_changes_of_its_own(deployed: Cluster) -> Non
     assert (deployed.at("b") / "scripts" / "setup").read_text() == "changed\n"
 
 
-def test_deploy_refuses_a_host_that_ends_up_with_another_commit(deployed: Cluster) -> None:
-    """A `git` on host b that does nothing when asked for a checkout."""
+@pytest.mark.parametrize("hosts", ["b", "ab"])
+def test_deploy_refuses_hosts_that_end_up_with_another_commit(deployed: Cluster, hosts: str) -> None:
+    """A `git` that does nothing when asked for a checkout."""
     git = deployed.stage.folder / "bin" / "git"
-    git.write_text(f'#!/bin/sh\n[ "$1 $FAKE_HOST" != "checkout b" ] || exit 0\nexec {shutil.which("git")} "$@"\n')
+    real = shutil.which("git")
+    git.write_text(f'#!/bin/sh\ncase "$1 $FAKE_HOST" in "checkout "[{hosts}]) exit 0 ;; esac\nexec {real} "$@"\n')
     git.chmod(0o755)
     old, new = deployed.git("rev-parse", "HEAD"), deployed.commit()
     done = deployed.tpu("deploy", SSH)
