@@ -22,7 +22,7 @@ from octjepa.objective.ema import update_target
 from octjepa.phantom import write_cohort
 from octjepa.store import Store, build_store
 from octjepa.train.cohort import choose_cohort
-from octjepa.train.loop import accumulate
+from octjepa.train.update import accumulate
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.runtime import Runtime

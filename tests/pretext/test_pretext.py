@@ -14,11 +14,12 @@ from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import ARMS
 from octjepa.objective import ema
 from octjepa.objective.losses import l1, loss_of
-from octjepa.train import loop
+from octjepa.train import update, validate
 from octjepa.train.alarms import FROZEN_AFTER, PretextAlarm
-from octjepa.train.loop import accumulate, pretrain
+from octjepa.train.loop import pretrain
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.runtime import Runtime
+from octjepa.train.update import accumulate
 from octjepa.views import geometry, masks
 from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
 from octjepa.views.sample import make_sample
@@ -233,9 +234,9 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     again = collate([FixedSamples(store, recipe, held_out)[i] for i in range(8)])
     assert torch.equal(first.target, again.target)
     assert torch.equal(first.context_view, first.target_view)
-    means = loop.learn_means(model, runtime, fixed_batches(samples, 4), recipe.grid_tokens)
-    whole = loop.validate(model, runtime, fixed_batches(samples, 8), means, recipe.grid)
-    uneven = loop.validate(model, runtime, fixed_batches(samples, 3), means, recipe.grid)
+    means = validate.learn_means(model, runtime, fixed_batches(samples, 4), recipe.grid_tokens)
+    whole = validate.validate(model, runtime, fixed_batches(samples, 8), means, recipe.grid)
+    uneven = validate.validate(model, runtime, fixed_batches(samples, 3), means, recipe.grid)
     assert whole["loss"] > 0
     assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.places, first.context, first.target)
@@ -282,7 +283,7 @@ def test_8_a_healthy_run_trips_no_alarm(tmp_path):
 
 
 def test_8_a_frozen_target_trips_an_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "update_target", lambda target, student, m: None)
+    monkeypatch.setattr(update, "update_target", lambda target, student, m, healthy: None)
     with pytest.raises(PretextAlarm) as caught:
         run(tmp_path)
     assert caught.value.alarm == "frozen_target"

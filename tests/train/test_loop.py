@@ -16,7 +16,7 @@ import torch
 from octjepa.checkpoint import folder, load_encoder
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.store.disk import only_writer
-from octjepa.train import loop
+from octjepa.train import loop, memory
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.signals import Interrupted
@@ -85,7 +85,7 @@ def test_the_same_recipe_gives_the_same_weights(tmp_path):
 def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
-    honest, calls = loop.accumulate, []
+    honest, calls = memory.accumulate, []
 
     def stopping(*arguments):
         calls.append(1)
@@ -93,12 +93,12 @@ def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(*arguments)
 
-    monkeypatch.setattr(loop, "accumulate", stopping)
+    monkeypatch.setattr(memory, "accumulate", stopping)
     with pytest.raises(Interrupted) as stopped:
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     assert stopped.value.exit_code == 143
     assert folder.list_folders(tmp_path / "parts" / "checkpoints")[-1].name == "step-00000003"
-    monkeypatch.setattr(loop, "accumulate", honest)
+    monkeypatch.setattr(memory, "accumulate", honest)
     pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     losses = [
@@ -135,7 +135,7 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
     stop_at = reached + 4
     for run, resume in (("killed", True), ("whole", False)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "_stop_if_asked", _stopping_at(stop_at))
+            patch.setattr(loop, "learning_rate", _signal_at(stop_at - 1))
             with pytest.raises(Interrupted):
                 pretrain(recipe, store_of(recipe), tmp_path / run, resume=resume)
     kept = [folder.list_folders(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
@@ -143,12 +143,15 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")
 
 
-def _stopping_at(update):
-    def stop(request, saves, done, total):
-        if done == update:
-            raise Interrupted("here", signal.SIGTERM)
+def _signal_at(update):
+    honest = loop.learning_rate
 
-    return stop
+    def learning_rate(now, total, train):
+        if now == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(now, total, train)
+
+    return learning_rate
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
@@ -183,7 +186,7 @@ def test_lost_checkpoints_stop_a_resume(tmp_path):
 def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tmp_path, monkeypatch):
     recipe = recipe_of(4)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
-    monkeypatch.setattr(loop, "accumulate", _failing_at(2))
+    monkeypatch.setattr(memory, "accumulate", _failing_at(2))
     with pytest.raises(ZeroDivisionError):
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     monkeypatch.undo()
@@ -198,7 +201,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tm
 
 
 def _failing_at(call):
-    honest, calls = loop.accumulate, []
+    honest, calls = memory.accumulate, []
 
     def failing(*arguments):
         calls.append(1)
@@ -209,10 +212,10 @@ def _failing_at(call):
     return failing
 
 
-def test_several_processes_are_refused_rather_than_trained_into_one_folder(tmp_path, monkeypatch):
+def test_half_a_launchers_environment_is_refused_rather_than_trained_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     recipe = recipe_of(2)
-    with pytest.raises(UsageError, match="one process"):
+    with pytest.raises(UsageError, match="RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"):
         pretrain(recipe, store_of(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -287,7 +290,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, mo
 
 def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
     recipe = recipe_of(4)
-    honest, calls = loop.accumulate, []
+    honest, calls = memory.accumulate, []
 
     def sometimes_bad(model, *arguments):
         measured = honest(model, *arguments)
@@ -296,7 +299,7 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return measured
 
-    monkeypatch.setattr(loop, "accumulate", sometimes_bad)
+    monkeypatch.setattr(memory, "accumulate", sometimes_bad)
     assert pretrain(recipe, store_of(recipe), tmp_path / "run")["skipped_updates"] == 1
     lines = [line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "skipped" in line]
     assert [line["update"] for line in lines] == [2]
@@ -305,6 +308,8 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
 
 def test_a_run_that_never_gives_a_finite_gradient_stops(tmp_path, monkeypatch):
     recipe = recipe_of(30)
-    monkeypatch.setattr(loop, "accumulate", lambda *_: {"train/loss": float("nan"), "train/cosine": 0.0})
-    with pytest.raises(OctjepaError, match="10 updates in a row"):
+    monkeypatch.setattr(
+        memory, "accumulate", lambda *_: {"train/loss": torch.tensor(float("nan")), "train/cosine": torch.zeros(())}
+    )
+    with pytest.raises(OctjepaError, match="5 updates in a row from 1 on .* no checkpoint before them"):
         pretrain(recipe, store_of(recipe), tmp_path / "run")

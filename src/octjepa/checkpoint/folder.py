@@ -125,13 +125,20 @@ def _score(folder: Place) -> float | None:
     return float(score) if isinstance(score, int | float) else None
 
 
-def prune(parent: Place, keep_last: int) -> None:
-    """Removes all but the newest complete checkpoints and the best, and what a killed upload left before the newest."""
+def prune(parent: Place, keep_last: int, keep_every: int | None = None) -> None:
+    """Removes all complete checkpoints but the newest, the best and every `keep_every`-th update's, and what a killed
+    upload left before the newest."""
     whole, torn = folders(parent, MANIFEST, "step-")
     kept = best(parent) if len(whole) > keep_last else None
     for folder in whole[:-keep_last] + [one for one in torn if whole and name_of(one) < name_of(whole[-1])]:
-        if folder != kept:
+        stays = folder in whole and keep_every is not None and update_of(folder) % keep_every == 0
+        if folder != kept and not stays:
             remove(folder, MANIFEST)
+
+
+def update_of(folder: Place) -> int:
+    """The update that a checkpoint's name tells."""
+    return int(name_of(folder).removeprefix("step-"))
 
 
 def _flush(path: Path) -> None:

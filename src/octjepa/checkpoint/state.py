@@ -5,7 +5,7 @@ Nothing else is needed for an exact resume: order, masks and light are functions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,17 +22,25 @@ MODEL_FILE = "model.safetensors"
 OPTIMISER_FILE = "optimiser.safetensors"
 
 
+def snapshot(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
+    """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written."""
+    tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
+    return {
+        file: {name: torch.empty_like(value, device="cpu").copy_(value) for name, value in content.items()}
+        for file, content in tensors.items()
+    }
+
+
 def save(
     parent: Place,
     update: int,
-    model: VJEPA3D,
-    optimiser: torch.optim.AdamW,
+    tensors: Mapping[str, Mapping[str, Tensor]],
     recipe: Recipe,
     skipped_updates: int,
     trained_on: Sequence[str],
     score: float | None = None,
 ) -> Place:
-    """Writes `parent/step-<update>`; raises CheckpointError when the disk or the bucket refuses.
+    """Writes `tensors` of `snapshot` as `parent/step-<update>`; raises CheckpointError when disk or bucket refuses.
 
     `trained_on` are the ids (content hashes) of the training volumes: they travel with the weights, so that nobody is
     tested on an eye that the encoder has seen. `score` is the online probe's, by which the best checkpoint is kept.
@@ -45,7 +53,6 @@ def save(
         "trained_on": sorted(trained_on),
         "score": score,
     }
-    tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
     return write_folder(parent, update, tensors, about)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from jaxtyping import Bool
+from torch import Tensor, nn
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:
@@ -18,11 +19,19 @@ def momentum(update: int, total: int, base: float, final: float) -> float:
 
 
 @torch.no_grad()
-def update_target(target: nn.Module, student: nn.Module, m: float) -> None:
-    """In place, every parameter and buffer, in the order both modules share."""
+def update_target(target: nn.Module, student: nn.Module, m: float, healthy: Bool[Tensor, ""] | None = None) -> None:
+    """In place, every parameter and buffer, in the order both modules share.
+
+    Where `healthy` is false nothing moves; it may lie on a device, and is not waited for.
+    """
     theirs = [*target.parameters(), *target.buffers()]
     ours = [*student.parameters(), *student.buffers()]
     if len(theirs) != len(ours):
         raise ValueError(f"target has {len(theirs)} tensors, student {len(ours)}: not the same architecture")
-    torch._foreach_mul_(theirs, m)
-    torch._foreach_add_(theirs, ours, alpha=1.0 - m)
+    if healthy is None:
+        torch._foreach_mul_(theirs, m)
+        torch._foreach_add_(theirs, ours, alpha=1.0 - m)
+        return
+    kept, taken = torch.where(healthy, m, 1.0), torch.where(healthy, 1.0 - m, 0.0)
+    for old, new in zip(theirs, ours, strict=True):
+        old.mul_(kept).addcmul_(new, taken)

@@ -65,6 +65,7 @@ class TrainRecipe(Section):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # norms so far above the median are skipped; null: none
     precision: Literal["fp32", "bf16"] = "bf16"
     seed: Annotated[int, Field(ge=0)] = 0
 

@@ -29,6 +29,7 @@ class CheckpointRecipe(Section):
     dir: Directory = machine("checkpoints")
     every_updates: Positive | None = machine(500)  # null: only at the end
     keep_last: Positive = machine(3)
+    keep_every_updates: Positive | None = machine(None)  # those of every so many updates are never removed
 
 
 class TrackingRecipe(Section):

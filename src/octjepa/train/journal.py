@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from octjepa.errors import OctjepaError
 from octjepa.store.disk import write_atomic
@@ -19,10 +19,20 @@ class Journal:
     """Appends JSON lines to `path`, keeping those of updates up to `keep_until` that are there."""
 
     def __init__(self, path: Path, keep_until: int) -> None:
-        kept = [line for line in read_lines(path) if line["update"] <= keep_until] if path.exists() else []
+        self._path = path
+        self._file = self._cut(keep_until)
+
+    def _cut(self, keep_until: int, *more: Mapping[str, Any]) -> TextIO:
+        known = read_lines(self._path) if self._path.exists() else []
+        kept = [*(line for line in known if line["update"] <= keep_until), *more]
         text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomic(path, lambda file: file.write(text.encode()))
-        self._file = path.open("a", encoding="utf-8")
+        write_atomic(self._path, lambda file: file.write(text.encode()))
+        return self._path.open("a", encoding="utf-8")
+
+    def return_to(self, update: int, values: Mapping[str, Any]) -> None:
+        """Drops the lines after `update` and adds one that says why, at once or not at all."""
+        self._file.close()
+        self._file = self._cut(update, {"update": update, **values})
 
     def write(self, update: int, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps({"update": update, **values}) + "\n")

@@ -7,7 +7,8 @@ uninterrupted one would have, bit for bit in fp32 on one machine.
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,233 +17,200 @@ import torch
 
 from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.place import Place, name_of, place_of
-from octjepa.checkpoint.warm_start import warm_start
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import momentum, update_target
-from octjepa.objective.losses import cosine
-from octjepa.objective.total import token_steps, training_loss
+from octjepa.objective.ema import momentum
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.disk import only_writer, write_json
-from octjepa.train.alarms import LEAK_CHECK_EVERY, TargetWatch, check_detached, check_leak
+from octjepa.train.agreement import agree
+from octjepa.train.alarms import FROZEN_AFTER, LEAK_CHECK_EVERY, TargetWatch, check_leak
 from octjepa.train.cohort import choose_cohort
+from octjepa.train.guard import Guard
 from octjepa.train.health import Health
+from octjepa.train.memory import Fitting
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
 from octjepa.train.preflight import batch_shares, check_compiler
-from octjepa.train.run_folder import SUMMARY, check_data, open_run, reached_update, read_summary
-from octjepa.train.runtime import Runtime
+from octjepa.train.run_folder import SUMMARY, open_run, read_summary
+from octjepa.train.runtime import Runtime, joined
+from octjepa.train.saver import Saver
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
-from octjepa.train.signals import Interrupted, StopRequest, stop_request
+from octjepa.train.signals import Interrupted, stop_request
+from octjepa.train.start import go_back, start_from
 from octjepa.train.tracking import open_record
-from octjepa.train.validate import learn_means, validate
-from octjepa.views.loader import Batch, FixedSamples, fixed_batches, training_batches
+from octjepa.train.trail import Trail
+from octjepa.train.unread import Unread
+from octjepa.train.update import take_step
+from octjepa.train.validate import figures_of, judge, without_chance
+from octjepa.views.loader import Batch, training_batches
 
-_SKIPS_IN_A_ROW = 10
-_TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
 _log = logging.getLogger(__name__)
 
 
 def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> dict[str, Any]:
     """Runs or resumes `recipe` on `store`'s training people into the run folder `out`; returns its summary.
 
-    Raises UsageError (no data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed,
-    disk full), PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
+    Under torchrun every process calls it alike: rank 0 writes and tracks, all return the same. Raises UsageError (no
+    data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed, disk full),
+    PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
-    runtime = Runtime(recipe.train.precision)
-    runtime.check_alone()
-    batch_shares(recipe, runtime.world)
+    with joined(recipe.train.precision) as runtime:
+        return _pretrain(recipe, store, out, resume, runtime)
+
+
+def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> dict[str, Any]:
+    writes = runtime.rank == 0
+    shares = batch_shares(recipe, runtime.world)
     cohort, stream = choose_cohort(store, recipe)
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     judged_on = "val" if held_out else "train_fixed"
-    if not held_out:
-        _log.warning(
-            "%s holds nobody of split val: the figures of this run are of the training volumes", store.location
-        )
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
     saves = None if recipe.checkpoint.dir is None else place_of(recipe.checkpoint.dir, within=out)
-    open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about())
-    cohort.tell()
+    runtime.first(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
+    if writes:
+        cohort.tell()
+    if writes and not held_out:
+        _log.warning(
+            "%s holds nobody of split val: the figures of this run are of the training volumes", store.location
+        )
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimiser = build_optimiser(model, recipe.train)
-    first, skipped = _resume(saves, out, store, ids, model, optimiser, recipe) if resume else (0, 0)
-    if first == 0:  # a resumed run may have been stopped before its first checkpoint
-        warm_start(model, recipe)
+    start = start_from(out, saves, store, ids, model, optimiser, recipe, runtime, resume)
+    first = start.update
+    if first == total and (finished := runtime.told(read_summary(out) if writes else None)) is not None:
+        return dict(finished)
     if recipe.machine.compile:
         check_compiler(runtime.device)
         model.compile_blocks()
-    if first == total and (finished := read_summary(out)) is not None:
-        return finished
 
-    judge = partial(_validation, model, runtime, store, ids, held_out or ids)
-    batches = training_batches(stream, first, total, recipe.machine.loader_workers)
-    watch, pace, skips_in_a_row = TargetWatch(model), Pace(recipe.train.global_batch), 0
+    judged = partial(judge, model, runtime, store, ids, held_out or ids)
+    guard = Guard(recipe.train.spike_factor)
+    guard.recall(start.lines)
+    stream.leave_out(start.left_out)
     health = Health(recipe.objective.name, warmup_updates(recipe.train, total))
-    monitor = recipe.monitor
-    audit = Audit.choose(store, recipe, held_out or ids, monitor.volumes) if monitor.every_updates else None
+    every = recipe.monitor.every_updates
+    audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes) if every else None
+    watch, pace, unread = TargetWatch(model), Pace(recipe.train.global_batch), Unread(out, len(ids))
+    fitting = Fitting(recipe, runtime, shares.micro)
+
+    def batches_from(update: int) -> Iterator[Batch]:
+        return training_batches(stream, update, total, recipe.machine.loader_workers, runtime.rank, runtime.world)
+
     with (
-        only_writer(out),
+        only_writer(out) if writes else nullcontext(),
         open_record(out, recipe, runtime.rank, keep_until=first) as journal,
         stop_request() as request,
+        Saver() as saver,
         bar("pretrain", total, "update", first) as progress,
+        Trail(journal, guard, health, progress, stream.names_of_update, start.skipped) as trail,
     ):
-        for update in range(first, total):
+        update, batches = first, batches_from(first)
+        while update < total:
             with pace.waiting():
                 batch = next(batches)
             journal.show(update + 1, batch)
             if update == first or update % LEAK_CHECK_EVERY == 0:
                 check_leak(model, batch)
 
+            while True:  # until the share of every rank fits into its memory
+                figures = fitting.try_batch(model, batch, update)
+                word = agree(runtime, figures is None, len(batch.unread), request.signal_number, saver.failed)
+                if figures is not None and not word.memory:
+                    break
+                fitting.halve(model, update)
+
             rate = learning_rate(update, total, recipe.train)
             m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
             set_learning_rate(optimiser, rate)
-            measured = accumulate(model, batch, recipe, runtime, update)
-            clip = recipe.train.clip_norm or math.inf
-            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))  # read before zeroing
-            healthy = math.isfinite(norm) and math.isfinite(measured["train/loss"])
-            if healthy:
-                optimiser.step()
-                update_target(model.target_encoder, model.context_encoder, m)
+            figures = take_step(model, optimiser, figures, runtime, m, recipe.train.clip_norm, guard.limit(update))
+            if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
                 watch.check(model, m)
-            optimiser.zero_grad(set_to_none=True)
 
             done = update + 1
-            skipped, skips_in_a_row = (skipped, 0) if healthy else (skipped + 1, skips_in_a_row + 1)
-            line = {**measured, "train/lr": rate, "train/grad_norm": norm, "train/ema_momentum": m}
+            epoch = done * recipe.train.global_batch / len(ids)
+            line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
             line |= pace.lap() | runtime.memory()
-            line["epoch"] = line["train/epoch"] = done * recipe.train.global_batch / len(ids)
-            journal.write(done, line if healthy else {**line, "skipped": list(batch.volume_ids)})
-            progress.advance()
-            progress.say(f"loss {measured['train/loss']:.3f} cosine {measured['train/cosine']:.3f}")
+            if word.unread:
+                line["unread"] = unread.note(batch.unread, runtime)
+            trail.push(update, figures, line)
 
-            health.follow(measured.get("train/loss_hidden", measured["train/loss"]))
-            _stop_if_hopeless(skips_in_a_row, done)
-            saving = _due(recipe.checkpoint.every_updates, done) or done == total or bool(request.signal_number)
+            saving = _due(recipe.checkpoint.every_updates, done) or done == total or word.stop > 0
+            looking = audit is not None and (_due(every, done) or (saving and saves is not None))
+            judging = _due(recipe.validation.every_updates, done) and done < total
+            if saving or looking or judging:
+                trail.settle()
+            if trail.lost:
+                saver.wait()
+                start = go_back(out, saves, model, optimiser, recipe, runtime, trail.unfit())
+                stream.leave_out(start.left_out)
+                guard.recall(start.lines)
+                journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
+                trail.return_to(start.skipped)
+                update, batches = start.update, batches_from(start.update)
+                continue
+
             score = None
-            if audit and (_due(monitor.every_updates, done) or (saving and saves)):
-                figures = measure(model, runtime, audit, done)
-                alarms = health.judge(figures, done)
-                journal.write(done, _prefixed("monitor", figures) | ({"alarms": alarms} if alarms else {}))
+            if audit is not None and looking:
+                seen = measure(model, runtime, audit, done)
+                alarms = health.judge(seen, done)
+                journal.write(done, _prefixed("monitor", seen) | ({"alarms": alarms} if alarms else {}))
                 for name, message in alarms.items():
                     _log.warning("alarm %s at update %d: %s", name, done, message)
-                score = figures["layer_accuracy"] if done > health.warm else None
+                score = seen["layer_accuracy"] if done > health.warm else None
                 saving = saving or bool(alarms)  # a snapshot of the run as it was
-            if _due(recipe.validation.every_updates, done) and done < total:
-                journal.write(done, _prefixed(judged_on, judge(recipe)))
-            if saves and saving:
-                state.save(saves, done, model, optimiser, recipe, skipped, ids, score)
-                folder.prune(saves, recipe.checkpoint.keep_last)
-            _stop_if_asked(request, saves, done, total)
-        result, centred = judge(recipe), judge(without_chance(recipe))
+            if judging:
+                journal.write(done, _prefixed(judged_on, judged(recipe)))
+            if word.unsaved:
+                saver.wait()  # raises what the write ran into, on the rank that wrote
+                raise OctjepaError("rank 0 could not write a checkpoint: see its log")
+            if writes and saves is not None and saving:
+                tensors = state.snapshot(model, optimiser)
+                saver.start(partial(_save, saves, done, tensors, recipe, trail.skipped, ids, score))
+            if word.stop and done < total:
+                saver.wait()
+                kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"
+                raise Interrupted(f"stopped after update {done} of {total}; {kept}. Go on with --resume.", word.stop)
+            update = done
+        result, centred = judged(recipe), judged(without_chance(recipe))
         journal.write(total, _prefixed(judged_on, result) | _prefixed(f"{judged_on}_centred", centred))
 
     summary = {
         "updates": total,
         "judged_on": judged_on,
-        **_figures(result),
-        "centred": _figures(centred),
+        **figures_of(result),
+        "centred": figures_of(centred),
         "rankme": result["rankme"],
         "volumes": len(ids),
         **pace.summary(),
-        "skipped_updates": skipped,
+        "skipped_updates": trail.skipped,
         "alarms": health.tripped,
         "best": None if saves is None or (found := folder.best(saves)) is None else name_of(found),
         "checkpoint": None
         if recipe.checkpoint.dir is None
         else f"{recipe.checkpoint.dir.rstrip('/')}/step-{total:08d}",
     }
-    write_json(out / SUMMARY, summary)
-    return summary
+    if writes:
+        write_json(out / SUMMARY, summary)
+    told: dict[str, Any] = runtime.told(summary)
+    return told
 
 
-def accumulate(model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime, update: int = 0) -> dict[str, float]:
-    """Gradients of the whole batch's mean loss, in micro-batches; returns that loss, its parts and the cosine.
-
-    Each part counts by its share of the batch, so 1x32, 2x16 and 4x8 give the same update.
-    """
-    size = len(batch.volume_ids)
-    step = min(recipe.machine.micro_batch or size, size)
-    sums: dict[str, float] = {}
-    for start in range(0, size, step):
-        part = batch.part(start, start + step)
-        share = len(part.volume_ids) / size
-        inputs = part.inputs(runtime.device)
-        with runtime.compute():
-            outcome = model.predict(*inputs)
-        check_detached(outcome)
-        steps = token_steps(part.grid_index.to(runtime.device), recipe.grid)
-        loss, parts = training_loss(recipe.objective, outcome, steps, *inputs[3:], update)
-        (loss * share).backward()
-        shown = {"train/loss": loss.detach(), "train/cosine": cosine(outcome.predicted.detach(), outcome.target)}
-        if len(parts) > 1:
-            shown |= {f"train/loss_{name}": value for name, value in parts.items()}
-        for name, value in shown.items():
-            sums[name] = sums.get(name, 0.0) + float(value) * share
-    return sums
-
-
-def _validation(
-    model: VJEPA3D, runtime: Runtime, store: Store, train_ids: list[str], judges: list[str], recipe: Recipe
-) -> dict[str, float]:
-    """Fixed samples of training people teach the trivial predictors; those of `judges`, held-out people, judge all."""
-    limit = recipe.validation.max_samples
-    batch = recipe.machine.micro_batch or recipe.train.global_batch
-    known = FixedSamples(store, recipe, train_ids[: limit and _TEACHERS * limit])
-    means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
-    samples = FixedSamples(store, recipe, judges[:limit])
-    return validate(model, runtime, fixed_batches(samples, batch), means, recipe.grid)
-
-
-def without_chance(recipe: Recipe) -> Recipe:
-    """The recipe with every view centred: there the mean of a place knows most, and is hardest to beat."""
-    still = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
-    return recipe.model_copy(update={"views": recipe.views.model_copy(update=still)})
-
-
-def _resume(
-    saves: Place | None,
-    out: Path,
-    store: Store,
-    ids: list[str],
-    model: VJEPA3D,
-    optimiser: torch.optim.AdamW,
+def _save(
+    saves: Place,
+    done: int,
+    tensors: dict[str, dict[str, torch.Tensor]],
     recipe: Recipe,
-) -> tuple[int, int]:
-    if saves is None:
-        raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
-    check_data(out, store, ids)
-    found = folder.list_folders(saves)
-    if found:
-        return state.load(found[-1], model, optimiser, recipe)
-    reached, every = reached_update(out), recipe.checkpoint.every_updates
-    if every is not None and reached >= every:
-        raise UsageError(
-            f"{out} reached update {reached}, but {saves} holds no checkpoint: they were removed. Bring them back, or "
-            "start the run anew with another --out"
-        )
-    _log.warning("%s was stopped before its first checkpoint was due: it starts at its first update", out)
-    return 0, 0
-
-
-def _stop_if_hopeless(skips_in_a_row: int, done: int) -> None:
-    if skips_in_a_row >= _SKIPS_IN_A_ROW:
-        raise OctjepaError(
-            f"{skips_in_a_row} updates in a row gave no finite loss or gradient (the last: {done}). Start anew with a "
-            "lower train.base_lr or with train.precision=fp32; metrics.jsonl names the volumes of each skipped update."
-        )
-
-
-def _stop_if_asked(request: StopRequest, saves: Place | None, done: int, total: int) -> None:
-    if request.signal_number and done < total:
-        kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"
-        raise Interrupted(
-            f"stopped after update {done} of {total}; {kept}. Go on with --resume.", request.signal_number
-        )
+    skipped: int,
+    ids: list[str],
+    score: float | None,
+) -> None:
+    state.save(saves, done, tensors, recipe, skipped, ids, score)
+    folder.prune(saves, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
 
 
 def _due(every: int | None, done: int) -> bool:
@@ -251,16 +219,3 @@ def _due(every: int | None, done: int) -> bool:
 
 def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}/{key}": value for key, value in values.items()}
-
-
-def _figures(result: dict[str, float]) -> dict[str, Any]:
-    return {
-        "loss": result["loss"],
-        "cosine": result["cosine"],
-        "baseline_cosine": _named(result, "baseline/"),
-        "baseline_loss": _named(result, "baseline_loss/"),
-    }
-
-
-def _named(values: dict[str, float], prefix: str) -> dict[str, float]:
-    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}

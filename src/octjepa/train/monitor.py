@@ -22,7 +22,7 @@ from octjepa.objective.regularisers import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.runtime import Runtime
-from octjepa.views.loader import Batch, collate
+from octjepa.views.loader import Batch, Item, collate
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import TISSUE_SHARE
 
@@ -50,9 +50,9 @@ class Audit:
         in_turn = [queue[i] for i in range(max(map(len, queues))) for queue in queues if i < len(queue)]
         chosen = sorted(in_turn[:count])
         volumes = [store.read(volume_id) for volume_id in chosen]
-        batch = collate([(v.volume_id, make_sample(v, recipe, None)) for v in volumes])
+        batch = collate([Item(v.volume_id, make_sample(v, recipe, None)) for v in volumes])
         draws = tuple(
-            collate([(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes]) for epoch in range(VIEWS)
+            collate([Item(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes]) for epoch in range(VIEWS)
         )
         layers = torch.from_numpy(np.stack([sample_layers(v, recipe, None) for v in volumes]))
         return cls(batch, draws, tuple(str(device[name]) for name in chosen), layers)

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM end a run after the update in hand, with a checkpoint; a second Ctrl-C ends it at once."""
+"""Ctrl-C, SIGTERM and SIGUSR1 end a run after the update in hand, with a checkpoint; a second Ctrl-C ends it at once.
+
+SIGUSR1 is what schedulers send some time before they take a machine away; it counts as SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,15 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """While this is open, the first SIGINT or SIGTERM is noted instead of ending the process."""
+    """While this is open, the first of these signals is noted instead of ending the process."""
     request = StopRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
-        request.signal_number = number
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        request.signal_number = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        if number != signal.SIGUSR1:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield request
     finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -12,9 +13,12 @@ from octjepa.objective import trivial
 from octjepa.objective.losses import cosine, loss_of
 from octjepa.objective.meters import rank_me
 from octjepa.objective.total import token_steps
+from octjepa.recipe import Recipe
+from octjepa.store import Store
 from octjepa.train.runtime import Runtime
-from octjepa.views.loader import Batch
+from octjepa.views.loader import Batch, FixedSamples, fixed_batches
 
+_TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
 _RANK_TOKENS_A_VOLUME = 64
 _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well under a second
 
@@ -84,3 +88,35 @@ def validate(
     step = -(-len(tokens) // _RANK_TOKENS)  # every step-th token, from all volumes alike
     result["rankme"] = rank_me(tokens[::step])
     return result
+
+
+def judge(
+    model: VJEPA3D, runtime: Runtime, store: Store, train_ids: list[str], judges: list[str], recipe: Recipe
+) -> dict[str, float]:
+    """Fixed samples of training people teach the trivial predictors; those of `judges`, held-out people, judge all."""
+    limit = recipe.validation.max_samples
+    batch = recipe.machine.micro_batch or recipe.train.global_batch
+    known = FixedSamples(store, recipe, train_ids[: limit and _TEACHERS * limit])
+    means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
+    samples = FixedSamples(store, recipe, judges[:limit])
+    return validate(model, runtime, fixed_batches(samples, batch), means, recipe.grid)
+
+
+def without_chance(recipe: Recipe) -> Recipe:
+    """The recipe with every view centred: there the mean of a place knows most, and is hardest to beat."""
+    still = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
+    return recipe.model_copy(update={"views": recipe.views.model_copy(update=still)})
+
+
+def figures_of(result: Mapping[str, float]) -> dict[str, Any]:
+    """A result as a run's summary tells it."""
+    return {
+        "loss": result["loss"],
+        "cosine": result["cosine"],
+        "baseline_cosine": _named(result, "baseline/"),
+        "baseline_loss": _named(result, "baseline_loss/"),
+    }
+
+
+def _named(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from octjepa.errors import ContractError
+from octjepa.errors import ContractError, OctjepaError
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.select import Selection, refuse_empty, select
@@ -35,6 +35,7 @@ class Batch(NamedTuple):
     context: Int[Tensor, "b n"]
     target: Int[Tensor, "b m"]
     volume_ids: tuple[str, ...]
+    unread: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others stand in for
 
     def part(self, start: int, stop: int) -> Batch:
         """Samples start..stop: a micro-batch."""
@@ -74,8 +75,20 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
     return selection
 
 
-class Stream(Dataset[Sample]):
-    """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it."""
+class Item(NamedTuple):
+    """One sample on its way into a batch; `unread` are (volume id, reason) of those it stands in for."""
+
+    volume_id: str
+    sample: Sample
+    unread: tuple[tuple[str, str], ...] = ()
+
+
+class Stream(Dataset[Item]):
+    """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
+
+    Where a volume is left out or cannot be read, the next one in the order that can stands in for it: which one depends
+    on the position alone, so it is the same on any number of ranks.
+    """
 
     def __init__(
         self, store: Store, recipe: Recipe, volume_ids: Sequence[str], domains: Mapping[str, str] | None = None
@@ -84,17 +97,45 @@ class Stream(Dataset[Sample]):
             raise ValueError(f"data.balance {recipe.data.balance} needs the domains of the volumes (Selection.domains)")
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
         self.order = Order(volume_ids, recipe.train.seed, domains, recipe.data.balance_power)
+        self.left_out: frozenset[str] = frozenset()
+
+    def leave_out(self, volume_ids: Iterable[str]) -> None:
+        """From now on. Raises OctjepaError when nothing would be left."""
+        self.left_out |= frozenset(volume_ids)
+        if self.left_out >= set(self.volume_ids):
+            raise OctjepaError("no training volume is left: all of them are left out or cannot be read")
 
     def place(self, position: int) -> tuple[int, str]:
         """(visit, volume id) at a position of the stream; a volume's visit is its epoch unless domains are balanced."""
-        return self.order.place(position)
+        return self._place(position)[1]
 
-    def __getitem__(self, position: int) -> tuple[str, Sample]:  # type: ignore[override]
-        visit, volume_id = self.place(position)
-        return volume_id, make_sample(self.store.read(volume_id), self.recipe, visit)
+    def names_of_update(self, update: int) -> list[str]:
+        """The volumes of the global batch of `update` (from 0)."""
+        size = self.recipe.train.global_batch
+        return [self.place(position)[1] for position in range(update * size, (update + 1) * size)]
+
+    def _place(self, position: int) -> tuple[int, tuple[int, str]]:
+        """(the position at which the volume really stands, what `place` says)."""
+        while (found := self.order.place(position))[1] in self.left_out:
+            position += 1
+        return position, found
+
+    def __getitem__(self, position: int) -> Item:
+        unread: dict[str, str] = {}
+        while len(unread) < len(self.volume_ids):
+            position, (visit, volume_id) = self._place(position)
+            if volume_id not in unread:
+                try:
+                    return Item(
+                        volume_id, make_sample(self.store.read(volume_id), self.recipe, visit), (*unread.items(),)
+                    )
+                except (OctjepaError, OSError, ValueError) as error:
+                    unread[volume_id] = str(error)
+            position += 1
+        raise OctjepaError(f"no training volume can be read; the last: {next(reversed(unread.values()))}")
 
 
-class FixedSamples(Dataset[Sample]):
+class FixedSamples(Dataset[Item]):
     """The fixed validation samples of `volume_ids`."""
 
     def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
@@ -103,22 +144,29 @@ class FixedSamples(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.volume_ids)
 
-    def __getitem__(self, number: int) -> tuple[str, Sample]:  # type: ignore[override]
+    def __getitem__(self, number: int) -> Item:
         volume_id = self.volume_ids[number]
-        return volume_id, make_sample(self.store.read(volume_id), self.recipe, None)
+        return Item(volume_id, make_sample(self.store.read(volume_id), self.recipe, None))
 
 
-def collate(items: Sequence[tuple[str, Sample]]) -> Batch:
-    ids, samples = zip(*items, strict=True)
+def collate(items: Sequence[Item]) -> Batch:
+    ids, samples, unread = zip(*items, strict=True)
     a, b, c, d, e, f, g = (torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True))
-    return Batch(a, b, c, d, e, f, g, tuple(ids))
+    return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(one for some in unread for one in some))
 
 
-def training_batches(stream: Stream, first_update: int, total_updates: int, workers: int) -> Iterator[Batch]:
-    """One batch of recipe.train.global_batch volumes for each update first_update .. total_updates - 1."""
+def training_batches(
+    stream: Stream, first_update: int, total_updates: int, workers: int, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """The share of `rank` in the batch of each update first_update .. total_updates - 1.
+
+    A batch is recipe.train.global_batch volumes; the shares of all `world` ranks, in their order, are the batch that
+    one process would take. Raises OctjepaError naming the cause when a loader process dies.
+    """
     size = stream.recipe.train.global_batch
-    positions = [range(u * size, (u + 1) * size) for u in range(first_update, total_updates)]
-    yield from _loader(stream, positions, workers)
+    share = size // world
+    starts = [u * size + rank * share for u in range(first_update, total_updates)]
+    yield from _loader(stream, [range(start, start + share) for start in starts], workers)
 
 
 def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterator[Batch]:
@@ -132,12 +180,21 @@ def _leave_signals_to_the_run(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _loader(dataset: Dataset[Sample], positions: Sequence[range], workers: int) -> DataLoader[Batch]:
-    return DataLoader(  # collate makes Batches of Samples
-        dataset,  # type: ignore[arg-type]
+def _loader(dataset: Dataset[Item], positions: Sequence[range], workers: int) -> Iterator[Batch]:
+    loader: DataLoader[Batch] = DataLoader(
+        dataset,  # type: ignore[arg-type] # collate makes Batches of Items
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
         collate_fn=collate,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
         worker_init_fn=_leave_signals_to_the_run,
     )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if workers and "DataLoader worker" in str(error):
+            raise OctjepaError(
+                f"a loader process died ({str(error).splitlines()[0]}). Killed by the system most often means that "
+                "memory or /dev/shm is full: lower machine.loader_workers, then go on with --resume"
+            ) from None
+        raise

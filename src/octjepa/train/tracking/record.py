@@ -40,6 +40,14 @@ class Record:
         for channel in self._channels:
             channel.figures(update, figures)
 
+    def return_to(self, update: int, values: Mapping[str, Any]) -> None:
+        """The run goes on from `update`: later lines of metrics.jsonl are dropped, one that says why is added.
+
+        Trackers keep what they were sent.
+        """
+        if self._journal is not None:
+            self._journal.return_to(update, values)
+
     def show(self, update: int, batch: Batch) -> None:
         """Draws the batch of `update` if that is the first of this process, or one that the recipe asks for."""
         every = self._recipe.tracking.pictures_every_updates
