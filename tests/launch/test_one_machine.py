@@ -99,6 +99,7 @@ def test_a_signal_reaches_every_process_once_and_the_checkpoint_is_waited_for(
         process.send_signal(signal.Signals[sent])  # schedulers like to say it twice
     ended_with, said = ended(process)
     assert ended_with == code, said
+    assert f"stopped as asked (exit code {code})" in said
     assert [words for words in stage.calls("torchrun") if "got" in words] == [["torchrun", "got", handed_on]]
     for rank in "01":
         assert [f"rank {rank}", "wrote", "a", "checkpoint"] in stage.calls()
