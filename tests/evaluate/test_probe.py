@@ -98,7 +98,7 @@ def test_macro_is_the_mean_and_the_difference_is_of_the_rows(planted: ProbeResul
 
 def test_the_result_is_plain_json(planted: ProbeResult) -> None:
     assert set(json.loads(json.dumps(planted.payload(), allow_nan=False))) == {
-        *("rows", "paired", "comparisons", "choices", "confusions", "notes")
+        *("rows", "paired", "comparisons", "choices", "confusions", "targets", "protocol", "notes")
     }
 
 
@@ -223,12 +223,18 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"probes": ["svm"]}, "no probe svm: known are linear, knn"),
+        ({"probes": ["svm"]}, "no probe svm: known are linear, knn, mlp, attentive"),
         ({"pools": ["median"]}, "no pool median"),
         ({"pools": []}, "no pool given"),
         ({"metric_names": ["accuracy"]}, "no metric accuracy"),
         ({"metric_names": ["r2"]}, "none of the metrics asked for fits"),
-        ({"task": "ordinal"}, "no task 'ordinal'"),
+        ({"task": "survival"}, "no task 'survival'"),
+        ({"task": "ordinal"}, "at least 3 grades"),
+        ({"level": "retina"}, "no level 'retina': known are volume, eye, person"),
+        ({"several": "median"}, "no rule for several volumes 'median'"),
+        ({"probes": ["attentive"]}, "0 folder"),
+        ({"pools": ["layers"]}, "no pooling 'layers' in this table: it holds mean, mean_std_max"),
+        ({"label_smoothing": 1.0}, "label smoothing is 1.0"),
         ({"bootstrap": 0}, "at least 1 resample"),
     ],
 )

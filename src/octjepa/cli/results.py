@@ -1,9 +1,11 @@
-"""Verbs from an encoder to results: embed, probe, report."""
+"""Verbs from an encoder to results: embed, probe, leaderboard, report."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,16 +20,29 @@ def embed(
     checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url, too.")],
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
+    pool: Annotated[
+        list[str] | None,
+        typer.Option("--pool", help="mean, mean_std_max (default), tissue_mean, layers; again for more."),
+    ] = None,
+    tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
+    per_bscan: Annotated[bool, typer.Option("--per-bscan", help="Also OUT.bscans.parquet, a row per slice.")] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option("--engine", help="This process (or torchrun's), or a Ray cluster.")
+    ] = "local",
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Of a Ray that is started here.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A vector for every volume of a store, keyed to person, eye and content."""
+    """A vector for every volume of a store, keyed to person, eye and content. Goes on where it was stopped."""
     from octjepa.evaluate.embed import embed_store
+    from octjepa.evaluate.pools import DEFAULT
     from octjepa.store import Store
 
     set_quiet(quiet)
     ready_to_write(out)
-    say(embed_store(checkpoint, Store.open(store), out), as_json)
+    made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT, tokens, per_bscan, engine, workers)
+    if os.environ.get("RANK", "0") == "0":  # under torchrun every process has the same figures
+        say(made, as_json)
 
 
 @app.command()
@@ -35,26 +50,85 @@ def probe(
     embeddings: Annotated[list[Path], typer.Argument(help="Embedding tables.")],
     labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
     target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
-    task: Annotated[str, typer.Option("--task", help="auto, classification or regression.")] = "auto",
-    kind: Annotated[list[str] | None, typer.Option("--probe", help="linear or knn; default both.")] = None,
-    pool: Annotated[list[str] | None, typer.Option("--pool", help="mean or mean_std_max; default both.")] = None,
+    task: Annotated[
+        str, typer.Option("--task", help="auto, binary, multiclass, ordinal, multilabel (a;b in a cell) or regression.")
+    ] = "auto",
+    kind: Annotated[
+        list[str] | None, typer.Option("--probe", help="linear, knn (default both), mlp or attentive.")
+    ] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option("--pool", help="A pooling of the tables; default: all they hold.")
+    ] = None,
+    level: Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")] = "volume",
+    several: Annotated[
+        str, typer.Option("--several", help="A case's volumes: features, scores, best_quality or first_visit.")
+    ] = "features",
+    visit_order: Annotated[
+        Path | None, typer.Option("--visit-order", help="TSV with visit and order, for first_visit.")
+    ] = None,
+    tokens: Annotated[
+        list[Path] | None, typer.Option("--tokens", help="Token folder of each table, for attentive.")
+    ] = None,
+    label_smoothing: Annotated[float, typer.Option("--label-smoothing", help="Of mlp and attentive.")] = 0.0,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result to this JSON file.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Frozen probes with person-bootstrap intervals, always beside baselines that know nothing."""
-    from octjepa.evaluate.probe import run_probes
-    from octjepa.evaluate.table import POOLS, read_embeddings
+    from octjepa.evaluate.probe import DEFAULT, run_probes
+    from octjepa.evaluate.protocol import read_visit_order
+    from octjepa.evaluate.table import read_embeddings
+    from octjepa.evaluate.token_folder import TokenFolder
     from octjepa.store.disk import write_json
 
     set_quiet(quiet)
     if out is not None:
         ready_to_write(out)
-    tables = [read_embeddings(path) for path in embeddings]
-    payload = run_probes(tables, labels, target, kind or ("linear", "knn"), task, pool or POOLS).payload()
+    payload = run_probes(
+        [read_embeddings(path) for path in embeddings], labels, target, kind or DEFAULT, task, pool,
+        level=level, several=several, visit_order=None if visit_order is None else read_visit_order(visit_order),
+        tokens=[TokenFolder.open(folder) for folder in tokens or ()], label_smoothing=label_smoothing,
+    ).payload()  # fmt: skip
     if out is not None:
         write_json(out, payload)
     say_probes(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
+    if not as_json:
+        about = payload["protocol"]
+        print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
+
+
+@app.command()
+def leaderboard(
+    entries: Annotated[
+        list[str], typer.Argument(help="PATH or NAME=PATH: runs, checkpoints, weights, other encoders, tables.")
+    ],
+    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
+    target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
+    store: Annotated[str | None, typer.Option("--store", help="The store; not needed for tables alone.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the board and its embeddings.")] = Path("leaderboard"),
+    reference: Annotated[
+        str | None, typer.Option("--reference", help="The row that others are compared with; default untrained.")
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="As of probe.")] = "auto",
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Encoders side by side: validation chooses, the test set is read once, differences are paired and corrected."""
+    from octjepa.evaluate.leaderboard.board import run_board
+    from octjepa.evaluate.leaderboard.page import ready, write_board
+    from octjepa.store import Store
+
+    set_quiet(quiet)
+    ready(out)
+    opened = None if store is None else Store.open(store)
+    board = run_board(entries, labels, target, opened, out / "embeddings", reference, task, ledger).payload()
+    files = [str(path) for path in write_board(board, out)]
+    shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
+    metrics = {row["metric"] for row in board["rows"] if row["primary"]}
+    say({**shown, "files": files}, as_json, "rows", metrics)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from octjepa.evaluate.heads import shares
+from octjepa.evaluate.decide import shares
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.metrics import Predictions
 

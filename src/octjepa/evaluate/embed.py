@@ -1,47 +1,139 @@
 """A vector for every volume of a store, beside two that know nothing: the same network untrained, and a histogram.
 
-Rows are sorted by volume id and each volume is pooled by itself, so order and values do not depend on the batch.
+The volumes, sorted by id, are cut into parts. Processes of torchrun, workers of a Ray cluster or this process alone
+take them in turn and write each as it ends (`embed_part`), so a killed run goes on where it was, and one table comes
+out whatever the division. Tokens and features of B-scans are written beside it on demand.
 """
 
 from __future__ import annotations
 
+import logging
+import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.encoder import pooled
+from octjepa.checkpoint.place import place_of
 from octjepa.config import science_hash
-from octjepa.errors import ContractError, UsageError
+from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.evaluate import token_folder
+from octjepa.evaluate.bscans import write_bscans
+from octjepa.evaluate.embed_part import Embedder, Job, Wanted, job_key, weights_hash
+from octjepa.evaluate.embed_part import histogram as histogram
+from octjepa.evaluate.pools import DEFAULT, check_pools
+from octjepa.evaluate.seen import leaked_people, trained_from
 from octjepa.evaluate.table import write_embeddings
 from octjepa.progress import bar
-from octjepa.store import CanonicalVolume, Store
-from octjepa.train.runtime import Runtime
-from octjepa.views import geometry
+from octjepa.store import Store
+from octjepa.train.runtime import Runtime, joined
 from octjepa.views.sample import check_contract
 
-_BATCH = 16
-_LEVELS = 32
+_log = logging.getLogger(__name__)
+
+PART = 64  # volumes; what a kill can cost, and what a rank takes at a time
+_STALLED_SECONDS = 1800.0
+Engine = Literal["local", "ray"]
 
 
-def embed_store(checkpoint: str | Path, store: Store, out: Path) -> dict[str, Any]:
+def embed_store(
+    checkpoint: str | Path,
+    store: Store,
+    out: Path,
+    pools: Sequence[str] = DEFAULT,
+    tokens: Path | None = None,
+    per_bscan: bool = False,
+    engine: Engine = "local",
+    workers: int | None = None,
+    batch: int = 16,
+    part: int = PART,
+) -> dict[str, Any]:
     """Writes the embeddings of every volume of `store` whose pattern the weights know to `out`; returns its figures.
 
     Only `data.patterns` of the recipe chooses here: what another device, site or quality does to an encoder is for the
-    evaluation to find out.
+    evaluation to find out. `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features
+    beside `out`. Under torchrun each process takes its part, and each returns the figures.
 
     `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
 
-    Raises CheckpointError (no or damaged weights), ContractError (the store was prepared otherwise), UsageError (none
-    to embed).
+    Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
+    UsageError (none to embed, an unknown pool, a folder that cannot be used).
     """
-    device = Runtime("fp32").device
-    encoder = load_encoder(checkpoint).to(device)
+    wanted = Wanted(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
+    if tokens is not None:
+        token_folder.check_folder(tokens)
+    encoder = _encoder_for(checkpoint, store)
+    rows = _rows_for(encoder, store)
+    weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
+    key = job_key(weights, science_hash(store.preprocessing), contents, wanted, part)
+    folder = out.parent.resolve() / f".{out.name}.{key[:12]}.parts"
+    job = Job(_absolute(checkpoint), _absolute(store.location), folder, key, wanted)
+    ids = rows["volume_id"].tolist()
+    parts = [ids[start : start + part] for start in range(0, len(ids), part)]
+    started = time.perf_counter()
+    with joined("fp32") as runtime:
+        runtime.first(partial(folder.mkdir, exist_ok=True))
+        todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
+        before = len(parts) - len(todo)
+        runtime.agree([before])  # nobody writes before everybody has seen what there is
+        with bar("embed", len(ids), "volume", done=sum(map(len, parts)) - sum(len(parts[n]) for n in todo)) as shown:
+            if engine == "ray":
+                from octjepa.evaluate.embed_on_ray import on_ray
+
+                if runtime.world > 1:
+                    raise UsageError("--engine ray under torchrun would divide the work twice: use one of them")
+                for number in on_ray(job, [(number, parts[number]) for number in todo], workers):
+                    shown.advance(len(parts[number]))
+            else:
+                worker = Embedder(encoder, wanted, runtime.device)
+                for number in todo[runtime.rank :: runtime.world]:
+                    worker.write(job, number, store, parts[number])
+                    shown.advance(len(parts[number]))
+        _wait_for_all(runtime, job, len(parts))
+        seconds = time.perf_counter() - started
+        leaked = leaked_people(rows, trained_from(encoder.trained_on, place_of(checkpoint)))
+        runtime.first(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
+    computed = sum(len(parts[number]) for number in todo)
+    figures = {
+        "rows": len(rows),
+        "dim": encoder.dim,
+        "pools": list(wanted.pools),
+        "missing": len(store.table) - len(rows),
+        "leaked": leaked,
+        "resumed": len(rows) - computed,
+        "volumes_per_second": computed / seconds,
+        "embeddings": str(out),
+    }
+    beside = {"bscans": str(bscan_file(out)) if per_bscan else None, "tokens": None if tokens is None else str(tokens)}
+    return figures | {name: place for name, place in beside.items() if place is not None}
+
+
+def bscan_file(out: Path) -> Path:
+    """Where features of B-scans go: `eyes.parquet` -> `eyes.bscans.parquet`."""
+    return out.with_name(f"{out.stem}.bscans.parquet")
+
+
+def _absolute(place: str | Path) -> str:
+    """As it is named from any folder; urls and names of weights in the package stay."""
+    return str(Path(place).resolve()) if Path(place).exists() else str(place)
+
+
+def _encoder_for(checkpoint: str | Path, store: Store) -> PretrainedEncoder:
+    try:
+        encoder = load_encoder(checkpoint)
+    except WrongCheckpointError:
+        raise
+    except CheckpointError as error:
+        raise WrongCheckpointError(
+            f"{str(error)[:400]}\nOnly encoders are embedded: the weights of a pretraining run, a step-* folder or an "
+            "exported encoder. A checkpoint of another task (a probe, a segmentation head) is none."
+        ) from None
     differences = check_contract(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
@@ -49,56 +141,83 @@ def embed_store(checkpoint: str | Path, store: Store, out: Path) -> dict[str, An
             + "\n  ".join(differences)
             + "\nIngest the files into a new store with the recipe of the weights (octjepa ingest ... --recipe)."
         )
-    table = store.table
-    patterns = encoder.recipe.data.patterns
+    return encoder
+
+
+def _rows_for(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
+    """The index rows to embed, sorted by volume id; a device or site of which nothing is left is named."""
+    table, patterns = store.table, encoder.recipe.data.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no {' or '.join(patterns)} volume to embed")
-    baseline = encoder.untrained().to(device)
-    started = time.perf_counter()
-    vectors: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}
-    with bar("embed", len(rows), "volume") as progress:
-        for start in range(0, len(rows), _BATCH):
-            volumes = [store.read(volume_id) for volume_id in rows["volume_id"].iloc[start : start + _BATCH]]
-            for name, network in (("vector", encoder), ("untrained", baseline)):
-                vectors[name] += [pooled(t.features, "mean_std_max") for t in network.many_tokens(volumes)]
-            vectors["histogram"] += [histogram(volume, encoder) for volume in volumes]
-            progress.advance(len(volumes))
-    seconds = time.perf_counter() - started
-    frame = _with_participants(rows, store.participants)
-    for name, values in vectors.items():
-        frame[name] = list(np.stack(values).astype(np.float32))
-    leaked = leaked_people(rows, encoder.trained_on)
-    write_embeddings(out, frame, encoder.dim, encoder.name, science_hash(store.preprocessing), leaked)
-    return {
-        "rows": len(frame),
-        "dim": encoder.dim,
-        "missing": len(table) - len(rows),
-        "leaked": leaked,
-        "volumes_per_second": len(rows) / seconds,
-        "embeddings": str(out),
-    }
+    for column in ("device", "site"):
+        for name in sorted(set(table[column]) - set(rows[column]) - {""}):
+            _log.warning(
+                "%s %s is lost: none of its %d volumes is %s", column, name, int((table[column] == name).sum()),
+                " or ".join(patterns),
+            )  # fmt: skip
+    return rows
 
 
-def leaked_people(rows: pd.DataFrame, trained_on: Collection[str]) -> int:
-    """People of val and test of whom at least one eye was pretrained on."""
-    seen = set(rows.loc[rows["volume_id"].isin(trained_on), "person_id"])
-    return len(seen & set(rows.loc[rows["split"].isin(("val", "test")), "person_id"]))
+def _wait_for_all(runtime: Runtime, job: Job, count: int) -> None:
+    """Until the parts of every process are there. By their files: who waits for hours is no dead rank."""
+    missing, since = set(range(count)), time.monotonic()
+    while missing:
+        still = {number for number in missing if not job.file(number).is_file()}
+        if len(still) < len(missing):
+            missing, since = still, time.monotonic()
+        elif time.monotonic() - since > _STALLED_SECONDS:
+            raise OctjepaError(
+                f"no part has come for {_STALLED_SECONDS / 60:.0f} minutes, {len(still)} of {count} are missing: do "
+                f"all machines see {job.folder.parent}? What is finished is kept: run the same command again"
+            )
+        if missing:
+            time.sleep(0.2)
+    runtime.agree([1.0])
 
 
-def histogram(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " levels"]:
-    """Shares of tissue voxels at 32 grey levels, in the centred view: what intensity alone tells."""
-    preprocessing = encoder.recipe.preprocessing
-    shape, size = geometry.centred(preprocessing), preprocessing.image_size
-    view = geometry.apply(volume.pixels, shape, size)
-    inside = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)
-    values = view[inside] if inside.any() else view.ravel()
-    counts = np.bincount(values // (256 // _LEVELS), minlength=_LEVELS)
-    return (counts / counts.sum()).astype(np.float32)
+def _join(
+    out: Path,
+    job: Job,
+    parts: Sequence[Sequence[str]],
+    rows: pd.DataFrame,
+    store: Store,
+    encoder: PretrainedEncoder,
+    weights: str,
+    leaked: int,
+) -> None:
+    """One table from all parts, the indexes beside it, and then the parts' folder goes."""
+    loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
+    frame = with_participants(rows, store.participants)
+    for name in ("vector", "untrained", "histogram"):
+        frame[name] = list(np.concatenate([one[name] for one in loaded]))
+    contract = science_hash(store.preprocessing)
+    if job.wanted.per_bscan:
+        means, counts = (np.concatenate([one[name] for one in loaded]) for name in ("bscan", "bscan_tokens"))
+        write_bscans(bscan_file(out), frame, means, counts, encoder)
+    if job.wanted.tokens:
+        about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
+        named = {job.name(number): ids for number, ids in enumerate(parts)}
+        token_folder.finish(Path(job.wanted.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
+    write_embeddings(out, frame, encoder.dim, encoder.name, contract, leaked, job.wanted.pools, weights)
+    for left in out.parent.glob(f".{out.name}.*.parts"):  # of this job, and of others that were given up
+        shutil.rmtree(left, ignore_errors=True)
 
 
-def _with_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
-    kept = ["person_id", "eye", "volume_id", "content_hash", "device", "split"]
+def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, BadZipFile) as error:
+        raise OctjepaError(f"{path} is damaged ({error}): delete it and run the same command again") from None
+    if arrays["volume_id"].tolist() != list(volume_ids):
+        raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")
+    return arrays
+
+
+def with_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
+    """The keys of an embedding table for index rows of a store, with age and clinical site where they are known."""
+    kept = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
     frame = rows[kept].reset_index(drop=True)
     known = participants.set_index("person_id") if len(participants) else pd.DataFrame()
     age = dict(known["age"]) if "age" in known else {}

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -22,27 +21,29 @@ from jaxtyping import Float, Int
 from octjepa.errors import UsageError
 from octjepa.evaluate.metrics import Task
 from octjepa.evaluate.table import SPLITS
+from octjepa.evaluate.tasks import MOST_CLASSES, PLAIN_PAIRS, TASKS, check_classes, numbers_of, task_of
 from octjepa.ingest.manifest import clean_person_id
 
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
-TASKS = ("auto", "classification", "binary", "multiclass", "regression")
+SITE_COLUMNS = ("clinical_site", "site")
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
-MOST_CLASSES = 20
-# Pairs of which everyone knows the positive one; of any other pair a note says it.
-PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
 
 _EYES = {"od": "OD", "r": "OD", "right": "OD", "os": "OS", "l": "OS", "left": "OS", "ou": "", "b": "", "both": ""}
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A label file as read: `values[target]` maps (person_id, eye) to the text of the label; both eyes written out."""
+    """A label file as read: `values[target]` maps (person_id, eye) to the text of the label; both eyes written out.
+
+    sites: person -> clinical site, where the file says it.
+    """
 
     path: Path
     by_eye: bool
     values: dict[str, dict[tuple[str, str], str]]
     notes: tuple[str, ...]
+    sites: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,35 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     eyes = pd.Series([""] * len(frame)) if eye is None else _eyes(frame[eye], path, str(eye))
     notes: list[str] = []
     values = {name: _unique(people, eyes, frame[name].str.strip(), name, path, notes) for name in targets}
-    return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes))
+    site = next((name for name in SITE_COLUMNS if name in frame.columns), None)
+    sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
+    return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes), sites)
+
+
+def one_by_one(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelTable, list[str]]:
+    """Multi-label columns ("drusen;fluid", "none" or "0" for no label) as one column of 0 and 1 for each label.
+
+    Returns the table with the new columns `target=label` and their names. Raises UsageError: more than MOST_CLASSES
+    labels.
+    """
+    values = dict(labels.values)
+    names: list[str] = []
+    for target in targets:
+        cells = {key: _label_set(text) for key, text in labels.values[target].items()}
+        found = sorted(set().union(*cells.values()), key=str.lower)
+        if not found or len(found) > MOST_CLASSES:
+            raise UsageError(
+                f"{target} holds {len(found)} different labels, expected 1 to {MOST_CLASSES}, parted by ; or |"
+            )
+        for label in found:
+            names.append(f"{target}={label}")
+            values[names[-1]] = {key: str(int(label in cell)) for key, cell in cells.items()}
+    return replace(labels, values=values), names
+
+
+def _label_set(text: str) -> frozenset[str]:
+    parts = {part.strip() for part in re.split(r"[;|]", text)}
+    return frozenset(part for part in parts if part and part.lower() not in {"none", "0"})
 
 
 def _listed(names: pd.Index) -> str:
@@ -146,21 +175,12 @@ def _unique(
 
 
 def _same_number(one: str, other: str) -> bool:
-    numbers = _numbers([one, other])
+    numbers = numbers_of([one, other])
     return numbers is not None and bool(numbers[0] == numbers[1])
 
 
-def _numbers(texts: Sequence[str]) -> Float[np.ndarray, " n"] | None:
-    """The texts as finite numbers, or None if one of them is none."""
-    try:
-        numbers = np.array([float(text) for text in texts])
-    except ValueError:
-        return None
-    return numbers if np.isfinite(numbers).all() else None
-
-
 def check_people(frame: pd.DataFrame) -> None:
-    """Raises UsageError if a person is in more than one split, or if there is nothing to train or to test on."""
+    """Raises UsageError if a person, or a scan under two names, is in more than one split, or a side is empty."""
     used = frame[frame["split"] != ""]
     spread = used.groupby("person_id")["split"].nunique()
     leaked = int((spread > 1).sum())
@@ -168,6 +188,13 @@ def check_people(frame: pd.DataFrame) -> None:
         raise UsageError(
             f"leak: {leaked} of {len(spread)} people have volumes in more than one split, so a test person was trained "
             "on; split by person with octjepa split STORE and embed again"
+        )
+    copies = used[used["content_hash"] != ""].groupby("content_hash")
+    doubled = int((copies["split"].nunique() > 1).sum())
+    if doubled:
+        raise UsageError(
+            f"leak: the same pixels stand under two people in different splits, {doubled} time(s): one of them is a "
+            "duplicate; correct the ids, ingest and split again"
         )
     for split in ("train", "test"):
         if split not in set(used["split"]):
@@ -214,11 +241,11 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
         notes.append(f"{target}: {unsplit} labelled volumes are in no split and are left out")
     used = np.flatnonzero(labelled & (splits != ""))
     texts = [found[keys[row]] for row in used]
-    kind, classes, values = _typed(texts, target, task)
+    kind, classes, values = task_of(texts, target, task)
     rows = {split: used[splits[used] == split] for split in SPLITS}
     by_split = {split: values[splits[used] == split] for split in SPLITS}
     if classes:
-        notes += _check_classes(target, classes, by_split)
+        notes += check_classes(target, classes, by_split)
         if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
             notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
     elif min(len(by_split["train"]), len(by_split["test"])) < 2:
@@ -239,43 +266,3 @@ def _shape(ids: Sequence[str] | pd.Series) -> str:
     """The form of the commonest id with its content hidden: "AIREADI-1001" -> "AAAAAAA-9999"."""
     forms = [re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "9", str(text))) for text in ids]
     return repr(max(sorted(set(forms)), key=forms.count))
-
-
-def _typed(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, ...], np.ndarray]:
-    """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
-    numbers = _numbers(texts)
-    names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
-    classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
-    if task in ("auto", "classification"):
-        few = numbers is None or (len(classes) <= 10 and bool((numbers == np.round(numbers)).all()))
-        several = "multiclass" if few or task == "classification" else "regression"
-        task = "binary" if len(classes) <= 2 else several
-    if len(classes) < 2:
-        raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
-    if task == "regression":
-        if numbers is None:
-            raise UsageError(f"{target} holds text ({len(classes)} values), a regression needs numbers")
-        return "regression", (), numbers
-    if task == "binary" and len(classes) != 2:
-        raise UsageError(f"{target} holds {len(classes)} values, a binary task needs 2; use --task multiclass")
-    if len(classes) > MOST_CLASSES:
-        raise UsageError(
-            f"{target} holds {len(classes)} values, at most {MOST_CLASSES} classes are probed: is it an id, or a "
-            "quantity (--task regression)?"
-        )
-    codes = {name: code for code, name in enumerate(classes)}
-    return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
-
-
-def _check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
-    """Notes on classes that a split lacks; UsageError where the target cannot be learnt or measured without them."""
-    lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
-    counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
-    if lacking["train"]:
-        raise UsageError(f"{target}: split train has no volume of class {', '.join(lacking['train'])} ({counts})")
-    if len(classes) - len(lacking["test"]) < 2:
-        raise UsageError(f"{target}: split test has no volume of class {', '.join(lacking['test'])} ({counts})")
-    if lacking["test"]:
-        absent = ", ".join(lacking["test"])
-        return [f"{target}: split test has no volume of class {absent}; means run over the classes it has"]
-    return []

@@ -26,7 +26,6 @@ FEATURE_COLUMNS = ("vector", "untrained", "histogram")
 OPTIONAL_COLUMNS = ("visit", "quality")
 NUMBERS = ("age", "quality")
 SPLITS = ("train", "val", "test")
-POOLS = ("mean", "mean_std_max")
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ class TokenFolder:
     contract: str
     dim: int
     where: dict[str, tuple[int, int]]
-    parts: dict[str, list[Float16[np.ndarray, "volumes k dim"]]]
-    raster: list[Int32[np.ndarray, "volumes k"]]
+    parts: dict[str, list[Float16[np.ndarray, "_ k dim"]]]
+    raster: list[Int32[np.ndarray, "_ k"]]
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenFolder:

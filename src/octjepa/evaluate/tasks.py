@@ -1,0 +1,76 @@
+"""Which task a column of labels is: two classes, several, ordered ones, or a quantity; and whether it can be probed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.errors import UsageError
+from octjepa.evaluate.metrics import Task
+from octjepa.evaluate.table import SPLITS
+
+TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression")
+MOST_CLASSES = 20
+# Pairs of which everyone knows the positive one; of any other pair a note says it.
+PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
+
+
+def numbers_of(texts: Sequence[str]) -> Float[np.ndarray, " n"] | None:
+    """The texts as finite numbers, or None if one of them is none."""
+    try:
+        numbers = np.array([float(text) for text in texts])
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, ...], np.ndarray]:
+    """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
+    numbers = numbers_of(texts)
+    names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
+    classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
+    if task in ("auto", "classification"):
+        few = numbers is None or (len(classes) <= 10 and bool((numbers == np.round(numbers)).all()))
+        several = "multiclass" if few or task == "classification" else "regression"
+        task = "binary" if len(classes) <= 2 else several
+    if len(classes) < 2:
+        raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
+    if task == "regression":
+        if numbers is None:
+            raise UsageError(f"{target} holds text ({len(classes)} values), a regression needs numbers")
+        return "regression", (), numbers
+    if task == "ordinal" and (numbers is None or len(classes) < 3):
+        raise UsageError(
+            f"{target} holds {len(classes)} {'texts' if numbers is None else 'values'}: an ordinal task needs at least "
+            "3 grades written as numbers, for their order"
+        )
+    if task == "binary" and len(classes) != 2:
+        raise UsageError(f"{target} holds {len(classes)} values, a binary task needs 2; use --task multiclass")
+    if len(classes) > MOST_CLASSES:
+        raise UsageError(
+            f"{target} holds {len(classes)} values, at most {MOST_CLASSES} classes are probed: is it an id, or a "
+            "quantity (--task regression)?"
+        )
+    codes = {name: code for code, name in enumerate(classes)}
+    return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
+
+
+def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
+    """Notes on classes that a split lacks; UsageError where the target cannot be learnt or measured without them."""
+    lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
+    counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
+    notes: list[str] = []
+    if lacking["train"]:
+        raise UsageError(f"{target}: split train has no volume of class {', '.join(lacking['train'])} ({counts})")
+    if len(classes) - len(lacking["test"]) < 2:
+        raise UsageError(f"{target}: split test has no volume of class {', '.join(lacking['test'])} ({counts})")
+    if lacking["test"]:
+        absent = ", ".join(lacking["test"])
+        notes.append(f"{target}: split test has no volume of class {absent}; means run over the classes it has")
+    if lacking["val"] and len(values["val"]):
+        absent = ", ".join(lacking["val"])
+        notes.append(f"{target}: split val has no volume of class {absent}; settings are chosen inside train")
+    return notes
