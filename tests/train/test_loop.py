@@ -16,7 +16,7 @@ import torch
 from octjepa.checkpoint import folder, load_encoder
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.store.disk import only_writer
-from octjepa.train import loop, memory
+from octjepa.train import memory
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.signals import Interrupted
@@ -135,7 +135,7 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
     stop_at = reached + 4
     for run, resume in (("killed", True), ("whole", False)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "learning_rate", _signal_at(stop_at - 1))
+            patch.setattr(memory, "accumulate", _signal_at(stop_at))
             with pytest.raises(Interrupted):
                 pretrain(recipe, store_of(recipe), tmp_path / run, resume=resume)
     kept = [folder.list_folders(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
@@ -144,14 +144,14 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
 
 
 def _signal_at(update):
-    honest = loop.learning_rate
+    honest = memory.accumulate
 
-    def learning_rate(now, total, train):
-        if now == update:
+    def accumulate(model, batch, recipe, runtime, now, micro):
+        if now == update - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return honest(now, total, train)
+        return honest(model, batch, recipe, runtime, now, micro)
 
-    return learning_rate
+    return accumulate
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
@@ -311,5 +311,5 @@ def test_a_run_that_never_gives_a_finite_gradient_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(
         memory, "accumulate", lambda *_: {"train/loss": torch.tensor(float("nan")), "train/cosine": torch.zeros(())}
     )
-    with pytest.raises(OctjepaError, match="5 updates in a row from 1 on .* no checkpoint before them"):
+    with pytest.raises(OctjepaError, match=r"5 updates in a row from 1 on .* no checkpoint before them"):
         pretrain(recipe, store_of(recipe), tmp_path / "run")

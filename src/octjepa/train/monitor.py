@@ -10,11 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objective import meters
@@ -22,7 +24,7 @@ from octjepa.objective.regularisers import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.runtime import Runtime
-from octjepa.views.loader import Batch, Item, collate
+from octjepa.views.loader import Batch, Item, collate, read_or_tell
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import TISSUE_SHARE
 
@@ -48,14 +50,16 @@ class Audit:
             by_vendor.setdefault(str(device[volume_id]), []).append(volume_id)
         queues = list(by_vendor.values())
         in_turn = [queue[i] for i in range(max(map(len, queues))) for queue in queues if i < len(queue)]
-        chosen = sorted(in_turn[:count])
-        volumes = [store.read(volume_id) for volume_id in chosen]
+        known = (read_or_tell(store, volume_id) for volume_id in in_turn)
+        volumes = sorted(islice((v for v in known if v is not None), count), key=lambda v: v.volume_id)
+        if not volumes:
+            raise OctjepaError(f"none of {len(in_turn)} volumes for the monitor can be read")
         batch = collate([Item(v.volume_id, make_sample(v, recipe, None)) for v in volumes])
         draws = tuple(
             collate([Item(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes]) for epoch in range(VIEWS)
         )
         layers = torch.from_numpy(np.stack([sample_layers(v, recipe, None) for v in volumes]))
-        return cls(batch, draws, tuple(str(device[name]) for name in chosen), layers)
+        return cls(batch, draws, tuple(str(device[v.volume_id]) for v in volumes), layers)
 
     @cached_property
     def tissue(self) -> Tensor:

@@ -164,6 +164,6 @@ def _spread(model: VJEPA3D, optimiser: torch.optim.AdamW, runtime: Runtime) -> N
 def hopeless(update: int, when: str) -> str:
     return (
         f"{IN_A_ROW} updates in a row from {update + 1} on gave no finite loss or a gradient far above the usual, "
-        f"{when}. Start anew with a lower train.base_lr or with train.precision=fp32; metrics.jsonl names the volumes of "
-        "each skipped update."
+        f"{when}. Start anew with a lower train.base_lr or with train.precision=fp32; metrics.jsonl names the volumes "
+        "of each skipped update."
     )

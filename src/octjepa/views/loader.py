@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,10 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from octjepa.errors import ContractError, OctjepaError
 from octjepa.recipe import Recipe
-from octjepa.store import Store
+from octjepa.store import CanonicalVolume, Store
 from octjepa.store.select import Selection, refuse_empty, select
 from octjepa.views.order import Order
 from octjepa.views.sample import Sample, check_contract, make_sample
+
+_log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -136,7 +139,7 @@ class Stream(Dataset[Item]):
 
 
 class FixedSamples(Dataset[Item]):
-    """The fixed validation samples of `volume_ids`."""
+    """The fixed validation samples of `volume_ids`. For a volume that cannot be read the next one stands in."""
 
     def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
@@ -145,8 +148,20 @@ class FixedSamples(Dataset[Item]):
         return len(self.volume_ids)
 
     def __getitem__(self, number: int) -> Item:
-        volume_id = self.volume_ids[number]
-        return Item(volume_id, make_sample(self.store.read(volume_id), self.recipe, None))
+        for volume_id in self.volume_ids[number:] + self.volume_ids[:number]:
+            volume = read_or_tell(self.store, volume_id)
+            if volume is not None:
+                return Item(volume_id, make_sample(volume, self.recipe, None))
+        raise OctjepaError(f"none of {len(self.volume_ids)} volumes to judge by can be read")
+
+
+def read_or_tell(store: Store, volume_id: str) -> CanonicalVolume | None:
+    """The volume; None, and a warning, where it cannot be read."""
+    try:
+        return store.read(volume_id)
+    except (OctjepaError, OSError, ValueError) as error:
+        _log.warning("volume %s cannot be read and judges nothing: %s", volume_id, error)
+        return None
 
 
 def collate(items: Sequence[Item]) -> Batch:

@@ -1,0 +1,262 @@
+"""Two processes are one run: the same weights as one, one writer, and every fault of one rank is met by both alike."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+
+from octjepa.checkpoint import folder
+from octjepa.train.journal import read_lines
+from octjepa.train.loop import pretrain
+from ranks import finish, start_ranks
+from synthetic import MemoryStore, small_recipe
+
+BEGIN = """
+import os, signal, sys, json
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from octjepa.errors import OctjepaError
+from octjepa.train import loop, memory
+from octjepa.train.loop import pretrain
+from synthetic import MemoryStore, small_recipe
+from tests_recipes import recipe_of
+
+torch.set_num_threads(1)
+out = Path(sys.argv[1])
+rank = int(os.environ["RANK"])
+"""
+
+
+def recipe_of(updates=6, **sections):
+    train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
+    given = {"checkpoint": {"every_updates": 2, "keep_last": 9}, "machine": {"micro_batch": 2}, **sections}
+    return small_recipe(**{"train": train, **given})
+
+
+def run_alone(out, updates=6, resume=False, **sections):
+    recipe = recipe_of(updates, **sections)
+    torch.set_num_threads(1)
+    return pretrain(recipe, MemoryStore(recipe.preprocessing), out, resume)
+
+
+def weights_of(run, update=None):
+    kept = folder.list_folders(run / "checkpoints")
+    chosen = kept[-1] if update is None else next(one for one in kept if one.name == f"step-{update:08d}")
+    return {
+        f"{file}/{name}": value
+        for file in ("model.safetensors", "optimiser.safetensors")
+        for name, value in folder.read_tensors(chosen, file).items()
+    }
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def losses_of(run):
+    return [(line["update"], line["train/loss"]) for line in read_lines(run / "metrics.jsonl") if "train/loss" in line]
+
+
+SCENES = (
+    BEGIN
+    + """
+dist.init_process_group("gloo")
+store = lambda recipe: MemoryStore(recipe.preprocessing)
+told = {}
+
+# together, from the first update to the last
+recipe = recipe_of()
+told["whole"] = pretrain(recipe, store(recipe), out / "two")
+
+# in parts: one process before (made by the test), two now, one after
+right = memory.accumulate
+def stopping(model, batch, recipe, runtime, update, micro):
+    if update == 3 and rank == 1:  # one rank alone is told to stop
+        os.kill(os.getpid(), signal.SIGTERM)
+    return right(model, batch, recipe, runtime, update, micro)
+memory.accumulate = stopping
+try:
+    pretrain(recipe, store(recipe), out / "parts", resume=True)
+except OctjepaError as error:
+    told["stopped"] = [error.exit_code, str(error)]
+
+# one rank's gradient is not finite
+def bad(model, batch, recipe, runtime, update, micro):
+    figures = right(model, batch, recipe, runtime, update, micro)
+    if update == 2 and rank == 1:
+        next(model.predictor.parameters()).grad.fill_(float("nan"))
+    return figures
+memory.accumulate = bad
+told["nan"] = pretrain(recipe, store(recipe), out / "nan")
+
+# one rank runs out of memory once
+def full(model, batch, recipe, runtime, update, micro):
+    if update == 2 and rank == 1 and micro == 2:
+        right(model, batch, recipe, runtime, update, micro)
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
+    return right(model, batch, recipe, runtime, update, micro)
+memory.accumulate = full
+told["memory"] = pretrain(recipe, store(recipe), out / "memory")
+memory.accumulate = right
+
+# a volume cannot be read, by whichever rank meets it
+lossy = store(recipe)
+read = lossy.read
+def sometimes(volume_id):
+    if volume_id == "volume0003":
+        raise OSError("input/output error")
+    return read(volume_id)
+lossy.read = sometimes
+told["unread"] = pretrain(recipe, lossy, out / "unread")
+
+# rank 0 refuses: the folder holds a run
+try:
+    pretrain(recipe, store(recipe), out / "two")
+except OctjepaError as error:
+    told["refused"] = [error.exit_code, str(error)]
+print(json.dumps(told))
+dist.destroy_process_group()
+"""
+)
+
+RECIPES = """
+from synthetic import small_recipe
+def recipe_of(updates=6, **sections):
+    train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
+    given = {"checkpoint": {"every_updates": 2, "keep_last": 9}, "machine": {"micro_batch": 2}, **sections}
+    return small_recipe(**{"train": train, **given})
+"""
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """(folder of runs, what each rank told, stderr of each)."""
+    out = tmp_path_factory.mktemp("ranks")
+    run_alone(out / "one")
+    stopped_at(2, out / "parts")
+    code = SCENES.replace("from tests_recipes import recipe_of", RECIPES)
+    ended = finish(start_ranks(code, out))
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
+    return out, [json.loads(text.splitlines()[-1]) for _, text, _ in ended], [text for _, _, text in ended]
+
+
+def stopped_at(update, out):
+    """A run of one process that was told to stop, and stopped after `update`."""
+    import os
+
+    from octjepa.train import memory
+    from octjepa.train.signals import Interrupted
+
+    honest = memory.accumulate
+
+    def stopping(model, batch, recipe, runtime, now, micro):
+        if now == update - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(model, batch, recipe, runtime, now, micro)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "accumulate", stopping)
+        with pytest.raises(Interrupted):
+            run_alone(out)
+
+
+def test_two_processes_train_the_weights_of_one_to_the_bit(scenes):
+    out, told, _ = scenes
+    assert_same(weights_of(out / "one"), weights_of(out / "two"))
+    assert losses_of(out / "one") == losses_of(out / "two")
+    assert told[0]["whole"] == told[1]["whole"]
+    assert told[0]["whole"]["loss"] > 0
+
+
+def test_one_of_them_writes(scenes):
+    out, _, _ = scenes
+    lines = [line["update"] for line in read_lines(out / "two" / "metrics.jsonl") if "train/loss" in line]
+    assert lines == [1, 2, 3, 4, 5, 6]
+    assert json.loads((out / "two" / "run.json").read_text())["devices"]["processes"] == 2
+
+
+def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_and_one_process_can_go_on(scenes):
+    out, told, _ = scenes
+    assert [one["stopped"][0] for one in told] == [143, 143]
+    assert "stopped after update 4 of 6; its checkpoint is written" in told[0]["stopped"][1]
+    summary = run_alone(out / "parts", resume=True)  # one, two, one again
+    assert summary["updates"] == 6
+    assert_same(weights_of(out / "one"), weights_of(out / "parts"))
+    assert losses_of(out / "one") == losses_of(out / "parts")
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(scenes):
+    out, told, _ = scenes
+    assert [one["nan"]["skipped_updates"] for one in told] == [1, 1]
+    skipped = [line for line in read_lines(out / "nan" / "metrics.jsonl") if "skipped" in line]
+    assert [line["update"] for line in skipped] == [3]
+    assert len(skipped[0]["skipped"]) == 4
+    assert_same(weights_of(out / "one", 2), weights_of(out / "nan", 2))
+    after, before = weights_of(out / "nan"), weights_of(out / "one")
+    assert all(torch.isfinite(value).all() for value in after.values())
+    step = "optimiser.safetensors/step/context_encoder.embed.weight"
+    assert (after[step], before[step]) == (5, 6)
+
+
+def test_memory_that_runs_out_on_one_rank_makes_both_take_fewer_volumes_at_once(scenes):
+    out, told, errors = scenes
+    assert all("every rank now takes 1 volumes at once" in text for text in errors)
+    assert [one["memory"]["skipped_updates"] for one in told] == [0, 0]
+    mine, theirs = weights_of(out / "memory"), weights_of(out / "one")
+    assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-5
+
+
+def test_a_volume_that_cannot_be_read_is_quarantined_and_another_stands_in(scenes):
+    out, told, _ = scenes
+    lines = read_lines(out / "unread" / "metrics.jsonl")
+    assert {name for line in lines for name in line.get("unread", ())} == {"volume0003"}
+    ledger = [json.loads(line) for line in (out / "unread" / "quarantine.jsonl").read_text().splitlines()]
+    assert [(row["file"], row["stage"], row["reason"]) for row in ledger] == [
+        ("volume0003", "train", "unreadable_file")
+    ]
+    assert told[0]["unread"] == told[1]["unread"]
+
+
+def test_what_rank_0_refuses_ends_all_with_its_code(scenes):
+    _, told, _ = scenes
+    assert [one["refused"][0] for one in told] == [2, 2]
+    assert "already holds a run" in told[0]["refused"][1]
+    assert told[1]["refused"][1].startswith("rank 0: ")
+
+
+DYING = (
+    BEGIN.replace("from tests_recipes import recipe_of", RECIPES)
+    + """
+recipe = recipe_of(200)
+honest = loop.learning_rate
+def dying(update, total, train):
+    if update == 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return honest(update, total, train)
+loop.learning_rate = dying
+try:
+    pretrain(recipe, MemoryStore(recipe.preprocessing), out)
+except OctjepaError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+)
+
+
+def test_a_rank_that_is_killed_ends_the_other_with_a_message_not_a_hang(tmp_path):
+    started = time.monotonic()
+    (code, said, _), (killed, _, _) = finish(start_ranks(DYING, tmp_path / "run"))
+    assert killed == -signal.SIGKILL
+    assert code == 1
+    assert "rank 0 lost the others" in said
+    assert "--resume" in said
+    assert time.monotonic() - started < 240
+    recipe = recipe_of(200)
+    assert folder.list_folders(tmp_path / "run" / "checkpoints")[-1].name == "step-00000002"
+    assert recipe.checkpoint.every_updates == 2
