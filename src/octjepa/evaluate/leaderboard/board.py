@@ -1,0 +1,263 @@
+"""The leaderboard: entries embedded alike, chosen on validation, read on test once, compared, every fault named.
+
+Order of work, which is the protocol: features; leak checks; labels; validation chooses; the look at the test set is
+written into its ledger; only then are test predictions made and measured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from octjepa.errors import UsageError
+from octjepa.evaluate import pools as pooling
+from octjepa.evaluate.baselines import covariate_features, majority
+from octjepa.evaluate.intervals import Draws
+from octjepa.evaluate.labels import Target, check_people, join, read_labels
+from octjepa.evaluate.leaderboard.choose import PROBES, Choice, Option, choose, note_on, read
+from octjepa.evaluate.leaderboard.details import details_of
+from octjepa.evaluate.leaderboard.embedding import Featured, featured
+from octjepa.evaluate.leaderboard.entries import read_entries
+from octjepa.evaluate.leaderboard.measure import Arm, Training, compare, constant, rows_of, training_row
+from octjepa.evaluate.lineup import aligned
+from octjepa.evaluate.lost import lost_groups
+from octjepa.evaluate.statistics import ledger
+from octjepa.progress import bar
+from octjepa.store import Store
+
+log = logging.getLogger(__name__)
+
+COMMAND = "octjepa leaderboard"
+UNTRAINED = "untrained"
+
+
+@dataclass
+class Board:
+    """What a board says; `payload` is plain data for JSON and for the page.
+
+    rows: a figure each, of an arm's mean over its seeds; comparisons: every arm against `reference`, with correction
+    over all of them. trainings: every seed apart, and what validation chose. choices: every option it chose among.
+    details: calibration, decisions, subgroups, vendors. faults: {kind, what}, named first in every output. uses: what
+    the ledger says of each test set. notes: what was left out or degraded.
+    """
+
+    reference: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    trainings: list[dict[str, Any]] = field(default_factory=list)
+    choices: list[dict[str, Any]] = field(default_factory=list)
+    details: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, str]] = field(default_factory=list)
+    uses: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Keeps a note once and says it on the log."""
+        if text and text not in self.notes:
+            self.notes.append(text)
+            log.warning("%s", text)
+
+    def fault(self, kind: str, what: str) -> None:
+        """A fault that a reader must see before any figure."""
+        if {"kind": kind, "what": what} not in self.faults:
+            self.faults.append({"kind": kind, "what": what})
+            log.warning("%s: %s", kind.replace("_", " "), what)
+
+    def payload(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def run_board(
+    given: Sequence[str],
+    labels_path: str | Path,
+    targets: Sequence[str],
+    store: Store | None,
+    folder: Path,
+    reference: str | None = None,
+    task: str = "auto",
+    ledger_folder: Path | None = None,
+    bootstrap: int = 2000,
+    seed: int = 0,
+) -> Board:
+    """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
+
+    reference: the row that all others are compared with; default the untrained network of the first entry.
+    Raises UsageError: entries, labels, targets or splits that cannot be used, a reference that is on no row, no entry
+    left without a leak, a ledger that cannot be written; and what embedding raises.
+    """
+    board = Board()
+    entries = read_entries(given)
+    targets = list(dict.fromkeys(targets))
+    labels = read_labels(labels_path, targets)
+    looks = ledger_folder or ledger.beside(Path(labels_path))
+    ledger.ready(looks)
+    names = [*dict.fromkeys(entry.arm for entry in entries)]
+    if reference is not None and reference not in (*names, UNTRAINED, "histogram", "covariates", "majority"):
+        raise UsageError(f"no row {reference!r} to compare with: the entries are {', '.join(names)}; also {UNTRAINED}")
+    found = _without_leaks(featured(entries, store, folder), board)
+    tables = aligned([one.table for one in found], lambda text: _note_alignment(text, board))
+    found = [Featured(one.entry, one.candidate, table, one.foreign) for one, table in zip(found, tables, strict=True)]
+    frame = tables[0].frame
+    check_people(frame)
+    for text in labels.notes:
+        board.note(text)
+    for arm in dict.fromkeys(one.entry.arm for one in found if one.foreign):
+        board.note(f"{arm}: its files do not say what it was pretrained on, so a leak of test people cannot be checked")
+    joined = []
+    for name in targets:
+        try:
+            joined.append(join(labels, frame, name, task))
+        except UsageError as error:
+            if len(targets) == 1:
+                raise
+            board.note(f"target {name} is left out: {error}")
+    if not joined:
+        raise UsageError(f"none of the {len(targets)} targets can be measured:\n  " + "\n  ".join(board.notes))
+    person_ids = frame["person_id"].to_numpy(dtype=str)
+    tested = np.concatenate([target.rows["test"] for target in joined])
+    draws = Draws(person_ids[tested].tolist(), bootstrap, seed)
+    board.reference = _reference(reference, found)
+    with bar("board", len(joined) * (len(_sources(found)) + 1), "row") as shown, threadpool_limits(1):
+        families = []
+        for target in joined:
+            for text in target.notes:
+                board.note(text)
+            for text in lost_groups(frame, labels, target):
+                board.fault("lost_group" if " is lost" in text else "one_sided_group", text)
+            board.note(note_on(target, person_ids))
+            chosen = _choices(target, found, person_ids, seed, shown.advance)
+            measured = [f"{name} {seed_} {choice.option.said}" for name, seed_, choice in chosen]
+            uses = ledger.record(looks, target.label_hash, target.name, COMMAND, measured)
+            _tell_uses(uses, board)
+            arms = _test(target, chosen, found, person_ids, draws, seed, board)
+            families.append((target, arms))
+            shown.advance()
+    board.comparisons = compare(families, board.reference)
+    return board
+
+
+def _without_leaks(found: list[Featured], board: Board) -> list[Featured]:
+    for one in found:
+        if one.table.leaked:
+            what = f"{one.entry.name} was pretrained on eyes of {one.table.leaked} people who are now in val or test"
+            board.fault("leaked_person", f"{what}: its figures would be too good, so it is left out")
+    kept = [one for one in found if not one.table.leaked]
+    if not kept:
+        said = "\n  ".join(fault["what"] for fault in board.faults)
+        raise UsageError(
+            f"leak: no entry is left to compare.\n  {said}\nGive the store the split that the encoders were trained "
+            "with, or pretrain anew."
+        )
+    return kept
+
+
+def _note_alignment(text: str, board: Board) -> None:
+    if "not in every table" in text:
+        board.fault("different_labels", f"{text}: rows are compared on the volumes that all entries hold")
+    else:
+        board.note(text)
+
+
+def _tell_uses(uses: ledger.Uses, board: Board) -> None:
+    board.uses.append({"target": uses.target, "looks": uses.looks, "measured": uses.measured, "file": str(uses.file)})
+    if uses.looks > 1:
+        board.fault("test_used_before", uses.said())
+    else:
+        board.note(uses.said())
+
+
+def _reference(asked: str | None, found: list[Featured]) -> str:
+    left = {one.entry.arm for one in found}
+    if asked is not None and asked not in (*left, UNTRAINED, "histogram", "covariates", "majority"):
+        raise UsageError(f"{asked} was left out, so nothing can be compared with it: name another --reference")
+    return asked or UNTRAINED
+
+
+def _twin(found: list[Featured], one: Featured) -> str:
+    """Row name of the untrained twin: "untrained" where it is the first entry's network."""
+    return (
+        UNTRAINED if np.array_equal(one.table.untrained, found[0].table.untrained) else f"{UNTRAINED}:{one.entry.arm}"
+    )
+
+
+def _sources(found: list[Featured]) -> dict[tuple[str, int], list[tuple[str, Featured, str]]]:
+    """(row name, seed) -> (checkpoint, table, view) of everything that has features to choose among."""
+    sources: dict[tuple[str, int], list[tuple[str, Featured, str]]] = {}
+    for one in found:
+        sources.setdefault((one.entry.arm, one.entry.seed), []).append((one.candidate.label, one, "vector"))
+    for one in found:
+        sources.setdefault((_twin(found, one), 1), [("", one, "untrained")])
+    sources["histogram", 1] = [("", found[0], "histogram")]
+    return sources
+
+
+def _options(views: list[tuple[str, Featured, str]]) -> list[Option]:
+    options = []
+    for checkpoint, one, view in views:
+        names = ("none",) if view == "histogram" else tuple(reversed(pooling.readable(one.table.pools)))
+        for pool in names:
+            features = one.table.features(view, pool)
+            options += [Option(checkpoint, pool, probe, features) for probe in PROBES]
+    return options
+
+
+def _choices(
+    target: Target, found: list[Featured], person_ids: np.ndarray, seed: int, advance: Any
+) -> list[tuple[str, int, Choice]]:
+    chosen = []
+    for (name, number), views in _sources(found).items():
+        chosen.append((name, number, choose(_options(views), target, person_ids, seed)))
+        advance()
+    return chosen
+
+
+def _test(
+    target: Target,
+    chosen: list[tuple[str, int, Choice]],
+    found: list[Featured],
+    person_ids: np.ndarray,
+    draws: Draws,
+    seed: int,
+    board: Board,
+) -> list[Arm]:
+    """Predictions on the test volumes, once, and everything that is measured of them."""
+    frame = found[0].table.frame
+    trainings = []
+    for name, number, choice in chosen:
+        said = read(choice.option, target, person_ids, seed)
+        trainings.append(Training(name, number, choice.option, choice.validation, said))
+        board.choices += [
+            {"name": name, "seed": number, "target": target.name, "option": option, "validation": figure}
+            for option, figure in choice.judged
+        ]
+        if said.probed.unconverged:
+            board.note(f"{said.probed.unconverged} fit(s) of {name} for {target.name} stopped before convergence")
+    covariates, notes = covariate_features(frame, target)
+    for text in notes:
+        board.note(text)
+    option = Option("", "none", "linear", covariates)
+    trainings.append(Training("covariates", 1, option, None, read(option, target, person_ids, seed)))
+    trainings.append(Training.constant("majority", majority(target)))
+    people = person_ids[target.rows["test"]].tolist()
+    arms = [
+        Arm(name, [one for one in trainings if one.name == name], target, draws, people)
+        for name in dict.fromkeys(one.name for one in trainings)
+    ]
+    encoders = {one.entry.arm for one in found}
+    for arm in arms:
+        board.rows += rows_of(arm)
+        if arm.name not in encoders:
+            continue
+        for one in arm.trainings:
+            board.trainings.append(training_row(one, arm))
+            what = constant(one, target)
+            if what:
+                board.fault("constant_predictor", what)
+            board.details.append(details_of(one, target, frame, draws, seed))
+    return arms
