@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.grey import check_size, to_grey
 from octjepa.ingest.formats.itk import known_mm, read_itk
@@ -78,9 +80,11 @@ def _unpacked(path: Path, whole: BinaryIO) -> None:
         raise rejected("truncated", f"{left} of {header.data_bytes} bytes of voxels are missing")
 
 
-def read_nifti(path: Path) -> RawScan:
-    """Raises VolumeRejected: truncated, broken_header, unknown_format, unsupported_pixels, size_implausible,
-    axes_ambiguous, no_decoder."""
+def read_values(path: Path) -> tuple[np.ndarray, tuple[float, ...]]:
+    """(values of the three axes, the last in the file first; spacing in the same order), of scans and labels alike.
+
+    Raises VolumeRejected: truncated, broken_header, unknown_format, unsupported_pixels, size_implausible, no_decoder.
+    """
     with TemporaryDirectory() as folder:
         plain = path
         with path.open("rb") as file:
@@ -94,7 +98,12 @@ def read_nifti(path: Path) -> RawScan:
             plain = Path(folder) / "scan.nii"
             with plain.open("wb") as whole:
                 _unpacked(path, whole)
-        values, spacing = read_itk(plain, "NiftiImageIO")
+        return read_itk(plain, "NiftiImageIO")
+
+
+def read_nifti(path: Path) -> RawScan:
+    """Raises VolumeRejected: as `read_values`, axes_ambiguous."""
+    values, spacing = read_values(path)
     notes: list[str] = []
     pixels, spacing_mm = oriented(to_grey(values, notes), known_mm(spacing), notes)
     return RawScan("nifti", pixels, FrameFacts.silent(len(pixels)), spacing_mm=spacing_mm, notes=tuple(notes))

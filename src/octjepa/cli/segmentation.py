@@ -1,0 +1,61 @@
+"""The verb of layers and lesions: segment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from octjepa.cli.options import Json, Overrides, Quiet
+from octjepa.cli.root import app
+from octjepa.console import say
+from octjepa.errors import UsageError
+from octjepa.progress import set_quiet
+
+
+@app.command()
+def segment(
+    recipe: Annotated[str, typer.Argument(help="A segmentation recipe's name or path; or a head's folder, to apply.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the head and its results, or for the segmentations.")],
+    overrides: Overrides = None,
+    checkpoint: Annotated[str | None, typer.Option("--from", help="The encoder: a run, step-* folder or file.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="The store: a folder, gs://... or s3://...")] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="Folder of label volumes; docs/segment.md.")] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="Comma-separated; default: all named.")] = None,
+    scan: Annotated[
+        list[Path] | None, typer.Option("--scan", help="A scan to apply a head to; again for more.")
+    ] = None,
+    form: Annotated[
+        list[Literal["nifti", "dicom"]] | None, typer.Option("--format", help="Of a head's answers; default: both.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Layers and lesions: makes and judges a head on an encoder, or applies one to whole scans."""
+    from octjepa.evaluate.segment.folder import is_head
+
+    set_quiet(quiet)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give --out a folder")
+    if is_head(recipe):
+        from octjepa.evaluate.segment.apply import segment_scans
+
+        if store is not None or labels is not None or classes is not None or overrides:
+            raise UsageError("a head is applied to --scan files as it is: --store, --labels, --classes make a new one")
+        say(segment_scans(recipe, checkpoint, scan or [], out, form or ("nifti", "dicom")), as_json)
+        return
+    from octjepa.evaluate.segment.fit import segment_store
+    from octjepa.evaluate.segment.settings import load_settings
+    from octjepa.store import Store
+
+    settings = load_settings(recipe, overrides or ())
+    if checkpoint is None or store is None or labels is None:
+        lacking = {"--from": checkpoint, "--store": store, "--labels": labels}
+        raise UsageError(f"to make a head, give {', '.join(name for name, value in lacking.items() if value is None)}")
+    if scan or form:
+        raise UsageError("--scan and --format are for a head that is made: name its folder instead of a recipe")
+    asked = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+    made = segment_store(settings, checkpoint, Store.open(store), labels, out, asked)
+    shown = made if as_json else {key: made[key] for key in ("metrics", "checkpoint", "etdrs", "figure", "notes")}
+    say(shown, as_json)

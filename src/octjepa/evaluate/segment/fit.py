@@ -1,0 +1,185 @@
+"""`octjepa segment RECIPE`: a head is made on training people, chosen on validation people, judged once on test people.
+
+Beside it always: the same head on the untrained encoder, on intensity alone (the voxels of the patches; of the decoder
+the volume without tokens), and the place prior, which sees no picture.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.checkpoint.place import place_of
+from octjepa.errors import ContractError, UsageError
+from octjepa.evaluate.intervals import Draws, paired_difference
+from octjepa.evaluate.seen import leaked_people, trained_from
+from octjepa.evaluate.segment import decoder
+from octjepa.evaluate.segment.cohort import LabelledVolumes
+from octjepa.evaluate.segment.figure import draw_thickness
+from octjepa.evaluate.segment.folder import Head, is_head, save_head
+from octjepa.evaluate.segment.judge import Judged, Scores, judge
+from octjepa.evaluate.segment.linear import solve
+from octjepa.evaluate.segment.prior import Prior
+from octjepa.evaluate.segment.settings import SegmentRecipe
+from octjepa.evaluate.segment.thickness import SECTORS
+from octjepa.evaluate.segment.windows import of_encoder, of_pixels
+from octjepa.progress import bar
+from octjepa.store import CanonicalVolume, Store
+from octjepa.train.runtime import Runtime
+from octjepa.views.sample import check_contract
+
+log = logging.getLogger(__name__)
+
+
+def segment_store(
+    settings: SegmentRecipe, checkpoint: str | Path, store: Store, labels: Path, out: Path, classes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Makes and judges a head; writes it, `etdrs.tsv` and a figure into `out`; returns what the verb says.
+
+    Raises UsageError (labels that do not fit the store, a head in `out`), ContractError (another store), CheckpointError.
+    """
+    decoder.monai("metrics")  # its absence is told before the work
+    if is_head(out):
+        raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
+    device = Runtime("fp32").device
+    encoder = load_encoder(checkpoint).to(device)
+    _check(settings, encoder, store, checkpoint)
+    cohort = LabelledVolumes(store, labels, encoder.recipe, classes)
+    labelled = store.table[store.table["volume_id"].isin(cohort.stored)]
+    leaked = leaked_people(labelled, trained_from(encoder.trained_on, place_of(checkpoint)))
+    if leaked:
+        raise UsageError(
+            f"the encoder of {checkpoint} was pretrained on {leaked} labelled people of val or test: split the store "
+            "as for pretraining, or take another encoder"
+        )
+    count = len(cohort.classes) + 1
+    prior = Prior.of((read()[1] for read in cohort.readers("train")), count, settings.columns)
+    heads, chosen = _make(settings, encoder, encoder.untrained().to(device), cohort, prior)
+    saved = save_head(out, heads[encoder.name], cohort.classes, settings, encoder)
+    say = {**{name: head.scores for name, head in heads.items()}, "place_prior": _blind(prior)}
+    scores, judged = _judge(say, cohort, settings)
+    _write_etdrs(out / "etdrs.tsv", cohort, judged[encoder.name], settings)
+    picture = _draw(out / "thickness.svg", cohort, judged[encoder.name], settings)
+    rows = scores.rows()
+    mine = {f"{row['metric']}_{row['class']}".removesuffix("_mean"): row for row in rows if row["name"] == encoder.name}
+    return {
+        "metrics": {key: {k: row[k] for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()},
+        "checkpoint": str(saved),
+        "classes": list(cohort.classes),
+        "chosen": chosen,
+        "paired": [_paired(scores, encoder.name, other) for other in ("untrained", "intensity", "place_prior")],
+        "rows": rows,
+        "notes": cohort.notes,
+        "etdrs": str(out / "etdrs.tsv"),
+        "figure": str(picture),
+    }
+
+
+def _check(settings: SegmentRecipe, encoder: PretrainedEncoder, store: Store, checkpoint: str | Path) -> None:
+    differences = check_contract(store.preprocessing, encoder.recipe)
+    if differences:
+        raise ContractError(
+            f"store {store.location} was prepared otherwise than the weights of {checkpoint} expect:\n  "
+            + "\n  ".join(differences)
+        )
+    if encoder.recipe.tokens.patch_size[2] % settings.columns:
+        raise UsageError(
+            f"columns: {settings.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
+        )
+
+
+def _make(
+    settings: SegmentRecipe,
+    encoder: PretrainedEncoder,
+    untrained: PretrainedEncoder,
+    cohort: LabelledVolumes,
+    prior: Prior,
+) -> tuple[dict[str, Head], dict[str, Any]]:
+    """Heads by row name, and what validation chose for each."""
+    heads: dict[str, Head] = {}
+    chosen: dict[str, Any] = {}
+    recipe = encoder.recipe
+    for name, network in ((encoder.name, encoder), ("untrained", untrained), ("intensity", encoder)):
+        if settings.decoder is None:
+            featurise = of_pixels(recipe) if name == "intensity" else of_encoder(network)
+            train, val = ((read() for read in cohort.readers(split)) for split in ("train", "val"))
+            heads[name], penalty, found = solve(featurise, train, val, prior, recipe)
+            chosen[name] = {"head": settings.head, "penalty": penalty, "val_dice": found}
+        else:
+            made = decoder.train(
+                network, settings.decoder, settings.seed, prior, cohort.readers, blind=name == "intensity"
+            )
+            heads[name] = made[0]
+            chosen[name] = {"head": settings.head, "update": made[1], "val_dice": made[2]}
+        log.info("%s: %s", name, chosen[name])
+    return heads, chosen
+
+
+def _blind(prior: Prior) -> Callable[[CanonicalVolume], np.ndarray]:
+    return lambda volume: prior.scores(volume.pixels.shape)
+
+
+def _judge(
+    say: dict[str, Callable[[CanonicalVolume], np.ndarray]], cohort: LabelledVolumes, settings: SegmentRecipe
+) -> tuple[Scores, dict[str, list[Judged]]]:
+    """Every row on every test volume, once."""
+    test = cohort.of("test")
+    people = [str(row["person_id"]) for row in test]
+    draws = Draws(people, settings.resamples, settings.seed)
+    scores = Scores(people, cohort.classes, [cohort.stored[row["volume_id"]] for row in test], draws)
+    judged: dict[str, list[Judged]] = {name: [] for name in say}
+    with bar("test", len(test), "volume") as progress:
+        for row in test:
+            volume, truth = (
+                cohort.store.read(row["volume_id"]),
+                cohort.native(row, settings.centre, settings.first_bscan),
+            )
+            for name, head in say.items():
+                judged[name].append(judge(head(volume), cohort.stored[row["volume_id"]], truth))
+            progress.advance()
+    for name, found in judged.items():
+        scores.add(name, found)
+    return scores, judged
+
+
+def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:
+    pair = paired_difference(scores.estimates[ours, "dice", "mean"], scores.estimates[other, "dice", "mean"])
+    return {
+        "name": ours, "reference": other, "metric": "dice", "difference": pair.difference, "low": pair.low,
+        "high": pair.high, "n_people": pair.n_people,
+    }  # fmt: skip
+
+
+def _write_etdrs(path: Path, cohort: LabelledVolumes, judged: Sequence[Judged], settings: SegmentRecipe) -> None:
+    """A row per test scan, class and sector, said and true, with what the centre and the vertical rest on."""
+    columns = ("volume_id", "eye", "class", "sector", "said_um", "true_um", "centre", "vertical")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(columns)
+        for row, one in zip(cohort.of("test"), judged, strict=True):
+            about = cohort.native(row, settings.centre, settings.first_bscan)
+            for number, name in enumerate(cohort.classes):
+                for place, sector in enumerate(SECTORS):
+                    said, true = (_um(values[number, place]) for values in (one.said_etdrs, one.true_etdrs))
+                    writer.writerow(
+                        [row["volume_id"], row["eye"], name, sector, said, true, about.centre_from, about.vertical_from]
+                    )
+
+
+def _um(value: float) -> str:
+    return f"{value:.1f}" if np.isfinite(value) else ""
+
+
+def _draw(path: Path, cohort: LabelledVolumes, judged: Sequence[Judged], settings: SegmentRecipe) -> Path:
+    """Thickness maps of the first test scan."""
+    row, one = cohort.of("test")[0], judged[0]
+    about = cohort.native(row, settings.centre, settings.first_bscan)
+    dz, _, dx = about.native.spacing_mm
+    title = f"{row['volume_id']} {row['eye']}".strip()
+    return draw_thickness(path, one.said_um, one.said_etdrs, cohort.classes, (dz, dx), about.lie, title)
