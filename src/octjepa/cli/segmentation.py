@@ -27,8 +27,8 @@ def segment(
         list[Path] | None, typer.Option("--scan", help="A scan to apply a head to; again for more.")
     ] = None,
     form: Annotated[
-        list[Literal["nifti", "dicom"]] | None, typer.Option("--format", help="Of a head's answers; default: both.")
-    ] = None,
+        Literal["nifti", "dicom", "both"], typer.Option("--format", help="Of a head's answers, in the scan's geometry.")
+    ] = "both",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -43,7 +43,8 @@ def segment(
 
         if store is not None or labels is not None or classes is not None or overrides:
             raise UsageError("a head is applied to --scan files as it is: --store, --labels, --classes make a new one")
-        say(segment_scans(recipe, checkpoint, scan or [], out, form or ("nifti", "dicom")), as_json)
+        forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
+        say(segment_scans(recipe, checkpoint, scan or [], out, forms), as_json)
         return
     from octjepa.evaluate.segment.fit import segment_store
     from octjepa.evaluate.segment.settings import load_settings
@@ -53,8 +54,8 @@ def segment(
     if checkpoint is None or store is None or labels is None:
         lacking = {"--from": checkpoint, "--store": store, "--labels": labels}
         raise UsageError(f"to make a head, give {', '.join(name for name, value in lacking.items() if value is None)}")
-    if scan or form:
-        raise UsageError("--scan and --format are for a head that is made: name its folder instead of a recipe")
+    if scan:
+        raise UsageError("--scan is for a head that is made: name its folder instead of a recipe")
     asked = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
     made = segment_store(settings, checkpoint, Store.open(store), labels, out, asked)
     shown = made if as_json else {key: made[key] for key in ("metrics", "checkpoint", "etdrs", "figure", "notes")}

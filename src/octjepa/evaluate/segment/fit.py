@@ -42,7 +42,7 @@ def segment_store(
 ) -> dict[str, Any]:
     """Makes and judges a head; writes it, `etdrs.tsv` and a figure into `out`; returns what the verb says.
 
-    Raises UsageError (labels that do not fit the store, a head in `out`), ContractError (another store), CheckpointError.
+    Raises UsageError (labels that do not fit the store, a head in `out`), ContractError, CheckpointError.
     """
     decoder.monai("metrics")  # its absence is told before the work
     if is_head(out):
