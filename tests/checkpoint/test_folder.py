@@ -57,3 +57,10 @@ def test_pruning_keeps_the_last(tmp_path):
         folder.write_folder(tmp_path, update, WEIGHTS, {})
     folder.prune(tmp_path, 2)
     assert [path.name for path in folder.list_folders(tmp_path)] == ["step-00000002", "step-00000010"]
+
+
+def test_pruning_keeps_the_newest_the_best_and_every_so_many(tmp_path):
+    for update in range(1, 11):
+        folder.write_folder(tmp_path, update, WEIGHTS, {"score": 1.0 if update == 3 else 0.5})
+    folder.prune(tmp_path, keep_last=2, keep_every=4)
+    assert [folder.update_of(one) for one in folder.list_folders(tmp_path)] == [3, 4, 8, 9, 10]

@@ -84,7 +84,7 @@ class PretrainedEncoder:
         """One vector: `[dim]` with pool mean, `[3 dim]` (mean, std, max) with mean_std_max."""
         return pooled(self.tokens(volume).features, pool)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # XLA does not know inference_mode's tensors
     def many_tokens(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
         """`tokens` of several prepared volumes in one pass."""
         recipe = self.recipe

@@ -136,6 +136,13 @@ def prune(parent: Place, keep_last: int, keep_every: int | None = None) -> None:
             remove(folder, MANIFEST)
 
 
+def remove_after(parent: Place, update: int) -> None:
+    """Removes the checkpoints of later updates: the run went back, and they are of what it took back."""
+    for folder in list_folders(parent):
+        if update_of(folder) > update:
+            remove(folder, MANIFEST)
+
+
 def update_of(folder: Place) -> int:
     """The update that a checkpoint's name tells."""
     return int(name_of(folder).removeprefix("step-"))

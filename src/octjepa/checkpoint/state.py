@@ -26,7 +26,7 @@ def snapshot(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, dict[str
     """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written."""
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
     return {
-        file: {name: torch.empty_like(value, device="cpu").copy_(value) for name, value in content.items()}
+        file: {name: value.detach().to("cpu", copy=True) for name, value in content.items()}
         for file, content in tensors.items()
     }
 

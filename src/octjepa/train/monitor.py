@@ -80,7 +80,7 @@ def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @uncompiled()
-@torch.inference_mode()
+@torch.no_grad()  # XLA does not know inference_mode's tensors
 def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
     """All meters by name: `<meter>_<tissue|background>`, `<meter>_<vendor>`, `lidar`, `layer_accuracy`."""
     batch = audit.batch

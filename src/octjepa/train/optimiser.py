@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from octjepa.recipe import TrainRecipe
+from octjepa.train import xla
 
 
 def build_optimiser(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
@@ -15,6 +16,8 @@ def build_optimiser(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
+    if trainable[0].device.type == "xla":
+        return xla.adamw(groups, train.base_lr, train.betas)
     return torch.optim.AdamW(groups, lr=train.base_lr, betas=train.betas, fused=True)
 
 

@@ -121,21 +121,21 @@ def go_back(
 ) -> Start:
     """Back to the last checkpoint before the `unfit` updates (number -> volumes); their volumes are left out.
 
-    The journal is not touched here. Raises OctjepaError when there is no checkpoint, or going back did not help before.
+    Later checkpoints are removed; the journal is not touched here. Raises OctjepaError when there is no checkpoint, or
+    going back did not help before.
     """
     first = min(unfit)
     start = [Start()]
 
     def read() -> None:
-        known = (
-            [one for one in folder.list_folders(saves) if folder.update_of(one) <= first] if saves is not None else []
-        )
-        if not known:
+        known = [] if saves is None else [one for one in folder.list_folders(saves) if folder.update_of(one) <= first]
+        if saves is None or not known:
             raise OctjepaError(hopeless(first, "and there is no checkpoint before them"))
         done, skipped = state.load(known[-1], model, optimiser, recipe)
         before = _with_journal(out, done, skipped)
         if sum("left_out" in line for line in before.lines if line["update"] == done) >= _RETURNS:
             raise OctjepaError(hopeless(first, f"for the {_RETURNS + 1}th time after {name_of(known[-1])}"))
+        folder.remove_after(saves, done)
         names = dict.fromkeys([*before.left_out, *(name for some in unfit.values() for name in some)])
         start[0] = Start(done, skipped, tuple(names), before.lines)
 

@@ -84,7 +84,8 @@ def take_step(
     summed = runtime.sum_over_ranks(torch.stack([figures[name] for name in names]))
     runtime.sum_gradients(model.parameters())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf"))
-    healthy = torch.isfinite(norm) & torch.isfinite(summed).all() & (norm <= norm_limit)
+    limit = min(norm_limit, torch.finfo(norm.dtype).max)  # XLA compiles infinity in, but is handed a number
+    healthy = torch.isfinite(norm) & torch.isfinite(summed).all() & (norm <= limit)
     optimiser.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()
     optimiser.step()
     optimiser.zero_grad(set_to_none=True)

@@ -24,7 +24,7 @@ _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well
 
 
 @uncompiled()
-@torch.inference_mode()
+@torch.no_grad()
 def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> trivial.PlaceMeans:
     """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
     means: trivial.PlaceMeans | None = None
@@ -46,7 +46,7 @@ def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
 
 
 @uncompiled()
-@torch.inference_mode()
+@torch.no_grad()
 def validate(
     model: VJEPA3D,
     runtime: Runtime,
