@@ -18,6 +18,7 @@ from octjepa.evaluate.leaderboard import choose as choosing
 from octjepa.evaluate.leaderboard.board import Board, run_board
 from octjepa.evaluate.leaderboard.choose import Option, choose, without_test
 from octjepa.evaluate.leaderboard.page import NAMES, write_board
+from octjepa.evaluate.space import choosing as choosing_of
 from octjepa.evaluate.table import read_embeddings
 
 
@@ -173,7 +174,7 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
     asked: list[Any] = []
     linear = choosing.PROBES["linear"]
     monkeypatch.setitem(choosing.PROBES, "linear", lambda space, of, how: asked.append(of) or linear(space, of, how))
-    chosen = choose(options, target, people, 0)
+    chosen = choose(options, target, choosing_of(seen, people, 0))
     assert chosen.option.checkpoint == "step-2"
     assert [name for name, _ in chosen.judged] == ["step-1 mean linear", "step-2 mean linear"]
     for one in asked:

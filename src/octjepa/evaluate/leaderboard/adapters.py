@@ -26,8 +26,8 @@ from octjepa.errors import CheckpointError, UsageError
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-# Names as in monai.networks.nets, and where their tokens are read.
-MONAI_NETWORKS = ("resnet10", "resnet18", "resnet34", "resnet50", "DenseNet121", "ViT", "SwinUNETR")
+# Names as in monai.networks.nets; its transformers are not among them, as they need a library that we do not.
+MONAI_NETWORKS = ("resnet10", "resnet18", "resnet34", "resnet50", "DenseNet121", "SegResNet")
 _B_SCANS_AT_ONCE = 16
 _UNTRAINED_SEED = 0
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -119,7 +119,7 @@ class MonaiAdapter(Adapter):
     """A 3D network of MONAI on the whole view, z-scored, resized to `input_size` of monai.json where that is given.
 
     monai.json: {"network": one of MONAI_NETWORKS, "arguments": {...}, "input_size": [D, H, W]}. Tokens are the places
-    of the last feature map, or the patches of a transformer.
+    of the encoder's last feature map.
     """
 
     @classmethod
@@ -147,11 +147,8 @@ class MonaiAdapter(Adapter):
         if self.about.get("input_size"):
             volume = F.interpolate(volume, tuple(self.about["input_size"]), mode="trilinear", align_corners=False)
         name = self.about["network"]
-        if name == "ViT":
-            patches: Tensor = self.network(volume)[0][0]
-            return patches
-        if name == "SwinUNETR":
-            features = self.network.swinViT(volume)[-1]  # type: ignore[operator]
+        if name == "SegResNet":
+            features = self.network.encode(volume)[0]  # type: ignore[operator]
         elif name == "DenseNet121":
             features = self.network.features(volume)  # type: ignore[operator]
         else:

@@ -20,13 +20,14 @@ from octjepa.evaluate import pools as pooling
 from octjepa.evaluate.baselines import covariate_features, majority
 from octjepa.evaluate.intervals import Draws
 from octjepa.evaluate.labels import Target, check_people, join, read_labels
-from octjepa.evaluate.leaderboard.choose import PROBES, Choice, Option, choose, note_on, read
+from octjepa.evaluate.leaderboard.choose import PROBES, Choice, Option, choose, note_on, read, without_test
 from octjepa.evaluate.leaderboard.details import details_of
 from octjepa.evaluate.leaderboard.embedding import Featured, featured
 from octjepa.evaluate.leaderboard.entries import read_entries
 from octjepa.evaluate.leaderboard.measure import Arm, Training, compare, constant, rows_of, training_row
 from octjepa.evaluate.lineup import aligned
 from octjepa.evaluate.lost import lost_groups
+from octjepa.evaluate.space import choosing
 from octjepa.evaluate.statistics import ledger
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -211,8 +212,9 @@ def _choices(
     target: Target, found: list[Featured], person_ids: np.ndarray, seed: int, advance: Any
 ) -> list[tuple[str, int, Choice]]:
     chosen = []
+    how = choosing(without_test(target), person_ids, seed)
     for (name, number), views in _sources(found).items():
-        chosen.append((name, number, choose(_options(views), target, person_ids, seed)))
+        chosen.append((name, number, choose(_options(views), target, how)))
         advance()
     return chosen
 
@@ -228,9 +230,12 @@ def _test(
 ) -> list[Arm]:
     """Predictions on the test volumes, once, and everything that is measured of them."""
     frame = found[0].table.frame
+    how = choosing(target, person_ids, seed)
+    if how.by == "fixed":
+        board.note(f"{target.name}: too few people per class to choose settings; the middle of each grid is used")
     trainings = []
     for name, number, choice in chosen:
-        said = read(choice.option, target, person_ids, seed)
+        said = read(choice.option, target, how)
         trainings.append(Training(name, number, choice.option, choice.validation, said))
         board.choices += [
             {"name": name, "seed": number, "target": target.name, "option": option, "validation": figure}
@@ -242,7 +247,7 @@ def _test(
     for text in notes:
         board.note(text)
     option = Option("", "none", "linear", covariates)
-    trainings.append(Training("covariates", 1, option, None, read(option, target, person_ids, seed)))
+    trainings.append(Training("covariates", 1, option, None, read(option, target, how)))
     trainings.append(Training.constant("majority", majority(target)))
     people = person_ids[target.rows["test"]].tolist()
     arms = [

@@ -18,7 +18,7 @@ from octjepa.evaluate.decide import Probed
 from octjepa.evaluate.heads import knn, linear
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.metrics import PRIMARY_METRIC, Predictions, value_of
-from octjepa.evaluate.space import LEAST_VAL_PEOPLE, Space, choosing, prepare
+from octjepa.evaluate.space import LEAST_VAL_PEOPLE, Choosing, Space, prepare
 
 PROBES = {"linear": linear, "knn": knn}
 
@@ -82,8 +82,11 @@ def note_on(target: Target, person_ids: np.ndarray) -> str:
     return ""
 
 
-def choose(options: Sequence[Option], target: Target, person_ids: np.ndarray, seed: int) -> Choice:
-    """The option whose validation figure is best, the first of equals. Raises UsageError where there is none."""
+def choose(options: Sequence[Option], target: Target, how: Choosing) -> Choice:
+    """The option whose validation figure is best, the first of equals. Raises UsageError where there is none.
+
+    how: the probes' own choosing for `without_test(target)`.
+    """
     if not options:
         raise UsageError(f"{target.name}: nothing to choose from")
     if why_not(target):
@@ -92,7 +95,6 @@ def choose(options: Sequence[Option], target: Target, person_ids: np.ndarray, se
     if len(options) == 1:
         return Choice(options[0], None, [(options[0].said, None)])
     seen = without_test(target)
-    how = choosing(seen, person_ids, seed)
     figures, spaces = [], dict[int, Space]()
     for one in options:
         if id(one.features) not in spaces:  # the probes of one pooling share it
@@ -113,15 +115,15 @@ class Read:
     probed: Probed
 
 
-def read(option: Option, target: Target, person_ids: np.ndarray, seed: int) -> Read:
-    """Fits the option as the probes do; its setting is chosen on val or inside train, never on test."""
+def read(option: Option, target: Target, how: Choosing) -> Read:
+    """Fits the option as the probes do; `how` chooses its setting on val or inside train, never on test."""
     cut = len(target.rows["val"])
     both = replace(
         target,
         rows=target.rows | {"test": np.concatenate([target.rows["val"], target.rows["test"]])},
         values=target.values | {"test": np.concatenate([target.values["val"], target.values["test"]])},
     )
-    probed = PROBES[option.probe](prepare(option.features, both), both, choosing(target, person_ids, seed))
+    probed = PROBES[option.probe](prepare(option.features, both), both, how)
     said = probed.predictions
     val, test = (
         Predictions(said.truth[part], said.scores[part], said.calibrated[part])

@@ -13,6 +13,7 @@ from octjepa.evaluate.labels import Target
 from octjepa.evaluate.leaderboard.choose import read
 from octjepa.evaluate.leaderboard.measure import Training
 from octjepa.evaluate.metrics import PRIMARY_METRIC, Predictions
+from octjepa.evaluate.space import choosing
 from octjepa.evaluate.statistics.calibration import reliability_curve
 from octjepa.evaluate.statistics.decisions import carried, decision_curve, threshold_at_specificity
 from octjepa.evaluate.statistics.sites import carry_thresholds, leave_one_out
@@ -68,7 +69,7 @@ def _vendor_left_out(
         return {"rows": [], "mean_drop": None, "left_out": {}}
 
     def fit(held: Target) -> Predictions:
-        return read(one.option, held, people, seed).test
+        return read(one.option, held, choosing(held, people, seed)).test
 
     found = leave_one_out(metric, target, devices, people, one.said.test, fit, draws)
     return asdict(found)
