@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,14 @@ def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:
         linear.weight.data.div_((2.0 * depth) ** 0.5)
 
 
+def recomputed(block: nn.Module, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
+    """`block(x, tables)`, of which only `x` is kept: the rest is computed again on the way back."""
+    if x.device.type != "xla":
+        return checkpoint(block, x, tables, use_reentrant=False)
+    # torch's own does not know the device, and XLA would merge the second computation with the first
+    return import_module("torch_xla.utils.checkpoint").checkpoint(block, x, tables, preserve_rng_state=False)
+
+
 class Stack(nn.ModuleList):
     """Blocks in a row, with the initialisation of their depth.
 
@@ -114,8 +123,7 @@ class Stack(nn.ModuleList):
         kept = []
         for number, block in enumerate(self, start=1):
             if self.recompute and torch.is_grad_enabled():
-                # keeps the block's input alone and computes the rest again on the way back
-                x = checkpoint(block, x, tables, use_reentrant=False)
+                x = recomputed(block, x, tables)
             else:
                 x = block(x, tables)
             if number in depths:

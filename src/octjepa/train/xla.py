@@ -1,0 +1,118 @@
+"""What octjepa asks of torch_xla: a TPU's device, when its graph is run, how its replicas agree, what memory it took.
+
+torch_xla records what is computed and runs it when `sync` is called or a value is read. A graph is compiled once for
+its shapes. So an update has fixed shapes and ends in `sync`, and nothing is read in between: a value that is read early
+runs the graph that leads to it, and `sync` runs that part again. Numbers such as the learning rate are handed over.
+
+torch_xla is used where PJRT_DEVICE, its own variable, says TPU or CPU; it needs torch 2.9.0, hence an environment of
+its own (docs/tpu.md). `device` comes before the first backward pass, even one on the CPU: torch counts devices then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octjepa.errors import UsageError
+
+_PLATFORMS = ("TPU", "CPU")
+
+
+def asked() -> bool:
+    """Whether PJRT_DEVICE asks for torch_xla. Raises UsageError where it names neither a TPU nor the CPU."""
+    platform = os.environ.get("PJRT_DEVICE", "")
+    if platform and platform not in _PLATFORMS:
+        raise UsageError(
+            f"PJRT_DEVICE={platform}: octjepa uses torch_xla for {' or '.join(_PLATFORMS)} alone. Unset it elsewhere"
+        )
+    return bool(platform)
+
+
+def join(local_rank: int, local_processes: int) -> None:
+    """Takes one device of this host for this process, of `local_processes` that torchrun started. Before `device`.
+
+    On a TPU the hosts' processes find each other by what the machine's metadata say.
+    """
+    _library("torch_xla._internal.pjrt").initialize_multiprocess(local_rank, local_processes)
+
+
+def device() -> torch.device:
+    """This replica's device. Raises UsageError where torch_xla is not installed."""
+    found: torch.device = _library("torch_xla").device()
+    return found
+
+
+def rank() -> int:
+    """This replica's number among `world`."""
+    return int(_library("torch_xla.runtime").global_ordinal())
+
+
+def world() -> int:
+    """Replicas that `sum_over_ranks` sums over, on all hosts: has to be the launcher's number of processes."""
+    return int(_library("torch_xla.runtime").world_size())
+
+
+def sync() -> None:
+    """Sends all that was recorded to the device and returns; the recording starts anew."""
+    _library("torch_xla").sync()
+
+
+def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
+    """In place and recorded like any other operation: each becomes the sum over all replicas, which all call this."""
+    if world() > 1:
+        _library("torch_xla.core.xla_model").all_reduce("sum", list(tensors))
+
+
+def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+    """AdamW that heeds its attribute `found_inf`, as torch's fused one does: where that is 1, nothing moves.
+
+    Its moments exist from the start, so that the first update has the graph of all others.
+    """
+
+    class AdamW(_library("torch_xla.amp.syncfree").AdamW):  # type: ignore[misc]
+        def step(self, closure: None = None) -> None:
+            _complete(self)
+            found = getattr(self, "found_inf", None)
+            super().step(found_inf=torch.zeros((), device=device()) if found is None else found)
+
+    made: torch.optim.AdamW = AdamW(groups, lr=rate, betas=betas)
+    _complete(made)
+    sync()
+    return made
+
+
+def _complete(optimiser: torch.optim.AdamW) -> None:
+    """Adds what is missing of moments: all of them at first, after a checkpoint those that none holds."""
+    for parameter in (one for group in optimiser.param_groups for one in group["params"]):
+        state = optimiser.state[parameter]
+        if "max_exp_avg_sq" not in state:  # of AMSGrad; it has to be there
+            state["max_exp_avg_sq"] = torch.empty(0, device=parameter.device)
+            state.setdefault("step", torch.zeros((), device=parameter.device))
+            state.setdefault("exp_avg", torch.zeros_like(parameter))
+            state.setdefault("exp_avg_sq", torch.zeros_like(parameter))
+
+
+def memory() -> dict[str, int]:
+    """The most bytes that the device held, where it counts them: XLA's CPU device does not."""
+    found: dict[str, int] = {}
+    with suppress(RuntimeError):  # UNIMPLEMENTED
+        said = _library("torch_xla.core.xla_model").get_memory_info(device())
+        found["memory/device_bytes"] = int(said["peak_bytes_used"])
+    return found
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')} asks for torch_xla, which is not installed here: it has "
+            "an environment of its own (docs/tpu.md). To train without it, unset PJRT_DEVICE"
+        ) from None

@@ -1,0 +1,32 @@
+"""Whether torch_xla is asked for, and what is said where it is missing; these need no torch_xla."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from octjepa.errors import UsageError
+from octjepa.train import xla
+
+
+@pytest.mark.parametrize(("platform", "asked"), [("", False), ("CPU", True), ("TPU", True)])
+def test_pjrt_device_says_whether(platform: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PJRT_DEVICE", platform)
+    assert xla.asked() is asked
+    monkeypatch.delenv("PJRT_DEVICE")
+    assert xla.asked() is False
+
+
+def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
+    with pytest.raises(UsageError, match="PJRT_DEVICE=CUDA: octjepa uses torch_xla for TPU or CPU alone"):
+        xla.asked()
+
+
+def test_without_the_library_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("torch_xla") is not None:
+        pytest.skip("torch_xla is installed here")
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    with pytest.raises(UsageError, match=r"PJRT_DEVICE=TPU asks for torch_xla.*docs/tpu\.md.*unset PJRT_DEVICE"):
+        xla.device()

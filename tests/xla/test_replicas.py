@@ -1,0 +1,47 @@
+"""Two replicas sum what each of them holds: two virtual devices of XLA's CPU, two threads of one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# On the CPU two replicas may not compile one graph at the same time, or each gives the sum another number and waits for
+# ever. The second starts when the first has compiled. (A TPU's replicas are processes, with a number each of its own.)
+_REPLICA = """
+import time
+import torch, torch_xla
+import torch_xla.debug.metrics as metrics
+from octjepa.train import xla
+
+def work(number):
+    device = xla.device()
+    mine = [torch.full((2, 3), 1.0 + xla.rank()).to(device), torch.tensor([10.0 * xla.rank()]).to(device)]
+    xla.sum_over_ranks(mine)
+    while xla.rank() and metrics.metric_data("CompileTime") is None:
+        time.sleep(0.1)
+    xla.sync()
+    print(xla.world(), [one.cpu().flatten().tolist() for one in mine], flush=True)
+
+if __name__ == "__main__":
+    torch_xla.launch(work)
+"""
+
+
+def test_a_sum_over_ranks(xla_device: torch.device, tmp_path) -> None:
+    script = tmp_path / "replica.py"
+    script.write_text(_REPLICA)
+    said = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "CPU_NUM_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert said.stdout.count("2 [[3.0, 3.0, 3.0, 3.0, 3.0, 3.0], [10.0]]") == 2, said.stdout
