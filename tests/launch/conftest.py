@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,21 +73,35 @@ _TORCHRUN = (
     _PYTHON
     + """
 note("torchrun", "OMP_NUM_THREADS=" + os.environ.get("OMP_NUM_THREADS", ""), *args)
-workers = []
-def hand_on(number, frame):
-    note("torchrun", "got", signal.Signals(number).name)
-    for worker in workers:
-        os.killpg(worker.pid, number)
+workers, came = [], []
 for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, hand_on)
+    signal.signal(number, lambda number, frame: came.append(number))
+def hand_on():
+    while came:
+        note("torchrun", "got", signal.Signals(came[0]).name)
+        for worker in workers:
+            os.killpg(worker.pid, came[0])
+        del came[0]
 command = args[args.index("--no-python") + 1 :]
 for rank in range(int(args[args.index("--nproc-per-node") + 1])):
     environ = {**os.environ, "RANK": str(rank)}
     workers.append(subprocess.Popen(command, env=environ, start_new_session=True))
-while all(worker.poll() is None for worker in workers) or all(not worker.poll() for worker in workers):
-    if all(worker.poll() == 0 for worker in workers):
-        sys.exit(0)
+if "FAKE_LOST" in os.environ:  # as when the machine where all meet is gone
+    while sum("up" in line.split() for line in open(os.environ["RECORD"])) < len(workers):
+        time.sleep(0.02)
+    for worker in workers:
+        os.killpg(worker.pid, signal.SIGTERM)
+        worker.wait()
+    sys.exit(1)
+told = False
+while any(worker.poll() is None for worker in workers):
+    told = told or bool(came)
+    hand_on()
+    if not told and any(worker.poll() for worker in workers):  # one failed; told to stop, all are waited for
+        break
     time.sleep(0.01)
+if all(worker.poll() == 0 for worker in workers):
+    sys.exit(0)
 time.sleep(0.2)
 for worker in workers:
     if worker.poll() is None:
@@ -261,4 +276,5 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             process.send_signal(signal.SIGKILL)
             process.communicate()
     for line in made.left_over():
-        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was about to end
+            os.kill(int(line.partition(":")[0]), signal.SIGKILL)

@@ -84,6 +84,13 @@ def test_a_process_that_died_beside_one_that_stopped_is_a_failure(stage: Stage) 
     assert done.returncode == 1
 
 
+def test_processes_that_torchrun_ended_by_itself_did_not_stop_as_asked(stage: Stage) -> None:
+    words = ["--processes", "2", "--restarts", "0", *stage.asked]
+    done = stage.run(SCRIPT, *words, FAKE_CODES="wait", FAKE_LOST="1")
+    assert done.returncode == 1, done.stderr
+    assert "failed (exit code 1)" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("sent", "handed_on", "code"),
     [("SIGINT", "SIGINT", 130), ("SIGTERM", "SIGTERM", 143), ("SIGUSR1", "SIGTERM", 143), ("SIGHUP", "SIGTERM", 143)],
