@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test check format bench study docs lock
+.PHONY: help core setup demo test test-xla check format bench study docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
@@ -8,7 +8,7 @@ WORKERS ?= 2
 test check docs: export OMP_NUM_THREADS := 1
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
 
 core:
 	@scripts/setup core
@@ -21,6 +21,12 @@ demo: core  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -
 
 test: setup  ## run the tests (ARGS="-k name" for some of them)
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla of its own (2.7 GB; docs/tpu.md)
+	@environments/setup-xla
+	@PJRT_DEVICE=CPU TPU_SKIP_MDS_QUERY=1 OMP_NUM_THREADS=1 \
+	  XLA_FLAGS="--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0" \
+	  .venv-xla/bin/python -m pytest tests/xla $(ARGS)
 
 check: setup  ## what has to be clean before a commit: format, lint, types, import contract, docs
 	@.venv/bin/ruff format --check .

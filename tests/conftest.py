@@ -50,4 +50,4 @@ def cli_commands() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def make_targets() -> set[str]:
     """Targets of the Makefile."""
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
