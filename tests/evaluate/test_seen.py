@@ -26,7 +26,8 @@ def trained(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
     ids = [row["volume_id"] for row in rows if row["split"] == "train"]
-    state.save(tmp_path / "run" / "checkpoints", 4, model, build_optimiser(model, recipe.train), recipe, 0, ids)
+    tensors = state.snapshot(model, build_optimiser(model, recipe.train))
+    state.save(tmp_path / "run" / "checkpoints", 4, tensors, recipe, 0, ids)
     from octjepa.config import to_yaml
 
     (tmp_path / "run" / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from octjepa.evaluate.decide import Probed as Probed
-from octjepa.evaluate.decide import choose, result, shares
+from octjepa.evaluate.decide import choose, class_weights, result, shares
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.space import FOLDS as FOLDS
 from octjepa.evaluate.space import MOST_NEIGHBOURS, Choosing, Space
@@ -32,10 +32,11 @@ class _Linear:
 
         self.target = target
         self.unconverged = 0
+        balance = None if target.task == "ordinal" else "balanced"
         self.models = (
             # Along the path each fit starts from the one before it: the same optimum in fewer steps.
             [
-                LogisticRegression(class_weight="balanced", warm_start=True, tol=tolerance, max_iter=2000)
+                LogisticRegression(class_weight=balance, warm_start=True, tol=tolerance, max_iter=2000)
                 for _ in range(len(target.classes) - 1 if target.task == "ordinal" else 1)
             ]
             if target.classes
@@ -45,6 +46,9 @@ class _Linear:
     def fit(self, setting: float, rows: Float[np.ndarray, "n axes"], truth: np.ndarray) -> None:
         from sklearn.exceptions import ConvergenceWarning
 
+        ordinal = self.target.task == "ordinal"
+        # Of grades the classes weigh alike, not the two sides of each threshold: those would leave the middle empty.
+        weight = class_weights(truth, len(self.target.classes))[truth] if ordinal else None
         for threshold, model in enumerate(self.models):
             if self.target.classes:
                 model.C = setting
@@ -52,7 +56,7 @@ class _Linear:
                 model.alpha = setting
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always", ConvergenceWarning)
-                model.fit(rows, truth > threshold if self.target.task == "ordinal" else truth)
+                model.fit(rows, truth > threshold if ordinal else truth, sample_weight=weight)
             self.unconverged += sum(issubclass(one.category, ConvergenceWarning) for one in said)
 
     def scores(self, rows: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n classes"]:

@@ -45,7 +45,7 @@ class Cases:
 
     level: str
     names: list[str]
-    members: list[Int[np.ndarray, " n"]]
+    members: list[Int[np.ndarray, " _"]]
     about: dict[str, Any]
 
     def merged(self, table: Embeddings) -> Embeddings:
