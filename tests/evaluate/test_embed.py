@@ -123,9 +123,9 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     assert np.allclose(first["vector"], one.features[here].mean(axis=0), atol=1e-5)
 
 
-def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, monkeypatch):
-    whole, tokens = tmp_path / "whole.parquet", tmp_path / "tokens"
-    embed_store(run, store_of(), whole, part=4)
+@pytest.fixture
+def killed_after_two(monkeypatch):
+    """Within, the third part of an embedding is the last thing its process does."""
     done: list[int] = []
     write = embed_part.Embedder.write
 
@@ -136,22 +136,41 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, monkeypatch):
         done.append(number)
 
     monkeypatch.setattr(embed_part.Embedder, "write", killed)
+    return lambda: monkeypatch.setattr(embed_part.Embedder, "write", write)
+
+
+def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two):
+    tokens = tmp_path / "tokens"
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, part=4)
         assert not (tmp_path / "e.parquet").exists()
     with pytest.raises(UsageError, match="let it end"):
         TokenFolder.open(tokens)
-    monkeypatch.setattr(embed_part.Embedder, "write", write)
+    killed_after_two()
     figures = embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, part=4)
     assert figures["resumed"] == 8
-    assert same_bits(read_embeddings(tmp_path / "e.parquet"), read_embeddings(whole))
+    embed_store(run, store_of(), tmp_path / "whole.parquet", part=4)
+    assert same_bits(read_embeddings(tmp_path / "e.parquet"), read_embeddings(tmp_path / "whole.parquet"))
     assert sorted(TokenFolder.open(tokens).where) == sorted(store_of().volumes)
     assert not list(tmp_path.glob(".*parts"))
-    changed = store_of()  # other contents: nothing of before may be taken for theirs
-    changed.table["content_hash"] = "other"
+
+
+def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, killed_after_two):
+    tokens = tmp_path / "tokens"
+    with pytest.raises(KeyboardInterrupt):
+        embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, part=4)
+    killed_after_two()
+    changed = store_of()
+    changed.table.loc[3, "content_hash"] = "another"
+    (left,) = tmp_path.glob(".*parts")
+    kept = {path.name: path.read_bytes() for path in left.iterdir()}
     assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, part=4)["resumed"] == 0
-    assert len(list(tokens.glob("*.vector.npy"))) == 5
+    assert len(list(tokens.glob("*.vector.npy"))) == 5  # those of the first attempt are gone
+    left.mkdir()
+    for name, content in kept.items():
+        (left / name).write_bytes(content)
+    assert embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, part=4)["resumed"] == 0
 
 
 def test_a_damaged_part_and_a_folder_in_the_way_are_said(run, tmp_path, monkeypatch):

@@ -53,13 +53,16 @@ def test_mlp_reads_what_a_linear_probe_cannot(crossed: tuple[np.ndarray, Target]
     assert probed.setting <= learn.EPOCHS
 
 
-def test_networks_stop_early_where_there_is_nothing_to_learn() -> None:
+def test_networks_stop_early_where_there_is_nothing_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs: list[int] = []
+    look = learn._look
+    monkeypatch.setattr(learn, "_look", lambda read, fits, epoch: (epochs.append(epoch), look(read, fits, epoch)))
     rng = np.random.default_rng(1)
     target = target_of(rng.integers(0, 2, 300))
     x = rng.normal(size=(300, 20))
     space, how = prepare(x, target), choosing(target, people(300), 0)
     probed = learn.mlp(space, target, how)
-    assert probed.setting < 20
+    assert epochs[-1] == probed.setting + learn.PATIENCE < 30
     assert probed.unconverged == 0
     assert 0.3 < auroc(probed) < 0.7
 
