@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -159,11 +161,13 @@ def _key(file: Path) -> str:
     return referenced_scan(file) if file.suffix == ".dcm" and is_segmentation(file) else ""
 
 
-def _arrays(file: Path) -> Any:
-    """Raises UsageError."""
+@contextmanager
+def _arrays(file: Path) -> Iterator[Any]:
+    """The arrays of an .npz. Raises UsageError: none, or damaged."""
     try:
-        return np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
+            yield found
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{file} is no label file: it cannot be read as .npz ({type(error).__name__})") from None
 
 
@@ -177,13 +181,10 @@ def _names_in(found: Any, file: Path) -> tuple[str, ...]:
 
 
 def _npz(file: Path) -> LabelVolume:
-    try:
-        with _arrays(file) as found:
-            names, values = _names_in(found, file), found["labels"]
-            spacing = tuple(map(float, found["spacing_mm"])) if "spacing_mm" in found else None
-            fovea = tuple(map(float, found["fovea_mm"])) if "fovea_mm" in found else None
-    except (ValueError, EOFError, zipfile.BadZipFile):
-        raise UsageError(f"{file} is damaged: its arrays cannot be read") from None
+    with _arrays(file) as found:
+        names, values = _names_in(found, file), found["labels"]
+        spacing = tuple(map(float, found["spacing_mm"])) if "spacing_mm" in found else None
+        fovea = tuple(map(float, found["fovea_mm"])) if "fovea_mm" in found else None
     if (spacing is not None and len(spacing) != 3) or (fovea is not None and len(fovea) != 2):
         raise UsageError(f"{file}: `spacing_mm` has three numbers and `fovea_mm` two (slice, column)")
     return LabelVolume(_codes(values, names, file), names, spacing, fovea)

@@ -37,7 +37,7 @@ class Ridge:
         self.cross += x.T @ wanted
         self.count += len(x)
 
-    def weights(self, penalty: float) -> Float[np.ndarray, "dim+1 outputs"]:
+    def weights(self, penalty: float) -> Float[np.ndarray, "features outputs"]:
         """At `penalty` times the mean squared feature. Features are centred and scaled through the sums."""
         mean = self.square[-1, :-1] / self.count
         spread = np.sqrt(np.maximum(np.diag(self.square)[:-1] / self.count - mean**2, 1e-8))
@@ -50,7 +50,7 @@ class Ridge:
         return solved
 
 
-def with_one(features: np.ndarray) -> Float[np.ndarray, "k dim+1"]:
+def with_one(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "k dim+1"]:
     return np.concatenate([features.astype(np.float64), np.ones((len(features), 1))], axis=1)
 
 

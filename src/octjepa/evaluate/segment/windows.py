@@ -6,9 +6,8 @@ flattening has laid the retina at one height there, and the encoder knows it at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,10 +43,7 @@ class Window:
     image: Float[np.ndarray, "d h w"]
 
 
-class Featurise(Protocol):
-    """Tokens of one window of a volume."""
-
-    def __call__(self, volume: CanonicalVolume, corner: Corner) -> Tokens: ...
+Featurise = Callable[[CanonicalVolume, Corner], Tokens]  # of one window of a volume
 
 
 def corners(shape: Sequence[int], recipe: Recipe) -> list[Corner]:
