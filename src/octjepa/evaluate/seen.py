@@ -12,7 +12,7 @@ from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.place import Place, holds, place_of
 from octjepa.errors import UsageError
 from octjepa.store import Store
-from octjepa.store.leaks import NEAR, Trained, seen_in_pretraining
+from octjepa.store.leaks import Trained, seen_in_pretraining
 
 
 def check_against(store: Store, source: str | Path) -> dict[str, Any]:
@@ -50,7 +50,9 @@ def leaked_people(rows: pd.DataFrame, trained: Trained) -> int:
     """People of val and test of whom anything was pretrained on: a person, a content or an instance, not a likeness."""
     if not trained.volume_ids:
         return 0
-    leaks = [leak for leak in seen_in_pretraining(rows, trained)["leaks"] if leak["kind"] != NEAR]
+    exact = rows.drop(columns="enface_hash", errors="ignore")
+    known = None if trained.rows is None else trained.rows.drop(columns="enface_hash", errors="ignore")
+    leaks = seen_in_pretraining(exact, Trained(trained.volume_ids, known))["leaks"]
     met = {volume for leak in leaks for volume in leak["volumes"]}
     return int(rows.loc[rows["volume_id"].isin(met), "person_id"].nunique())
 
