@@ -11,57 +11,7 @@ import torch
 
 from octjepa.checkpoint import folder
 from octjepa.train.journal import read_lines
-from octjepa.train.loop import pretrain
-from ranks import finish, start_ranks
-from synthetic import MemoryStore, small_recipe
-
-BEGIN = """
-import os, signal, sys, json
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from octjepa.errors import OctjepaError
-from octjepa.train import loop, memory
-from octjepa.train.loop import pretrain
-from synthetic import MemoryStore, small_recipe
-from tests_recipes import recipe_of
-
-torch.set_num_threads(1)
-out = Path(sys.argv[1])
-rank = int(os.environ["RANK"])
-"""
-
-
-def recipe_of(updates=6, **sections):
-    train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
-    given = {"checkpoint": {"every_updates": 2, "keep_last": 9}, "machine": {"micro_batch": 2}, **sections}
-    return small_recipe(**{"train": train, **given})
-
-
-def run_alone(out, updates=6, resume=False, **sections):
-    recipe = recipe_of(updates, **sections)
-    torch.set_num_threads(1)
-    return pretrain(recipe, MemoryStore(recipe.preprocessing), out, resume)
-
-
-def weights_of(run, update=None):
-    kept = folder.list_folders(run / "checkpoints")
-    chosen = kept[-1] if update is None else next(one for one in kept if one.name == f"step-{update:08d}")
-    return {
-        f"{file}/{name}": value
-        for file in ("model.safetensors", "optimiser.safetensors")
-        for name, value in folder.read_tensors(chosen, file).items()
-    }
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-def losses_of(run):
-    return [(line["update"], line["train/loss"]) for line in read_lines(run / "metrics.jsonl") if "train/loss" in line]
-
+from ranks import BEGIN, assert_same, finish, losses_of, recipe_of, run_alone, start_ranks, weights_of
 
 SCENES = (
     BEGIN
@@ -125,14 +75,6 @@ dist.destroy_process_group()
 """
 )
 
-RECIPES = """
-from synthetic import small_recipe
-def recipe_of(updates=6, **sections):
-    train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
-    given = {"checkpoint": {"every_updates": 2, "keep_last": 9}, "machine": {"micro_batch": 2}, **sections}
-    return small_recipe(**{"train": train, **given})
-"""
-
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
@@ -140,8 +82,7 @@ def scenes(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
     run_alone(out / "one")
     stopped_at(2, out / "parts")
-    code = SCENES.replace("from tests_recipes import recipe_of", RECIPES)
-    ended = finish(start_ranks(code, out))
+    ended = finish(start_ranks(SCENES, out))
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
     return out, [json.loads(text.splitlines()[-1]) for _, text, _ in ended], [text for _, _, text in ended]
 
@@ -231,7 +172,7 @@ def test_what_rank_0_refuses_ends_all_with_its_code(scenes):
 
 
 DYING = (
-    BEGIN.replace("from tests_recipes import recipe_of", RECIPES)
+    BEGIN
     + """
 recipe = recipe_of(200)
 honest = loop.learning_rate

@@ -8,6 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
+from octjepa.checkpoint import folder
+from octjepa.train.journal import read_lines
+from octjepa.train.loop import pretrain
+from synthetic import MemoryStore, small_recipe
+
 SUPPORT = Path(__file__).parent
 
 
@@ -43,3 +50,51 @@ def finish(processes: list[subprocess.Popen[str]], seconds: float = 300) -> list
         for process in processes:
             process.kill()
     return [(process.returncode, out, err) for process, (out, err) in zip(processes, told, strict=True)]
+
+
+BEGIN = """
+import os, signal, sys, json
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from octjepa.errors import OctjepaError
+from octjepa.train import loop, memory
+from octjepa.train.loop import pretrain
+from ranks import recipe_of
+from synthetic import MemoryStore
+
+torch.set_num_threads(1)
+out = Path(sys.argv[1])
+rank = int(os.environ["RANK"])
+"""
+
+
+def recipe_of(updates=6, **sections):
+    train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
+    given = {"checkpoint": {"every_updates": 2, "keep_last": 9}, "machine": {"micro_batch": 2}, **sections}
+    return small_recipe(**{"train": train, **given})
+
+
+def run_alone(out, updates=6, resume=False, **sections):
+    recipe = recipe_of(updates, **sections)
+    torch.set_num_threads(1)
+    return pretrain(recipe, MemoryStore(recipe.preprocessing), out, resume)
+
+
+def weights_of(run, update=None):
+    kept = folder.list_folders(run / "checkpoints")
+    chosen = kept[-1] if update is None else next(one for one in kept if one.name == f"step-{update:08d}")
+    return {
+        f"{file}/{name}": value
+        for file in ("model.safetensors", "optimiser.safetensors")
+        for name, value in folder.read_tensors(chosen, file).items()
+    }
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def losses_of(run):
+    return [(line["update"], line["train/loss"]) for line in read_lines(run / "metrics.jsonl") if "train/loss" in line]

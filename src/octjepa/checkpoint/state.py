@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.place import Place
@@ -23,12 +24,17 @@ OPTIMISER_FILE = "optimiser.safetensors"
 
 
 def snapshot(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
-    """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written."""
+    """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written.
+
+    Where the model is dealt over ranks, every rank must call it; each gets all of it.
+    """
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
-    return {
-        file: {name: value.detach().to("cpu", copy=True) for name, value in content.items()}
-        for file, content in tensors.items()
-    }
+    return {file: {name: _copy(value) for name, value in content.items()} for file, content in tensors.items()}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    held = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return held.detach().to("cpu", copy=True)
 
 
 def save(

@@ -131,6 +131,18 @@ class VJEPA3D(nn.Module):
         visible = (seen, take(truth, context)) if self.arm == "vjepa_dense" else None
         return Prediction(hidden, hidden_truth, truth, own, visible)
 
+    def encode(
+        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], student: bool = False
+    ) -> Float[Tensor, "b t w"]:
+        """Features of the target encoder, or of the student, at every token given."""
+        encoder = self.context_encoder if student else self.target_encoder
+        features: Tensor = encoder(patches, places).float()
+        return features
+
+    def teach(self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t f"]:
+        """`targets`, asked for from outside: one call is one way into a model that is dealt over several ranks."""
+        return self.targets(patches, places)
+
     def _masked_features(
         self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b t w"]:

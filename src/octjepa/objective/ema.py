@@ -7,6 +7,7 @@ import math
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:
@@ -24,8 +25,8 @@ def update_target(target: nn.Module, student: nn.Module, m: float, healthy: Bool
 
     Where `healthy` is false nothing moves; it may lie on a device, and is not waited for.
     """
-    theirs = [*target.parameters(), *target.buffers()]
-    ours = [*student.parameters(), *student.buffers()]
+    theirs = [local(tensor) for tensor in (*target.parameters(), *target.buffers())]
+    ours = [local(tensor) for tensor in (*student.parameters(), *student.buffers())]
     if len(theirs) != len(ours):
         raise ValueError(f"target has {len(theirs)} tensors, student {len(ours)}: not the same architecture")
     if healthy is None:
@@ -35,3 +36,8 @@ def update_target(target: nn.Module, student: nn.Module, m: float, healthy: Bool
     kept, taken = torch.where(healthy, m, 1.0), torch.where(healthy, 1.0 - m, 0.0)
     for old, new in zip(theirs, ours, strict=True):
         old.mul_(kept).addcmul_(new, taken)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is dealt over the ranks; any other as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

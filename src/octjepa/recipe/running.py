@@ -57,6 +57,8 @@ class MachineRecipe(Section):
     """Nothing here changes a result beyond rounding."""
 
     devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
+    # every device holds the whole model, or its part of it (FSDP2; for models that do not fit one device)
+    parallel: Literal["replicated", "sharded"] = machine("replicated")
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
     loader_workers: Annotated[int, Field(ge=0)] = machine(0)
     compile: StrictBool = machine(False)  # each block by torch.compile: faster updates after a slow first one

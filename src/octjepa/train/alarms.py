@@ -11,6 +11,7 @@ import torch
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D, Prediction
 from octjepa.model.blocks import uncompiled
+from octjepa.objective.ema import local
 from octjepa.views.loader import Batch
 
 LEAK_CHECK_EVERY = 200
@@ -83,4 +84,4 @@ class TargetWatch:
 def _fingerprint(model: VJEPA3D) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies of the patch embedding's weights of student and target: enough to see a move, cheap to keep."""
     student, target = model.context_encoder.embed.weight, model.target_encoder.embed.weight
-    return student.detach().clone(), target.detach().clone()
+    return local(student.detach()).clone(), local(target.detach()).clone()

@@ -27,7 +27,7 @@ from octjepa.store.disk import only_writer, write_json
 from octjepa.train.agreement import agree
 from octjepa.train.alarms import FROZEN_AFTER, LEAK_CHECK_EVERY, TargetWatch, check_leak
 from octjepa.train.cohort import choose_cohort
-from octjepa.train.guard import Guard
+from octjepa.train.guard import IN_A_ROW, Guard
 from octjepa.train.health import Health
 from octjepa.train.memory import Fitting
 from octjepa.train.monitor import Audit, measure
@@ -38,6 +38,7 @@ from octjepa.train.run_folder import SUMMARY, open_run, read_summary
 from octjepa.train.runtime import Runtime, joined
 from octjepa.train.saver import Saver
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
+from octjepa.train.sharding import shard
 from octjepa.train.signals import Interrupted, stop_request
 from octjepa.train.start import go_back, start_from
 from octjepa.train.tracking import open_record
@@ -84,6 +85,9 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
     first = start.update
     if first == total and (finished := runtime.told(read_summary(out) if writes else None)) is not None:
         return dict(finished)
+    if recipe.machine.parallel == "sharded" and runtime.world > 1:
+        model, optimiser = shard(model, optimiser, recipe, runtime)
+        runtime.sharded = True
     if recipe.machine.compile:
         check_compiler(runtime.device)
         model.compile_blocks()
@@ -147,10 +151,14 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             if trail.lost:
                 saver.wait()
                 start = go_back(out, saves, model, optimiser, recipe, runtime, trail.unfit())
-                stream.leave_out(start.left_out)
-                guard.recall(start.lines)
                 journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
                 trail.return_to(start.skipped)
+                if runtime.sharded:
+                    raise OctjepaError(
+                        f"{IN_A_ROW} unfit updates in a row; go on from update {start.update} by --resume"
+                    )
+                stream.leave_out(start.left_out)
+                guard.recall(start.lines)
                 update, batches = start.update, batches_from(start.update)
                 continue
 
@@ -168,9 +176,10 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             if word.unsaved:
                 saver.wait()  # raises what the write ran into, on the rank that wrote
                 raise OctjepaError("rank 0 could not write a checkpoint: see its log")
-            if writes and saves is not None and saving:
+            if saves is not None and saving and (writes or runtime.sharded):
                 tensors = state.snapshot(model, optimiser)
-                saver.start(partial(_save, saves, done, tensors, recipe, trail.skipped, ids, score))
+                if writes:
+                    saver.start(partial(_save, saves, done, tensors, recipe, trail.skipped, ids, score))
             if word.stop and done < total:
                 saver.wait()
                 kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"

@@ -34,6 +34,11 @@ class Fitting:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            if self._runtime.sharded:  # the others already wait inside this rank's backward pass
+                raise OctjepaError(
+                    f"rank {self._runtime.rank} ran out of memory at update {update + 1}: lower machine.micro_batch "
+                    f"(now {self.micro}) and go on with --resume"
+                ) from None
         model.zero_grad(set_to_none=True)
         gc.collect()
         if torch.accelerator.is_available():

@@ -84,21 +84,18 @@ def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
     """All meters by name: `<meter>_<tissue|background>`, `<meter>_<vendor>`, `lidar`, `layer_accuracy`."""
     batch = audit.batch
-    depths = (len(model.target_encoder.blocks),)
     places = batch.places.to(runtime.device)
     view = batch.target_view.to(runtime.device)
     training = model.training
     model.eval()
     with runtime.compute():
-        teacher = model.target_encoder(view, places).float().cpu()
-        student = model.context_encoder(view, places).float().cpu()
+        teacher = model.encode(view, places).cpu()
+        student = model.encode(view, places, student=True).cpu()
         outcome = model.predict(*batch.inputs(runtime.device))
-        pooled = [
-            model.target_levels(draw.target_view.to(runtime.device), draw.places.to(runtime.device), depths)
-            .mean(dim=1)
-            .cpu()
-            for draw in audit.draws
+        looks = [
+            model.encode(draw.target_view.to(runtime.device), draw.places.to(runtime.device)) for draw in audit.draws
         ]
+    pooled = [torch.nn.functional.layer_norm(look, look.shape[-1:]).mean(dim=1).cpu() for look in looks]
     model.train(training)
     agreement = torch.nn.functional.cosine_similarity(outcome.predicted.cpu(), outcome.target.cpu(), dim=-1)
     hidden_tissue = torch.gather(audit.tissue, 1, batch.target)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from octjepa.errors import OctjepaError, UsageError
 
@@ -42,6 +43,7 @@ class Runtime:
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision = precision
+        self.sharded = False  # whether the model is dealt over the ranks
 
     @property
     def rank(self) -> int:
@@ -114,7 +116,7 @@ class Runtime:
 
         By two ranks to the bit what one process adds; by more in the order of the backend.
         """
-        if self.world == 1:
+        if self.world == 1 or self.sharded:  # FSDP2 has summed them
             return
         bucket: list[Tensor] = []
         size = 0
@@ -160,6 +162,11 @@ class Runtime:
             "torch": torch.__version__,
             "cores": os.cpu_count() or 0,
         }
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All parts of a tensor that is dealt over the ranks, on each of them; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager

@@ -34,8 +34,8 @@ def stop_request() -> Iterator[StopRequest]:
 
     def note(number: int, frame: FrameType | None) -> None:
         request.signal_number = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        if number != signal.SIGUSR1:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if number == signal.SIGINT:  # launchers and schedulers say the others more than once
+            signal.signal(number, signal.default_int_handler)
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:

@@ -131,7 +131,11 @@ def go_back(
         known = [] if saves is None else [one for one in folder.list_folders(saves) if folder.update_of(one) <= first]
         if saves is None or not known:
             raise OctjepaError(hopeless(first, "and there is no checkpoint before them"))
-        done, skipped = state.load(known[-1], model, optimiser, recipe)
+        if runtime.sharded:  # the parts on each rank stay as they are: the run ends, and a resume reads it
+            manifest = folder.read_manifest(known[-1])
+            done, skipped = int(manifest["update"]), int(manifest.get("skipped_updates", 0))
+        else:
+            done, skipped = state.load(known[-1], model, optimiser, recipe)
         before = _with_journal(out, done, skipped)
         if sum("left_out" in line for line in before.lines if line["update"] == done) >= _RETURNS:
             raise OctjepaError(hopeless(first, f"for the {_RETURNS + 1}th time after {name_of(known[-1])}"))
@@ -140,7 +144,8 @@ def go_back(
         start[0] = Start(done, skipped, tuple(names), before.lines)
 
     runtime.first(read)
-    _spread(model, optimiser, runtime)
+    if not runtime.sharded:
+        _spread(model, optimiser, runtime)
     told: Start = runtime.told(start[0])
     return told
 

@@ -15,7 +15,7 @@ from octjepa.objective.losses import cosine
 from octjepa.objective.total import token_steps, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.alarms import check_detached
-from octjepa.train.runtime import Runtime
+from octjepa.train.runtime import Runtime, whole
 from octjepa.views.loader import Batch
 
 Figures = dict[str, Tensor]
@@ -36,13 +36,14 @@ def accumulate(
     for start in range(0, size, step):
         part = batch.part(start, start + step)
         share = len(part.volume_ids) / (size * runtime.world)
+        weight = share * runtime.world if runtime.sharded else share  # FSDP2 takes the mean over ranks
         inputs = part.inputs(runtime.device)
         with runtime.compute():
             outcome = model.predict(*inputs)
         check_detached(outcome)
         steps = token_steps(part.grid_index.to(runtime.device), recipe.grid)
         loss, parts = training_loss(recipe.objective, outcome, steps, *inputs[3:], update)
-        (loss * share).backward()
+        (loss * weight).backward()
         shown = {"train/loss": loss.detach(), "train/cosine": cosine(outcome.predicted.detach(), outcome.target)}
         if len(parts) > 1:
             shown |= {f"train/loss_{name}": value for name, value in parts.items()}
@@ -83,7 +84,7 @@ def take_step(
     names = list(figures)
     summed = runtime.sum_over_ranks(torch.stack([figures[name] for name in names]))
     runtime.sum_gradients(model.parameters())
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf"))
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf")))
     limit = min(norm_limit, torch.finfo(norm.dtype).max)  # XLA compiles infinity in, but is handed a number
     healthy = torch.isfinite(norm) & torch.isfinite(summed).all() & (norm <= limit)
     optimiser.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()

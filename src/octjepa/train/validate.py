@@ -30,7 +30,7 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
     means: trivial.PlaceMeans | None = None
     for batch in batches:
         with runtime.compute():
-            targets = model.targets(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
+            targets = model.teach(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
         means = means or trivial.PlaceMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
     if means is None:
@@ -40,9 +40,9 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
 
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
     """The encoder's features, where the arm's targets are pixels."""
-    depths = (len(model.target_encoder.blocks),)
     with runtime.compute():
-        return model.target_levels(batch.target_view.to(runtime.device), batch.places.to(runtime.device), depths).cpu()
+        features = model.encode(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
+    return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
 
 
 @uncompiled()
