@@ -71,6 +71,7 @@ def _whole(scan: Dataset, codes: np.ndarray, classes: Sequence[str], spacing_mm:
     made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = SEGMENTATION
     made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = generate_uid()
+    made.SpecificCharacterSet = "ISO_IR 192"  # names of classes may be in any language
     # Patient, study, series
     for empty in (
         "PatientName",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from octjepa.errors import ContractError, UsageError
 from octjepa.evaluate.intervals import Draws, paired_difference
 from octjepa.evaluate.seen import leaked_people, trained_from
 from octjepa.evaluate.segment import decoder
-from octjepa.evaluate.segment.cohort import LabelledVolumes
+from octjepa.evaluate.segment.cohort import LabelledVolumes, NativeLabels
 from octjepa.evaluate.segment.figure import draw_thickness
 from octjepa.evaluate.segment.folder import Head, is_head, save_head
 from octjepa.evaluate.segment.judge import Judged, Scores, judge
@@ -35,6 +36,7 @@ from octjepa.train.runtime import Runtime
 from octjepa.views.sample import check_contract
 
 log = logging.getLogger(__name__)
+_BESIDE = ("untrained", "intensity", "place_prior")
 
 
 def segment_store(
@@ -49,6 +51,8 @@ def segment_store(
         raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
     device = Runtime("fp32").device
     encoder = load_encoder(checkpoint).to(device)
+    if encoder.name in _BESIDE:
+        raise UsageError(f"the recipe of {checkpoint} is called {encoder.name}, as a row beside it: rename the recipe")
     _check(settings, encoder, store, checkpoint)
     cohort = LabelledVolumes(store, labels, encoder.recipe, classes)
     labelled = store.table[store.table["volume_id"].isin(cohort.stored)]
@@ -61,11 +65,13 @@ def segment_store(
     count = len(cohort.classes) + 1
     prior = Prior.of((read()[1] for read in cohort.readers("train")), count, settings.columns)
     heads, chosen = _make(settings, encoder, encoder.untrained().to(device), cohort, prior)
-    saved = save_head(out, heads[encoder.name], cohort.classes, settings, encoder)
     say = {**{name: head.scores for name, head in heads.items()}, "place_prior": _blind(prior)}
-    scores, judged = _judge(say, cohort, settings)
-    _write_etdrs(out / "etdrs.tsv", cohort, judged[encoder.name], settings)
-    picture = _draw(out / "thickness.svg", cohort, judged[encoder.name], settings)
+    scores, judged, abouts = _judge(say, cohort, settings)
+    ours = judged[encoder.name]
+    out.mkdir(parents=True, exist_ok=True)
+    _write_etdrs(out / "etdrs.tsv", cohort, ours, abouts)
+    picture = _draw(out / "thickness.svg", cohort, ours[0], abouts[0])
+    saved = save_head(out, heads[encoder.name], cohort.classes, settings, encoder)
     rows = scores.rows()
     mine = {f"{row['metric']}_{row['class']}".removesuffix("_mean"): row for row in rows if row["name"] == encoder.name}
     return {
@@ -73,7 +79,7 @@ def segment_store(
         "checkpoint": str(saved),
         "classes": list(cohort.classes),
         "chosen": chosen,
-        "paired": [_paired(scores, encoder.name, other) for other in ("untrained", "intensity", "place_prior")],
+        "paired": [_paired(scores, encoder.name, other) for other in _BESIDE],
         "rows": rows,
         "notes": cohort.notes,
         "etdrs": str(out / "etdrs.tsv"),
@@ -127,25 +133,27 @@ def _blind(prior: Prior) -> Callable[[CanonicalVolume], np.ndarray]:
 
 def _judge(
     say: dict[str, Callable[[CanonicalVolume], np.ndarray]], cohort: LabelledVolumes, settings: SegmentRecipe
-) -> tuple[Scores, dict[str, list[Judged]]]:
-    """Every row on every test volume, once."""
+) -> tuple[Scores, dict[str, list[Judged]], list[NativeLabels]]:
+    """Every row on every test volume, once; and how each scan lies (its voxels left out)."""
     test = cohort.of("test")
     people = [str(row["person_id"]) for row in test]
     draws = Draws(people, settings.resamples, settings.seed)
     scores = Scores(people, cohort.classes, [cohort.stored[row["volume_id"]] for row in test], draws)
     judged: dict[str, list[Judged]] = {name: [] for name in say}
+    abouts = []
     with bar("test", len(test), "volume") as progress:
         for row in test:
             volume, truth = (
                 cohort.store.read(row["volume_id"]),
                 cohort.native(row, settings.centre, settings.first_bscan),
             )
+            abouts.append(replace(truth, codes=truth.codes[:0]))
             for name, head in say.items():
                 judged[name].append(judge(head(volume), cohort.stored[row["volume_id"]], truth))
             progress.advance()
     for name, found in judged.items():
         scores.add(name, found)
-    return scores, judged
+    return scores, judged, abouts
 
 
 def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:
@@ -156,30 +164,26 @@ def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_etdrs(path: Path, cohort: LabelledVolumes, judged: Sequence[Judged], settings: SegmentRecipe) -> None:
+def _write_etdrs(path: Path, cohort: LabelledVolumes, judged: Sequence[Judged], abouts: Sequence[NativeLabels]) -> None:
     """A row per test scan, class and sector, said and true, with what the centre and the vertical rest on."""
     columns = ("volume_id", "eye", "class", "sector", "said_um", "true_um", "centre", "vertical")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(columns)
-        for row, one in zip(cohort.of("test"), judged, strict=True):
-            about = cohort.native(row, settings.centre, settings.first_bscan)
+        for row, one, about in zip(cohort.of("test"), judged, abouts, strict=True):
             for number, name in enumerate(cohort.classes):
                 for place, sector in enumerate(SECTORS):
                     said, true = (_um(values[number, place]) for values in (one.said_etdrs, one.true_etdrs))
-                    writer.writerow(
-                        [row["volume_id"], row["eye"], name, sector, said, true, about.centre_from, about.vertical_from]
-                    )
+                    rests_on = about.centre_from, about.vertical_from
+                    writer.writerow([row["volume_id"], row["eye"], name, sector, said, true, *rests_on])
 
 
 def _um(value: float) -> str:
     return f"{value:.1f}" if np.isfinite(value) else ""
 
 
-def _draw(path: Path, cohort: LabelledVolumes, judged: Sequence[Judged], settings: SegmentRecipe) -> Path:
+def _draw(path: Path, cohort: LabelledVolumes, one: Judged, about: NativeLabels) -> Path:
     """Thickness maps of the first test scan."""
-    row, one = cohort.of("test")[0], judged[0]
-    about = cohort.native(row, settings.centre, settings.first_bscan)
-    dz, _, dx = about.native.spacing_mm
+    row, (dz, _, dx) = cohort.of("test")[0], about.native.spacing_mm
     title = f"{row['volume_id']} {row['eye']}".strip()
     return draw_thickness(path, one.said_um, one.said_etdrs, cohort.classes, (dz, dx), about.lie, title)

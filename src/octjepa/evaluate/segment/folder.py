@@ -19,6 +19,7 @@ from octjepa.evaluate.segment.linear import LinearHead
 from octjepa.evaluate.segment.prior import Prior
 from octjepa.evaluate.segment.settings import SegmentRecipe, settings_from
 from octjepa.evaluate.segment.windows import of_encoder
+from octjepa.train.runtime import Runtime
 
 KIND = "segmentation head"
 PRIOR = "place_prior"
@@ -95,6 +96,7 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
         raise WrongCheckpointError(f"{path} holds no segmentation head: give the folder that octjepa segment wrote")
     about = read_manifest(folder)
     settings = settings_from(about["settings"], f"of {folder}")
+    device = Runtime("fp32").device
     if checkpoint is None and not settings.tuned:
         raise UsageError(f"the head {path} was made on a frozen encoder: name it with --from")
     if settings.tuned:
@@ -106,6 +108,7 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
     else:
         encoder = load_encoder(str(checkpoint))
         refuse_another(about["contract"], contract_of(encoder), str(path), str(checkpoint))
+    encoder = encoder.to(device)
     return SavedHead(_head(folder, about, settings, encoder), tuple(about["classes"]), settings, encoder)
 
 
@@ -116,7 +119,8 @@ def _head(folder: Path, about: dict[str, Any], settings: SegmentRecipe, encoder:
         return LinearHead(of_encoder(encoder), tensors["weights"].numpy().astype(float), prior, encoder.recipe)
     decoder = Decoder(encoder.dim, encoder.recipe.grid, settings.decoder.width, len(about["classes"]) + 1)
     _fill(decoder, tensors, folder)
-    return DecoderHead(encoder.encoder, decoder.eval(), prior, encoder.recipe)
+    decoder = decoder.to(next(encoder.encoder.parameters()).device).eval()
+    return DecoderHead(encoder.encoder, decoder, prior, encoder.recipe)
 
 
 def _fill(module: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
