@@ -111,7 +111,7 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
         stop_request() as request,
         Saver() as saver,
         bar("pretrain", total, "update", first) as progress,
-        Trail(journal, guard, health, progress, stream.names_of_update, start.skipped) as trail,
+        Trail(journal, guard, health, progress, stream.names_of_update, start.skipped, runtime) as trail,
     ):
         update, batches = first, batches_from(first)
         while update < total:
@@ -132,9 +132,6 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
             set_learning_rate(optimiser, rate)
             figures = take_step(model, optimiser, figures, runtime, m, recipe.train.clip_norm, guard.limit(update))
-            if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
-                watch.check(model, m)
-
             done = update + 1
             epoch = done * recipe.train.global_batch / len(ids)
             line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
@@ -142,6 +139,8 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             if word.unread:
                 line["unread"] = unread.note(batch.unread, runtime)
             trail.push(update, figures, line)
+            if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
+                watch.check(model, m)
 
             saving = _due(recipe.checkpoint.every_updates, done) or done == total or word.stop > 0
             looking = audit is not None and (_due(every, done) or (saving and saves is not None))

@@ -44,7 +44,9 @@ def batch_shares(recipe: Recipe, processes: int) -> Shares:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises UsageError where `machine.compile` asks for kernels that nothing here can build."""
+    """Raises UsageError where `machine.compile` asks for kernels that nothing here can build, or needs."""
+    if device.type == "xla":
+        raise UsageError("machine.compile=true is unused on XLA, which compiles everything: set machine.compile=false")
     asked = os.environ.get("CXX")
     names = [asked] if asked else ["g++", "clang++"]
     if device.type == "cpu" and not any(map(shutil.which, names)):

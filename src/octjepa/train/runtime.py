@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.train import xla
 
 _PATIENCE = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
 _BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once
@@ -39,7 +40,7 @@ class Runtime:
 
     def __init__(self, precision: str) -> None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self.device = accelerator or torch.device("cpu")
+        self.device = xla.device() if xla.asked() else accelerator or torch.device("cpu")
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision = precision
@@ -102,12 +103,18 @@ class Runtime:
 
     def spread(self, tensor: Tensor) -> None:
         """In place: rank 0's values, on every rank."""
-        if self.world > 1:
-            _exchange(lambda: dist.broadcast(tensor, 0))
+        if self.world == 1:
+            return
+        host = tensor.cpu() if tensor.device.type == "xla" else tensor
+        _exchange(lambda: dist.broadcast(host, 0))
+        if host is not tensor:
+            tensor.copy_(host)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """In place."""
-        if self.world > 1:
+        if tensor.device.type == "xla":
+            xla.sum_over_ranks([tensor])
+        elif self.world > 1:
             _exchange(lambda: dist.all_reduce(tensor))
         return tensor
 
@@ -117,6 +124,9 @@ class Runtime:
         By two ranks to the bit what one process adds; by more in the order of the backend.
         """
         if self.world == 1 or self.sharded:  # FSDP2 has summed them
+            return
+        if self.device.type == "xla":
+            xla.sum_over_ranks([p.grad for p in parameters if p.grad is not None])
             return
         bucket: list[Tensor] = []
         size = 0
@@ -149,10 +159,22 @@ class Runtime:
         else:  # macOS: the most so far, in bytes
             held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = {"memory/process_bytes": held}
+        if self.device.type == "xla":
+            found |= xla.memory()
         if torch.accelerator.is_available():
             with suppress(RuntimeError):  # not every accelerator's allocator counts
                 found["memory/device_bytes"] = torch.accelerator.max_memory_allocated()
         return found
+
+    def start_copy(self, tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
+        """A copy on its way to the host, and the event after which it is there. On XLA the update's graph ends here."""
+        if self.device.type == "xla":
+            xla.sync()
+        if self.device.type in ("xla", "cpu"):
+            return tensor, None
+        host, event = tensor.to("cpu", non_blocking=True), torch.Event(self.device)
+        event.record()
+        return host, event
 
     def describe(self) -> dict[str, str | int]:
         return {
@@ -194,6 +216,13 @@ def _join(asked: int) -> None:
             "sets all of them, or unset WORLD_SIZE"
         )
     backend = "gloo"
+    if xla.asked():
+        xla.join(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        if xla.world() != asked:
+            raise UsageError(
+                f"the launcher started {asked} processes, but torch_xla sees {xla.world()} replicas: start one process "
+                "for every chip of the slice"
+            )
     if torch.accelerator.is_available():
         device, local = torch.accelerator.current_accelerator(), int(os.environ["LOCAL_RANK"])
         assert device is not None

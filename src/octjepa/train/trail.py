@@ -15,6 +15,7 @@ import torch
 from octjepa.progress import Bar
 from octjepa.train.guard import Guard
 from octjepa.train.health import Health
+from octjepa.train.runtime import Runtime
 from octjepa.train.tracking import Record
 from octjepa.train.update import Figures
 
@@ -30,7 +31,9 @@ class Trail:
         progress: Bar,
         names: Callable[[int], list[str]],
         skipped: int,
+        runtime: Runtime,
     ) -> None:
+        self._runtime = runtime
         self._journal, self._guard, self._health, self._bar, self._names = journal, guard, health, progress, names
         self.skipped, self.lost = skipped, False
         self._sent: tuple[int, list[str], torch.Tensor, torch.Event | None, Mapping[str, Any]] | None = None
@@ -44,10 +47,7 @@ class Trail:
     def push(self, update: int, figures: Figures, line: Mapping[str, Any]) -> None:
         """Starts the figures of `update` (from 0) on their way, and settles the update before."""
         packed = torch.stack([value.float() for value in figures.values()])
-        host, event = packed.to("cpu", non_blocking=True), None
-        if packed.device.type != "cpu":
-            event = torch.Event(packed.device)
-            event.record()
+        host, event = self._runtime.start_copy(packed)
         before, self._sent = self._sent, (update, list(figures), host, event, line)
         self._settle(before)
 
