@@ -22,10 +22,10 @@ from octjepa.objective.ema import update_target
 from octjepa.phantom import write_cohort
 from octjepa.store import Store, build_store
 from octjepa.train.cohort import choose_cohort
-from octjepa.train.update import accumulate
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.runtime import Runtime
+from octjepa.train.update import accumulate
 from octjepa.views.loader import training_batches
 
 PEOPLE = 40

@@ -18,9 +18,9 @@ from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe
-from octjepa.train.update import accumulate
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.runtime import Runtime
+from octjepa.train.update import accumulate
 from octjepa.views.loader import Batch
 
 VARIANTS = {

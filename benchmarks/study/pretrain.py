@@ -24,9 +24,9 @@ from octjepa.store import Store
 from octjepa.store.disk import write_json
 from octjepa.train.cohort import choose_cohort
 from octjepa.train.loop import pretrain
-from octjepa.train.update import accumulate
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.runtime import Runtime
+from octjepa.train.update import accumulate
 from octjepa.views.loader import training_batches
 
 _SETTLE = 3  # first updates, not measured: caches fill, kernels are built
