@@ -260,7 +260,7 @@ def test_another_contract_is_refused_by_field(run, tmp_path):
 def test_a_checkpoint_of_another_task_is_refused(tmp_path):
     about = {"octjepa": json.dumps({"recipe": small_recipe().model_dump(mode="json")})}
     save_file({"head.weight": torch.zeros(2, 192)}, tmp_path / "head.safetensors", about)
-    with pytest.raises(WrongCheckpointError, match="A checkpoint of another task") as raised:
+    with pytest.raises(WrongCheckpointError, match="a checkpoint of another task") as raised:
         embed_store(tmp_path / "head.safetensors", store_of(), tmp_path / "e.parquet")
     assert raised.value.exit_code == 2
     assert len(str(raised.value)) < 800

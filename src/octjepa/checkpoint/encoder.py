@@ -173,6 +173,11 @@ def _read_file(path: Place) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]
 
 
 def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Place) -> None:
+    if not weights:
+        raise WrongCheckpointError(
+            f"{path} holds no pretrained encoder: give the weights of a pretraining run, a step-* folder or an "
+            "exported encoder; a checkpoint of another task (a probe, a segmentation head) is none"
+        )
     try:
         encoder.load_state_dict(weights)
     except RuntimeError as error:

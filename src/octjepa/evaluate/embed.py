@@ -22,7 +22,7 @@ import pandas as pd
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.place import place_of
 from octjepa.config import science_hash
-from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.evaluate import token_folder
 from octjepa.evaluate.bscans import write_bscans
 from octjepa.evaluate.embed_part import Embedder, Job, Wanted, job_key, weights_hash
@@ -125,15 +125,7 @@ def _absolute(place: str | Path) -> str:
 
 
 def _encoder_for(checkpoint: str | Path, store: Store) -> PretrainedEncoder:
-    try:
-        encoder = load_encoder(checkpoint)
-    except WrongCheckpointError:
-        raise
-    except CheckpointError as error:
-        raise WrongCheckpointError(
-            f"{str(error)[:400]}\nOnly encoders are embedded: the weights of a pretraining run, a step-* folder or an "
-            "exported encoder. A checkpoint of another task (a probe, a segmentation head) is none."
-        ) from None
+    encoder = load_encoder(checkpoint)
     differences = check_contract(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
