@@ -48,8 +48,11 @@ class Terminated(KeyboardInterrupt):
 def say(payload: Mapping[str, Any], as_json: bool, rows: str = "", primary: Collection[str] = ()) -> None:
     """Prints a verb's result. `rows` names the key that holds probe rows: as text they become a table.
 
-    The table keeps the metrics of `primary`; JSON always holds everything.
+    The table keeps the metrics of `primary`; JSON always holds everything. Of the processes of a launcher, which all
+    hold the same result, rank 0 prints it.
     """
+    if os.environ.get("RANK", "0") != "0":
+        return
     if as_json:
         print(json.dumps(_plain(payload), allow_nan=False), flush=True)
         return
