@@ -35,6 +35,7 @@ from octjepa.volume import OCTVolume
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 POOLS = ("mean", "mean_std_max")
+_NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
 
 
 class TokenFeatures(NamedTuple):
@@ -127,6 +128,9 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     is_file = _is_file(path)
     folder = None if is_file or not (isinstance(path, str) or path.is_dir()) else newest(path)
     if folder is not None:
+        kind = read_manifest(folder).get("kind")
+        if kind is not None:
+            raise WrongCheckpointError(f"{folder} is a {kind}, {_NO_ENCODER}")
         recipe, weights = recipe_of(folder), read_tensors(folder, MODEL_FILE)
         seen = read_manifest(folder).get("trained_on", ())
     elif is_file:
@@ -174,10 +178,7 @@ def _read_file(path: Place) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]
 
 def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Place) -> None:
     if not weights:
-        raise WrongCheckpointError(
-            f"{path} holds no pretrained encoder: give the weights of a pretraining run, a step-* folder or an "
-            "exported encoder; a checkpoint of another task (a probe, a segmentation head) is none"
-        )
+        raise WrongCheckpointError(f"{path} holds other weights, {_NO_ENCODER}")
     try:
         encoder.load_state_dict(weights)
     except RuntimeError as error:
