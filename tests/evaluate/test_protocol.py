@@ -150,7 +150,15 @@ def test_eyes_that_differ_make_a_person_by_rule(probed: Callable[..., ProbeResul
     def sized(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         return frame, labels.assign(lesion0=labels["lesion0"] + np.linspace(0, 1, len(labels)))
 
-    assert any("their mean is the person's" in note for note in probed(sized, level="person").notes)
+    result = probed(sized, level="person")
+    assert any("their mean is the person's" in note for note in result.notes)
+    assert result.targets[0]["task"] == "regression"
+
+    def strangers(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        return frame, labels.assign(person_id="X" + labels["person_id"])
+
+    with pytest.raises(UsageError, match="none of its 180 labels of lesion0 meets"):
+        probed(strangers, level="person")
 
 
 def test_a_missing_fellow_eye_is_counted(probed: Callable[..., ProbeResult]) -> None:

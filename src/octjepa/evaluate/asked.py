@@ -49,13 +49,13 @@ def make_ready(
     volumes, frame = tables[0][1].frame, merged[0][1].frame
     for name in names:
         try:
-            of_cases, notes = labels, list[str]()
+            of_cases, kind, notes = labels, task, list[str]()
             if level == "person":
-                of_cases, notes = person_labels(labels, volumes, name, task)
-            target = join(of_cases, frame, name, task)
+                of_cases, kind, notes = person_labels(labels, volumes, name, task)
+            target = join(of_cases, frame, name, kind)
             learnt = target
             if cases is not None:
-                learnt = join(labels, volumes, name, task)
+                learnt = join(labels, volumes, name, kind)
                 if learnt.classes != target.classes:
                     raise UsageError(
                         f"{name}: volumes have the classes {', '.join(learnt.classes)}, people "

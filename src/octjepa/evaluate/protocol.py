@@ -168,13 +168,18 @@ def _merged(table: Embeddings, members: list[np.ndarray], names: list[str], leve
     )
 
 
-def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str) -> tuple[LabelTable, list[str]]:
-    """The labels of `target` by person (eye ""), from the scanned eyes; and notes on eyes that differ."""
+def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str) -> tuple[LabelTable, str, list[str]]:
+    """The labels of `target` by person (eye ""), from the scanned eyes; the task they are; notes on eyes that differ.
+
+    Raises UsageError as `task_of`.
+    """
     found = labels.values[target]
     by_person: dict[str, dict[str, str]] = {}
     for person, eye in zip(frame["person_id"], frame["eye"], strict=True):
         if (person, eye) in found:
             by_person.setdefault(person, {})[eye] = found[person, eye]
+    if not by_person:
+        return labels, task, []  # the join says what was found and what was expected
     kind, classes, _ = task_of([text for eyes in by_person.values() for text in eyes.values()], target, task)
     values: dict[tuple[str, str], str] = {}
     differing, left_out = 0, 0
@@ -197,7 +202,7 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
         rule = {"regression": "their mean is the person's", "multiclass": f"these {left_out} people are left out"}
         said = rule.get(kind, "the worse eye's is the person's")
         notes.append(f"{target}: the eyes of {differing} people have different labels; {said}")
-    return replace(labels, by_eye=False, values={target: values}), notes
+    return replace(labels, by_eye=False, values={target: values}), kind, notes
 
 
 def _numeric(texts: Sequence[str]) -> bool:
