@@ -110,3 +110,32 @@ def test_a_segmentation_of_nothing_or_of_another_scan_is_not_written(line: Line,
         write_segmentation(tmp_path / "a.dcm", empty, ("fluid",), scan.spacing_mm, line.scan("cirrus"))
     with pytest.raises(UsageError, match="other frames"):
         write_segmentation(tmp_path / "a.dcm", empty[1:], ("fluid",), scan.spacing_mm, line.scan("cirrus"))
+
+
+def test_a_segmentation_that_says_two_things_or_of_another_scan_is_refused(
+    applied: tuple[Path, dict], tmp_path: Path
+) -> None:
+    from octjepa.errors import UsageError
+
+    source = applied[1]["scans"][1]["dicom"]
+
+    def spoilt(how: str) -> Path:
+        made = pydicom.dcmread(source)
+        frames = made.PerFrameFunctionalGroupsSequence
+        if how == "overlap":  # the same B-scan's pixels once more, as another class
+            made.PixelData, made.NumberOfFrames = bytes([255]) * (made.Rows * made.Columns // 8 * 2), 2
+            made.PerFrameFunctionalGroupsSequence = [frames[0], frames[0]]
+        elif how == "fractional":
+            made.SegmentationType = "FRACTIONAL"
+        made.save_as(tmp_path / f"{how}.dcm")
+        return tmp_path / f"{how}.dcm"
+
+    for how, said in (("overlap", "segments overlap"), ("fractional", "expected a binary one")):
+        with pytest.raises(UsageError, match=said):
+            read_segmentation(spoilt(how), 32)
+    with pytest.raises(UsageError, match="of another scan"):
+        read_segmentation(Path(source), 5)
+    cut = tmp_path / "cut.dcm"
+    cut.write_bytes(Path(source).read_bytes()[:4000])
+    with pytest.raises(UsageError, match="cut"):
+        read_segmentation(cut, 32)

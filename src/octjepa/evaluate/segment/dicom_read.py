@@ -46,7 +46,7 @@ def referenced_scan(path: Path) -> str:
 
 
 def read_segmentation(path: Path, frames: int = 0, pixels: bool = True) -> Segmentation:
-    """Of a scan of `frames` B-scans. Raises UsageError: damaged, overlapping segments, no reference to B-scans."""
+    """Of a scan of `frames` B-scans. Raises UsageError: damaged, not binary, overlapping segments, no B-scans."""
     try:
         file = pydicom.dcmread(path, stop_before_pixels=not pixels)
         segments = sorted(file.SegmentSequence, key=lambda one: int(one.SegmentNumber))
@@ -63,10 +63,10 @@ def read_segmentation(path: Path, frames: int = 0, pixels: bool = True) -> Segme
 
 
 def _paint(codes: np.ndarray, file: Any, path: Path) -> None:
+    if file.SegmentationType != "BINARY":
+        raise UsageError(f"{path} is a {str(file.SegmentationType).lower()} segmentation; expected a binary one")
     array = file.pixel_array
-    masks = array.reshape(-1, *array.shape[-2:]) > (
-        0 if file.BitsAllocated == 1 else int(file.MaximumFractionalValue) / 2
-    )
+    masks = array.reshape(-1, *array.shape[-2:]) > 0
     groups = file.PerFrameFunctionalGroupsSequence
     if len(groups) != len(masks):
         raise UsageError(f"{path} has {len(masks)} frames and {len(groups)} descriptions of frames")

@@ -4,7 +4,7 @@ A label volume has the shape of the scan's file: B-scans in the file's order, ro
 
     <key>.nii, <key>.nii.gz   whole numbers, their names in `classes.json` beside them: {"1": "fluid"}; 0 is background
     <key>.npz                 `labels` (whole numbers) and `names` (of 1, 2, ...); or the truth of a phantom
-    *.dcm                     DICOM Segmentation, binary or fractional, found by the SOP instance it references
+    *.dcm                     binary DICOM Segmentation, found by the SOP instance it references
 
 and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. 255 is "not labelled".
 """
