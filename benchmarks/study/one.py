@@ -133,6 +133,8 @@ def _of_cohort(entry: Entry, bench: frozen.Bench, cohort: Path, work: Path, fold
     about: dict[str, Any] = {}
     if entry.kind == "untrained":
         encoder = untrained(RECIPE, entry.overrides, entry.seed)
+    elif entry.kind == "shipped":
+        encoder = load_encoder(entry.arm)
     else:
         about = pretrain.run(folder, eyes.store, RECIPE, entry.overrides, entry.seed, entry.budget, calibration)
         encoder = load_encoder(folder / "run")

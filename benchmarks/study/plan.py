@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from octjepa.checkpoint.shipped import shipped
 from octjepa.config import load_recipe, science_hash
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))
@@ -25,7 +26,9 @@ CURVE = (0.25, 0.5, 2.0)  # of the main budget, beside 1 itself
 POOLS = ("mean", "mean_std_max", "mean_std_max_min")
 PRIMARY_POOL = "mean_std_max"  # named before any figure was seen; the others are there to compare
 
-Kind = Literal["pretrain", "untrained", "histogram", "majority", "supervised", "fluid"]
+SHIPPED = "phantom-tiny"  # the encoder in the package: a row of its own, measured as everybody loads it
+
+Kind = Literal["pretrain", "untrained", "histogram", "majority", "supervised", "shipped", "fluid"]
 Group = Literal["main", "few_labels", "curve", "ablation", "real"]
 
 # name -> overrides over the best arm. `reference` is that arm at the ablations' own budget.
@@ -123,6 +126,11 @@ def main_entries(settings: Settings) -> list[Entry]:
 def later_entries(settings: Settings, best: str | None) -> list[Entry]:
     """Everything after the main rows. Without a `best` arm those that need none."""
     entries = []
+    if (weights := shipped(SHIPPED)) is not None:
+        which = hashlib.sha256((weights / "model.safetensors").read_bytes()).hexdigest()[:16]
+        entries.append(
+            Entry("main", "shipped", SHIPPED, settings.seeds[0], cohort={**settings.cohort, "weights": which})
+        )
     if SUPERVISED in settings.arms:
         for people in FEW_PEOPLE:
             budget = settings.budget / 4
