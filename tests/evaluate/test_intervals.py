@@ -92,8 +92,12 @@ def test_an_interval_stays_within_shares_and_leaves_other_figures_alone() -> Non
     assert 0 < high.low < 0.97 < high.high < 1
     gain = Estimate(0.1, np.array([0.05, 0.1, 0.15]), 20, 10, "h", "d", signed=True).interval()
     assert gain.low < 0  # no resample is, and yet it may
-    plain = _estimate([-0.2, 0.1, 0.4], 0.1).interval()
-    assert plain.high - 0.1 == pytest.approx(0.1 - plain.low)
+    # R2: on log(1 - R2), longer towards the low side, never above 1. By hand: log 1.2, log 0.9, log 0.6.
+    r2 = _estimate([-0.2, 0.1, 0.4], 0.1).interval()
+    factor = np.exp(2.2622 * np.std(np.log([1.2, 0.9, 0.6]), ddof=1) * np.sqrt(10 / 9))
+    assert [r2.low, r2.high] == pytest.approx([1 - 0.9 * factor, 1 - 0.9 / factor], abs=1e-4)
+    years = _estimate([3.0, 4.0, 5.0], 4.0).interval()
+    assert years.high - 4 == pytest.approx(4 - years.low)
 
 
 def test_a_p_value_says_what_its_interval_says() -> None:

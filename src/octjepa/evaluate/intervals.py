@@ -3,8 +3,8 @@
 The two eyes and the repeated scans of a person are not independent, so whole people are drawn with replacement (cluster
 bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007). The interval is Student's: the figure plus and minus t standard
 errors, the error being the spread of the copies times sqrt(n / (n - 1)) and t that of n - 1 people; a figure between 0
-and 1 is moved to the logit scale for it, so that no interval leaves [0, 1]. With 30 people and fewer the plain
-percentiles are too narrow: `benchmarks/coverage.py` counts how often each kind of interval holds the truth.
+and 1 is moved to the logit scale for it, so that no interval leaves [0, 1], and R2 to log(1 - R2). Plain percentiles
+are too narrow for 30 people and fewer: `benchmarks/coverage.py` counts how often each kind holds the truth.
 
 All figures of a run share one set of draws, which makes every difference between two rows a paired one. Before two rows
 are compared their label hashes must be equal: the same test volumes with the same labels. Probes are not refitted in a
@@ -141,7 +141,11 @@ def standard_error(samples: Float[np.ndarray, " resamples"], n_people: int) -> f
 
 
 def _student(value: float, samples: Float[np.ndarray, " resamples"], n_people: int, bounded: bool) -> Interval:
-    """value +- t standard errors; `bounded`: on the logit scale if every copy is a share, by the delta method."""
+    """value +- t standard errors on the scale that fits what the copies are.
+
+    Differences (not `bounded`) and figures above 1 as they are; shares on the logit scale, by the delta method; figures
+    that end at 1 and may fall far below 0, such as R2, on that of log(1 - figure), whose copies have no long tail.
+    """
     from scipy.stats import t
 
     defined = samples[np.isfinite(samples)]
@@ -149,11 +153,15 @@ def _student(value: float, samples: Float[np.ndarray, " resamples"], n_people: i
     error = standard_error(samples, n_people)
     if error is None or not np.isfinite(value):
         return Interval(None, None, undefined)
-    half = float(t.ppf(0.5 + LEVEL / 2, n_people - 1)) * error
-    if not (bounded and 0 < value < 1 and defined.min() >= 0 and defined.max() <= 1):
-        return Interval(value - half, value + half, undefined)
-    logit, half = np.log(value / (1 - value)), half / (value * (1 - value))
-    low, high = (1 / (1 + np.exp(-(logit + side))) for side in (-half, half))
+    times = float(t.ppf(0.5 + LEVEL / 2, n_people - 1))
+    if bounded and 0 < value < 1 and defined.min() >= 0 and defined.max() <= 1:
+        logit, half = np.log(value / (1 - value)), times * error / (value * (1 - value))
+        low, high = (1 / (1 + np.exp(-(logit + side))) for side in (-half, half))
+    elif bounded and value < 1 and defined.min() < 0 and defined.max() < 1:
+        apart = standard_error(np.log(1 - defined), n_people) or 0.0  # as `error` exists, so does this
+        low, high = (1 - (1 - value) * np.exp(side * times * apart) for side in (1, -1))
+    else:
+        low, high = value - times * error, value + times * error
     return Interval(float(low), float(high), undefined)
 
 

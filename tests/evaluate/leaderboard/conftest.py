@@ -23,8 +23,10 @@ def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]], tmp_path: Path) -> tuple[Tables, Path, pd.DataFrame]:
-    """table(name, signal, ...) -> an encoder's table; labels.tsv with lesion0; the frame they are made from."""
+    """table(name, signal, ...) -> an encoder's table; labels.tsv with lesion0, grade, level; the frame behind both."""
     frame, labels = cohort(people=150, prevalence=(0.4,), shares=(0.5, 0.2, 0.3), signal=0.0, dim=8)
+    labels["grade"] = labels["lesion0"] + np.arange(len(labels)) % 2  # three classes, of which the lesion knows much
+    labels["level"] = labels["lesion0"] + 0.01 * np.arange(len(labels)) + 0.5  # a quantity
     labels.to_csv(tmp_path / "labels.tsv", sep="\t", index=False)
     sick = labels["lesion0"].to_numpy()
 

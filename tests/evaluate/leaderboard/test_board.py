@@ -90,6 +90,35 @@ def test_seeds_of_an_arm_share_a_row_and_are_told_apart(made):
     assert compared["difference"] == pytest.approx(row["value"] - _row(board, "other")["value"])
 
 
+def test_untrained_networks_of_the_seeds_are_seeds_of_one_row(made):
+    table, labels, frame = made
+
+    def drawn(seed: int):
+        features = np.random.default_rng(50 + seed).normal(size=(len(frame), 24)).astype(np.float32)
+        return table(f"s{seed}", 2.0, seed, change=lambda given: given.assign(untrained=list(features)))
+
+    board = _run(labels, *(f"ours={drawn(seed)}" for seed in range(2)))
+    assert _row(board, "untrained")["seeds"] == 2
+    (compared,) = board.comparisons
+    assert (compared["reference"], compared["p_of"]) == ("untrained", "recipes")
+    assert compared["recipe_low"] < compared["low"]
+
+
+def test_classes_and_quantities_stand_on_one_board_and_on_paper(made, tmp_path):
+    table, labels, _ = made
+    entries, kept = [str(table("good", 2.5))], tmp_path / "kept"
+    board = run_board(entries, labels, ["grade", "level", "lesion0"], None, kept, bootstrap=100)
+    primary = {row["target"]: row["metric"] for row in board.rows if row["primary"]}
+    assert primary == {"grade": "auroc_ovr", "level": "r2", "lesion0": "auroc"}
+    assert [row["target"] for row in board.comparisons] == ["grade", "level", "lesion0"]
+    assert all(row["p_holm"] >= row["p"] for row in board.comparisons)
+    assert [bool(one["reliability"]) for one in board.details] == [True, False, True]
+    (tmp_path / "board").mkdir()
+    write_board(board.payload(), tmp_path / "board")
+    page = (tmp_path / "board" / "leaderboard.html").read_text()
+    assert all(f"<h2>{target}</h2>" in page for target in primary)
+
+
 # Planted faults
 
 

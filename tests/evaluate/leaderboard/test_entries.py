@@ -113,6 +113,16 @@ def test_tables_are_kept_until_the_store_changes(
     assert len(reads) == 2 * 42
 
 
+def test_labels_that_fit_nothing_are_told_before_anything_is_embedded(
+    run: Path, store: MemoryStore, labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryStore, "read", lambda self, name: pytest.fail("a volume was read"))
+    text = labels.read_text().replace("\t1\n", "\t0\n")
+    labels.write_text(text)
+    with pytest.raises(UsageError, match="one value"):
+        run_board([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
+
+
 def test_what_pretraining_saw_is_left_out(run: Path, store: MemoryStore, labels: Path, tmp_path: Path) -> None:
     store.table.loc[[0, 1], "split"] = "test"
     with pytest.raises(UsageError, match="pretrained on eyes of 2 people"):

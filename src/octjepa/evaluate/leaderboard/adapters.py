@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,10 @@ def _of_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Module,
             made = transformers.AutoModel.from_config(config, trust_remote_code=False)
             return made, config
         _check_weights(folder)
-        network, said = getattr(transformers, kind).from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, local_files_only=True
-        )
+        with _no_bars(transformers):
+            network, said = getattr(transformers, kind).from_pretrained(
+                folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, local_files_only=True
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UsageError(f"transformers does not read {folder}: {str(error).splitlines()[0]}") from None
     # A pooler is not used, and a decoder or predictor not run: encoders are often saved without.
@@ -220,6 +222,19 @@ def _of_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Module,
             "they would be random"
         )
     return network, config
+
+
+@contextmanager
+def _no_bars(transformers: Any) -> Iterator[None]:
+    """Without the library's own progress bars, which know nothing of --quiet."""
+    said = transformers.utils.logging
+    shown = said.is_progress_bar_enabled()
+    said.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            said.enable_progress_bar()
 
 
 def _fill(network: nn.Module, folder: Path) -> None:

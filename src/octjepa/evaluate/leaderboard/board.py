@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from octjepa.errors import UsageError
 from octjepa.evaluate import pools as pooling
 from octjepa.evaluate.baselines import covariate_features, majority
+from octjepa.evaluate.embed import with_participants
 from octjepa.evaluate.intervals import Draws
-from octjepa.evaluate.labels import Target, check_people, join, read_labels
+from octjepa.evaluate.labels import LabelTable, Target, check_people, join, read_labels
 from octjepa.evaluate.leaderboard.choose import PROBES, Choice, Option, choose, note_on, read, without_test
 from octjepa.evaluate.leaderboard.details import details_of
 from octjepa.evaluate.leaderboard.embedding import Featured, featured
@@ -101,6 +103,10 @@ def run_board(
     names = [*dict.fromkeys(entry.arm for entry in entries)]
     if reference is not None and reference not in (*names, UNTRAINED, "histogram", "covariates", "majority"):
         raise UsageError(f"no row {reference!r} to compare with: the entries are {', '.join(names)}; also {UNTRAINED}")
+    if store is not None:  # what is wrong with people or labels is told before the hours of embedding, not after them
+        index = with_participants(store.table, store.participants)
+        check_people(index)
+        _joined(labels, index, targets, task)
     found = _without_leaks(featured(entries, store, folder), board)
     tables = aligned([one.table for one in found], lambda text: _note_alignment(text, board))
     found = [Featured(one.entry, one.candidate, table, one.foreign) for one, table in zip(found, tables, strict=True)]
@@ -110,16 +116,9 @@ def run_board(
         board.note(text)
     for arm in dict.fromkeys(one.entry.arm for one in found if one.foreign):
         board.note(f"{arm}: its files do not say what it was pretrained on, so a leak of test people cannot be checked")
-    joined = []
-    for name in targets:
-        try:
-            joined.append(join(labels, frame, name, task))
-        except UsageError as error:
-            if len(targets) == 1:
-                raise
-            board.note(f"target {name} is left out: {error}")
-    if not joined:
-        raise UsageError(f"none of the {len(targets)} targets can be measured:\n  " + "\n  ".join(board.notes))
+    joined, left_out = _joined(labels, frame, targets, task)
+    for text in left_out:
+        board.note(text)
     person_ids = frame["person_id"].to_numpy(dtype=str)
     tested = np.concatenate([target.rows["test"] for target in joined])
     draws = Draws(person_ids[tested].tolist(), bootstrap, seed)
@@ -141,6 +140,23 @@ def run_board(
             shown.advance()
     board.comparisons = compare(families, board.reference)
     return board
+
+
+def _joined(
+    labels: LabelTable, frame: pd.DataFrame, targets: Sequence[str], task: str
+) -> tuple[list[Target], list[str]]:
+    """The targets that can be measured and, with several, why others cannot. Raises UsageError where none can."""
+    joined, left_out = [], []
+    for name in targets:
+        try:
+            joined.append(join(labels, frame, name, task))
+        except UsageError as error:
+            if len(targets) == 1:
+                raise
+            left_out.append(f"target {name} is left out: {error}")
+    if not joined:
+        raise UsageError(f"none of the {len(targets)} targets can be measured:\n  " + "\n  ".join(left_out))
+    return joined, left_out
 
 
 def _without_leaks(found: list[Featured], board: Board) -> list[Featured]:
@@ -180,20 +196,22 @@ def _reference(asked: str | None, found: list[Featured]) -> str:
     return asked or UNTRAINED
 
 
-def _twin(found: list[Featured], one: Featured) -> str:
-    """Row name of the untrained twin: "untrained" where it is the first entry's network."""
-    return (
-        UNTRAINED if np.array_equal(one.table.untrained, found[0].table.untrained) else f"{UNTRAINED}:{one.entry.arm}"
-    )
-
-
 def _sources(found: list[Featured]) -> dict[tuple[str, int], list[tuple[str, Featured, str]]]:
-    """(row name, seed) -> (checkpoint, table, view) of everything that has features to choose among."""
+    """(row name, seed) -> (checkpoint, table, view) of everything that has features to choose among.
+
+    The untrained networks of an arm's seeds are seeds of one row: "untrained" for the first arm, "untrained:ARM" for
+    one of another architecture.
+    """
     sources: dict[tuple[str, int], list[tuple[str, Featured, str]]] = {}
     for one in found:
         sources.setdefault((one.entry.arm, one.entry.seed), []).append((one.candidate.label, one, "vector"))
+    twins: list[tuple[str, Featured]] = []
     for one in found:
-        sources.setdefault((_twin(found, one), 1), [("", one, "untrained")])
+        if not any(np.array_equal(one.table.untrained, other.table.untrained) for _, other in twins):
+            first = one.entry.arm == found[0].entry.arm
+            twins.append((UNTRAINED if first else f"{UNTRAINED}:{one.entry.arm}", one))
+    for name, one in twins:
+        sources[name, 1 + sum(key[0] == name for key in sources)] = [("", one, "untrained")]
     sources["histogram", 1] = [("", found[0], "histogram")]
     return sources
 

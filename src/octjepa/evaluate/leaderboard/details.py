@@ -24,10 +24,11 @@ SPECIFICITY = 0.9
 
 
 def details_of(one: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int) -> dict[str, Any]:
-    """Plain data for one training and target; parts that its task or its people do not allow are absent or say why."""
+    """Plain data for one training and target; parts that its task or its people do not allow are empty or say why."""
     test = target.rows["test"]
     people = frame["person_id"].to_numpy(dtype=str)[test].tolist()
     found: dict[str, Any] = {"name": one.name, "seed": one.seed, "target": target.name}
+    found |= {"reliability": [], "decision_curve": [], "threshold": None, "between_sites": []}
     metric = PRIMARY_METRIC[target.task]
     found["by_group"] = {
         group: _groups(metric, one, target, frame[group].to_numpy(dtype=str)[test], draws, people) for group in GROUPS
