@@ -62,7 +62,7 @@ class Estimate:
     signed: bool = False
 
     def interval(self) -> Interval:
-        return _student(self.value, self.samples, self.n_people, bounded=not self.signed)
+        return student(self.value, self.samples, self.n_people, bounded=not self.signed)
 
 
 @dataclass(frozen=True)
@@ -140,29 +140,52 @@ def standard_error(samples: Float[np.ndarray, " resamples"], n_people: int) -> f
     return float(defined.std(ddof=1) * np.sqrt(n_people / (n_people - 1)))
 
 
-def _student(value: float, samples: Float[np.ndarray, " resamples"], n_people: int, bounded: bool) -> Interval:
+def student(
+    value: float,
+    samples: Float[np.ndarray, " resamples"],
+    n_people: int,
+    bounded: bool,
+    more: Sequence[tuple[float, int]] = (),
+) -> Interval:
     """value +- t standard errors on the scale that fits what the copies are.
 
     Differences (not `bounded`) and figures above 1 as they are; shares on the logit scale, by the delta method; figures
     that end at 1 and may fall far below 0, such as R2, on that of log(1 - figure), whose copies have no long tail.
+    more: (variance, degrees of freedom) of further sources of error of `value`, such as the seeds; they add up as
+    squares, degrees of freedom by Welch and Satterthwaite.
     """
-    from scipy.stats import t
-
     defined = samples[np.isfinite(samples)]
     undefined = len(samples) - len(defined)
     error = standard_error(samples, n_people)
     if error is None or not np.isfinite(value):
         return Interval(None, None, undefined)
-    times = float(t.ppf(0.5 + LEVEL / 2, n_people - 1))
     if bounded and 0 < value < 1 and defined.min() >= 0 and defined.max() <= 1:
-        logit, half = np.log(value / (1 - value)), times * error / (value * (1 - value))
-        low, high = (1 / (1 + np.exp(-(logit + side))) for side in (-half, half))
+        steep = 1 / (value * (1 - value))
+        half = _half(steep * error, n_people, more, steep)
+        low, high = (1 / (1 + np.exp(-(np.log(value / (1 - value)) + side))) for side in (-half, half))
     elif bounded and value < 1 and defined.min() < 0 and defined.max() < 1:
         apart = standard_error(np.log(1 - defined), n_people) or 0.0  # as `error` exists, so does this
-        low, high = (1 - (1 - value) * np.exp(side * times * apart) for side in (1, -1))
+        half = _half(apart, n_people, more, 1 / (1 - value))
+        low, high = (1 - (1 - value) * np.exp(side) for side in (half, -half))
     else:
-        low, high = value - times * error, value + times * error
+        half = _half(error, n_people, more, 1.0)
+        low, high = value - half, value + half
     return Interval(float(low), float(high), undefined)
+
+
+def _half(error: float, n_people: int, more: Sequence[tuple[float, int]], steep: float) -> float:
+    """Half the interval's width; `steep` takes the variances of `more` to the scale of `error`."""
+    from scipy.stats import t
+
+    total, freedom = total_error(error, n_people, [(variance * steep**2, degrees) for variance, degrees in more])
+    return float(t.ppf(0.5 + LEVEL / 2, freedom)) * total
+
+
+def total_error(error: float, n_people: int, more: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Standard error of several sources together, and its degrees of freedom."""
+    parts = [(error**2, n_people - 1), *more]
+    variance = sum(part for part, _ in parts)
+    return float(np.sqrt(variance)), variance**2 / sum(part**2 / degrees for part, degrees in parts)
 
 
 def mean_estimate(estimates: Sequence[Estimate], n_people: int) -> Estimate:
@@ -199,7 +222,7 @@ def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
     if ours.draws_id != reference.draws_id:
         raise UsageError("the two rows were resampled with different draws: probe both in one run with one seed")
     difference, samples, people = ours.value - reference.value, ours.samples - reference.samples, ours.n_people
-    interval = _student(difference, samples, people, bounded=False)
+    interval = student(difference, samples, people, bounded=False)
     p = None
     if interval.low is not None:
         error = standard_error(samples, people)

@@ -36,7 +36,10 @@ def test_spread_and_mean() -> None:
 def test_the_recipes_interval_is_wider_and_needs_two_seeds() -> None:
     arm = [_estimate(0.66), _estimate(0.73), _estimate(0.80)]
     inner, outer = mean_over_seeds(arm).interval(), recipe_interval(arm)
-    assert outer.low < inner.low < inner.high < outer.high
+    assert 0 < outer.low < inner.low < inner.high < outer.high < 1
+    near_one = [_estimate(0.965, sd=0.004), _estimate(0.985, sd=0.004)]  # on the scale of shares, as the networks' own
+    inner, outer = mean_over_seeds(near_one).interval(), recipe_interval(near_one)
+    assert 0 < outer.low < inner.low < inner.high < outer.high < 1
     assert recipe_interval(arm[:1]).low is None
     same = [_estimate(0.73)] * 3
     told, alone = recipe_interval(same), mean_over_seeds(same).interval()

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.intervals import LEVEL, Estimate, Interval, PairedDifference, paired_difference, standard_error
+from octjepa.evaluate.intervals import (
+    Estimate,
+    Interval,
+    PairedDifference,
+    paired_difference,
+    standard_error,
+    student,
+    total_error,
+)
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,12 @@ def mean_over_seeds(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def recipe_interval(estimates: Sequence[Estimate]) -> Interval:
-    """Interval of an arm's mean that holds both the people and the seeds; empty for a single seed.
-
-    Errors add as squares, degrees of freedom by Welch and Satterthwaite.
-    """
+    """Interval of an arm's mean that holds both the people and the seeds; empty for a single seed."""
     mean = mean_over_seeds(estimates)
-    return _wider(mean.value, mean, [estimates]).interval
+    undefined = int((~np.isfinite(mean.samples)).sum())
+    if len(estimates) < 2:
+        return Interval(None, None, undefined)
+    return student(mean.value, mean.samples, mean.n_people, bounded=not mean.signed, more=[_of_seeds(estimates)])
 
 
 def arms_difference(
@@ -69,31 +77,21 @@ def arms_difference(
     The recipes' interval and p-value are empty unless both arms have at least two seeds. `paired_difference` tells what
     is refused.
     """
-    first, second = mean_over_seeds(ours), mean_over_seeds(reference)
-    paired = paired_difference(first, second)
-    apart = replace(first, samples=first.samples - second.samples)
-    found = _wider(paired.difference, apart, [ours, reference])
-    return paired, found.interval, found.p
-
-
-@dataclass(frozen=True)
-class _Wider:
-    interval: Interval
-    p: float | None
-
-
-def _wider(value: float, sampled: Estimate, arms: Sequence[Sequence[Estimate]]) -> _Wider:
     from scipy.stats import t
 
-    undefined = int((~np.isfinite(sampled.samples)).sum())
-    error = standard_error(sampled.samples, sampled.n_people)
-    if error is None or any(len(arm) < 2 for arm in arms):
-        return _Wider(Interval(None, None, undefined), None)
-    parts = [(error**2, sampled.n_people - 1)]
-    parts += [(float(np.var([one.value for one in arm], ddof=1)) / len(arm), len(arm) - 1) for arm in arms]
-    variance = sum(part for part, _ in parts)
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    total = float(np.sqrt(variance))
-    half = float(t.ppf(0.5 + LEVEL / 2, freedom)) * total
-    p = float(2 * t.sf(abs(value) / total, freedom))
-    return _Wider(Interval(value - half, value + half, undefined), p)
+    first, second = mean_over_seeds(ours), mean_over_seeds(reference)
+    paired = paired_difference(first, second)
+    samples = first.samples - second.samples
+    error = standard_error(samples, first.n_people)
+    if error is None or len(ours) < 2 or len(reference) < 2:
+        return paired, Interval(None, None, paired.undefined), None
+    more = [_of_seeds(ours), _of_seeds(reference)]
+    interval = student(paired.difference, samples, first.n_people, bounded=False, more=more)
+    total, freedom = total_error(error, first.n_people, more)
+    return paired, interval, float(2 * t.sf(abs(paired.difference) / total, freedom))
+
+
+def _of_seeds(estimates: Sequence[Estimate]) -> tuple[float, int]:
+    """Variance that the choice of seeds gives an arm's mean, and its degrees of freedom."""
+    values = [estimate.value for estimate in estimates]
+    return float(np.var(values, ddof=1)) / len(values), len(values) - 1
