@@ -141,7 +141,8 @@ def test_the_verb_says_what_the_contract_names(made: Any, tmp_path: Path) -> Non
     assert "test_used_before" in text.out or "2nd time" in text.out
     assert "good" in text.out
     assert "Traceback" not in text.err
-    assert call(*words[:3], "--target", "lesion0", "--labels", tmp_path / "absent.tsv").code == 2
+    absent = [*words[:3], "--target", "lesion0", "--labels", tmp_path / "absent.tsv", "--out", tmp_path / "board"]
+    assert call(*absent).code == 2
     (tmp_path / "file").write_text("")
     assert call(*words, "--out", tmp_path / "file").code == 2
     assert call(*words, "--reference", "nobody").code == 2
