@@ -145,4 +145,4 @@ def test_the_verb_says_what_the_contract_names(made: Any, tmp_path: Path) -> Non
     assert call(*absent).code == 2
     (tmp_path / "file").write_text("")
     assert call(*words, "--out", tmp_path / "file").code == 2
-    assert call(*words, "--reference", "nobody").code == 2
+    assert call(*words, "--reference", "nobody", "--out", tmp_path / "board").code == 2
