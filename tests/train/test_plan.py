@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,40 +66,65 @@ def test_without_a_store_epochs_count_the_expected_volumes():
 
 
 _STEP = """
+import sys
 import torch
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
-from octjepa.objective.losses import l1
+from octjepa.objective.ema import update_target
 from octjepa.train.optimiser import build_optimiser
-recipe = load_recipe("tiny_cpu", ["train.precision=fp32", "train.global_batch=%d"])
-b, t, (n, m) = recipe.train.global_batch, recipe.token_count, recipe.mask_counts
-patches, places = torch.randn(b, t, 1024), torch.rand(b, t, 3)
-index = torch.arange(t).expand(b, -1)
+from octjepa.train.runtime import Runtime
+from octjepa.train.update import accumulate
+from octjepa.views.loader import Batch
+recipe = load_recipe(sys.argv[1], sys.argv[2:])
+runtime = Runtime(recipe.train.precision)
+torch.set_num_threads(1)
+def random_batch(size):
+    t, (n, m) = recipe.token_count, recipe.mask_counts
+    index = torch.arange(t).expand(size, -1)
+    view, other = torch.randn(2, size, t, 1024)
+    names = tuple(map(str, range(size)))
+    return Batch(view, other, torch.rand(size, t, 3), index, torch.ones(size, t), index[:, :n], index[:, n:], names)
 def peak():  # not ru_maxrss, which a child inherits from the process that starts it
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
-model = VJEPA3D.from_recipe(load_recipe("smoke_test"))
-warm = model.predict(patches[:1], patches[:1], places[:1], index[:1, :n], index[:1, n:])
-l1(warm.predicted, warm.target).backward()
-del model, warm
-before = peak()
-model = VJEPA3D.from_recipe(recipe)
-optimiser = build_optimiser(model, recipe.train)
-for _ in range(2):
-    outcome = model.predict(patches, patches, places, index[:, :n], index[:, n:])
-    l1(outcome.predicted, outcome.target).backward()
+def step(model, optimiser, batch):
+    accumulate(model, batch, recipe, runtime)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
-    optimiser.zero_grad()
+    update_target(model.target_encoder, model.context_encoder, 0.99)
+    optimiser.zero_grad(set_to_none=True)
+def build():
+    model = VJEPA3D.from_recipe(recipe)
+    return model, build_optimiser(model, recipe.train)
+warm = build()
+step(*warm, random_batch(1))  # libraries load their kernels
+del warm
+before = peak()
+model, optimiser = build()
+for _ in range(2):
+    step(model, optimiser, random_batch(recipe.train.global_batch))
 print(peak() - before)
 """
+# Freed memory goes back to the system at once: else the peak is that of glibc's habits.
+_HONEST = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
-def test_predicted_memory_is_near_the_measured_peak():
-    """In fp32 on the CPU, of a batch large enough to stand out of what the interpreter holds anyway."""
-    measured = int(
-        subprocess.run([sys.executable, "-c", _STEP % 64], capture_output=True, text=True, check=True).stdout
-    )
-    recipe = load_recipe("tiny_cpu", ["train.precision=fp32", "train.global_batch=64"])
-    predicted = plan(recipe)["peak_memory_bytes"]
-    assert 2 / 3 < predicted / measured < 4 / 3, (predicted, measured)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.precision=fp32", "train.global_batch=64"],
+        ["train.precision=bf16", "train.global_batch=64"],
+        ["train.precision=bf16", "train.global_batch=96", "machine.micro_batch=48", "objective.name=vjepa_dense"],
+    ],
+    ids=["fp32", "bf16", "dense in micro-batches"],
+)
+def test_predicted_memory_is_within_15_per_cent_of_the_measured_peak(overrides):
+    """On the CPU, of a batch large enough to stand out of what the interpreter holds anyway."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STEP, "tiny_cpu", *overrides],
+        capture_output=True, text=True, check=True, env=os.environ | _HONEST,
+    )  # fmt: skip
+    measured = int(done.stdout)
+    predicted = plan(load_recipe("tiny_cpu", overrides))["peak_memory_bytes"]
+    assert 0.85 < predicted / measured < 1.15, (predicted, measured)
