@@ -202,15 +202,14 @@ def test_a_damaged_run_file(line: Any, tmp_path: Path, content: str) -> None:
     refused(call("inspect", tmp_path), 1, "run.json", "damaged")
 
 
-def test_a_damaged_newest_checkpoint_leaves_the_one_before(line: Any, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(line: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(line.run, run)
     damaged_byte(run / "checkpoints" / line.checkpoint.name)
-    again = ("pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--resume", "--json")
-    refused(call(*again), 1, "is damaged", f"Remove {line.checkpoint.name}")
-    shutil.rmtree(run / "checkpoints" / line.checkpoint.name)
-    done = call(*again)
+    done = call("pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--resume", "--json")
     assert done.code == 0
+    assert f"{line.checkpoint.name} NOT USED" in done.err
+    assert "is damaged" in done.err
     assert done.json["cosine"] == pytest.approx(line.said["pretrain"]["cosine"], rel=1e-5)
 
 
