@@ -21,7 +21,7 @@ BATCH, HEADS, WIDTH = 16, 6, 32
 
 def main(rounds: int) -> None:
     print(f"batch {BATCH}, {HEADS} heads of {WIDTH}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    for tokens in (51, 128, 256):
+    for tokens in (51, 128, 256, 512):
         for dtype in (torch.bfloat16, torch.float32):
             shape = (BATCH, HEADS, tokens, WIDTH)
             q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
