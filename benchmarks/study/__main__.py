@@ -156,14 +156,16 @@ class _Work:
     def _ready(self) -> list[Entry]:
         """What may start now, in order; figures that are there already are taken over."""
         waiting = []
-        for entry, done in _todo(self.settings, Results(self.out), self.given, self.real):
+        every = _todo(self.settings, Results(self.out), self.given, self.real)
+        to_come = {entry.run for entry, done in every if not done}
+        for entry, done in every:
             if done or entry.run in self.lanes.running:
                 continue
             if figures_of(self._folder(entry.run)) is not None:
                 self._take(entry.run)
                 return self._ready()
             if entry.of and entry.arm != "untrained" and not (self._folder(entry.of) / FIGURES).is_file():
-                if entry.of not in self.lanes.running:
+                if entry.of not in to_come:
                     raise UsageError(
                         f"{entry.run} needs the encoder of {entry.of}, which is not in {self.given.work}/runs: run it "
                         "first"

@@ -202,14 +202,16 @@ def test_a_damaged_run_file(line: Any, tmp_path: Path, content: str) -> None:
     refused(call("inspect", tmp_path), 1, "run.json", "damaged")
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(line: Any, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
+    line: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(line.run, run)
     damaged_byte(run / "checkpoints" / line.checkpoint.name)
     done = call("pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--resume", "--json")
     assert done.code == 0
-    assert f"{line.checkpoint.name} NOT USED" in done.err
-    assert "is damaged" in done.err
+    assert f"{line.checkpoint.name} NOT USED" in caplog.text
+    assert "is damaged" in caplog.text
     assert done.json["cosine"] == pytest.approx(line.said["pretrain"]["cosine"], rel=1e-5)
 
 
