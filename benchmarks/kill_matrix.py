@@ -35,7 +35,7 @@ from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
 RECIPE = small_recipe(
-    train={"max_updates": 30, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"},
+    train={"max_updates": 20, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"},
     checkpoint={"every_updates": 5, "keep_last": 3},
     machine={"micro_batch": 2},
     monitor={"every_updates": 10, "volumes": 4},

@@ -134,9 +134,9 @@ def test_a_disk_that_fills_before_the_embeddings_are_written(line: Any, small_di
     out = disk / "table.parquet"
     told = call("embed", line.run, "--store", line.store, "--out", out, "--json")
     assert told.code == 1
-    assert "No space left" in told.err
-    assert str(out) in told.err
-    assert list(disk.iterdir()) == []
+    assert "the disk is full" in told.err
+    assert str(disk) in told.err
+    assert not out.exists()  # parts that are whole may stay: the same command goes on from them
 
 
 def test_a_store_that_may_only_be_read(line: Any, small_disk: Callable[[str], Path]) -> None:

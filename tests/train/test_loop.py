@@ -175,11 +175,11 @@ def test_a_finished_run_is_resumed_to_what_it_said(tmp_path):
 
 
 def test_lost_checkpoints_stop_a_resume(tmp_path):
-    recipe = recipe_of(4)
+    recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(UsageError, match=r"reached update 4, but .* holds no checkpoint"):
+    with pytest.raises(UsageError, match=r"reached update 6, but .* holds no checkpoint"):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
 
 

@@ -93,7 +93,8 @@ def _newest(
             continue
         return _with_journal(out, done, skipped)
     reached, every = reached_update(out), recipe.checkpoint.every_updates
-    if every is not None and reached >= every:
+    # the first one is written beside the training, and is whole before the second one is begun
+    if every is not None and reached > 2 * every:
         raise UsageError(
             f"{out} reached update {reached}, but {saves} holds no checkpoint: they were removed. Bring them back, or "
             "start the run anew with another --out"
