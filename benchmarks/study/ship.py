@@ -57,6 +57,7 @@ def ship(run: str, work: Path, results: Results, target: Path) -> None:
             .read_text(encoding="utf-8")
             .replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{SHIPPED}")')
         )
+        card = card.replace(card.partition("\n")[0], f"# {SHIPPED}", 1)
         (made / CARD).write_text(f"{card.rstrip()}\n\n{_figures(run, about, figures)}", encoding="utf-8")
         write_json(made / "run.json", {"run": run, **about, "figures": figures})
         sums = [
@@ -66,6 +67,7 @@ def ship(run: str, work: Path, results: Results, target: Path) -> None:
         (made / SUMS).write_text("".join(sums), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target)
+        (target / WEIGHTS).chmod(0o644)
 
 
 def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> str:
@@ -75,8 +77,8 @@ def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> 
     cohort = about["cohort"]
     return f"""## The run
 
-`{run}` of the study (`make study`, docs/study): {about["updates"]} updates, {about["cpu_seconds"]:.0f} CPU-seconds, on
-phantom eyes of {cohort["people"]} synthetic people ({cohort["difficulty"]}, seed {cohort["seed"]}), split train.
+`{run}`, with the settings of the study (`make study`): {about["updates"]} updates, {about["cpu_seconds"]:.0f} CPU-seconds,
+on phantom eyes of {cohort["people"]} synthetic people ({cohort["difficulty"]}, seed {cohort["seed"]}), split train.
 Weights are kept in 16 bit. Everything that is known of the run is in run.json.
 
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no

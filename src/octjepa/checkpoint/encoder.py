@@ -122,7 +122,8 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     Each may lie in a bucket. A name such as `phantom-tiny` means weights of the package, unless a path is so called.
     Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
-    path = shipped(path) or place_of(path)
+    named = shipped(path)
+    path = named or place_of(path)
     if isinstance(path, Path) and (path / EXPORTED).is_file() and not (path / MANIFEST).is_file():
         path = path / EXPORTED
     is_file = _is_file(path)
@@ -144,7 +145,7 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     prefix = "target_encoder."
     own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
     _fill(encoder, own, path)
-    return PretrainedEncoder(encoder, recipe, recipe.name, seen)
+    return PretrainedEncoder(encoder, recipe, recipe.name if named is None else named.name, seen)
 
 
 def _is_file(path: Place) -> bool:

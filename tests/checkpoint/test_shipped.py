@@ -1,0 +1,68 @@
+"""The encoder in the package: there, whole, small, usable by name, and better than nothing at what it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import octjepa
+from octjepa.checkpoint.shipped import shipped, shipped_names
+from octjepa.checkpoint.warm_start import warm_start
+from octjepa.config import load_recipe
+from octjepa.errors import WrongCheckpointError
+from octjepa.model import VJEPA3D
+from synthetic import volume
+
+NAME = "phantom-tiny"
+
+
+def test_the_files_are_whole_and_small() -> None:
+    folder = shipped(NAME)
+    assert folder is not None
+    for line in (folder / "SHA256SUMS").read_text().splitlines():
+        expected, name = line.split()
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 15e6
+    about = json.loads((folder / "run.json").read_text())
+    assert about["run"] in (folder / "README.md").read_text()
+    assert about["updates"] > 0
+    assert not about["alarms"]
+
+
+def test_it_is_loaded_by_name_and_gives_features() -> None:
+    encoder = octjepa.load_encoder(NAME)
+    assert encoder.name == NAME
+    eye = volume(encoder.recipe.preprocessing, 3)
+    vector = encoder.embed(eye)
+    assert vector.shape == (encoder.dim,)
+    assert np.isfinite(vector).all()
+    untrained = encoder.untrained()
+    spread = [one.tokens(eye).features.std() for one in (encoder, untrained)]
+    assert all(value > 0.1 for value in spread)
+    assert not np.allclose(vector, untrained.embed(eye))
+    assert len(encoder.trained_on) > 100
+
+
+def test_a_run_starts_from_it() -> None:
+    recipe = load_recipe("tiny_cpu", [f"model.warm_start={NAME}"])
+    model = VJEPA3D.from_recipe(recipe)
+    warm_start(model, recipe)
+    own = octjepa.load_encoder(NAME).encoder.state_dict()
+    for encoder in (model.context_encoder, model.target_encoder):
+        assert all(torch.equal(value, own[name]) for name, value in encoder.state_dict().items())
+
+
+def test_a_path_of_that_name_comes_first_and_another_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir()
+    assert shipped(NAME) is None
+    assert shipped_names() == [NAME]
+    with pytest.raises(WrongCheckpointError, match=NAME):
+        octjepa.load_encoder("phantom-large")
