@@ -144,7 +144,8 @@ def test_nothing_made_is_tracked_and_nothing_tracked_is_large() -> None:
     for path in tracked_files():
         name = name_of(path)
         assert not re.search(r"(^|/)(\.venv|__pycache__|\.mypy_cache|\.ruff_cache|build|dist)/|\.pyc$", name), name
-        assert path.stat().st_size < 2_000_000, f"{name} has {path.stat().st_size} bytes"
+        most = 15_000_000 if name.startswith("src/octjepa/weights/") else 2_000_000
+        assert path.stat().st_size < most, f"{name} has {path.stat().st_size} bytes"
 
 
 def test_licence_version_and_citation_agree() -> None:
