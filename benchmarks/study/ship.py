@@ -79,7 +79,8 @@ def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> 
 
 `{run}`, with the settings of the study (`make study`): {about["updates"]} updates,
 {about["cpu_seconds"]:.0f} CPU-seconds, on phantom eyes of {cohort["people"]} synthetic people
-({cohort["difficulty"]}, seed {cohort["seed"]}), split train. Weights are kept in 16 bit. Everything that is known of the run is in run.json.
+({cohort["difficulty"]}, seed {cohort["seed"]}), split train. Weights are kept in
+16 bit. Everything that is known of the run is in run.json.
 
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
 foundation model.
