@@ -174,6 +174,15 @@ def test_a_finished_run_is_resumed_to_what_it_said(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
 
 
+def test_a_kill_before_the_summary_doubles_no_line(tmp_path):
+    recipe = recipe_of(2)
+    pretrain(recipe, store_of(recipe), tmp_path / "run")
+    journal = (tmp_path / "run" / "metrics.jsonl").read_text()
+    (tmp_path / "run" / "summary.json").unlink()
+    pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
+
+
 def test_lost_checkpoints_stop_a_resume(tmp_path):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "run")

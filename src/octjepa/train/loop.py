@@ -185,7 +185,8 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
                 raise Interrupted(f"stopped after update {done} of {total}; {kept}. Go on with --resume.", word.stop)
             update = done
         result, centred = judged(recipe), judged(without_chance(recipe))
-        journal.write(total, _prefixed(judged_on, result) | _prefixed(f"{judged_on}_centred", centred))
+        if not any(f"{judged_on}_centred/loss" in line for line in start.lines):  # a kill after it, before the summary
+            journal.write(total, _prefixed(judged_on, result) | _prefixed(f"{judged_on}_centred", centred))
 
     summary = {
         "updates": total,
