@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.place import Place
 from octjepa.config import recipe_from, science, science_hash
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
+from octjepa.model.dealt import whole
 from octjepa.recipe import Recipe
 
 MODEL_FILE = "model.safetensors"
@@ -29,12 +29,10 @@ def snapshot(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, dict[str
     Where the model is dealt over ranks, every rank must call it; each gets all of it.
     """
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
-    return {file: {name: _copy(value) for name, value in content.items()} for file, content in tensors.items()}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    held = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return held.detach().to("cpu", copy=True)
+    return {
+        file: {name: whole(value).detach().to("cpu", copy=True) for name, value in content.items()}
+        for file, content in tensors.items()
+    }
 
 
 def save(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,8 +40,7 @@ def embed(
     set_quiet(quiet)
     ready_to_write(out)
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT, tokens, per_bscan, engine, workers)
-    if os.environ.get("RANK", "0") == "0":  # under torchrun every process has the same figures
-        say(made, as_json)
+    say(made, as_json)
 
 
 @app.command()

@@ -7,7 +7,8 @@ import math
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from octjepa.model.dealt import local
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:
@@ -36,8 +37,3 @@ def update_target(target: nn.Module, student: nn.Module, m: float, healthy: Bool
     kept, taken = torch.where(healthy, m, 1.0), torch.where(healthy, 1.0 - m, 0.0)
     for old, new in zip(theirs, ours, strict=True):
         old.mul_(kept).addcmul_(new, taken)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that is dealt over the ranks; any other as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

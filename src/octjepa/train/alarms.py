@@ -11,7 +11,7 @@ import torch
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D, Prediction
 from octjepa.model.blocks import uncompiled
-from octjepa.objective.ema import local
+from octjepa.model.dealt import local
 from octjepa.views.loader import Batch
 
 LEAK_CHECK_EVERY = 200

@@ -38,7 +38,6 @@ from octjepa.train.run_folder import SUMMARY, open_run, read_summary
 from octjepa.train.runtime import Runtime, joined
 from octjepa.train.saver import Saver
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
-from octjepa.train.sharding import shard
 from octjepa.train.signals import Interrupted, stop_request
 from octjepa.train.start import go_back, start_from
 from octjepa.train.tracking import open_record
@@ -86,6 +85,8 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
     if first == total and (finished := runtime.told(read_summary(out) if writes else None)) is not None:
         return dict(finished)
     if recipe.machine.parallel == "sharded" and runtime.world > 1:
+        from octjepa.train.sharding import shard  # half a second that few runs need
+
         model, optimiser = shard(model, optimiser, recipe, runtime)
         runtime.sharded = True
     if recipe.machine.compile:

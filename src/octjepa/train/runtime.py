@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.train import xla
@@ -184,11 +183,6 @@ class Runtime:
             "torch": torch.__version__,
             "cores": os.cpu_count() or 0,
         }
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All parts of a tensor that is dealt over the ranks, on each of them; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from octjepa.errors import OctjepaError
-
 
 class Saver:
     """A context manager; leaving it waits for the write in hand."""
@@ -44,9 +42,7 @@ class Saver:
     def _run(self, write: Callable[[], object]) -> None:
         try:
             write()
-        except OctjepaError as error:
-            self._error = error
-        except Exception as error:  # anything else is a fault of ours: it must end the run, too, not die with a thread
+        except Exception as error:  # whatever it is, it must end the run, and not die with a thread
             self._error = error
 
     def __enter__(self) -> Self:

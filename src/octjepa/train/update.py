@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from octjepa.model import VJEPA3D
+from octjepa.model.dealt import whole
 from octjepa.objective.ema import update_target
 from octjepa.objective.losses import cosine
 from octjepa.objective.total import token_steps, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.alarms import check_detached
-from octjepa.train.runtime import Runtime, whole
+from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch
 
 Figures = dict[str, Tensor]
