@@ -12,56 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 
+from octjepa.evaluate.segment.counts import dice
+from octjepa.evaluate.segment.linear import PENALTIES, Ridge, cells, with_one
 from octjepa.phantom import LESIONS
 
 from .cohort import LAYERS, REGIONS, UNSEEN
 from .features import Tokens
 from .frozen import Bench
 
-PENALTIES = (1e-3, 1e-1, 1e1)  # of the mean squared feature, times the number of tokens
 THRESHOLDS = tuple(float(t) for t in np.round(np.geomspace(0.02, 0.7, 18), 4))
 _LEAST_WITH_LESION = 5
 Counts = Float[np.ndarray, "volumes kinds 3"]  # places found and true, found, true
-
-
-def cells(
-    volume: UInt8[np.ndarray, "D H C"], grid: tuple[int, int, int], index: Int[np.ndarray, " k"]
-) -> UInt8[np.ndarray, "k cells"]:
-    """The places of each patch `index` (raster order of `grid`)."""
-    (d, h, w), (depth, height, columns) = grid, volume.shape
-    p, q, r = depth // d, height // h, columns // w
-    tiles = volume.reshape(d, p, h, q, w, r).transpose(0, 2, 4, 1, 3, 5)
-    return tiles.reshape(d * h * w, p * q * r)[index]
-
-
-class LinearHead:
-    """Ridge regression from features to O outputs, fed volume by volume; the intercept carries no penalty."""
-
-    def __init__(self, dim: int, outputs: int) -> None:
-        self.count = 0
-        self.square = np.zeros((dim + 1, dim + 1))
-        self.cross = np.zeros((dim + 1, outputs))
-
-    def add(self, features: Float[np.ndarray, "k dim"], wanted: Float[np.ndarray, "k outputs"]) -> None:
-        """Tokens to learn from."""
-        x = with_one(features)
-        self.square += x.T @ x
-        self.cross += x.T @ wanted
-        self.count += len(x)
-
-    def weights(self, penalty: float) -> Float[np.ndarray, "dim+1 outputs"]:
-        """At `penalty` times the mean squared feature. Features are centred and scaled through the sums."""
-        mean = self.square[-1, :-1] / self.count
-        spread = np.sqrt(np.maximum(np.diag(self.square)[:-1] / self.count - mean**2, 1e-8))
-        scale = np.zeros_like(self.square)  # x_with_one @ scale: standardised features and one
-        np.fill_diagonal(scale, [*(1 / spread), 1.0])
-        scale[-1, :-1] = -mean / spread
-        inside = scale.T @ self.square @ scale
-        inside[np.diag_indices(len(mean))] += penalty * self.count
-        solved: np.ndarray = scale @ np.linalg.solve(inside, scale.T @ self.cross)
-        return solved
 
 
 def with_place(one: Tokens, grid: tuple[int, int, int]) -> Float[np.ndarray, "k dim+places"]:
@@ -70,21 +33,9 @@ def with_place(one: Tokens, grid: tuple[int, int, int]) -> Float[np.ndarray, "k 
     return np.concatenate([one.features.astype(np.float32), place], axis=1)
 
 
-def with_one(features: np.ndarray) -> Float[np.ndarray, "k dim+1"]:
-    return np.concatenate([features.astype(np.float64), np.ones((len(features), 1))], axis=1)
-
-
 def counted(found: np.ndarray, true: np.ndarray) -> tuple[float, float, float]:
     """(both, found, true) places of two masks."""
     return float((found & true).sum()), float(found.sum()), float(true.sum())
-
-
-def dice(counts: Counts, weights: Float[np.ndarray, "volumes resamples"] | None = None) -> np.ndarray:
-    """Dice of each kind over all volumes together, `[kinds, resamples]`; NaN where nothing is there or found."""
-    weights = np.ones((len(counts), 1)) if weights is None else weights
-    both, found, true = (np.einsum("vk,vr->kr", counts[:, :, part], weights) for part in range(3))
-    bottom = found + true
-    return np.divide(2 * both, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
 
 
 Truth = Callable[[int], tuple[np.ndarray, np.ndarray]]
@@ -146,7 +97,7 @@ def _say(bench: Bench, name: str, kinds: Sequence[str], which: list[int], counts
 
 def _heads(
     found: Sequence[Tokens], truth: Truth, train: Iterable[int], grid: tuple[int, int, int]
-) -> tuple[LinearHead, LinearHead]:
+) -> tuple[Ridge, Ridge]:
     layers = lesions = None
     for place in train:
         one = found[place]
@@ -155,7 +106,7 @@ def _heads(
         features = with_place(one, grid)[whole]
         if layers is None or lesions is None:
             dim, size = features.shape[1], regions.shape[1]
-            layers, lesions = LinearHead(dim, size * len(REGIONS)), LinearHead(dim, size * len(LESIONS))
+            layers, lesions = Ridge(dim, size * len(REGIONS)), Ridge(dim, size * len(LESIONS))
         layers.add(features, _one_hot(regions[whole]).reshape(len(features), -1))
         wanted = (bits[whole][..., None] >> np.arange(len(LESIONS))) & 1
         lesions.add(features, wanted.reshape(len(features), -1).astype(float))

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from octjepa.config import load_recipe
 from octjepa.evaluate.intervals import Draws
+from octjepa.evaluate.segment.counts import dice
+from octjepa.evaluate.segment.linear import PENALTIES, Ridge, cells, with_one
 from octjepa.ingest import read_volume
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store, build_store
@@ -28,7 +30,7 @@ from octjepa.store.native import NativeMap
 from octjepa.views import geometry, light
 
 from .cohort import native_places
-from .dense import PENALTIES, THRESHOLDS, LinearHead, cells, curve, dice, with_one
+from .dense import THRESHOLDS, curve
 from .features import Featurise, Tokens
 from .frozen import Say
 
@@ -121,10 +123,10 @@ def _choose(counts_at: Callable[[float], np.ndarray]) -> tuple[float, float]:
     return penalty, THRESHOLDS[int(curves[penalty].argmax())]
 
 
-def _fitted(eye: FluidEye, found: Tokens, chosen: np.ndarray, recipe: Recipe) -> LinearHead:
+def _fitted(eye: FluidEye, found: Tokens, chosen: np.ndarray, recipe: Recipe) -> Ridge:
     wanted = cells(eye.fluid.view(np.uint8), recipe.grid, found.index)
     whole = cells(eye.seen.view(np.uint8), recipe.grid, found.index).mean(axis=1) > 0.5
-    head = LinearHead(found.features.shape[1], wanted.shape[1])
+    head = Ridge(found.features.shape[1], wanted.shape[1])
     head.add(found.features[chosen & whole], wanted[chosen & whole].astype(float))
     return head
 
@@ -174,8 +176,8 @@ def with_intensity(recipe: Recipe) -> Callable[[FluidEye, FluidEye], Counts]:
     return score
 
 
-def _of_voxels(features: np.ndarray, fluid: np.ndarray) -> LinearHead:
-    head = LinearHead(features.shape[1], 1)
+def _of_voxels(features: np.ndarray, fluid: np.ndarray) -> Ridge:
+    head = Ridge(features.shape[1], 1)
     head.add(features, fluid[:, None].astype(float))
     return head
 

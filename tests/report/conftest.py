@@ -101,7 +101,8 @@ def fill_run(path: Path) -> None:
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
-    state.save(path / "checkpoints", 2, model, build_optimiser(model, recipe.train), recipe, 0, ())
+    tensors = state.snapshot(model, build_optimiser(model, recipe.train))
+    state.save(path / "checkpoints", 2, tensors, recipe, 0, ())
 
 
 def probe_of(low: float, high: float) -> dict[str, Any]:

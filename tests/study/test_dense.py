@@ -7,11 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 from benchmarks.study.cohort import REGIONS, UNSEEN, Eyes
-from benchmarks.study.dense import THRESHOLDS, LinearHead, cells, curve, dice, say_dense, say_place_prior, with_one
+from benchmarks.study.dense import THRESHOLDS, curve, say_dense, say_place_prior
 from benchmarks.study.features import Tokens
 from benchmarks.study.frozen import Bench
 
 from invented_eyes import Said, invented
+from octjepa.evaluate.segment import linear
+from octjepa.evaluate.segment.counts import dice
+from octjepa.evaluate.segment.linear import cells, with_one
 from octjepa.phantom import LESIONS
 
 GRID = (1, 2, 2)
@@ -43,7 +46,7 @@ def test_the_head_is_ridge_regression_on_standardised_features() -> None:
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(3, [0.1, 5, 1], (200, 3)), rng.normal(size=(200, 2))
-    head = LinearHead(3, 2)
+    head = linear.Ridge(3, 2)
     head.add(x[:50], y[:50])
     head.add(x[50:], y[50:])
     z = (x - x.mean(axis=0)) / x.std(axis=0)
