@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import load_encoder
+    from octjepa.evaluate.transformer import VolumeEmbedder
     from octjepa.ingest import read_volume
     from octjepa.model import VJEPA3D
     from octjepa.store import Store
     from octjepa.volume import OCTVolume
 
 __version__ = "0.1.0"
-__all__ = ["VJEPA3D", "OCTVolume", "Store", "load_encoder", "read_volume"]
+__all__ = ["VJEPA3D", "OCTVolume", "Store", "VolumeEmbedder", "load_encoder", "read_volume"]
 
 _HOME = {
     "VJEPA3D": "octjepa.model",
     "OCTVolume": "octjepa.volume",
     "Store": "octjepa.store",
+    "VolumeEmbedder": "octjepa.evaluate.transformer",
     "load_encoder": "octjepa.checkpoint",
     "read_volume": "octjepa.ingest",
 }

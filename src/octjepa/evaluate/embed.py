@@ -68,8 +68,9 @@ def embed_store(
     wanted = Wanted(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
     if tokens is not None:
         token_folder.check_folder(tokens)
-    encoder = _encoder_for(checkpoint, store)
-    rows = _rows_for(encoder, store)
+    encoder = load_encoder(checkpoint)
+    refuse_another_contract(encoder, store, checkpoint)
+    rows = rows_for(encoder, store)
     weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
     key = job_key(weights, science_hash(store.preprocessing), contents, wanted, part)
     folder = out.parent.resolve() / f".{out.name}.{key[:12]}.parts"
@@ -124,19 +125,18 @@ def _absolute(place: str | Path) -> str:
     return str(Path(place).resolve()) if Path(place).exists() else str(place)
 
 
-def _encoder_for(checkpoint: str | Path, store: Store) -> PretrainedEncoder:
-    encoder = load_encoder(checkpoint)
+def refuse_another_contract(encoder: PretrainedEncoder, store: Store, named: str | Path) -> None:
+    """Raises ContractError where `store` was not prepared as the weights, which the user knows as `named`, expect."""
     differences = check_contract(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
-            f"store {store.location} was prepared otherwise than the weights of {checkpoint} expect:\n  "
+            f"store {store.location} was prepared otherwise than the weights of {named} expect:\n  "
             + "\n  ".join(differences)
             + "\nIngest the files into a new store with the recipe of the weights (octjepa ingest ... --recipe)."
         )
-    return encoder
 
 
-def _rows_for(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
+def rows_for(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
     """The index rows to embed, sorted by volume id; a device or site of which nothing is left is named."""
     table, patterns = store.table, encoder.recipe.data.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
