@@ -246,3 +246,22 @@ def test_a_cohort_of_another_difficulty_has_other_uids_and_an_unknown_one_is_ref
     assert sop_uid(0, plain) != sop_uid(0, real)
     with pytest.raises(UsageError, match="plain, realistic"):
         make_eye(0, 0, "OD", "zeiss_cirrus", difficulty="hard")  # type: ignore[arg-type]
+
+
+def test_the_group_effect_multiplies_what_the_study_group_does() -> None:
+    def lesions(effect: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        people = [make_person(seed, index, group_effect=effect) for index in range(800)]
+        counts = np.array([sum(map(len, person.lesions.values())) for person in people])
+        return counts, np.array([STUDY_GROUPS.index(person.study_group) for person in people])
+
+    means = {}
+    for effect in (0.0, 1.0, 6.0):
+        counts, groups = lesions(effect)
+        means[effect] = [counts[groups == group].mean() for group in range(len(STUDY_GROUPS))]
+    assert np.ptp(means[0.0]) < 0.6
+    assert 1 < means[1.0][3] - means[1.0][0] < 3.5
+    assert means[6.0][0] < 0.6
+    assert means[6.0][3] > 9.0
+    usual, strong = (make_eye(0, 3, "OD", "zeiss_cirrus", group_effect=effect) for effect in (1.0, 6.0))
+    assert usual.person.study_group == strong.person.study_group
+    assert sop_uid(0, usual) != sop_uid(0, strong)

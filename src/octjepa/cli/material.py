@@ -40,6 +40,9 @@ def phantom(
     difficulty: Annotated[
         Literal["plain", "realistic"], typer.Option("--difficulty", help="realistic: small and rare lesions.")
     ] = "plain",
+    group_effect: Annotated[
+        float, typer.Option("--group-effect", min=0, help="Times what the study group does to the eyes; 0: nothing.")
+    ] = 1.0,
     shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.7,0.15,0.15",
     workers: Workers = None,
     as_json: Json = False,
@@ -59,7 +62,9 @@ def phantom(
         raise UsageError(f"--shares {shares!r} is not of the form 0.7,0.15,0.15")
     train, val, test = map(float, parts)
     given = (train, val, test)
-    say(write_cohort(out, people, seed, chosen, size, given, _cores(workers), broken, difficulty), as_json)
+    say(
+        write_cohort(out, people, seed, chosen, size, given, _cores(workers), broken, difficulty, group_effect), as_json
+    )
 
 
 @app.command()
@@ -144,6 +149,9 @@ def inspect(
 def split(
     store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
     by: Annotated[str, typer.Option("--by", help="recommended or stratified.")] = "recommended",
+    group_effect: Annotated[
+        float, typer.Option("--group-effect", min=0, help="Times what the study group does to the eyes; 0: nothing.")
+    ] = 1.0,
     shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.8,0.1,0.1",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     deal_rest: Annotated[bool, typer.Option("--deal-rest", help="Deal people without a recommendation.")] = False,

@@ -109,6 +109,7 @@ class _Task:
     size: Size
     broken: str = ""
     difficulty: Difficulty = "plain"
+    group_effect: float = 1.0
 
 
 def write_cohort(
@@ -121,17 +122,19 @@ def write_cohort(
     workers: int = 1,
     broken: int = 0,
     difficulty: Difficulty = "plain",
+    group_effect: float = 1.0,
 ) -> dict[str, int]:
     """Writes `people` persons, two eyes each, spread evenly over `devices`, and `broken` broken files besides.
 
     Broken files go through the kinds of `octjepa.phantom.zoo` in turn, each a person of its own beyond the cohort.
+    `group_effect` multiplies what the study group does to the eyes: 0 makes it invisible.
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
     Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, or an
     `out` that is a file or holds something already.
     """
     _check(out, people, devices, size, split_shares, workers, broken)
     tasks = [
-        _Task(out, seed, person, eye, devices[person % len(devices)], size, difficulty=difficulty)
+        _Task(out, seed, person, eye, devices[person % len(devices)], size, "", difficulty, group_effect)
         for person in range(people)
         for eye in EYES
     ]
@@ -146,6 +149,7 @@ def write_cohort(
             size,
             kinds[i % len(kinds)].name,
             difficulty,
+            group_effect,
         )
         for i in range(broken)
     ]
@@ -199,7 +203,7 @@ def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
 
 def _write_one(task: _Task) -> _Written:
     """Writes one eye and its truth."""
-    eye = make_eye(task.seed, task.person, task.eye, task.device, task.size, task.difficulty)
+    eye = make_eye(task.seed, task.person, task.eye, task.device, task.size, task.difficulty, task.group_effect)
     uid = sop_uid(task.seed, eye)
     side = "r" if eye.eye == "OD" else "l"
     person_id = eye.person.person_id

@@ -49,7 +49,13 @@ class Eye:
 
 
 def make_eye(
-    seed: int, person: int, eye: Laterality, device: str, size: Size = "small", difficulty: Difficulty = "plain"
+    seed: int,
+    person: int,
+    eye: Laterality,
+    device: str,
+    size: Size = "small",
+    difficulty: Difficulty = "plain",
+    group_effect: float = 1.0,
 ) -> Eye:
     """The eye `eye` of person number `person` of the cohort `seed`, as `device` sees it.
 
@@ -58,7 +64,7 @@ def make_eye(
     the 4-digit ids.
     """
     dialect = dialect_of(device)
-    return assemble_eye(seed, make_person(seed, person, difficulty), eye, dialect, size)
+    return assemble_eye(seed, make_person(seed, person, difficulty, group_effect), eye, dialect, size)
 
 
 def assemble_eye(seed: int, person: Person, eye: Laterality, dialect: Dialect, size: Size) -> Eye:

@@ -43,7 +43,8 @@ MAX_PEOPLE: Final = 3 * 999
 class Person:
     """One participant; `lesions[eye]` maps a lesion's name to its severity in 0..1 (absent lesions are left out).
 
-    `difficulty` says how common and how large lesions are: `octjepa.phantom.extents`.
+    `difficulty` says how common and how large lesions are: `octjepa.phantom.extents`. `group_effect` multiplies what the
+    study group adds to the burden.
     """
 
     index: int
@@ -54,12 +55,14 @@ class Person:
     study_visit_date: str
     lesions: dict[Laterality, dict[str, float]]
     difficulty: Difficulty = "plain"
+    group_effect: float = 1.0
 
 
-def make_person(seed: int, index: int, difficulty: Difficulty = "plain") -> Person:
-    """The person number `index` (from 0) of the cohort `seed`; everything but the lesions is alike in any `difficulty`.
+def make_person(seed: int, index: int, difficulty: Difficulty = "plain", group_effect: float = 1.0) -> Person:
+    """The person number `index` (from 0) of the cohort `seed`.
 
-    Raises UsageError beyond the 4-digit ids, or for an unknown difficulty.
+    Everything but the lesions is alike for any `difficulty` and `group_effect`; with effect 0 the study group is in no
+    pixel. Raises UsageError beyond the 4-digit ids, or for an unknown difficulty.
     """
     if difficulty not in EXTENTS:
         raise UsageError(f"phantom difficulty {difficulty!r} is unknown: expected one of {', '.join(EXTENTS)}")
@@ -72,7 +75,7 @@ def make_person(seed: int, index: int, difficulty: Difficulty = "plain") -> Pers
     group = int(rng.choice(4, p=np.array(_GROUP_COUNTS) / sum(_GROUP_COUNTS)))
     age = int(np.clip(rng.normal(60.0, 11.0), 40, 90))
     visit = date(2023, 7, 19) + timedelta(days=int(rng.integers(0, 365)))
-    burden = _GROUP_BURDEN[group] + 0.015 * (age - 60) + 0.75 * rng.standard_normal()
+    burden = group_effect * _GROUP_BURDEN[group] + 0.015 * (age - 60) + 0.75 * rng.standard_normal()
     shared = rng.standard_normal(len(LESIONS))
     lesions: dict[Laterality, dict[str, float]] = {}
     for eye in EYES:
@@ -93,4 +96,5 @@ def make_person(seed: int, index: int, difficulty: Difficulty = "plain") -> Pers
         study_visit_date=visit.isoformat(),
         lesions=lesions,
         difficulty=difficulty,
+        group_effect=group_effect,
     )
