@@ -42,7 +42,7 @@ def derived_uid(*parts: int | str) -> str:
 
 
 def sop_uid(seed: int, eye: Eye) -> str:
-    other = [] if eye.person.difficulty == "plain" else [eye.person.difficulty]
+    other: list[str] = [] if eye.person.difficulty == "plain" else [eye.person.difficulty]
     other += [] if eye.person.group_effect == 1 else [f"group effect {eye.person.group_effect:g}"]
     return derived_uid("phantom", seed, eye.person.index, eye.eye, eye.device, eye.size, *other)
 

@@ -43,8 +43,8 @@ MAX_PEOPLE: Final = 3 * 999
 class Person:
     """One participant; `lesions[eye]` maps a lesion's name to its severity in 0..1 (absent lesions are left out).
 
-    `difficulty` says how common and how large lesions are: `octjepa.phantom.extents`. `group_effect` multiplies what the
-    study group adds to the burden.
+    `difficulty` says how common and how large lesions are: `octjepa.phantom.extents`. `group_effect` multiplies what
+    the study group adds to the burden.
     """
 
     index: int
