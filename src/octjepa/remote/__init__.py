@@ -8,6 +8,7 @@ does not answer or sends damaged bodies for as long as is borne, the disk is ful
 from octjepa.remote.address import is_remote, join
 from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
 from octjepa.remote.cache import cache_folder, fetched, read_bytes
+from octjepa.remote.retry import retries
 
 __all__ = [
     "RemoteObject",
@@ -21,4 +22,5 @@ __all__ = [
     "put_bytes",
     "read_bytes",
     "remove",
+    "retries",
 ]

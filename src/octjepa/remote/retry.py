@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import TypeVar
 from octjepa.errors import OctjepaError, UsageError
 
 _log = logging.getLogger(__name__)
+_mine = threading.local()
 T = TypeVar("T")
 
 # Classes by name, of the error or one it derives from: importing botocore and aiohttp to ask would load both always.
@@ -159,6 +161,11 @@ def told(error: BaseException, doing: str, url: str) -> OctjepaError:
     return OctjepaError(f"cannot {doing} {url}: {found}")
 
 
+def retries() -> int:
+    """How often this thread has tried again so far."""
+    return int(getattr(_mine, "retries", 0))
+
+
 def retried(call: Callable[[], T], doing: str, url: str, patience: Patience) -> T:
     """`call()`, again after transient failures.
 
@@ -183,5 +190,6 @@ def retried(call: Callable[[], T], doing: str, url: str, patience: Patience) -> 
             status, code = _code(error)
             _log.info("%s %s: %s, try %d of %d in %.1f s", doing, url, code or status or type(error).__name__,
                       number + 1, patience.tries, wait)  # fmt: skip
+            _mine.retries = retries() + 1
             time.sleep(wait)
     raise AssertionError("unreachable: the last try returns or raises")

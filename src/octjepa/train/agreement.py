@@ -9,13 +9,15 @@ from octjepa.train.runtime import Runtime
 
 
 class Word(NamedTuple):
-    """Ranks that ran out of memory, volumes that could not be read, ranks told to stop, writes that failed."""
+    """Ranks that ran out of memory, volumes that could not be read, ranks told to stop, writes that failed, reads that
+    were tried again."""
 
     memory: int
     unread: int
     interrupted: int
     terminated: int
     unsaved: int
+    retried: int
 
     @property
     def stop(self) -> int:
@@ -23,7 +25,7 @@ class Word(NamedTuple):
         return signal.SIGINT if self.interrupted else signal.SIGTERM if self.terminated else 0
 
 
-def agree(runtime: Runtime, memory: bool, unread: int, told: int, unsaved: bool) -> Word:
+def agree(runtime: Runtime, memory: bool, unread: int, told: int, unsaved: bool, retried: int = 0) -> Word:
     """The same on every rank. `told` is the signal that came to this one."""
-    mine = (memory, unread, told == signal.SIGINT, told == signal.SIGTERM, unsaved)
+    mine = (memory, unread, told == signal.SIGINT, told == signal.SIGTERM, unsaved, retried)
     return Word(*(round(number) for number in runtime.agree(mine)))

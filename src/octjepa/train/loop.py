@@ -124,7 +124,9 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
 
             while True:  # until the share of every rank fits into its memory
                 figures = fitting.try_batch(model, batch, update)
-                word = agree(runtime, figures is None, len(batch.unread), request.signal_number, saver.failed)
+                word = agree(
+                    runtime, figures is None, len(batch.unread), request.signal_number, saver.failed, batch.retried
+                )
                 if figures is not None and not word.memory:
                     break
                 fitting.halve(model, update)
@@ -139,6 +141,8 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             line |= pace.lap() | runtime.memory()
             if word.unread:
                 line["unread"] = unread.note(batch.unread, runtime)
+            if word.retried:
+                line["retried"] = word.retried
             trail.push(update, figures, line)
             if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
                 watch.check(model, m)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from octjepa.errors import ContractError, OctjepaError
 from octjepa.recipe import Recipe
+from octjepa.remote import retries
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.select import Selection, refuse_empty, select
 from octjepa.views.order import Order
@@ -39,6 +40,7 @@ class Batch(NamedTuple):
     target: Int[Tensor, "b m"]
     volume_ids: tuple[str, ...]
     unread: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others stand in for
+    retried: int = 0  # reads from a bucket that were tried again
 
     def part(self, start: int, stop: int) -> Batch:
         """Samples start..stop: a micro-batch."""
@@ -79,11 +81,15 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
 
 
 class Item(NamedTuple):
-    """One sample on its way into a batch; `unread` are (volume id, reason) of those it stands in for."""
+    """One sample on its way into a batch; `unread` are (volume id, reason) of those it stands in for.
+
+    `retried` counts reads from a bucket that were tried again for it.
+    """
 
     volume_id: str
     sample: Sample
     unread: tuple[tuple[str, str], ...] = ()
+    retried: int = 0
 
 
 class Stream(Dataset[Item]):
@@ -125,13 +131,13 @@ class Stream(Dataset[Item]):
 
     def __getitem__(self, position: int) -> Item:
         unread: dict[str, str] = {}
+        before = retries()
         while len(unread) < len(self.volume_ids):
             position, (visit, volume_id) = self._place(position)
             if volume_id not in unread:
                 try:
-                    return Item(
-                        volume_id, make_sample(self.store.read(volume_id), self.recipe, visit), (*unread.items(),)
-                    )
+                    sample = make_sample(self.store.read(volume_id), self.recipe, visit)
+                    return Item(volume_id, sample, (*unread.items(),), retries() - before)
                 except (OctjepaError, OSError, ValueError) as error:
                     unread[volume_id] = str(error)
             position += 1
@@ -165,9 +171,9 @@ def read_or_tell(store: Store, volume_id: str) -> CanonicalVolume | None:
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    ids, samples, unread = zip(*items, strict=True)
+    ids, samples, unread, again = zip(*items, strict=True)
     a, b, c, d, e, f, g = (torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True))
-    return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(one for some in unread for one in some))
+    return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(one for some in unread for one in some), sum(again))
 
 
 def training_batches(

@@ -1,0 +1,99 @@
+"""What a second process is worth: two of one thread under torchrun against one of two threads, in turns.
+
+    .venv/bin/python benchmarks/scaling.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
+
+`octjepa pretrain tiny_cpu` as users run it, on one small phantom store: two processes, one, two, one ... Updates a
+second come from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system)
+are what a long run took more than a short one, so that starting and judging cancel out. Efficiency is two processes'
+figure over one's: of updates a second, and of updates a CPU-second, which other work on the machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octjepa.config import load_recipe
+from octjepa.phantom import write_cohort
+from octjepa.store import build_store
+from octjepa.store.disk import write_json
+from octjepa.train.journal import read_lines
+
+PEOPLE = 40
+SETTLE = 8  # first updates, which are not counted, and the length of the short run
+ARMS = {"two_processes_of_one_thread": (2, 1), "one_process_of_two_threads": (1, 2)}
+RECIPE = ["tiny_cpu", "monitor.every_updates=null", "validation.max_samples=2", "checkpoint.dir=null",
+          "tracking.pictures_every_updates=null"]  # fmt: skip
+
+
+def run(arm: str, updates: int, store: Path, out: Path, more: list[str]) -> tuple[float, list[float]]:
+    """(CPU-seconds of all its processes, seconds of each update) of a run of `updates` updates."""
+    processes, threads = ARMS[arm]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "octjepa", "pretrain", *RECIPE, *more]
+    command += [f"train.max_updates={updates}", "--store", str(store), "--out", str(out), "--quiet"]
+    before = os.times()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = os.times()  # of children that have ended, and of theirs
+    seconds = [line["seconds"] for line in read_lines(out / "metrics.jsonl") if "train/loss" in line]
+    shutil.rmtree(out)
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return cpu, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--note", default="nothing else ran on the machine", help="what ran beside it")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("overrides", nargs="*", help="recipe keys, k=v")
+    given = parser.parse_args()
+    turns: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        write_cohort(work / "phantom", PEOPLE, 1)
+        build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu").preprocessing)
+        for _ in range(given.turns):
+            for arm, told in turns.items():
+                short, _ = run(arm, SETTLE, work / "store", work / "run", given.overrides)
+                whole, seconds = run(arm, SETTLE + given.updates, work / "store", work / "run", given.overrides)
+                told.append(
+                    {
+                        "updates_per_second": round(given.updates / sum(seconds[SETTLE:]), 3),
+                        "median_seconds": round(statistics.median(seconds[SETTLE:]), 4),
+                        "cpu_seconds_per_update": round((whole - short) / given.updates, 4),
+                    }
+                )
+                print(arm, told[-1], flush=True)
+    two, one = ({key: statistics.median(turn[key] for turn in told) for key in told[0]} for told in turns.values())
+    found: dict[str, Any] = {
+        "efficiency": {
+            "updates_per_second": round(two["updates_per_second"] / one["updates_per_second"], 3),
+            "updates_per_cpu_second": round(one["cpu_seconds_per_update"] / two["cpu_seconds_per_update"], 3),
+        },
+        "turns": turns,
+        "recipe": [*RECIPE, *given.overrides],
+        "updates": given.updates,
+        "beside": given.note,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+    }
+    print(json.dumps(found["efficiency"]))
+    if given.out:
+        write_json(given.out, found)
+
+
+if __name__ == "__main__":
+    main()
