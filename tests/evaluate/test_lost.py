@@ -30,23 +30,28 @@ def told(saved: Save) -> Callable[..., ProbeResult]:
 
 def test_a_site_whose_labels_meet_no_scan_is_named(cohort: Cohort, told: Callable[..., ProbeResult]) -> None:
     frame, labels = cohort(people=80)
-    assert not [note for note in told(frame, labels).notes if "is lost" in note]
+    assert told(frame, labels).faults == []
     # An id pattern that knows one site only: the other's labels are of people nobody has scanned.
     uab = labels["person_id"].map(dict(zip(frame["person_id"], frame["clinical_site"], strict=True))) == "UAB"
     labels = labels.assign(clinical_site=np.where(uab, "UAB", "UW"))
     labels.loc[uab, "person_id"] = "7" + labels.loc[uab, "person_id"]
-    notes = told(frame, labels).notes
+    faults = told(frame, labels).faults
     scans, people = int((frame["clinical_site"] == "UAB").sum()), int(uab.sum() / 2)
-    assert f"lesion0: clinical_site UAB is lost: none of its {scans} scans or cases has a label and a split" in notes
-    assert f"lesion0: site UAB is lost: none of its {people} people with a label has an embedded scan" in notes
+    for what in (
+        f"lesion0: clinical_site UAB is lost: none of its {scans} scans or cases has a label and a split",
+        f"lesion0: site UAB is lost: none of its {people} people with a label has an embedded scan",
+    ):
+        assert {"kind": "lost_group", "what": what} in faults
 
 
 def test_a_device_on_one_side_of_the_split_is_named(cohort: Cohort, told: Callable[..., ProbeResult]) -> None:
     frame, labels = cohort(people=80)
     frame["device"] = np.where(frame["split"] == "test", "cirrus", "spectralis")
-    notes = told(frame, labels).notes
-    assert "lesion0: device cirrus is tested and has nothing to train on" in notes
-    assert any("device spectralis is trained on and never tested" in note for note in notes)
+    faults = {fault["what"]: fault["kind"] for fault in told(frame, labels).faults}
+    assert faults == {
+        "lesion0: device cirrus is tested and has nothing to train on": "one_sided_group",
+        "lesion0: device spectralis is trained on and never tested: the figures do not speak of it": "one_sided_group",
+    }
 
 
 def test_the_same_scan_under_two_people_is_a_leak(cohort: Cohort, told: Callable[..., ProbeResult]) -> None:
@@ -68,8 +73,9 @@ def test_a_constant_quantity_is_named(cohort: Cohort, told: Callable[..., ProbeR
     frame, labels = cohort(people=80)
     frame["vector"] = [np.ones(48, np.float32)] * len(frame)
     labels["lesion0"] = np.random.default_rng(0).normal(300, 20, len(labels))
-    notes = told(frame, labels, probes=["linear"]).notes
-    assert any("says" in note and "of every test case of lesion0: a constant predictor" in note for note in notes)
+    (fault,) = told(frame, labels, probes=["linear"]).faults
+    assert fault["kind"] == "constant_predictor"
+    assert "of every test case of lesion0: a constant predictor" in fault["what"]
 
 
 def test_labels_in_one_cell_are_a_target_each(cohort: Cohort, told: Callable[..., ProbeResult]) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.leaderboard.board import run_board
 from octjepa.evaluate.probe import ProbeResult, run_probes
 from octjepa.evaluate.table import read_embeddings
 
@@ -98,7 +99,7 @@ def test_macro_is_the_mean_and_the_difference_is_of_the_rows(planted: ProbeResul
 
 def test_the_result_is_plain_json(planted: ProbeResult) -> None:
     assert set(json.loads(json.dumps(planted.payload(), allow_nan=False))) == {
-        *("rows", "paired", "comparisons", "choices", "confusions", "targets", "protocol", "notes")
+        *("faults", "notes", "rows", "paired", "comparisons", "choices", "confusions", "targets", "protocol", "uses")
     }
 
 
@@ -107,7 +108,11 @@ def test_the_order_of_rows_and_labels_changes_nothing(cohort: Cohort, saved: Sav
     once = _run(saved, frame, labels, ["lesion0"], pools=["mean"])
     mixed = frame.sample(frac=1, random_state=0), labels.sample(frac=1, random_state=1)
     again = _run(saved, *mixed, ["lesion0"], pools=["mean"])
-    assert json.dumps(again.payload()) == json.dumps(once.payload())
+    ours, theirs = (
+        {key: one.payload()[key] for key in ("rows", "paired", "choices", "notes")} for one in (once, again)
+    )
+    assert json.dumps(ours) == json.dumps(theirs)
+    assert [fault["kind"] for fault in again.faults] == ["test_used_before"]  # the same test set, so the same ledger
 
 
 def test_shuffled_labels_give_intervals_that_contain_chance(cohort: Cohort, saved: Save) -> None:
@@ -138,7 +143,8 @@ def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
     for probe in ("linear", "knn"):
         row = _row(result, name="octjepa", target="lesion0", probe=probe, pool="mean", metric="auroc")
         assert (row["value"], row["low"], row["high"]) == (0.5, None, None)
-        assert any("octjepa" in note and probe in note and "constant predictor" in note for note in result.notes)
+        faults = [fault["what"] for fault in result.faults if fault["kind"] == "constant_predictor"]
+        assert any(what.startswith(f"octjepa ({probe}, mean) says") for what in faults)
 
 
 def test_missing_labels_and_eyes_are_said(cohort: Cohort, saved: Save, caplog: pytest.LogCaptureFixture) -> None:
@@ -194,7 +200,8 @@ def test_two_encoders_are_cut_to_their_common_volumes(cohort: Cohort, saved: Sav
     result = run_probes(tables, tsv, ["lesion0"], probes=["linear"], pools=["mean"], bootstrap=100)
     names = {row["name"] for row in result.rows}
     assert names == {"octjepa", "octjepa#2", "second", "untrained", "histogram", "majority", "covariates"}
-    assert any("octjepa: 1 volumes are not in every table" in note for note in result.notes)
+    (fault,) = [fault for fault in result.faults if fault["kind"] == "different_labels"]
+    assert fault["what"].startswith("octjepa: 1 volumes are not in every table")
     assert any("'octjepa' is taken" in note for note in result.notes)
     assert {row["n"] for row in result.rows} == {35}
     ours = _row(result, name="octjepa", metric="auroc")
@@ -249,3 +256,37 @@ def test_only_the_metrics_asked_for(cohort: Cohort, saved: Save) -> None:
     result = _run(saved, *cohort(people=60), ["lesion0"], probes=["knn"], metric_names=["balanced_accuracy"])
     assert {row["metric"] for row in result.rows} == {"balanced_accuracy"}
     assert result.paired["metric"] == "auroc"
+
+
+def test_looks_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
+    frame, labels = cohort(people=60)
+    options = {"probes": ["knn"], "pools": ["mean"]}
+    first = _run(saved, frame, labels, ["lesion0"], **options)
+    (use,) = first.uses
+    assert (use["target"], use["looks"], use["measured"]) == ("lesion0", 1, 3)  # the encoder, untrained, histogram
+    assert Path(use["file"]).parent == tmp_path / "octjepa_test_uses"
+    assert first.faults == []
+    again = _run(saved, frame, labels, ["lesion0"], **options)
+    assert (again.uses[0]["looks"], again.uses[0]["measured"]) == (2, 3)  # the same rows
+    # Another level measures other rows on the same test set.
+    person = _run(saved, frame, labels, ["lesion0"], level="person", **options)
+    assert (person.uses[0]["looks"], person.uses[0]["measured"]) == (3, 6)
+    (fault,) = person.faults
+    assert fault["kind"] == "test_used_before"
+    assert "for the 3rd time; 6 different rows" in fault["what"]
+    board = run_board(
+        [str(tmp_path / "octjepa.parquet")], tmp_path / "labels.tsv", ["lesion0"], None, tmp_path / "kept"
+    )
+    assert (board.uses[0]["looks"], board.uses[0]["file"]) == (4, use["file"])
+    elsewhere = _run(saved, frame, labels, ["lesion0"], ledger_folder=tmp_path / "mine", **options)
+    assert (elsewhere.uses[0]["looks"], elsewhere.faults) == (1, [])
+    # One sentence for all targets, and other labels are another test set.
+    both = _run(saved, frame, labels.assign(other=1 - labels["lesion0"]), ["lesion0", "other"], **options)
+    assert [one["looks"] for one in both.uses] == [5, 1]
+    assert len([fault for fault in both.faults if fault["kind"] == "test_used_before"]) == 1
+
+
+def test_a_look_that_cannot_be_counted_is_not_taken(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
+    (tmp_path / "octjepa_test_uses").write_text("no folder", encoding="utf-8")
+    with pytest.raises(UsageError, match="--ledger"):
+        _run(saved, *cohort(people=60), ["lesion0"])

@@ -13,6 +13,10 @@ from octjepa.cli.root import app
 from octjepa.console import ready_to_write, say, say_probes
 from octjepa.progress import set_quiet
 
+Ledger = Annotated[
+    Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
+]
+
 
 @app.command()
 def embed(
@@ -68,6 +72,7 @@ def probe(
         list[Path] | None, typer.Option("--tokens", help="Token folder of each table, for attentive.")
     ] = None,
     label_smoothing: Annotated[float, typer.Option("--label-smoothing", help="Of mlp and attentive.")] = 0.0,
+    ledger: Ledger = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result to this JSON file.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -86,6 +91,7 @@ def probe(
         [read_embeddings(path) for path in embeddings], labels, target, kind or DEFAULT, task, pool,
         level=level, several=several, visit_order=None if visit_order is None else read_visit_order(visit_order),
         tokens=[TokenFolder.open(folder) for folder in tokens or ()], label_smoothing=label_smoothing,
+        ledger_folder=ledger,
     ).payload()  # fmt: skip
     if out is not None:
         write_json(out, payload)
@@ -93,6 +99,8 @@ def probe(
     if not as_json:
         about = payload["protocol"]
         print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
+        used = ", ".join(f"{one['target']} {one['looks']}" for one in payload["uses"])
+        print(f"test set used, times with this one: {used}", file=sys.stderr)
 
 
 @app.command()
@@ -108,9 +116,7 @@ def leaderboard(
         str | None, typer.Option("--reference", help="The row that others are compared with; default untrained.")
     ] = None,
     task: Annotated[str, typer.Option("--task", help="As of probe.")] = "auto",
-    ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
-    ] = None,
+    ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

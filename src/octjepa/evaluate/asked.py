@@ -67,8 +67,10 @@ def make_ready(
             result.note(f"target {name} is left out: {error}")
             continue
         groups = GROUPS if level == "volume" else GROUPS[:1]  # cases of several devices are no device
-        for text in (*notes, *target.notes, *lost_groups(frame, labels, target, groups)):
+        for text in (*notes, *target.notes):
             result.note(text)
+        for fault, text in lost_groups(frame, labels, target, groups):
+            result.fault(fault, text)
         people = (frame if cases is None else volumes)["person_id"].to_numpy(dtype=str)
         how = choosing(learnt, people, seed)
         if how.by == "fixed":

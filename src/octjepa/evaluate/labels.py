@@ -254,12 +254,25 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
             "a regression needs at least 2 of each"
         )
     volume_ids = frame["volume_id"].to_numpy()
-    pairs = sorted(
-        (str(volume_ids[row]), classes[int(value)] if classes else repr(float(value)))
-        for row, value in zip(rows["test"], by_split["test"], strict=True)
-    )
-    label_hash = hashlib.sha256("\x1e".join("\x1f".join(pair) for pair in [(target, ""), *pairs]).encode()).hexdigest()
+    said = [classes[int(value)] if classes else repr(float(value)) for value in by_split["test"]]
+    label_hash = _hash(target, [(str(volume_ids[row]), text) for row, text in zip(rows["test"], said, strict=True)])
     return Target(target, kind, rows, by_split, classes, label_hash, tuple(notes))
+
+
+def test_set_hash(labels: LabelTable, frame: pd.DataFrame, target: str) -> str:
+    """Names the labelled test volumes of `target` and their labels, whatever counts as a case of them later."""
+    found = labels.values[target]
+    pairs = []
+    for person, eye, volume, split in zip(*(frame[c] for c in ("person_id", "eye", "volume_id", "split")), strict=True):
+        if split == "test" and (person, eye) in found:
+            numbers = numbers_of([found[person, eye]])
+            pairs.append((str(volume), found[person, eye] if numbers is None else repr(float(numbers[0]))))
+    return _hash(target, pairs)
+
+
+def _hash(target: str, pairs: Sequence[tuple[str, str]]) -> str:
+    told = [(target, ""), *sorted(pairs)]
+    return hashlib.sha256("\x1e".join("\x1f".join(pair) for pair in told).encode()).hexdigest()
 
 
 def _shape(ids: Sequence[str] | pd.Series) -> str:

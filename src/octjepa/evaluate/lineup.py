@@ -10,6 +10,7 @@ from jaxtyping import Float
 from octjepa.errors import UsageError
 from octjepa.evaluate.table import Embeddings
 from octjepa.evaluate.token_folder import TokenFolder
+from octjepa.evaluate.told import Told
 
 RESERVED = ("untrained", "histogram", "majority", "covariates")
 
@@ -17,7 +18,7 @@ Note = Callable[[str], None]
 Named = list[tuple[str, Embeddings]]
 
 
-def aligned(embeddings: Sequence[Embeddings], note: Note) -> list[Embeddings]:
+def aligned(embeddings: Sequence[Embeddings], result: Told) -> list[Embeddings]:
     """All tables cut to the volumes that every one of them holds, in one order, so that rows can be paired.
 
     Raises UsageError: no common volume, or tables that differ in person, eye or split.
@@ -28,7 +29,11 @@ def aligned(embeddings: Sequence[Embeddings], note: Note) -> list[Embeddings]:
         raise UsageError(f"the {len(embeddings)} embedding files share no volume, so their rows cannot be compared")
     for table in embeddings:
         if len(table) > len(common):
-            note(f"{table.encoder}: {len(table) - len(common)} volumes are not in every table and are left out")
+            result.fault(
+                "different_labels",
+                f"{table.encoder}: {len(table) - len(common)} volumes are not in every table and are left out: rows "
+                "are compared on the volumes that all tables hold",
+            )
     tables = [table.take(place[volume] for volume in common) for table, place in zip(embeddings, places, strict=True)]
     keys = ["person_id", "eye", "split"]
     for table in tables[1:]:
@@ -39,7 +44,7 @@ def aligned(embeddings: Sequence[Embeddings], note: Note) -> list[Embeddings]:
                 f"{len(common)} volumes; embed both from the same store"
             )
         if table.contract != tables[0].contract:
-            note(
+            result.note(
                 f"{table.encoder} and {tables[0].encoder} saw differently preprocessed volumes (contracts "
                 f"{table.contract[:12]} and {tables[0].contract[:12]}): the comparison holds that difference too"
             )

@@ -14,36 +14,37 @@ import pandas as pd
 from octjepa.evaluate.labels import LabelTable, Target
 
 GROUPS = ("clinical_site", "device")
+LOST, ONE_SIDED = "lost_group", "one_sided_group"
 
 
 def lost_groups(
     frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str] = GROUPS
-) -> Iterator[str]:
-    """Notes on sites and devices without a labelled scan, sites without any scan, groups on one side of the split.
+) -> Iterator[tuple[str, str]]:
+    """Faults (kind, text): groups without a labelled scan, sites without any scan, groups on one side of the split.
 
     `frame` are the scans or cases that the rows of `target` count.
     """
-    for text in _lost(frame, labels, target, groups):
-        yield f"{target.name}: {text}"
+    for kind, text in _lost(frame, labels, target, groups):
+        yield kind, f"{target.name}: {text}"
 
 
-def _lost(frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str]) -> Iterator[str]:
+def _lost(frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str]) -> Iterator[tuple[str, str]]:
     used = np.concatenate(list(target.rows.values()))
     for column in groups:
         names = frame[column]
         kept = set(names.iloc[used])
         for name, count in sorted(Counter(names).items()):
             if name and name not in kept:
-                yield f"{column} {name} is lost: none of its {count} scans or cases has a label and a split"
+                yield LOST, f"{column} {name} is lost: none of its {count} scans or cases has a label and a split"
         sides = {split: set(names.iloc[target.rows[split]]) - {""} for split in ("train", "test")}
         for name in sorted(sides["test"] - sides["train"]):
-            yield f"{column} {name} is tested and has nothing to train on"
+            yield ONE_SIDED, f"{column} {name} is tested and has nothing to train on"
         for name in sorted(sides["train"] - sides["test"]):
-            yield f"{column} {name} is trained on and never tested: the figures do not speak of it"
+            yield ONE_SIDED, f"{column} {name} is trained on and never tested: the figures do not speak of it"
     scanned = set(frame["person_id"])
     labelled = {person for person, _ in labels.values[target.name]}
     by_site = Counter(labels.sites.get(person, "") for person in labelled)
     here = Counter(labels.sites.get(person, "") for person in labelled & scanned)
     for site, count in sorted(by_site.items()):
         if site and not here[site]:
-            yield f"site {site} is lost: none of its {count} people with a label has an embedded scan"
+            yield LOST, f"site {site} is lost: none of its {count} people with a label has an embedded scan"

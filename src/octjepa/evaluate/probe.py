@@ -25,19 +25,21 @@ from octjepa.evaluate.baselines import covariate_features, majority
 from octjepa.evaluate.decide import Probed
 from octjepa.evaluate.heads import knn, linear
 from octjepa.evaluate.intervals import Draws
-from octjepa.evaluate.labels import Target, check_people, one_by_one, read_labels
+from octjepa.evaluate.labels import Target, check_people, one_by_one, read_labels, test_set_hash
 from octjepa.evaluate.lineup import Named, aligned, feature_sets, named, token_sets
 from octjepa.evaluate.metrics import METRICS
 from octjepa.evaluate.protocol import Cases, cases_of
 from octjepa.evaluate.result import ProbeResult as ProbeResult
 from octjepa.evaluate.result import Row, add_macro, compare, measured
 from octjepa.evaluate.space import Choosing, Space, prepare
+from octjepa.evaluate.statistics import ledger
 from octjepa.evaluate.table import Embeddings
 from octjepa.evaluate.token_folder import TokenFolder
 from octjepa.progress import bar
 
 PROBES = ("linear", "knn", "mlp", "attentive")
 DEFAULT = ("linear", "knn")
+COMMAND = "octjepa probe"
 ATTENTION = "attention"  # the pooling of the attentive probe, learned from labels
 
 
@@ -58,21 +60,26 @@ def run_probes(
     visit_order: Mapping[str, float] | None = None,
     tokens: Sequence[TokenFolder] = (),
     label_smoothing: float = 0.0,
+    ledger_folder: Path | None = None,
 ) -> ProbeResult:
     """Probes every table for every target. See the module's text for what comes out.
 
     pools: default, all that every table holds. level and several: what is a case and what becomes of its volumes
     (`protocol`). tokens: a folder for each table, for the attentive probe. label_smoothing: of mlp and attentive.
     paired_probe and paired_pool name the comparison reported in `paired` before any test figure is seen; where that
-    probe or pool is not run, the last of those that are.
+    probe or pool is not run, the last of those that are. ledger_folder: counts the uses of each test set, beside the
+    labels where none is named.
     Raises UsageError: nothing to probe, an unknown probe, pool, metric, task, level or rule, tables or tokens that do
-    not fit together, and everything that `read_labels`, `check_people` and, for a single target, `join` raise.
+    not fit together, a ledger that cannot be written, and everything that `read_labels`, `check_people` and, for a
+    single target, `join` raise.
     """
     pools = _checked(embeddings, probes, pools, metric_names, label_smoothing)
     targets = list(dict.fromkeys(targets))
     labels = read_labels(labels_path, targets)
+    looks = ledger_folder or ledger.beside(Path(labels_path))
+    ledger.ready(looks)
     result = ProbeResult()
-    tables = named(aligned(embeddings, result.note), result.note)
+    tables = named(aligned(embeddings, result), result.note)
     frame = tables[0][1].frame
     check_people(frame)
     leaked = max(table.leaked for table in embeddings)
@@ -108,6 +115,15 @@ def run_probes(
         "mlp": partial(learn.mlp, smoothing=label_smoothing, seed=seed),
     }
     attend = partial(_attend, smoothing=label_smoothing, seed=seed)
+    read = [
+        ledger.fingerprint(features, probe)
+        for _, _, features in feature_sets(learnt_on, pools if of_vectors else ())
+        for probe in of_vectors or ("linear",)
+    ]
+    read += [f"{folder.weights} {view} attentive" for _, folder, view in token_views]
+    _write_down(
+        looks, {one.measured.name: test_set_hash(labels, frame, one.measured.name) for one in asked}, read, result
+    )
     for one in asked:
         result.predicted[Row("majority", one.measured.name, "constant", "none")] = (
             one.measured,
@@ -164,6 +180,15 @@ def _checked(
     if not common:
         raise UsageError("the tables share no pooling: embed them again with the same --pool")
     return tuple(name for name in pooling.BLOCKS if name in common)
+
+
+def _write_down(looks: Path, test_sets: Mapping[str, str], read: Sequence[str], result: ProbeResult) -> None:
+    """Counts this look at the test set of every target, before anything is predicted on it."""
+    uses = [ledger.record(looks, test_set, name, COMMAND, read) for name, test_set in test_sets.items()]
+    result.uses = [one.plain() for one in uses]
+    again = ledger.used_before(uses)
+    if again:
+        result.fault("test_used_before", again)
 
 
 def _spaces(features: np.ndarray, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Space]]:

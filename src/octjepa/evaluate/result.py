@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,7 @@ from octjepa.evaluate.labels import Target
 from octjepa.evaluate.lineup import RESERVED, Named, twin
 from octjepa.evaluate.metrics import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
 from octjepa.evaluate.table import SPLITS
-
-log = logging.getLogger(__name__)
+from octjepa.evaluate.told import Told
 
 MACRO = "macro"
 
@@ -37,7 +35,7 @@ Estimates = dict[tuple[Row, str], Estimate]
 
 
 @dataclass
-class ProbeResult:
+class ProbeResult(Told):
     """What a probe run found; `payload` is what `octjepa probe` prints and the report draws.
 
     rows: a figure each; value, low and high are None where the figure or an honest interval does not exist; n counts
@@ -46,7 +44,7 @@ class ProbeResult:
     comparisons: the same for every encoder, target, probe and pool: for reading, not for picking the best.
     choices: the setting chosen per row, how, and how many fits stopped early. confusions: counts on the test cases.
     targets: task, classes, counts by split and class weights. protocol: what a case is and how its volumes became one.
-    notes: everything that was left out or degraded, in words.
+    uses: how often each test set was looked at; empty where no ledger was kept.
     predicted: target and test predictions of every row, in memory only.
     """
 
@@ -57,14 +55,8 @@ class ProbeResult:
     confusions: list[dict[str, Any]] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    uses: list[dict[str, Any]] = field(default_factory=list)
     predicted: Predicted = field(default_factory=dict)
-
-    def note(self, text: str) -> None:
-        """Keeps a note once and says it on the log."""
-        if text not in self.notes:
-            self.notes.append(text)
-            log.warning("%s", text)
 
     def payload(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -117,18 +109,19 @@ def measured(
                 )
         if target.classes:
             result.confusions.append({**vars(row), "classes": list(target.classes), "counts": confusion(predictions)})
-        _note_constant(row, target, predictions, result)
+        _tell_constant(row, target, predictions, result)
     return estimates
 
 
-def _note_constant(row: Row, target: Target, predictions: Predictions, result: ProbeResult) -> None:
+def _tell_constant(row: Row, target: Target, predictions: Predictions, result: ProbeResult) -> None:
     """The founding failure of this kind of work: an encoder of which one answer is read for everybody."""
     said = np.unique(predictions.decided() if target.classes else predictions.scores[:, 0].round(9))
     if len(said) == 1 and row.name not in RESERVED:
         answer = repr(target.classes[int(said[0])]) if target.classes else f"{said[0]:.4g}"
-        result.note(
+        result.fault(
+            "constant_predictor",
             f"{row.name} ({row.probe}, {row.pool}) says {answer} of every test case of {row.target}: a constant "
-            "predictor"
+            "predictor",
         )
 
 

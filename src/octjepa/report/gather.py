@@ -48,7 +48,7 @@ class RunContents:
 
 @dataclass(frozen=True)
 class ProbeContents:
-    """Rows {name, target, probe, pool, metric, value, low, high, n}; the paired difference and notes where there are.
+    """Rows {name, target, probe, pool, metric, value, low, high, n}; paired difference, faults, notes where there are.
 
     `paired` is the comparison named before the test figures were seen, `comparisons` the same of every other row.
     """
@@ -56,18 +56,20 @@ class ProbeContents:
     rows: list[dict[str, Any]]
     paired: dict[str, Any] | None
     comparisons: list[dict[str, Any]]
+    faults: list[dict[str, str]]
     notes: list[str]
 
 
 @dataclass(frozen=True)
 class EmbeddingContents:
-    """How much of the store was embedded; the vectors themselves stay in their file."""
+    """How much of the store was embedded; the vectors themselves stay in their file. leaked: people, see `embed`."""
 
     volumes: int
     people: int
     dim: int
     encoder: str
     by_split: dict[str, int]
+    leaked: int
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ def _read_probe(path: Path) -> ProbeContents:
     rows = data.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
-    return ProbeContents(rows, data.get("paired") or None, data.get("comparisons") or [], data.get("notes") or [])
+    compared, faults, notes = (data.get(name) or [] for name in ("comparisons", "faults", "notes"))
+    return ProbeContents(rows, data.get("paired") or None, compared, faults, notes)
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:
@@ -206,7 +209,8 @@ def _read_embeddings(path: Path) -> EmbeddingContents:
     splits = table.column("split").to_pylist()
     people = set(table.column("person_id").to_pylist())
     by_split = {split: splits.count(split) for split in sorted(set(splits))}
-    return EmbeddingContents(len(splits), len(people), dim, encoder, by_split)
+    leaked = int(metadata.get(b"octjepa.leaked", b"0"))
+    return EmbeddingContents(len(splits), len(people), dim, encoder, by_split, leaked)
 
 
 def _read_json(path: Path, kind: type[dict[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from octjepa.remote import is_remote
 from octjepa.report import wording
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
+from octjepa.report.faults import KINDS, faults
 from octjepa.report.figures import curves, eyes, forest, mask_report, masks, tokens
 from octjepa.report.figures.eyes import EyePicture
 from octjepa.report.figures.forest import ForestGroup
@@ -43,6 +44,7 @@ class Page:
     contents: Contents
     made: str
     title: str
+    faults: list[dict[str, str]] = field(default_factory=list)
     findings: list[wording.Finding] = field(default_factory=list)
     absent: dict[str, list[Missing]] = field(default_factory=dict)
     cohort: Cohort | None = None
@@ -105,6 +107,7 @@ def render(contents: Contents) -> str:
             except OctjepaError as error:
                 page.lacks(section, Missing(_MISSING_NAMES[section], str(error), "see the message"))
             progress.advance()
+    page.faults = faults(contents, page.cohort)
     page.findings = [
         *([_volumes_finding(page)] if page.cohort else []),
         *([_pretext_finding(contents), wording.paired(page.paired)] if contents.kind != "store" else []),
@@ -119,6 +122,7 @@ def render(contents: Contents) -> str:
         duration=wording.duration,
         scrub=lambda text: wording.without_paths(str(text), contents.root),
         predictors=wording.PREDICTORS,
+        kinds=KINDS,
         version=version("octjepa"),
     )
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from octjepa.checkpoint.encoder import pooled
 from octjepa.checkpoint.place import Place
 from octjepa.errors import CheckpointError, UsageError
+from octjepa.extras import to_install
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -132,7 +133,7 @@ class MonaiAdapter(Adapter):
         try:
             from monai.networks import nets
         except ImportError:
-            raise UsageError(f'{folder} needs MONAI: pip install "octjepa[segment]"') from None
+            raise UsageError(f"{folder} needs MONAI: {to_install('segment')}") from None
         try:
             network: nn.Module = getattr(nets, name)(**arguments)
         except (TypeError, ValueError, AttributeError) as error:
@@ -199,7 +200,7 @@ def _of_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Module,
     try:
         import transformers
     except ImportError:
-        raise UsageError(f'{folder} needs transformers: pip install "octjepa[hf]"') from None
+        raise UsageError(f"{folder} needs transformers: {to_install('hf')}") from None
     only_here = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **only_here)

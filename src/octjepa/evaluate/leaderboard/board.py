@@ -6,7 +6,6 @@ written into its ledger; only then are test predictions made and measured.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from octjepa.evaluate import pools as pooling
 from octjepa.evaluate.baselines import covariate_features, majority
 from octjepa.evaluate.embed import with_participants
 from octjepa.evaluate.intervals import Draws
-from octjepa.evaluate.labels import LabelTable, Target, check_people, join, read_labels
+from octjepa.evaluate.labels import LabelTable, Target, check_people, join, read_labels, test_set_hash
 from octjepa.evaluate.leaderboard.choose import PROBES, Choice, Option, choose, note_on, read, without_test
 from octjepa.evaluate.leaderboard.details import details_of
 from octjepa.evaluate.leaderboard.embedding import Featured, featured
@@ -31,23 +30,21 @@ from octjepa.evaluate.lineup import aligned
 from octjepa.evaluate.lost import lost_groups
 from octjepa.evaluate.space import choosing
 from octjepa.evaluate.statistics import ledger
+from octjepa.evaluate.told import Told
 from octjepa.progress import bar
 from octjepa.store import Store
-
-log = logging.getLogger(__name__)
 
 COMMAND = "octjepa leaderboard"
 UNTRAINED = "untrained"
 
 
 @dataclass
-class Board:
+class Board(Told):
     """What a board says; `payload` is plain data for JSON and for the page.
 
     rows: a figure each, of an arm's mean over its seeds; comparisons: every arm against `reference`, with correction
     over all of them. trainings: every seed apart, and what validation chose. choices: every option it chose among.
-    details: calibration, decisions, subgroups, vendors. faults: {kind, what}, named first in every output. uses: what
-    the ledger says of each test set. notes: what was left out or degraded.
+    details: calibration, decisions, subgroups, vendors. uses: what the ledger says of each test set.
     """
 
     reference: str = ""
@@ -56,21 +53,7 @@ class Board:
     trainings: list[dict[str, Any]] = field(default_factory=list)
     choices: list[dict[str, Any]] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
-    faults: list[dict[str, str]] = field(default_factory=list)
     uses: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Keeps a note once and says it on the log."""
-        if text and text not in self.notes:
-            self.notes.append(text)
-            log.warning("%s", text)
-
-    def fault(self, kind: str, what: str) -> None:
-        """A fault that a reader must see before any figure."""
-        if {"kind": kind, "what": what} not in self.faults:
-            self.faults.append({"kind": kind, "what": what})
-            log.warning("%s: %s", kind.replace("_", " "), what)
 
     def payload(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -108,7 +91,7 @@ def run_board(
         check_people(index)
         _joined(labels, index, targets, task)
     found = _without_leaks(featured(entries, store, folder), board)
-    tables = aligned([one.table for one in found], lambda text: _note_alignment(text, board))
+    tables = aligned([one.table for one in found], board)
     found = [Featured(one.entry, one.candidate, table, one.foreign) for one, table in zip(found, tables, strict=True)]
     frame = tables[0].frame
     check_people(frame)
@@ -128,12 +111,13 @@ def run_board(
         for target in joined:
             for text in target.notes:
                 board.note(text)
-            for text in lost_groups(frame, labels, target):
-                board.fault("lost_group" if " is lost" in text else "one_sided_group", text)
+            for fault, text in lost_groups(frame, labels, target):
+                board.fault(fault, text)
             board.note(note_on(target, person_ids))
             chosen = _choices(target, found, person_ids, seed, shown.advance)
-            measured = [f"{name} {seed_} {choice.option.said}" for name, seed_, choice in chosen]
-            uses = ledger.record(looks, target.label_hash, target.name, COMMAND, measured)
+            measured = [ledger.fingerprint(choice.option.features, choice.option.probe) for _, _, choice in chosen]
+            test_set = test_set_hash(labels, frame, target.name)
+            uses = ledger.record(looks, test_set, target.name, COMMAND, measured)
             _tell_uses(uses, board)
             arms = _test(target, chosen, found, person_ids, draws, seed, board)
             families.append((target, arms))
@@ -174,15 +158,8 @@ def _without_leaks(found: list[Featured], board: Board) -> list[Featured]:
     return kept
 
 
-def _note_alignment(text: str, board: Board) -> None:
-    if "not in every table" in text:
-        board.fault("different_labels", f"{text}: rows are compared on the volumes that all entries hold")
-    else:
-        board.note(text)
-
-
 def _tell_uses(uses: ledger.Uses, board: Board) -> None:
-    board.uses.append({"target": uses.target, "looks": uses.looks, "measured": uses.measured, "file": str(uses.file)})
+    board.uses.append(uses.plain())
     if uses.looks > 1:
         board.fault("test_used_before", uses.said())
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.told import KINDS
 from octjepa.store.disk import write_atomic
 
 NAMES = (
@@ -25,14 +26,6 @@ NAMES = (
     "trainings.csv",
     "leaderboard.json",
 )
-KINDS = {
-    "constant_predictor": "Constant predictor",
-    "lost_group": "Lost site or device",
-    "one_sided_group": "Site or device on one side of the split",
-    "leaked_person": "Leaked people",
-    "test_used_before": "Test set used before",
-    "different_labels": "Different test volumes",
-}
 CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5, "quadratic_kappa": 0.0, "r2": 0.0}
 
 

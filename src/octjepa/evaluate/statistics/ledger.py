@@ -1,7 +1,7 @@
 """How often a test set was looked at. A figure chosen among many looks is too good, and nobody remembers the looks.
 
-One line per look is added to a file named after the hash of the test volumes and their labels (`Target.label_hash`), in
-a folder that the user names; kept beside the label table it counts for everyone who shares the table. A line holds
+One line per look is added to a file named after the hash of the test volumes and their labels (`labels.test_set_hash`),
+in a folder that the user names; kept beside the label table it counts for everyone who shares the table. A line holds
 when, which command, the target, and hashes of what was measured: no person, no label. Reusing a test set to choose
 makes its figures optimistic (Dwork et al. 2015, The reusable holdout); the ledger does not forbid it, it says it.
 """
@@ -15,6 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from octjepa.errors import UsageError
 
@@ -35,13 +39,31 @@ class Uses:
     again: int
     file: Path
 
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"target": self.target, "looks": self.looks, "measured": self.measured, "file": str(self.file)}
+
     def said(self) -> str:
         """One sentence for every output."""
-        times = "for the first time" if self.looks == 1 else f"for the {_ordinal(self.looks)} time"
-        text = f"{self.target}: its test set is used {times}; {self.measured} different rows were measured on it so far"
-        if self.looks > 1:
-            text += ". What was chosen after an earlier look was chosen on test labels: its figure is too good"
-        return text
+        times = f"{self.target}: its test set is used {self.times}"
+        text = f"{times}; {self.measured} different rows were measured on it so far"
+        return f"{text}. {_TOO_GOOD}" if self.looks > 1 else text
+
+    @property
+    def times(self) -> str:
+        return "for the first time" if self.looks == 1 else f"for the {_ordinal(self.looks)} time"
+
+
+_TOO_GOOD = "What was chosen after an earlier look was chosen on test labels: its figure is too good"
+
+
+def used_before(many: Sequence[Uses]) -> str:
+    """One sentence on the test sets that were looked at before; "" where none was."""
+    again = [uses for uses in many if uses.looks > 1]
+    if len(again) == 1:
+        return again[0].said()
+    told = ", ".join(f"{uses.target} {uses.times}" for uses in again)
+    return f"test sets are used again: {told}. {_TOO_GOOD}" if again else ""
 
 
 def _ordinal(number: int) -> str:
@@ -64,14 +86,19 @@ def ready(folder: Path) -> None:
         raise UsageError(f"the ledger of test uses in {folder} may not be written: name another folder with --ledger")
 
 
-def record(folder: Path, label_hash: str, target: str, command: str, measured: Sequence[str]) -> Uses:
+def fingerprint(features: Float[np.ndarray, "rows features"], probe: str) -> str:
+    """What tells one thing measured from another: the features themselves, and the probe that reads them."""
+    return f"{hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()} {probe}"
+
+
+def record(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> Uses:
     """Writes a look down, before its figures are shown, and says how many there were.
 
-    measured: what identifies each thing measured (an encoder with its probe and pooling). Raises UsageError: a ledger
+    test_set: `labels.test_set_hash`. measured: the `fingerprint` of each thing measured. Raises UsageError: a ledger
     that was damaged or cannot be written: a look that is not counted must not happen.
     """
     ready(folder)
-    file = folder / f"{label_hash[:32]}{SUFFIX}"
+    file = folder / f"{test_set[:32]}{SUFFIX}"
     before = _read(file)
     keys = sorted({hashlib.sha256(one.encode()).hexdigest()[:16] for one in measured})
     line = {

@@ -1,0 +1,39 @@
+"""What a result says in words: faults, which a reader must see before any figure, and notes on what was left out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+# Every kind of fault, as its heading in print.
+KINDS = {
+    "constant_predictor": "Constant predictor",
+    "lost_group": "Lost site or device",
+    "one_sided_group": "Site or device on one side of the split",
+    "leaked_person": "Leaked people",
+    "test_used_before": "Test set used before",
+    "different_labels": "Different test volumes",
+}
+
+
+@dataclass
+class Told:
+    """faults: {kind, what}, kinds of KINDS, named first in every output. notes: what was left out or degraded."""
+
+    faults: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Keeps a note once and says it on the log."""
+        if text and text not in self.notes:
+            self.notes.append(text)
+            log.warning("%s", text)
+
+    def fault(self, kind: str, what: str) -> None:
+        """Keeps a fault once and says it on the log."""
+        fault = {"kind": kind, "what": what}
+        if fault not in self.faults:
+            self.faults.append(fault)
+            log.warning("%s: %s", KINDS[kind], what)
