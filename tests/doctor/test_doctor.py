@@ -15,6 +15,7 @@ from command_line import call
 from octjepa.config import load_recipe
 from octjepa.doctor import codecs, devices, install, machine, material
 from octjepa.errors import UsageError
+from octjepa.extras import to_install
 from octjepa.train.plan import plan
 from synthetic import MemoryStore, small_recipe
 from tiny_frames import CODED, frames
@@ -136,7 +137,7 @@ def test_libraries_and_extras_are_held_against_their_limits(monkeypatch):
     found = by_name(install.checks())
     assert found["libraries"].state == "failed"
     assert found["libraries"].found == f"torch {torch.__version__} is not < 2.1"
-    assert (found["extra far"].state, found["extra far"].to_do) == ("ok", 'pip install "octjepa[far]"')
+    assert (found["extra far"].state, found["extra far"].to_do) == ("ok", to_install("far"))
     assert found["extra far"].found == "nothing-such is not installed"
     assert found["extra new"].state == "warning"
     assert (found["extra here"].state, found["extra here"].to_do) == ("ok", "")

@@ -18,6 +18,7 @@ from PIL import Image
 
 from octjepa.config import science_hash
 from octjepa.errors import RecipeError
+from octjepa.extras import to_install
 from octjepa.train import memory
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
@@ -265,7 +266,7 @@ def _fail_at_the_second(honest):
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     told(tmp_path / "run", recipe_of(backends=["mlflow"]))
-    assert 'tracker mlflow is not installed (pip install "octjepa[mlflow]")' in caplog.text
+    assert f"tracker mlflow is not installed ({to_install('mlflow')})" in caplog.text
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 

@@ -14,6 +14,7 @@ from octjepa.doctor import codecs, devices, install, machine
 from octjepa.doctor.check import Check, tried
 from octjepa.doctor.material import recipe_check, store_check
 from octjepa.errors import UsageError
+from octjepa.extras import to_install
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.plan import plan
@@ -61,5 +62,4 @@ def _trackers(recipe: Recipe) -> Iterator[Check]:
         if there:
             yield Check(f"tracker {backend}", "ok", "installed", "installed")
         else:
-            to_do = f'pip install "octjepa[{extra}]"'
-            yield Check(f"tracker {backend}", "warning", "not installed", "installed", to_do)
+            yield Check(f"tracker {backend}", "warning", "not installed", "installed", to_install(extra))

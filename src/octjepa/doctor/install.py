@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from octjepa.doctor.check import Check
+from octjepa.extras import to_install
 from octjepa.train.run_folder import code_hash
 
 _NEED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?(?P<limits>[^;]*)(?:;.*extra == ['\"](?P<extra>[\w-]+))?")
@@ -38,13 +39,19 @@ def _needed(needs: list[tuple[str, str]]) -> Check:
     wrong = [fault for name, limits in needs if (fault := _fault(name, limits))]
     expected = f"{len(needs)} libraries within their limits"
     if wrong:
-        return Check("libraries", "failed", "; ".join(wrong), expected, "pip install --upgrade octjepa")
+        return Check(
+            "libraries",
+            "failed",
+            "; ".join(wrong),
+            expected,
+            "make setup in the checkout, or pip install --upgrade octjepa",
+        )
     shown = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "pydicom"))
     return Check("libraries", "ok", shown, expected)
 
 
 def _extra(extra: str, needs: list[tuple[str, str]]) -> Check:
-    name, to_do = f"extra {extra}", f'pip install "octjepa[{extra}]"'
+    name, to_do = f"extra {extra}", to_install(extra)
     faults = [fault for need, limits in needs if (fault := _fault(need, limits))]
     if not faults:
         found = ", ".join(f"{need} {importlib.metadata.version(need)}" for need, _ in needs)

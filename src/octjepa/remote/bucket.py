@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.extras import to_install
 from octjepa.remote.address import Address, parse
 from octjepa.remote.retry import DamagedBody, Patience, is_absent, is_taken, retried, told
 
@@ -49,13 +50,11 @@ def _anonymous() -> bool:
     return os.environ.get("OCTJEPA_ANONYMOUS", "").lower() in {"1", "true", "yes"}
 
 
-def _import(name: str, extra: str) -> Any:
+def _import(name: str, scheme: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UsageError(
-            f'{extra}:// needs {name}: pip install "octjepa[{"gcs" if extra == "gs" else "s3"}]"'
-        ) from None
+        raise UsageError(f"{scheme}:// needs {name}: {to_install('gcs' if scheme == 'gs' else 's3')}") from None
 
 
 def _connect_s3(patience: Patience) -> Any:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.extras import to_install
 from octjepa.ingest import SourceFile
 from octjepa.store.crew import AHEAD, Crew, Work
 from octjepa.store.disk import write_new_folder
@@ -84,7 +85,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise UsageError('--engine ray needs Ray: pip install "octjepa[ray]"') from None
+        raise UsageError(f"--engine ray needs Ray: {to_install('ray')}") from None
     if ray.is_initialized():  # by the program that called: its connection stays
         yield ray
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
+from octjepa.extras import to_install
 from octjepa.ingest import describe_file, discover, formats, read_volume
 from vendor_files import (
     bioptigen_bytes,
@@ -91,7 +93,7 @@ def test_without_the_extra_the_reason_names_it(files: dict[str, Path], monkeypat
     monkeypatch.setitem(sys.modules, "eyepy", None)
     monkeypatch.setitem(sys.modules, "oct_converter", None)
     for format in ("heidelberg_e2e", "bioptigen_oct"):
-        with pytest.raises(VolumeRejected, match=r"octjepa\[vendor\]") as caught:
+        with pytest.raises(VolumeRejected, match=re.escape(to_install("vendor"))) as caught:
             read_volume(files[format])
         assert caught.value.reason == "no_decoder"
     assert read_volume(files["heidelberg_vol"]).format == "heidelberg_vol"  # needs none

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import UsageError
+from octjepa.extras import to_install
 
 
 def write_nifti(path: Path, codes: UInt8[np.ndarray, "N R C"], spacing_mm: tuple[float, float, float]) -> None:
@@ -16,7 +17,7 @@ def write_nifti(path: Path, codes: UInt8[np.ndarray, "N R C"], spacing_mm: tuple
     try:
         itk = import_module("SimpleITK")
     except ImportError:
-        raise UsageError('writing NIfTI needs SimpleITK: pip install "octjepa[segment]"') from None
+        raise UsageError(f"writing NIfTI needs SimpleITK: {to_install('segment')}") from None
     image = itk.GetImageFromArray(np.ascontiguousarray(codes))
     image.SetSpacing(tuple(reversed(spacing_mm)))
     itk.WriteImage(image, str(path), useCompression=True)

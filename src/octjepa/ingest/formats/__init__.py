@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from octjepa.extras import to_install
 from octjepa.ingest.formats import signs, vendor
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
@@ -141,4 +142,4 @@ def library(name: str, extra: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:
-        raise rejected("no_decoder", f'{name} is not installed: pip install "octjepa[{extra}]"') from None
+        raise rejected("no_decoder", f"{name} is not installed: {to_install(extra)}") from None

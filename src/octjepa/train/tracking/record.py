@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.config import science, science_hash
+from octjepa.extras import to_install
 from octjepa.recipe import Recipe
 from octjepa.train.journal import Journal
 from octjepa.train.tracking.backends import MAKERS, NEEDS, PictureFolder, Run
@@ -126,5 +127,5 @@ def _there(backend: str) -> bool:
     module, extra = NEEDS[backend]
     if importlib.util.find_spec(module) is not None:
         return True
-    _log.warning('tracker %s is not installed (pip install "octjepa[%s]"): the run goes on without it', backend, extra)
+    _log.warning("tracker %s is not installed (%s): the run goes on without it", backend, to_install(extra))
     return False

@@ -1,0 +1,30 @@
+"""The command that a message names for a missing library fits the installation it is read in."""
+
+import importlib.metadata
+import json
+
+import pytest
+
+from octjepa.extras import to_install
+
+
+class Installed:
+    def __init__(self, origin: dict[str, object] | None) -> None:
+        self.origin = origin
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return None if self.origin is None else json.dumps(self.origin)
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ({"dir_info": {"editable": True}}, 'pip install -c constraints.txt -e ".[hf]", in the checkout'),
+        ({"dir_info": {}}, 'pip install "octjepa[hf]"'),
+        (None, 'pip install "octjepa[hf]"'),
+    ],
+)  # fmt: skip
+def test_a_checkout_installs_from_itself(monkeypatch, origin, said):
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed(origin))
+    assert to_install("hf") == said
