@@ -13,6 +13,7 @@ from octjepa.cli.root import app
 from octjepa.console import ready_to_write, say, say_probes
 from octjepa.progress import set_quiet
 
+Level = Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")]
 Ledger = Annotated[
     Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
 ]
@@ -61,7 +62,7 @@ def probe(
     pool: Annotated[
         list[str] | None, typer.Option("--pool", help="A pooling of the tables; default: all they hold.")
     ] = None,
-    level: Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")] = "volume",
+    level: Level = "volume",
     several: Annotated[
         str, typer.Option("--several", help="A case's volumes: features, scores, best_quality or first_visit.")
     ] = "features",
@@ -116,19 +117,28 @@ def leaderboard(
         str | None, typer.Option("--reference", help="The row that others are compared with; default untrained.")
     ] = None,
     task: Annotated[str, typer.Option("--task", help="As of probe.")] = "auto",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--probe", help="What validation chooses among: linear, knn (default both), mlp or attentive."),
+    ] = None,
+    level: Level = "volume",
     ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Encoders side by side: validation chooses, the test set is read once, differences are paired and corrected."""
     from octjepa.evaluate.leaderboard.board import run_board
+    from octjepa.evaluate.leaderboard.choose import DEFAULT
     from octjepa.evaluate.leaderboard.page import ready, write_board
     from octjepa.store import Store
 
     set_quiet(quiet)
     ready(out)
     opened = None if store is None else Store.open(store)
-    board = run_board(entries, labels, target, opened, out / "embeddings", reference, task, ledger).payload()
+    board = run_board(
+        entries, labels, target, opened, out / "embeddings", reference, task, ledger,
+        level=level, probes=kind or DEFAULT,
+    ).payload()  # fmt: skip
     files = [str(path) for path in write_board(board, out)]
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}

@@ -48,11 +48,22 @@ class Cases:
     members: list[Int[np.ndarray, " _"]]
     about: dict[str, Any]
 
+    def frame(self, volumes: pd.DataFrame) -> pd.DataFrame:
+        """The keys of each case; its `volume_id` is the case's name."""
+        first = volumes.iloc[[rows[0] for rows in self.members]].reset_index(drop=True)
+        if self.level == "volume":
+            return first
+        first["volume_id"] = self.names
+        first["device"] = ["+".join(sorted(set(volumes["device"].iloc[rows]))) for rows in self.members]
+        if self.level == "person":
+            first["eye"] = ""
+        return first
+
     def merged(self, table: Embeddings) -> Embeddings:
-        """A row for each case, with the mean of its volumes' features; its `volume_id` is the case's name."""
-        if all(len(rows) == 1 for rows in self.members) and self.level == "volume":
+        """A row for each case, with the mean of its volumes' features."""
+        if self.level == "volume":
             return table.take(int(rows[0]) for rows in self.members)
-        return _merged(table, self.members, self.names, self.level)
+        return _merged(table, self.members, self.frame(table.frame))
 
 
 def check_protocol(level: str, several: str) -> None:
@@ -147,14 +158,8 @@ def _best(frame: pd.DataFrame, rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, "
     return rows[best : best + 1]
 
 
-def _merged(table: Embeddings, members: list[np.ndarray], names: list[str], level: str) -> Embeddings:
-    frame = table.frame
-    first = frame.iloc[[rows[0] for rows in members]].reset_index(drop=True)
-    first["volume_id"] = names
-    first["device"] = ["+".join(sorted(set(frame["device"].iloc[rows]))) for rows in members]
-    if level == "person":
-        first["eye"] = ""
-    eyes = frame["eye"].to_numpy()
+def _merged(table: Embeddings, members: list[np.ndarray], frame: pd.DataFrame) -> Embeddings:
+    eyes = table.frame["eye"].to_numpy()
 
     def mean(block: Float[np.ndarray, "volumes features"]) -> Float[np.ndarray, "cases features"]:
         rows = []
@@ -164,7 +169,7 @@ def _merged(table: Embeddings, members: list[np.ndarray], names: list[str], leve
         return np.stack(rows).astype(np.float32)
 
     return replace(
-        table, frame=first, vector=mean(table.vector), untrained=mean(table.untrained), histogram=mean(table.histogram)
+        table, frame=frame, vector=mean(table.vector), untrained=mean(table.untrained), histogram=mean(table.histogram)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pandas as pd
 import pytest
 
 from octjepa.errors import UsageError
+from octjepa.evaluate import token_folder
 from octjepa.evaluate.labels import join, read_labels
+from octjepa.evaluate.leaderboard import board as board_module
 from octjepa.evaluate.leaderboard import choose as choosing
 from octjepa.evaluate.leaderboard.board import Board, run_board
 from octjepa.evaluate.leaderboard.choose import Option, choose, without_test
 from octjepa.evaluate.leaderboard.page import NAMES, write_board
+from octjepa.evaluate.probe import run_probes
 from octjepa.evaluate.space import choosing as choosing_of
 from octjepa.evaluate.table import read_embeddings
 
@@ -268,3 +272,72 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
     assert json.loads((tmp_path / "board" / "leaderboard.json").read_text())["faults"] == board["faults"]
     for path in paths:
         assert not [person for person in frame["person_id"] if re.search(rf"\b{person}\b", path.read_text())]
+
+
+# What is a case, and what reads it
+
+
+def test_eyes_and_people_are_cases_of_their_own(made):
+    table, labels, _ = made
+    good = table("good", 1.5)
+    boards = {level: _run(labels, good, level=level, probes=["linear"]) for level in ("volume", "eye", "person")}
+    assert [_row(board, "good")["n"] for board in boards.values()] == [90, 90, 45]
+    assert {_row(board, "good")["n_people"] for board in boards.values()} == {45}
+    assert boards["eye"].protocol["text"] == "a case is an eye: mean of the features of its volumes"
+    # The same scans and labels, whatever is made of them: one ledger.
+    assert [board.uses[0]["looks"] for board in boards.values()] == [1, 2, 3]
+    person = boards["person"]
+    assert person.comparisons[0]["n_people"] == 45
+    assert any("eyes of" in note and "the worse eye's is the person's" in note for note in person.notes)
+    both = run_probes([read_embeddings(good)], labels, ["lesion0"], ["linear"], level="person", bootstrap=50)
+    (theirs,) = [row["value"] for row in both.rows if (row["name"], row["metric"], row["pool"]) ==
+                 ("good", "auroc", person.trainings[0]["pool"])]  # fmt: skip
+    assert _row(person, "good")["value"] == pytest.approx(theirs)
+    with pytest.raises(UsageError, match="no level 'retina'"):
+        _run(labels, good, level="retina")
+
+
+def test_validation_chooses_among_the_probes_asked_for(made, monkeypatch):
+    monkeypatch.setattr("octjepa.evaluate.learn.EPOCHS", 8)
+    table, labels, _ = made
+    board = _run(labels, table("good", 2.5), probes=["mlp"])
+    assert {row["probe"] for row in board.rows} == {"mlp", "linear", "constant"}  # covariates, majority
+    assert _row(board, "good")["low"] > 0.7
+    assert len([one for one in board.choices if one["name"] == "good"]) == 2  # mean, mean_std_max
+    for probes, said in ((["svm"], "no probe svm: known are linear, knn, mlp, attentive"), ([], "no probe given")):
+        with pytest.raises(UsageError, match=said):
+            _run(labels, table("good", 2.5), probes=probes)
+    with pytest.raises(UsageError, match="has no tokens to read"):
+        _run(labels, table("good", 2.5), probes=["attentive"])
+
+
+def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
+    """Networks read the table from top to bottom: what they say must come back in the order of the rows."""
+    monkeypatch.setattr("octjepa.evaluate.learn.EPOCHS", 12)
+    table, labels, frame = made
+    ids = np.random.default_rng(0).permutation(frame["volume_id"].to_numpy())  # splits stand mixed in their order
+    path = table("good", 2.5, change=lambda given: given.assign(volume_id=ids))
+    values = {
+        name: np.stack([getattr(read_embeddings(path), name)[:, :8]] * 3, axis=1) for name in ("vector", "untrained")
+    }
+    arrays = {name: block.astype(np.float16) for name, block in values.items()}
+    (tmp_path / "tokens").mkdir()
+    token_folder.write_part(tmp_path / "tokens", "a", {**arrays, "places": np.zeros((len(frame), 3), np.int32)})
+    about = {"encoder": "good", "weights": "", "contract": "c" * 64, "dim": 8}
+    token_folder.finish(tmp_path / "tokens", {"a": ids.tolist()}, about)
+    tokens = token_folder.TokenFolder.open(tmp_path / "tokens")
+    known = board_module.featured
+    monkeypatch.setattr(
+        board_module, "featured", lambda *given: [replace(one, tokens=tokens) for one in known(*given[:3])]
+    )
+    board = _run(labels, path, probes=["linear", "attentive"])
+    asked = [one["option"] for one in board.choices if one["name"] == "good"]
+    assert asked == ["mean_std_max linear", "mean linear", "attention attentive"]
+    alone = _run(labels, path, probes=["attentive"])
+    row = _row(alone, "good")
+    assert (row["probe"], row["pool"]) == ("attentive", "attention")
+    assert row["low"] > 0.7
+    assert alone.trainings[0]["validation"] is None  # nothing to choose among
+    assert _row(alone, "histogram")["probe"] == "linear"
+    with pytest.raises(UsageError, match="cases have several volumes"):
+        _run(labels, path, probes=["attentive"], level="person")

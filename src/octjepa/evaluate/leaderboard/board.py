@@ -7,7 +7,7 @@ written into its ledger; only then are test predictions made and measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,25 @@ from octjepa.evaluate.baselines import covariate_features, majority
 from octjepa.evaluate.embed import with_participants
 from octjepa.evaluate.intervals import Draws
 from octjepa.evaluate.labels import LabelTable, Target, check_people, join, read_labels, test_set_hash
-from octjepa.evaluate.leaderboard.choose import PROBES, Choice, Option, choose, note_on, read, without_test
+from octjepa.evaluate.leaderboard.choose import (
+    ATTENTIVE,
+    DEFAULT,
+    PROBES,
+    Choice,
+    Option,
+    Tokens,
+    choose,
+    note_on,
+    read,
+    without_test,
+)
 from octjepa.evaluate.leaderboard.details import details_of
 from octjepa.evaluate.leaderboard.embedding import Featured, featured
 from octjepa.evaluate.leaderboard.entries import read_entries
 from octjepa.evaluate.leaderboard.measure import Arm, Training, compare, constant, rows_of, training_row
 from octjepa.evaluate.lineup import aligned
-from octjepa.evaluate.lost import lost_groups
+from octjepa.evaluate.lost import GROUPS, lost_groups
+from octjepa.evaluate.protocol import Cases, cases_of, person_labels
 from octjepa.evaluate.space import choosing
 from octjepa.evaluate.statistics import ledger
 from octjepa.evaluate.told import Told
@@ -44,7 +56,8 @@ class Board(Told):
 
     rows: a figure each, of an arm's mean over its seeds; comparisons: every arm against `reference`, with correction
     over all of them. trainings: every seed apart, and what validation chose. choices: every option it chose among.
-    details: calibration, decisions, subgroups, vendors. uses: what the ledger says of each test set.
+    details: calibration, decisions, subgroups, vendors. uses: what the ledger says of each test set. protocol: what a
+    case is and how its volumes became one.
     """
 
     reference: str = ""
@@ -54,6 +67,7 @@ class Board(Told):
     choices: list[dict[str, Any]] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
     uses: list[dict[str, Any]] = field(default_factory=list)
+    protocol: dict[str, Any] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -70,13 +84,18 @@ def run_board(
     ledger_folder: Path | None = None,
     bootstrap: int = 2000,
     seed: int = 0,
+    level: str = "volume",
+    probes: Sequence[str] = DEFAULT,
 ) -> Board:
     """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
 
-    reference: the row that all others are compared with; default the untrained network of the first entry.
-    Raises UsageError: entries, labels, targets or splits that cannot be used, a reference that is on no row, no entry
-    left without a leak, a ledger that cannot be written; and what embedding raises.
+    reference: the row that all others are compared with; default the untrained network of the first entry. level: what
+    is a case, an eye's or a person's features being the mean of its volumes' (`protocol`). probes: what validation
+    chooses among. Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a
+    reference that is on no row, no entry left without a leak, a ledger that cannot be written; and what embedding
+    raises.
     """
+    _check_probes(probes)
     board = Board()
     entries = read_entries(given)
     targets = list(dict.fromkeys(targets))
@@ -89,17 +108,21 @@ def run_board(
     if store is not None:  # what is wrong with people or labels is told before the hours of embedding, not after them
         index = with_participants(store.table, store.participants)
         check_people(index)
-        _joined(labels, index, targets, task)
-    found = _without_leaks(featured(entries, store, folder), board)
+        _joined(labels, index, cases_of(index, level, "features"), targets, task)
+    found = _without_leaks(featured(entries, store, folder, ATTENTIVE in probes), board)
     tables = aligned([one.table for one in found], board)
-    found = [Featured(one.entry, one.candidate, table, one.foreign) for one, table in zip(found, tables, strict=True)]
-    frame = tables[0].frame
-    check_people(frame)
+    volumes = tables[0].frame
+    check_people(volumes)
+    cases = cases_of(volumes, level, "features")
+    board.protocol = cases.about
+    found = [replace(one, table=cases.merged(table)) for one, table in zip(found, tables, strict=True)]
+    frame = found[0].table.frame
+    tokens = _tokens(cases, volumes) if ATTENTIVE in probes else None
     for text in labels.notes:
         board.note(text)
     for arm in dict.fromkeys(one.entry.arm for one in found if one.foreign):
         board.note(f"{arm}: its files do not say what it was pretrained on, so a leak of test people cannot be checked")
-    joined, left_out = _joined(labels, frame, targets, task)
+    joined, left_out = _joined(labels, volumes, cases, targets, task)
     for text in left_out:
         board.note(text)
     person_ids = frame["person_id"].to_numpy(dtype=str)
@@ -111,12 +134,13 @@ def run_board(
         for target in joined:
             for text in target.notes:
                 board.note(text)
-            for fault, text in lost_groups(frame, labels, target):
+            groups = GROUPS if level == "volume" else GROUPS[:1]  # cases of several devices are no device
+            for fault, text in lost_groups(frame, labels, target, groups):
                 board.fault(fault, text)
             board.note(note_on(target, person_ids))
-            chosen = _choices(target, found, person_ids, seed, shown.advance)
-            measured = [ledger.fingerprint(choice.option.features, choice.option.probe) for _, _, choice in chosen]
-            test_set = test_set_hash(labels, frame, target.name)
+            chosen = _choices(target, found, probes, tokens, person_ids, seed, shown.advance)
+            measured = [choice.option.fingerprint for _, _, choice in chosen]
+            test_set = test_set_hash(labels, volumes, target.name)
             uses = ledger.record(looks, test_set, target.name, COMMAND, measured)
             _tell_uses(uses, board)
             arms = _test(target, chosen, found, person_ids, draws, seed, board)
@@ -126,14 +150,35 @@ def run_board(
     return board
 
 
+def _check_probes(probes: Sequence[str]) -> None:
+    known = (*PROBES, ATTENTIVE)
+    unknown = [name for name in probes if name not in known]
+    if unknown or not probes:
+        raise UsageError(f"no probe {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
+
+
+def _tokens(cases: Cases, volumes: pd.DataFrame) -> list[str]:
+    """The volume whose tokens stand for each case. Raises UsageError for a case of several."""
+    many = sum(len(case) > 1 for case in cases.members)
+    if many:
+        raise UsageError(f"{many} cases have several volumes, whose tokens have no mean: leave out the attentive probe")
+    return volumes["volume_id"].iloc[np.concatenate(cases.members)].tolist()
+
+
 def _joined(
-    labels: LabelTable, frame: pd.DataFrame, targets: Sequence[str], task: str
+    labels: LabelTable, volumes: pd.DataFrame, cases: Cases, targets: Sequence[str], task: str
 ) -> tuple[list[Target], list[str]]:
     """The targets that can be measured and, with several, why others cannot. Raises UsageError where none can."""
     joined, left_out = [], []
+    frame = cases.frame(volumes)
     for name in targets:
         try:
-            joined.append(join(labels, frame, name, task))
+            if cases.level == "person":
+                of_people, kind, notes = person_labels(labels, volumes, name, task)
+                target = join(of_people, frame, name, kind)
+                joined.append(replace(target, notes=(*notes, *target.notes)))
+            else:
+                joined.append(join(labels, frame, name, task))
         except UsageError as error:
             if len(targets) == 1:
                 raise
@@ -193,23 +238,35 @@ def _sources(found: list[Featured]) -> dict[tuple[str, int], list[tuple[str, Fea
     return sources
 
 
-def _options(views: list[tuple[str, Featured, str]]) -> list[Option]:
+def _options(views: list[tuple[str, Featured, str]], probes: Sequence[str], tokens: list[str] | None) -> list[Option]:
     options = []
+    of_vectors = [name for name in probes if name != ATTENTIVE]
     for checkpoint, one, view in views:
-        names = ("none",) if view == "histogram" else tuple(reversed(pooling.readable(one.table.pools)))
-        for pool in names:
+        plain = view == "histogram"
+        for pool in ("none",) if plain else tuple(reversed(pooling.readable(one.table.pools))):
             features = one.table.features(view, pool)
-            options += [Option(checkpoint, pool, probe, features) for probe in PROBES]
+            # A histogram has no tokens: where nothing else is asked for, the linear probe reads it.
+            options += [Option(checkpoint, pool, probe, features) for probe in of_vectors or ("linear",) * plain]
+        if tokens is not None and one.tokens is not None and not plain:
+            train = np.flatnonzero((one.table.frame["split"] == "train").to_numpy())
+            read_by = Tokens(one.tokens, view, tokens, train)
+            options.append(Option(checkpoint, "attention", ATTENTIVE, np.zeros((0, 1)), read_by))
     return options
 
 
 def _choices(
-    target: Target, found: list[Featured], person_ids: np.ndarray, seed: int, advance: Any
+    target: Target,
+    found: list[Featured],
+    probes: Sequence[str],
+    tokens: list[str] | None,
+    person_ids: np.ndarray,
+    seed: int,
+    advance: Any,
 ) -> list[tuple[str, int, Choice]]:
     chosen = []
     how = choosing(without_test(target), person_ids, seed)
     for (name, number), views in _sources(found).items():
-        chosen.append((name, number, choose(_options(views), target, how)))
+        chosen.append((name, number, choose(_options(views, probes, tokens), target, how)))
         advance()
     return chosen
 

@@ -7,34 +7,66 @@ validation. What is chosen is then fitted as `octjepa probe` would and says of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from octjepa.errors import UsageError
+from octjepa.evaluate import learn
 from octjepa.evaluate.decide import Probed
 from octjepa.evaluate.heads import knn, linear
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.metrics import PRIMARY_METRIC, Predictions, value_of
 from octjepa.evaluate.space import LEAST_VAL_PEOPLE, Choosing, Space, prepare
+from octjepa.evaluate.statistics import ledger
+from octjepa.evaluate.token_folder import TokenFolder
 
-PROBES = {"linear": linear, "knn": knn}
+# The probes that read one vector a case; the attentive one reads tokens.
+PROBES: dict[str, Callable[[Space, Target, Choosing], Probed]] = {"linear": linear, "knn": knn, "mlp": learn.mlp}
+ATTENTIVE = "attentive"
+DEFAULT = ("linear", "knn")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of the cases of a table: those of `volume_ids`, one a case; `train` are all rows of the training split."""
+
+    folder: TokenFolder
+    view: str
+    volume_ids: list[str]
+    train: Int[np.ndarray, " n"]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to read one set of features. checkpoint: "" where an entry has only one."""
+    """One way to read one set of features. checkpoint: "" where an entry has only one; tokens: for the attentive."""
 
     checkpoint: str
     pool: str
     probe: str
     features: Float[np.ndarray, "rows features"]
+    tokens: Tokens | None = None
 
     @property
     def said(self) -> str:
         return " ".join(part for part in (self.checkpoint, self.pool, self.probe) if part)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the ledger knows it by."""
+        if self.tokens is None:
+            return ledger.fingerprint(self.features, self.probe)
+        return f"{self.tokens.folder.weights} {self.tokens.view} {ATTENTIVE}"
+
+    def fit(self, target: Target, how: Choosing, space: Space | None = None) -> Probed:
+        """`space`: of `features` and `target`, where it is at hand."""
+        if self.tokens is None:
+            return PROBES[self.probe](space or prepare(self.features, target), target, how)
+        of = self.tokens
+        (probed,) = learn.attentive(of.folder, of.view, of.volume_ids, of.train, [target], [how])
+        return probed
 
 
 @dataclass(frozen=True)
@@ -97,9 +129,9 @@ def choose(options: Sequence[Option], target: Target, how: Choosing) -> Choice:
     seen = without_test(target)
     figures, spaces = [], dict[int, Space]()
     for one in options:
-        if id(one.features) not in spaces:  # the probes of one pooling share it
+        if one.tokens is None and id(one.features) not in spaces:  # the probes of one pooling share it
             spaces = {id(one.features): prepare(one.features, seen)}
-        probed = PROBES[one.probe](spaces[id(one.features)], seen, how)
+        probed = one.fit(seen, how, spaces.get(id(one.features)))
         figures.append(value_of(PRIMARY_METRIC[target.task], probed.predictions))
     best = int(np.nanargmax(np.where(np.isfinite(figures), figures, -np.inf)))
     judged = [(one.said, figure if np.isfinite(figure) else None) for one, figure in zip(options, figures, strict=True)]
@@ -118,15 +150,12 @@ class Read:
 def read(option: Option, target: Target, how: Choosing) -> Read:
     """Fits the option as the probes do; `how` chooses its setting on val or inside train, never on test."""
     cut = len(target.rows["val"])
-    both = replace(
-        target,
-        rows=target.rows | {"test": np.concatenate([target.rows["val"], target.rows["test"]])},
-        values=target.values | {"test": np.concatenate([target.values["val"], target.values["test"]])},
-    )
-    probed = PROBES[option.probe](prepare(option.features, both), both, how)
-    said = probed.predictions
+    rows, values = (np.concatenate([of["val"], of["test"]]) for of in (target.rows, target.values))
+    order = np.argsort(rows, kind="stable")  # networks read the table from top to bottom
+    both = replace(target, rows=target.rows | {"test": rows[order]}, values=target.values | {"test": values[order]})
+    probed = option.fit(both, how)
+    said, back = probed.predictions, np.argsort(order, kind="stable")
     val, test = (
-        Predictions(said.truth[part], said.scores[part], said.calibrated[part])
-        for part in (slice(None, cut), slice(cut, None))
+        Predictions(said.truth[part], said.scores[part], said.calibrated[part]) for part in (back[:cut], back[cut:])
     )
     return Read(val, test, probed)

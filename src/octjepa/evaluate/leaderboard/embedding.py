@@ -23,6 +23,7 @@ from octjepa.evaluate.embed_part import grey_levels
 from octjepa.evaluate.leaderboard.adapters import Adapter, is_foreign, load_adapter
 from octjepa.evaluate.leaderboard.entries import TABLE, Candidate, Entry
 from octjepa.evaluate.table import Embeddings, read_embeddings, write_embeddings
+from octjepa.evaluate.token_folder import INDEX, TokenFolder
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.train.runtime import Runtime
@@ -40,18 +41,26 @@ class Featured:
     candidate: Candidate
     table: Embeddings
     foreign: bool
+    tokens: TokenFolder | None = None
 
 
-def featured(entries: list[Entry], store: Store | None, folder: Path) -> list[Featured]:
-    """The tables of all candidates; computed ones go to `folder`.
+def featured(entries: list[Entry], store: Store | None, folder: Path, with_tokens: bool = False) -> list[Featured]:
+    """The tables of all candidates, and their tokens where these are asked for; computed ones go to `folder`.
 
-    Raises UsageError: an entry needs a store and none was given, and what reading and embedding raise.
+    Raises UsageError: an entry needs a store and none was given, tokens of an entry that keeps none, and what reading
+    and embedding raise.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for entry in entries:
         for candidate in entry.candidates:
             foreign = is_foreign(place_of(candidate.source))
+            tokens = None
+            if with_tokens and (foreign or candidate.source.endswith(TABLE)):
+                raise UsageError(
+                    f"{candidate.source} has no tokens to read: the attentive probe stands on boards of runs, "
+                    "checkpoints and weights of octjepa alone"
+                )
             if candidate.source.endswith(TABLE):
                 table = read_embeddings(candidate.source)
             elif store is None:
@@ -59,18 +68,21 @@ def featured(entries: list[Entry], store: Store | None, folder: Path) -> list[Fe
             elif foreign:
                 table = _of_others(candidate, store, folder)
             else:
-                table = _of_ours(candidate, store, folder)
+                table, tokens = _of_ours(candidate, store, folder, with_tokens)
             label = entry.name + (f" {candidate.label}" if candidate.label else "")
-            found.append(Featured(entry, candidate, replace(table, encoder=label), foreign))
+            found.append(Featured(entry, candidate, replace(table, encoder=label), foreign, tokens))
     return found
 
 
-def _of_ours(candidate: Candidate, store: Store, folder: Path) -> Embeddings:
+def _of_ours(
+    candidate: Candidate, store: Store, folder: Path, with_tokens: bool
+) -> tuple[Embeddings, TokenFolder | None]:
     encoder = load_encoder(candidate.source)
     kept = folder / f"{_key(encoder.encoder, store)}{TABLE}"
-    if not kept.is_file():
-        embed_store(candidate.source, store, kept)
-    return read_embeddings(kept)
+    tokens = kept.with_suffix(".tokens") if with_tokens else None
+    if not kept.is_file() or (tokens is not None and not (tokens / INDEX).is_file()):
+        embed_store(candidate.source, store, kept, tokens=tokens)
+    return read_embeddings(kept), None if tokens is None else TokenFolder.open(tokens)
 
 
 def _of_others(candidate: Candidate, store: Store, folder: Path) -> Embeddings:

@@ -141,7 +141,11 @@ def summary(board: Mapping[str, Any]) -> list[str]:
             f"the test set of {use['target']} has been used {use['looks']} time(s), for {use['measured']} different "
             "rows"
         )
-    return [*told, "95 % intervals are by person; 'recipe' also holds the spread of the seeds"]
+    return [
+        *told,
+        board["protocol"]["text"],
+        "95 % intervals are by person; 'recipe' also holds the spread of the seeds",
+    ]
 
 
 def targets_of(board: Mapping[str, Any]) -> list[str]:
