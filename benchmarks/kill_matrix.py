@@ -42,7 +42,7 @@ RECIPE = small_recipe(
     validation={"max_samples": 4},
 )
 STORE = MemoryStore(RECIPE.preprocessing)
-TIMES = {"seconds", "volumes_per_second", "data_wait_share", "memory/process_bytes"}
+TIMES = {"seconds", "volumes_per_second", "data_wait_share", "cpu_cores_busy", "memory/process_bytes"}
 PATIENCE_SECONDS = 120.0
 
 

@@ -1,11 +1,15 @@
-"""What a second process is worth: two of one thread under torchrun against one of two threads, in turns.
+"""What a second process is worth: two of one thread under torchrun against one of two threads, and of one, in turns.
 
     .venv/bin/python benchmarks/scaling.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
 
-`octjepa pretrain tiny_cpu` as users run it, on one small phantom store: two processes, one, two, one ... Updates a
-second come from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system)
-are what a long run took more than a short one, so that starting and judging cancel out. Efficiency is two processes'
-figure over one's: of updates a second, and of updates a CPU-second, which other work on the machine disturbs less.
+`octjepa pretrain tiny_cpu` as users run it, on one small phantom store, again and again in turns. Updates a second come
+from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system) are what a
+long run took more than a short one, so that starting and judging cancel out; other work on the machine disturbs them
+less. Efficiency is that of two processes over that of one of two threads, by both figures; and over one of one thread
+by CPU-seconds: what dealing a batch over two ranks adds (gradients summed, the step taken twice).
+
+Threads that wait for each other spin, and spin for long where other work takes their core: set OMP_WAIT_POLICY=passive
+on a machine that is not free.
 """
 
 from __future__ import annotations
@@ -32,7 +36,11 @@ from octjepa.train.journal import read_lines
 
 PEOPLE = 40
 SETTLE = 8  # first updates, which are not counted, and the length of the short run
-ARMS = {"two_processes_of_one_thread": (2, 1), "one_process_of_two_threads": (1, 2)}
+ARMS = {
+    "two_processes_of_one_thread": (2, 1),
+    "one_process_of_two_threads": (1, 2),
+    "one_process_of_one_thread": (1, 1),
+}
 RECIPE = ["tiny_cpu", "monitor.every_updates=null", "validation.max_samples=2", "checkpoint.dir=null",
           "tracking.pictures_every_updates=null"]  # fmt: skip
 
@@ -78,15 +86,23 @@ def main() -> None:
                     }
                 )
                 print(arm, told[-1], flush=True)
-    two, one = ({key: statistics.median(turn[key] for turn in told) for key in told[0]} for told in turns.values())
+    middle = {
+        arm: {key: statistics.median(turn[key] for turn in told) for key in told[0]} for arm, told in turns.items()
+    }
+    two, one, single = middle.values()
     found: dict[str, Any] = {
         "efficiency": {
             "updates_per_second": round(two["updates_per_second"] / one["updates_per_second"], 3),
             "updates_per_cpu_second": round(one["cpu_seconds_per_update"] / two["cpu_seconds_per_update"], 3),
+            "updates_per_cpu_second_against_one_thread": round(
+                single["cpu_seconds_per_update"] / two["cpu_seconds_per_update"], 3
+            ),
         },
+        "median": middle,
         "turns": turns,
         "recipe": [*RECIPE, *given.overrides],
         "updates": given.updates,
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
         "beside": given.note,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }

@@ -18,7 +18,7 @@ from octjepa.train.loop import pretrain
 from octjepa.views.loader import Stream, select_volumes
 from synthetic import MemoryStore, small_recipe
 
-TIMES = {"seconds", "volumes_per_second", "data_wait_share", "memory/process_bytes"}
+TIMES = {"seconds", "volumes_per_second", "data_wait_share", "cpu_cores_busy", "memory/process_bytes"}
 
 
 def recipe_of(updates=14):

@@ -42,6 +42,7 @@ class TrackingRecipe(Section):
     name: Word | None = machine(None)  # null: the recipe's
     pictures_every_updates: Positive | None = machine(500)  # and at the start; null: never
     send_pictures: StrictBool = machine(False)  # views of scans to W&B and MLflow, too
+    send_addresses: StrictBool = machine(False)  # of checkpoints, to W&B, as artefacts that refer to them
 
     @model_validator(mode="after")
     def _what_is_sent_is_drawn(self) -> TrackingRecipe:
@@ -50,6 +51,8 @@ class TrackingRecipe(Section):
         servers = set(self.backends) - {"tensorboard"}
         if self.send_pictures and (not servers or self.pictures_every_updates is None):
             raise ValueError("send_pictures is unused without wandb or mlflow, or without pictures_every_updates")
+        if self.send_addresses and not {"wandb", "wandb_offline"} & set(self.backends):
+            raise ValueError("send_addresses is unused without wandb or wandb_offline")
         return self
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.place import Place, name_of, place_of
+from octjepa.checkpoint.place import Place, below, name_of, place_of
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum
@@ -40,12 +40,13 @@ from octjepa.train.saver import Saver
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
 from octjepa.train.signals import Interrupted, stop_request
 from octjepa.train.start import go_back, start_from
-from octjepa.train.tracking import open_record
+from octjepa.train.tracking import Record, open_record
 from octjepa.train.trail import Trail
 from octjepa.train.unread import Unread
 from octjepa.train.update import take_step
 from octjepa.train.validate import figures_of, judge, without_chance
 from octjepa.views.loader import Batch, training_batches
+from octjepa.views.workers import deaths_told
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed, disk full),
     PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
-    with joined(recipe.train.precision) as runtime:
+    with deaths_told(), joined(recipe.train.precision) as runtime:
         return _pretrain(recipe, store, out, resume, runtime)
 
 
@@ -138,7 +139,7 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             done = update + 1
             epoch = done * recipe.train.global_batch / len(ids)
             line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
-            line |= pace.lap() | runtime.memory()
+            line |= pace.lap() | runtime.memory() | runtime.utilisation()
             if word.unread:
                 line["unread"] = unread.note(batch.unread, runtime)
             if word.retried:
@@ -183,7 +184,7 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             if saves is not None and saving and (writes or runtime.sharded):
                 tensors = state.snapshot(model, optimiser)
                 if writes:
-                    saver.start(partial(_save, saves, done, tensors, recipe, trail.skipped, ids, score))
+                    saver.start(partial(_save, saves, done, tensors, recipe, trail.skipped, ids, score, journal))
             if word.stop and done < total:
                 saver.wait()
                 kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"
@@ -222,8 +223,10 @@ def _save(
     skipped: int,
     ids: list[str],
     score: float | None,
+    record: Record,
 ) -> None:
     state.save(saves, done, tensors, recipe, skipped, ids, score)
+    record.saved(done, below(saves, f"step-{done:08d}"))
     folder.prune(saves, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
 
 

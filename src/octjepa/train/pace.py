@@ -1,4 +1,4 @@
-"""How fast a run goes, and how much of it is waiting for data."""
+"""How fast a run goes, how much of it is waiting for data, and how many cores this process keeps busy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Pace:
         self._volumes = volumes
         self._started = self._lap_started = time.perf_counter()
         self._waited = self._waited_all = 0.0
+        self._worked = time.process_time()
         self._laps = 0
 
     @contextmanager
@@ -23,13 +24,18 @@ class Pace:
         self._waited += time.perf_counter() - start
 
     def lap(self) -> dict[str, float]:
-        """Rate, waiting share and seconds of the update that ends now."""
-        now = time.perf_counter()
-        seconds, waited = now - self._lap_started, self._waited
-        self._lap_started, self._waited = now, 0.0
+        """Rate, waiting share, seconds, and CPU-seconds of this process a second, of the update that ends now."""
+        now, worked = time.perf_counter(), time.process_time()
+        seconds, waited, busy = now - self._lap_started, self._waited, worked - self._worked
+        self._lap_started, self._waited, self._worked = now, 0.0, worked
         self._waited_all += waited
         self._laps += 1
-        return {"volumes_per_second": self._volumes / seconds, "data_wait_share": waited / seconds, "seconds": seconds}
+        return {
+            "volumes_per_second": self._volumes / seconds,
+            "data_wait_share": waited / seconds,
+            "cpu_cores_busy": busy / seconds,
+            "seconds": seconds,
+        }
 
     def summary(self) -> dict[str, float]:
         """Rate, waiting share and seconds of all updates so far; zero when there was none."""

@@ -6,6 +6,7 @@ whatever the device, so that agreeing never waits for a device; tensors travel b
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.train import xla
 
+_log = logging.getLogger(__name__)
 _PATIENCE = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
 _BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl", "hpu": "hccl"}
@@ -44,6 +46,8 @@ class Runtime:
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision = precision
         self.sharded = False  # whether the model is dealt over the ranks
+        # torch.cuda has it, others may; it asks the driver, and never waits for the device
+        self._utilisation = getattr(getattr(torch, self.device.type, None), "utilization", None)
 
     @property
     def rank(self) -> int:
@@ -164,6 +168,17 @@ class Runtime:
             with suppress(RuntimeError):  # not every accelerator's allocator counts
                 found["memory/device_bytes"] = torch.accelerator.max_memory_allocated()
         return found
+
+    def utilisation(self) -> dict[str, float]:
+        """The share of the last moments, 0 to 1, in which the device computed; nothing where the driver is silent."""
+        if self._utilisation is None:
+            return {}
+        try:
+            return {"device_utilisation": self._utilisation(self.device) / 100}
+        except (ImportError, RuntimeError, OSError) as error:
+            self._utilisation = None
+            _log.info("no device utilisation in the journal: %s", str(error).splitlines()[0])
+            return {}
 
     def start_copy(self, tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
         """A copy on its way to the host, and the event after which it is there. On XLA the update's graph ends here."""

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from octjepa.store import CanonicalVolume, Store
 from octjepa.store.select import Selection, refuse_empty, select
 from octjepa.views.order import Order
 from octjepa.views.sample import Sample, check_contract, make_sample
+from octjepa.views.workers import deaths_told, leave_signals_to_the_run
 
 _log = logging.getLogger(__name__)
 
@@ -196,11 +196,6 @@ def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterat
     yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], workers)
 
 
-def _leave_signals_to_the_run(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the run finishes its update, and needs its loader until then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _loader(dataset: Dataset[Item], positions: Sequence[range], workers: int) -> Iterator[Batch]:
     loader: DataLoader[Batch] = DataLoader(
         dataset,  # type: ignore[arg-type] # collate makes Batches of Items
@@ -208,14 +203,7 @@ def _loader(dataset: Dataset[Item], positions: Sequence[range], workers: int) ->
         collate_fn=collate,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        worker_init_fn=_leave_signals_to_the_run,
+        worker_init_fn=leave_signals_to_the_run,
     )
-    try:
+    with deaths_told():
         yield from loader
-    except RuntimeError as error:
-        if workers and "DataLoader worker" in str(error):
-            raise OctjepaError(
-                f"a loader process died ({str(error).splitlines()[0]}). Killed by the system most often means that "
-                "memory or /dev/shm is full: lower machine.loader_workers, then go on with --resume"
-            ) from None
-        raise

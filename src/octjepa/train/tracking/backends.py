@@ -73,6 +73,9 @@ class PictureFolder:
     def close(self, finished: bool) -> None:
         """Every picture is on the disk already."""
 
+    def checkpoint(self, update: int, address: str) -> None:
+        """Checkpoints stand in their folder."""
+
 
 class Wandb:
     """One W&B run. Without a server, or without a login, it is recorded offline for `wandb sync`."""
@@ -118,6 +121,12 @@ class Wandb:
         if self._pictures:
             self._run.log({PICTURE: self._wandb.Image(image), "update": update})
 
+    def checkpoint(self, update: int, address: str) -> None:
+        """An artefact that refers to the checkpoint: nothing of it is read or sent but its address."""
+        artefact = self._wandb.Artifact(f"checkpoint-{self._run.id}", type="model", metadata={"update": update})
+        artefact.add_reference(address, checksum=False)
+        self._run.log_artifact(artefact, aliases=["latest", f"update-{update}"])
+
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
 
@@ -138,6 +147,9 @@ class TensorBoard:
 
     def picture(self, update: int, image: UInt8[np.ndarray, "H W 3"]) -> None:
         self._writer.add_image(PICTURE, image, update, dataformats="HWC")
+
+    def checkpoint(self, update: int, address: str) -> None:
+        """TensorBoard has no artefacts."""
 
     def close(self, finished: bool) -> None:
         self._writer.close()
@@ -184,6 +196,9 @@ class Mlflow:
             self._client.log_artifact(self._run_id, str(path), "pictures")
         finally:
             path.unlink()
+
+    def checkpoint(self, update: int, address: str) -> None:
+        """MLflow keeps copies of artefacts alone, and has no reference to what lies elsewhere."""
 
     def close(self, finished: bool) -> None:
         self._client.set_terminated(self._run_id, "FINISHED" if finished else "FAILED")

@@ -27,6 +27,8 @@ class Tracker(Protocol):
 
     def picture(self, update: int, image: UInt8[np.ndarray, "H W 3"]) -> None: ...
 
+    def checkpoint(self, update: int, address: str) -> None: ...
+
     def close(self, finished: bool) -> None: ...
 
 
@@ -45,6 +47,9 @@ class Channel:
 
     def picture(self, update: int, image: UInt8[np.ndarray, "H W 3"]) -> None:
         self._send(lambda tracker: tracker.picture(update, image))
+
+    def checkpoint(self, update: int, address: str) -> None:
+        self._send(lambda tracker: tracker.checkpoint(update, address))
 
     def end(self, finished: bool) -> None:
         """Lets the thread write what it holds and close the tracker; `wait` waits for it."""

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from octjepa.checkpoint.place import Place
 from octjepa.config import science, science_hash
 from octjepa.extras import to_install
 from octjepa.recipe import Recipe
@@ -57,6 +58,13 @@ class Record:
         image = draw(batch, self._recipe)
         for channel in self._channels:
             channel.picture(update, image)
+
+    def saved(self, update: int, place: Place) -> None:
+        """A checkpoint is whole at `place`; trackers hear of it when the recipe asks. From any thread."""
+        if self._recipe.tracking.send_addresses:
+            address = place if isinstance(place, str) else place.resolve().as_uri()
+            for channel in self._channels:
+                channel.checkpoint(update, address)
 
     def __enter__(self) -> Record:
         return self

@@ -1,0 +1,56 @@
+"""Loader processes: how they begin, and what is said when one of them ends before its time.
+
+torch tells of a dead one by a signal, so its error may come in the midst of anything that the main process does;
+`deaths_told` stands around all of it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from octjepa.errors import OctjepaError
+
+_DEATH = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: [^.]+|exited unexpectedly.*?)\."
+)
+_CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process")
+_LESS = "lower machine.loader_workers, or give the machine more memory, then go on with --resume"
+
+
+def leave_signals_to_the_run(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the run finishes its update, and needs its loader until then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def deaths_told() -> Iterator[None]:
+    """Raises OctjepaError with the cause where a loader process was killed, ended or ran out of memory.
+
+    An OctjepaError of a loader process comes as it was raised there. Any other error keeps its traceback.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OctjepaError) as error:
+        text = str(error)
+        if found := _DEATH.search(text + "."):
+            raise OctjepaError(f"a loader process {_cause(found.group(1))}") from None
+        caught = _CAUGHT.search(text)
+        if caught and caught.group(1).endswith("MemoryError"):  # NumPy's own comes as a RuntimeError
+            raise OctjepaError(f"a loader process ran out of memory: {_LESS}") from None
+        if caught and isinstance(error, OctjepaError):  # its text is a traceback, which ends with the message
+            raise type(error)(text.strip().splitlines()[-1].partition(": ")[2]) from None
+        raise
+
+
+def _cause(said: str) -> str:
+    """What torch said, and what to do."""
+    name = said.partition("signal: ")[2]
+    if name == "Killed":
+        return f"was killed (SIGKILL), most often by the system because memory is full: {_LESS}"
+    if name == "Bus error":
+        return f"died of a bus error, most often because /dev/shm is full: make that larger, or {_LESS}"
+    what = f"died of a signal ({name})" if name else said.replace("exited", "ended")
+    return f"{what}. machine.loader_workers=0 shows the error where it happens; go on with --resume"

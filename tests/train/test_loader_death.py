@@ -1,0 +1,100 @@
+"""A loader process that dies ends the run with its cause, wherever the run was just then; an error keeps its trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octjepa.errors import OctjepaError
+from octjepa.train import memory
+from octjepa.train.loop import pretrain
+from synthetic import MemoryStore, small_recipe
+
+RESUME = "go on with --resume"
+DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
+    "killed": (
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        f"a loader process was killed (SIGKILL), most often by the system because memory is full.*{RESUME}",
+    ),
+    "crashed": (
+        lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        f"a loader process died of a signal (Segmentation fault).*loader_workers=0 shows.*{RESUME}",
+    ),
+    "ended": (lambda: os._exit(3), "a loader process ended unexpectedly with exit code 3"),
+    "memory": (lambda: fill_up(), f"a loader process ran out of memory: lower machine.loader_workers.*{RESUME}"),
+}
+
+
+def fill_up() -> None:
+    """As much as the system gives; here that is soon the limit of a terabyte of addresses."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    np.empty(1 << 41, np.uint8)
+
+
+def refuse(error: Exception) -> None:
+    raise error
+
+
+def run_with(do: Callable[[], Any], out: Path) -> None:
+    """A run whose loader process does `do` at its 14th volume, in the fourth update."""
+    recipe = small_recipe(
+        train={"max_updates": 8, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"},
+        machine={"loader_workers": 1},
+        monitor={"every_updates": None},
+    )
+    store = MemoryStore(recipe.preprocessing)
+    honest, main, read = store.volumes, os.getpid(), []
+
+    class Doomed(dict[str, Any]):
+        def __getitem__(self, volume_id: str) -> Any:
+            read.append(volume_id)
+            if os.getpid() != main and len(read) == 14:
+                do()
+            return honest[volume_id]
+
+    store.volumes = Doomed(honest)
+    pretrain(recipe, store, out)
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_the_cause_is_told(death: str, tmp_path: Path) -> None:
+    do, message = DEATHS[death]
+    with pytest.raises(OctjepaError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        run_with(do, tmp_path / "run")
+
+
+def test_a_death_in_the_midst_of_the_arithmetic_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises it wherever the main process is when the news arrives; here that is inside an update."""
+
+    def interrupted(*_: Any) -> Any:
+        raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(memory, "accumulate", interrupted)
+    with pytest.raises(OctjepaError, match="a loader process was killed") as told:
+        run_with(lambda: None, tmp_path / "run")
+    assert told.value.exit_code == 1
+
+
+def test_an_error_in_a_loader_process_keeps_its_place(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=re.compile(r"a bug in a view.*", re.DOTALL)) as found:
+        run_with(lambda: refuse(RuntimeError("a bug in a view")), tmp_path / "run")
+    assert not isinstance(found.value, OctjepaError)
+    assert "make_sample" in str(found.value), "the traceback of the loader process"
+
+
+def test_what_a_loader_process_refuses_is_told_as_it_was_there(tmp_path: Path) -> None:
+    """Every volume lost: the message of the loader process, without its traceback."""
+    recipe = small_recipe(machine={"loader_workers": 1}, monitor={"every_updates": None})
+    store = MemoryStore(recipe.preprocessing)
+    store.volumes = {}
+    store.read = lambda volume_id: refuse(OctjepaError("its disk is gone"))  # type: ignore[method-assign]
+    with pytest.raises(OctjepaError, match=r"^no training volume can be read; the last: its disk is gone$"):
+        pretrain(recipe, store, tmp_path / "run")
