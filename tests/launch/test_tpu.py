@@ -96,6 +96,20 @@ def test_the_whole_way(cluster: Cluster, where: tuple[str, ...]) -> None:
     assert (done.returncode, "a run is going on here already" in done.stdout) == (1, True)
 
 
+def test_a_variable_reaches_the_processes_of_every_host(deployed: Cluster) -> None:
+    asked = ("--processes", "1", "--env", "PJRT_DEVICE=TPU", "--env", "WORDS=two words", "tiny_cpu")
+    place = ("--store", str(deployed.stage.store), "--out", "my run")
+    done = deployed.tpu("start", SSH, *asked, *place, FAKE_CODES="wait", FAKE_BEGINS="1")
+    assert done.returncode == 0, done.stderr + done.stdout
+    for host in "ab":
+        process = Path(f"{deployed.at(host)}.launch", "pid").read_text().strip()
+        held = Path("/proc", process, "environ").read_text().split("\0")
+        assert {"PJRT_DEVICE=TPU", "WORDS=two words"} <= set(held)
+    assert deployed.tpu("stop", SSH).returncode == 0
+    done = deployed.tpu("start", SSH, "--env", "PJRT_DEVICE", "tiny_cpu", *place)
+    assert (done.returncode, "--env takes NAME=VALUE" in done.stderr) == (2, True)
+
+
 @pytest.fixture
 def running(deployed: Cluster) -> Cluster:
     start = ("--processes", "1", "tiny_cpu", "--store", str(deployed.stage.store), "--out", "my run")
