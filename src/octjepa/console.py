@@ -37,6 +37,7 @@ _WHAT_TO_DO = {
 _AFTER_STOP = {
     "ingest": "what was read is in the store; run the same command again to go on",
     "pretrain": "go on from the newest checkpoint with --resume, or start anew with another --out",
+    "finetune": "go on from the newest checkpoint with --resume, or start anew with another --out",
     "phantom": "the folder holds a part of the cohort: remove it before you run the command again",
 }
 

@@ -34,6 +34,7 @@ from octjepa.views.sample import select_tokens, token_places
 from octjepa.volume import OCTVolume
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
+TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
 POOLS = ("mean", "mean_std_max")
 _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
 
@@ -117,7 +118,8 @@ def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray,
 
 
 def load_encoder(path: str | Path) -> PretrainedEncoder:
-    """The EMA target encoder of a run (its newest checkpoint), a checkpoint or exported folder, or a weights file.
+    """The EMA target encoder of a run (its newest checkpoint), of a fine-tuning the tuned one; or of a checkpoint or
+    exported folder, or a weights file.
 
     Each may lie in a bucket. A name such as `phantom-tiny` means weights of the package, unless a path is so called.
     Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
@@ -159,7 +161,9 @@ def newest(path: Place) -> Place:
     if holds(path, MANIFEST):
         return path
     saves = path
-    if isinstance(path, Path) and (path / "recipe.yaml").is_file():
+    if isinstance(path, Path) and (path / TUNED).is_dir():
+        saves = path / TUNED
+    elif isinstance(path, Path) and (path / "recipe.yaml").is_file():
         saves = place_of(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
     found = list_folders(saves)
     if not found:

@@ -11,6 +11,6 @@ from __future__ import annotations
 
 # isort: off
 from octjepa.cli.root import app, main
-from octjepa.cli import material, training, results, segmentation, machine
+from octjepa.cli import material, training, results, tuning, segmentation, machine
 
-__all__ = ["app", "machine", "main", "material", "results", "segmentation", "training"]
+__all__ = ["app", "machine", "main", "material", "results", "segmentation", "training", "tuning"]

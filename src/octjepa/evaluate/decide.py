@@ -29,7 +29,7 @@ def shares(target: Target) -> Float[np.ndarray, " classes"]:
     return np.bincount(target.values["train"], minlength=len(target.classes)) / len(target.values["train"])
 
 
-def _shifted(scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> np.ndarray:
+def shifted(scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> np.ndarray:
     """Class probabilities with `shift` added to their logarithms."""
     logits = np.log(np.clip(scores, 1e-12, 1)) + shift
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -47,7 +47,7 @@ def _balancing_shift(
     classes = scores.shape[1]
     shift = np.zeros(classes)
     for _ in range(25):
-        said = _shifted(scores, shift)
+        said = shifted(scores, shift)
         gradient = weight @ said - 1 / classes
         curvature = np.diag(weight @ said) - (said * weight[:, None]).T @ said
         step = np.linalg.solve(curvature + 1e-6 * np.eye(classes), gradient)
@@ -73,7 +73,7 @@ def choose(
     shifts = [_balancing_shift(scores, weight) for scores in held_out]
     right = np.arange(len(truth)), truth
     losses = [
-        -weight @ np.log(np.clip(_shifted(scores, shift)[right], 1e-12, 1))
+        -weight @ np.log(np.clip(shifted(scores, shift)[right], 1e-12, 1))
         for scores, shift in zip(held_out, shifts, strict=True)
     ]
     best = int(np.argmin(losses))
@@ -84,7 +84,7 @@ def result(target: Target, scores: Float[np.ndarray, "n classes"], shift: Float[
     """Balanced class probabilities and, for calibration, the same at the training shares (Saerens et al. 2002)."""
     if not target.classes:
         return Predictions(target.values["test"], scores, scores)
-    balanced = _shifted(scores, shift)
+    balanced = shifted(scores, shift)
     calibrated = balanced * shares(target)
     return Predictions(target.values["test"], balanced, calibrated / calibrated.sum(axis=1, keepdims=True))
 

@@ -210,6 +210,8 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
     if task not in TASKS:
         raise UsageError(f"no task {task!r}: known are {', '.join(TASKS)}")
     found = labels.values[target]
+    if not found:
+        raise UsageError(f"{labels.path}: {target} holds no label at all, every row is empty or NaN")
     keys = list(zip(frame["person_id"], frame["eye"], strict=True))
     labelled = np.array([key in found for key in keys])
     notes: list[str] = []

@@ -39,7 +39,7 @@ class Outputs(nn.Module):
             return said.log_softmax(dim=1)
         thresholds = torch.cat([self.first[None], self.first + F.softplus(self.steps).cumsum(dim=0)])
         above = torch.sigmoid(said - thresholds)
-        edge = torch.ones(len(x), 1)
+        edge = torch.ones_like(said)
         shares = torch.cat([edge, above], dim=1) - torch.cat([above, 0 * edge], dim=1)
         return shares.clamp_min(1e-6).log()
 

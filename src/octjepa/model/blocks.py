@@ -61,9 +61,15 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
         self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
 
-    def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
-        x = x + self.attention(self.norm1(x), tables)
-        return x + self.mlp(self.norm2(x))
+    def forward(
+        self, x: Float[Tensor, "b t w"], tables: Tables | None, paths: Float[Tensor, "2 b"] | None = None
+    ) -> Float[Tensor, "b t w"]:
+        """`paths`: what the attention and the MLP of each sample count by, where some are dropped."""
+        if paths is None:
+            x = x + self.attention(self.norm1(x), tables)
+            return x + self.mlp(self.norm2(x))
+        x = x + paths[0, :, None, None] * self.attention(self.norm1(x), tables)
+        return x + paths[1, :, None, None] * self.mlp(self.norm2(x))
 
 
 @contextmanager
@@ -84,21 +90,26 @@ def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:
         linear.weight.data.div_((2.0 * depth) ** 0.5)
 
 
-def recomputed(block: nn.Module, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
-    """`block(x, tables)`, of which only `x` is kept: the rest is computed again on the way back."""
+def recomputed(
+    block: nn.Module, x: Float[Tensor, "b t w"], tables: Tables | None, paths: Float[Tensor, "2 b"] | None = None
+) -> Float[Tensor, "b t w"]:
+    """`block(x, tables, paths)`, of which only `x` is kept: the rest is computed again on the way back."""
     if x.device.type != "xla":
-        return checkpoint(block, x, tables, use_reentrant=False)
+        return checkpoint(block, x, tables, paths, use_reentrant=False)
     # torch's own does not know the device, and XLA would merge the second computation with the first
-    return import_module("torch_xla.utils.checkpoint").checkpoint(block, x, tables, preserve_rng_state=False)
+    return import_module("torch_xla.utils.checkpoint").checkpoint(block, x, tables, paths, preserve_rng_state=False)
 
 
 class Stack(nn.ModuleList):
     """Blocks in a row, with the initialisation of their depth.
 
-    `recompute` trades time for memory: activations within a block are not kept for the backward pass.
+    `recompute` trades time for memory: activations within a block are not kept for the backward pass. `paths` is
+    drop-path (stochastic depth, Huang et al. 2016), for fine-tuning alone: 0 for a dropped attention or MLP of a
+    sample, 1 / share kept for the others. It is drawn outside, as a function of the sample: the network keeps no state.
     """
 
     recompute = False
+    paths: Float[Tensor, "depth 2 b"] | None = None
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__(Block(width, heads) for _ in range(depth))
@@ -122,10 +133,11 @@ class Stack(nn.ModuleList):
         """The stream after each of `depths` blocks (rising, from 1)."""
         kept = []
         for number, block in enumerate(self, start=1):
+            paths = None if self.paths is None else self.paths[number - 1]
             if self.recompute and torch.is_grad_enabled():
-                x = recomputed(block, x, tables)
+                x = recomputed(block, x, tables, paths)
             else:
-                x = block(x, tables)
+                x = block(x, tables, paths)
             if number in depths:
                 kept.append(x)
         return kept

@@ -2,8 +2,8 @@
 
 It corrects the place prior: its scores are added to the prior's logarithms, and are zero before the first update.
 Trained with Dice plus cross-entropy of MONAI (extra `segment`). The encoder stays frozen, or learns at a rate that
-falls block by block (ULMFiT, Howard & Ruder 2018; BEiT's layer-wise decay). Places without a token hold a learned
-vector. The state that is kept is the one of highest mean Dice on validation volumes, looked at four times.
+falls block by block (`layer_rates`). Places without a token hold a learned vector. The state that is kept is the one of
+highest mean Dice on validation volumes, looked at four times.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.errors import UsageError
+from octjepa.evaluate.layer_rates import layer_groups
 from octjepa.evaluate.segment.counts import counted, dice
 from octjepa.evaluate.segment.label_files import UNSEEN
 from octjepa.evaluate.segment.linear import Labelled
@@ -193,17 +194,6 @@ def train(
     if tuned:
         network.load_state_dict(kept[3])
     return head, kept[1], kept[0]
-
-
-def layer_groups(network: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
-    """Parameter groups of an encoder: the last block at lr x decay, each one below at a rate `decay` times lower."""
-    depth = len(network.blocks)  # type: ignore[arg-type]
-    groups: dict[int, list[nn.Parameter]] = {}
-    for name, parameter in network.named_parameters():
-        numbers = [int(part) for part in name.split(".") if part.isdigit()]
-        level = depth if name.startswith("norm") else numbers[0] + 1 if name.startswith("blocks") and numbers else 0
-        groups.setdefault(level, []).append(parameter)
-    return [{"params": found, "lr": lr * decay ** (depth + 1 - level)} for level, found in sorted(groups.items())]
 
 
 def mean_dice(head: DecoderHead, readers: Sequence[Callable[[], Labelled]], classes: int) -> float | None:

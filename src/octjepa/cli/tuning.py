@@ -1,0 +1,47 @@
+"""The verb of tuned tasks: finetune."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octjepa.cli.options import Json, Overrides, Quiet, StorePath
+from octjepa.cli.root import app
+from octjepa.console import say
+from octjepa.errors import UsageError
+from octjepa.progress import set_quiet
+
+
+@app.command()
+def finetune(
+    recipe: Annotated[str, typer.Argument(help="A fine-tuning recipe's name (finetune, study_group) or path.")],
+    checkpoint: Annotated[str, typer.Option("--from", help="The encoder: a run, step-* folder, file or name.")],
+    store: StorePath,
+    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder for the tuned encoder and its results.")],
+    overrides: Overrides = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="A label column; again for more; default: the recipe's.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tunes an encoder to labels in stages, and judges it beside itself frozen. Runs under torchrun unchanged."""
+    from octjepa.evaluate.finetune.fit import finetune_store
+    from octjepa.evaluate.finetune.settings import load_settings
+    from octjepa.store import Store
+
+    set_quiet(quiet or os.environ.get("RANK", "0") != "0")  # one bar for all processes of torchrun
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a fine-tuning")
+    settings = load_settings(recipe, overrides or ())
+    made = finetune_store(settings, checkpoint, Store.open(store), labels, out, target or (), resume, ledger)
+    shown = made if as_json else {key: made[key] for key in ("rows", "notes", "checkpoint", "predictions", "summary")}
+    say(shown, as_json, "rows", {pair["metric"] for pair in made["paired"]})
