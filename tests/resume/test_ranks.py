@@ -65,6 +65,16 @@ def sometimes(volume_id):
 lossy.read = sometimes
 told["unread"] = pretrain(recipe, lossy, out / "unread")
 
+# the hosts have different commits
+from octjepa.train import preflight
+ours = preflight.code_hash
+preflight.code_hash = lambda: f"{rank}" + ours()
+try:
+    pretrain(recipe, store(recipe), out / "other")
+except OctjepaError as error:
+    told["other"] = [error.exit_code, str(error)]
+preflight.code_hash = ours
+
 # rank 0 refuses: the folder holds a run
 try:
     pretrain(recipe, store(recipe), out / "two")
@@ -169,6 +179,15 @@ def test_what_rank_0_refuses_ends_all_with_its_code(scenes):
     assert [one["refused"][0] for one in told] == [2, 2]
     assert "already holds a run" in told[0]["refused"][1]
     assert told[1]["refused"][1].startswith("rank 0: ")
+
+
+def test_ranks_with_different_code_are_refused_before_anything_is_written(scenes):
+    out, told, _ = scenes
+    assert [one["other"][0] for one in told] == [2, 2]
+    assert told[0]["other"] == told[1]["other"]
+    assert "the processes do not run the same: rank 0 has code 0" in told[0]["other"][1]
+    assert ", rank 1 code 1" in told[0]["other"][1]
+    assert not (out / "other").exists()
 
 
 DYING = (

@@ -33,7 +33,7 @@ from octjepa.train.memory import Fitting
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
-from octjepa.train.preflight import batch_shares, check_compiler
+from octjepa.train.preflight import batch_shares, check_compiler, check_same_code
 from octjepa.train.run_folder import SUMMARY, open_run, read_summary
 from octjepa.train.runtime import Runtime, joined
 from octjepa.train.saver import Saver
@@ -65,6 +65,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
 def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> dict[str, Any]:
     writes = runtime.rank == 0
     shares = batch_shares(recipe, runtime.world)
+    check_same_code(runtime)
     cohort, stream = choose_cohort(store, recipe)
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     judged_on = "val" if held_out else "train_fixed"

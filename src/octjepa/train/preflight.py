@@ -1,5 +1,5 @@
-"""Before the first update: how the recipe's global batch is dealt over the processes, or why it cannot be; whether
-there is what compiling needs.
+"""Before the first update: how the recipe's global batch is dealt over the processes, or why it cannot be; whether all
+of them run the same code; whether there is what compiling needs.
 
 The global batch is science and never changes; what each process takes of it follows from their number.
 """
@@ -15,6 +15,8 @@ import torch
 
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
+from octjepa.train.run_folder import code_hash
+from octjepa.train.runtime import Runtime
 
 
 class Shares(NamedTuple):
@@ -41,6 +43,19 @@ def batch_shares(recipe: Recipe, processes: int) -> Shares:
     share = batch // processes
     micro = min(recipe.machine.micro_batch or share, share)
     return Shares(share, micro, math.ceil(share / micro))
+
+
+def check_same_code(runtime: Runtime) -> None:
+    """Raises UsageError on every rank where hosts differ in octjepa's source or in torch."""
+    if runtime.world == 1:
+        return
+    told = runtime.gather([f"code {code_hash()[:12]} with torch {torch.__version__}"])
+    other = next((rank for rank, what in enumerate(told) if what != told[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"the processes do not run the same: rank 0 has {told[0]}, rank {other} {told[other]}. Bring one commit "
+            "and one environment to all hosts (scripts/launch/tpu deploy does), then start again"
+        )
 
 
 def check_compiler(device: torch.device) -> None:
