@@ -13,14 +13,13 @@ from octjepa.store import Store
 def faults(contents: Contents, cohort: Cohort | None) -> list[dict[str, str]]:
     """{kind, what} of the store, of the embeddings, and of what the probe named; counts alone, nobody's name."""
     found: list[dict[str, str]] = []
-    if cohort is not None and cohort.people_in_two_splits:
-        found.append(
-            _fault(
-                "leaked_person",
-                f"people in more than one split of the store: {cohort.people_in_two_splits}. What is measured on its "
-                "test people is too good, and probes refuse it",
-            )
-        )
+    for where, count in (
+        ("store", 0 if cohort is None else cohort.people_in_two_splits),
+        ("embeddings", 0 if contents.embeddings is None else contents.embeddings.two_sides),
+    ):
+        if count:
+            what = f"people in more than one split of the {where}: {count}. What is measured on test people is too good"
+            found.append(_fault("leaked_person", f"{what}, and probes refuse it"))
     if contents.embeddings is not None and contents.embeddings.leaked:
         found.append(
             _fault(

@@ -6,6 +6,7 @@ A part that is absent or cannot be read becomes a `Missing` with the reason and 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,10 @@ class ProbeContents:
 
 @dataclass(frozen=True)
 class EmbeddingContents:
-    """How much of the store was embedded; the vectors themselves stay in their file. leaked: people, see `embed`."""
+    """How much of the store was embedded; the vectors themselves stay in their file.
+
+    leaked: people of val and test whom the encoder was pretrained on; two_sides: people in more than one split.
+    """
 
     volumes: int
     people: int
@@ -70,6 +74,7 @@ class EmbeddingContents:
     encoder: str
     by_split: dict[str, int]
     leaked: int
+    two_sides: int
 
 
 @dataclass(frozen=True)
@@ -207,10 +212,13 @@ def _read_embeddings(path: Path) -> EmbeddingContents:
     except (pa.ArrowInvalid, KeyError, OSError) as error:
         raise UsageError(f"{path} is no table of embeddings ({str(error).splitlines()[0]})") from None
     splits = table.column("split").to_pylist()
-    people = set(table.column("person_id").to_pylist())
+    person_ids = table.column("person_id").to_pylist()
+    people = set(person_ids)
+    sides = {(person, split) for person, split in zip(person_ids, splits, strict=True) if split}
+    two_sides = sum(count > 1 for count in Counter(person for person, _ in sides).values())
     by_split = {split: splits.count(split) for split in sorted(set(splits))}
     leaked = int(metadata.get(b"octjepa.leaked", b"0"))
-    return EmbeddingContents(len(splits), len(people), dim, encoder, by_split, leaked)
+    return EmbeddingContents(len(splits), len(people), dim, encoder, by_split, leaked, two_sides)
 
 
 def _read_json(path: Path, kind: type[dict[str, Any]]) -> dict[str, Any]:
