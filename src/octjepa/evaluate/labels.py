@@ -155,9 +155,10 @@ def _unique(
             missing += 1
             continue
         # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
-        for key in [(person, eye)] if eye else [(person, "OD"), (person, "OS"), (person, "")]:
+        keys = [(person, eye)] if eye else [(person, "OD"), (person, "OS"), (person, "")]
+        repeated += any(key in found for key in keys)
+        for key in keys:
             if key in found:
-                repeated += 1
                 if found[key] != value and not _same_number(found[key], value):
                     disagreeing.add(key)
             else:
@@ -179,8 +180,11 @@ def _same_number(one: str, other: str) -> bool:
     return numbers is not None and bool(numbers[0] == numbers[1])
 
 
-def check_people(frame: pd.DataFrame) -> None:
-    """Raises UsageError if a person, or a scan under two names, is in more than one split, or a side is empty."""
+def check_people(frame: pd.DataFrame) -> list[str]:
+    """Notes on scans that stand under two people of one split.
+
+    Raises UsageError if a person, or a scan under two names, is in more than one split, or a side is empty.
+    """
     used = frame[frame["split"] != ""]
     spread = used.groupby("person_id")["split"].nunique()
     leaked = int((spread > 1).sum())
@@ -199,6 +203,10 @@ def check_people(frame: pd.DataFrame) -> None:
     for split in ("train", "test"):
         if split not in set(used["split"]):
             raise UsageError(f"no volume is in split {split!r}; run octjepa split STORE and embed again")
+    twice = int((copies["person_id"].nunique() > 1).sum())
+    if not twice:
+        return []
+    return [f"the same pixels stand under two people in one split, {twice} time(s): intervals count them as two people"]
 
 
 def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto") -> Target:
@@ -216,8 +224,9 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
     labelled = np.array([key in found for key in keys])
     notes: list[str] = []
     if not labelled.any():
+        count = len(found if labels.by_eye else {person for person, _ in found})
         raise UsageError(
-            f"{labels.path}: none of its {len(found)} labels of {target} meets one of the {len(frame)} embedded "
+            f"{labels.path}: none of its {count} labels of {target} meets one of the {len(frame)} embedded "
             f"volumes; person ids look like {_shape([person for person, _ in found])} there and "
             f"{_shape(frame['person_id'])} here"
         )

@@ -81,7 +81,8 @@ def run_probes(
     result = ProbeResult()
     tables = named(aligned(embeddings, result), result.note)
     frame = tables[0][1].frame
-    check_people(frame)
+    for text in check_people(frame):
+        result.note(text)
     leaked = max(table.leaked for table in embeddings)
     if leaked:
         raise UsageError(

@@ -14,6 +14,7 @@ from octjepa.evaluate.table import SPLITS
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression")
 MOST_CLASSES = 20
+_FEW_NUMBERS = 10  # whole numbers up to so many are taken for classes
 # Pairs of which everyone knows the positive one; of any other pair a note says it.
 PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
 
@@ -30,10 +31,12 @@ def numbers_of(texts: Sequence[str]) -> Float[np.ndarray, " n"] | None:
 def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, ...], np.ndarray]:
     """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
     numbers = numbers_of(texts)
+    if numbers is None and task in ("auto", "regression"):
+        _refuse_a_broken_quantity(texts, target)
     names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
     classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
     if task in ("auto", "classification"):
-        few = numbers is None or (len(classes) <= 10 and bool((numbers == np.round(numbers)).all()))
+        few = numbers is None or (len(classes) <= _FEW_NUMBERS and bool((numbers == np.round(numbers)).all()))
         several = "multiclass" if few or task == "classification" else "regression"
         task = "binary" if len(classes) <= 2 else several
     if len(classes) < 2:
@@ -56,6 +59,17 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
         )
     codes = {name: code for code, name in enumerate(classes)}
     return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
+
+
+def _refuse_a_broken_quantity(texts: Sequence[str], target: str) -> None:
+    """Raises UsageError for many different numbers among which a few values are none: a slip, not names of classes."""
+    finite = [text for text in texts if numbers_of([text]) is not None]
+    if len(set(finite)) > _FEW_NUMBERS and 2 * len(finite) > len(texts):
+        raise UsageError(
+            f"{target}: {len(texts) - len(finite)} of {len(texts)} labelled volumes have a value that is no finite "
+            f"number, the others {len(set(finite))} different numbers: correct them or leave the cells empty (classes: "
+            "--task multiclass)"
+        )
 
 
 def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:

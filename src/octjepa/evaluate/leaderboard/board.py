@@ -112,7 +112,8 @@ def run_board(
     found = _without_leaks(featured(entries, store, folder, ATTENTIVE in probes), board)
     tables = aligned([one.table for one in found], board)
     volumes = tables[0].frame
-    check_people(volumes)
+    for text in check_people(volumes):
+        board.note(text)
     cases = cases_of(volumes, level, "features")
     board.protocol = cases.about
     found = [replace(one, table=cases.merged(table)) for one, table in zip(found, tables, strict=True)]
