@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from octjepa.errors import OctjepaError
 from octjepa.train import memory
 from octjepa.train.loop import pretrain
+from octjepa.views.workers import deaths_told
 from synthetic import MemoryStore, small_recipe
 
 RESUME = "go on with --resume"
@@ -81,6 +83,37 @@ def test_a_death_in_the_midst_of_the_arithmetic_is_told_alike(tmp_path: Path, mo
     with pytest.raises(OctjepaError, match="a loader process was killed") as told:
         run_with(lambda: None, tmp_path / "run")
     assert told.value.exit_code == 1
+
+
+def test_of_two_errors_the_one_that_knows_the_signal_is_told() -> None:
+    """torch's iterator says "ended" where its signal handler said of what, a moment before."""
+
+    def next_batch() -> None:
+        try:
+            raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
+        except RuntimeError as first:
+            raise RuntimeError("DataLoader worker (pid(s) 77, 78) exited unexpectedly") from first
+
+    with pytest.raises(OctjepaError, match="was killed"), deaths_told():
+        next_batch()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR2])
+def test_a_death_while_a_batch_is_handed_over_is_told_alike(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch comes by a connection to the process that made it."""
+
+    def broken(taking: Any, *_: Any) -> Any:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the connection breaks before torch hears of the death
+        os.kill(taking._workers[0].pid, number)
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    honest = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(torch.utils.data.dataloader._MultiProcessingDataLoaderIter, "_try_get_data", broken)
+    with pytest.raises(OctjepaError, match=r"was killed \(SIGKILL\)|died of a signal \(User defined signal 2\)"):
+        run_with(lambda: None, tmp_path / "run")
+    signal.signal(signal.SIGCHLD, honest)
 
 
 def test_an_error_in_a_loader_process_keeps_its_place(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from octjepa.store import CanonicalVolume, Store
 from octjepa.store.select import Selection, refuse_empty, select
 from octjepa.views.order import Order
 from octjepa.views.sample import Sample, check_contract, make_sample
-from octjepa.views.workers import deaths_told, leave_signals_to_the_run
+from octjepa.views.workers import deaths_told, hand_overs_told, leave_signals_to_the_run
 
 _log = logging.getLogger(__name__)
 
@@ -205,5 +206,6 @@ def _loader(dataset: Dataset[Item], positions: Sequence[range], workers: int) ->
         prefetch_factor=2 if workers else None,
         worker_init_fn=leave_signals_to_the_run,
     )
-    with deaths_told():
-        yield from loader
+    batches = iter(loader)
+    with deaths_told(), hand_overs_told(multiprocessing.active_children() if workers else ()):
+        yield from batches

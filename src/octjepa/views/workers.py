@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 from octjepa.errors import OctjepaError
 
@@ -17,6 +18,7 @@ _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: [^.]+|exited unexpectedly.*?)\."
 )
 _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process")
+_SECONDS = 1.0  # until the end of a process is known
 _LESS = "lower machine.loader_workers, or give the machine more memory, then go on with --resume"
 
 
@@ -35,14 +37,44 @@ def deaths_told() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError, OctjepaError) as error:
         text = str(error)
-        if found := _DEATH.search(text + "."):
-            raise OctjepaError(f"a loader process {_cause(found.group(1))}") from None
+        if _DEATH.search(text + "."):
+            raise OctjepaError(f"a loader process {_cause(_most_precise(error))}") from None
         caught = _CAUGHT.search(text)
         if caught and caught.group(1).endswith("MemoryError"):  # NumPy's own comes as a RuntimeError
             raise OctjepaError(f"a loader process ran out of memory: {_LESS}") from None
         if caught and isinstance(error, OctjepaError):  # its text is a traceback, which ends with the message
             raise type(error)(text.strip().splitlines()[-1].partition(": ")[2]) from None
         raise
+
+
+@contextmanager
+def hand_overs_told(crew: Iterable[BaseProcess]) -> Iterator[None]:
+    """Around the taking of batches: a process that dies while it hands one over leaves an error of the connection.
+
+    Raises OctjepaError with what that process of `crew` ended with.
+    """
+    try:
+        yield
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        if _CAUGHT.search(str(error)):  # raised in the process, which lives
+            raise
+        for process in crew:
+            process.join(_SECONDS)
+        codes = [process.exitcode for process in crew if process.exitcode]
+        said = f"exited unexpectedly with exit code {codes[0]}" if codes else "broke off while it handed over a batch"
+        if codes and codes[0] < 0:
+            said = f"is killed by signal: {signal.strsignal(-codes[0])}"
+        raise OctjepaError(f"a loader process {_cause(said)}") from None
+
+
+def _most_precise(error: BaseException) -> str:
+    """torch says that a process ended, and keeps the signal or exit code in the error that it was told first."""
+    said: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        said += _DEATH.findall(str(link) + ".")
+        link = link.__cause__ or link.__context__
+    return next((one for one in said if "signal" in one or "code" in one), said[0])
 
 
 def _cause(said: str) -> str:
