@@ -16,27 +16,16 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from octjepa.errors import UsageError
-from octjepa.evaluate import pools as pooling
 from octjepa.evaluate.baselines import covariate_features, majority
 from octjepa.evaluate.embed import with_participants
 from octjepa.evaluate.intervals import Draws
 from octjepa.evaluate.labels import LabelTable, Target, check_people, join, read_labels, test_set_hash
-from octjepa.evaluate.leaderboard.choose import (
-    ATTENTIVE,
-    DEFAULT,
-    PROBES,
-    Choice,
-    Option,
-    Tokens,
-    choose,
-    note_on,
-    read,
-    without_test,
-)
+from octjepa.evaluate.leaderboard.choose import ATTENTIVE, DEFAULT, Choice, Option, choose, note_on, read, without_test
 from octjepa.evaluate.leaderboard.details import details_of
-from octjepa.evaluate.leaderboard.embedding import Featured, featured
+from octjepa.evaluate.leaderboard.embedding import PATTERNS, Featured, featured
 from octjepa.evaluate.leaderboard.entries import read_entries
 from octjepa.evaluate.leaderboard.measure import Arm, Training, compare, constant, rows_of, training_row
+from octjepa.evaluate.leaderboard.options import UNTRAINED, check_probes, options_of, sources_of, tokens_of
 from octjepa.evaluate.lineup import aligned
 from octjepa.evaluate.lost import GROUPS, lost_groups
 from octjepa.evaluate.protocol import Cases, cases_of, person_labels
@@ -47,7 +36,6 @@ from octjepa.progress import bar
 from octjepa.store import Store
 
 COMMAND = "octjepa leaderboard"
-UNTRAINED = "untrained"
 
 
 @dataclass
@@ -95,7 +83,7 @@ def run_board(
     reference that is on no row, no entry left without a leak, a ledger that cannot be written; and what embedding
     raises.
     """
-    _check_probes(probes)
+    check_probes(probes)
     board = Board()
     entries = read_entries(given)
     targets = list(dict.fromkeys(targets))
@@ -109,6 +97,9 @@ def run_board(
         index = with_participants(store.table, store.participants)
         check_people(index)
         _joined(labels, index, cases_of(index, level, "features"), targets, task)
+        if ATTENTIVE in probes:
+            rasters = index[store.table["pattern"].isin(PATTERNS).to_numpy()].reset_index(drop=True)
+            tokens_of(cases_of(rasters, level, "features"), rasters)
     found = _without_leaks(featured(entries, store, folder, ATTENTIVE in probes), board)
     tables = aligned([one.table for one in found], board)
     volumes = tables[0].frame
@@ -118,7 +109,7 @@ def run_board(
     board.protocol = cases.about
     found = [replace(one, table=cases.merged(table)) for one, table in zip(found, tables, strict=True)]
     frame = found[0].table.frame
-    tokens = _tokens(cases, volumes) if ATTENTIVE in probes else None
+    tokens = tokens_of(cases, volumes) if ATTENTIVE in probes else None
     for text in labels.notes:
         board.note(text)
     for arm in dict.fromkeys(one.entry.arm for one in found if one.foreign):
@@ -130,7 +121,7 @@ def run_board(
     tested = np.concatenate([target.rows["test"] for target in joined])
     draws = Draws(person_ids[tested].tolist(), bootstrap, seed)
     board.reference = _reference(reference, found)
-    with bar("board", len(joined) * (len(_sources(found)) + 1), "row") as shown, threadpool_limits(1):
+    with bar("board", len(joined) * (len(sources_of(found)) + 1), "row") as shown, threadpool_limits(1):
         families = []
         for target in joined:
             for text in target.notes:
@@ -149,21 +140,6 @@ def run_board(
             shown.advance()
     board.comparisons = compare(families, board.reference)
     return board
-
-
-def _check_probes(probes: Sequence[str]) -> None:
-    known = (*PROBES, ATTENTIVE)
-    unknown = [name for name in probes if name not in known]
-    if unknown or not probes:
-        raise UsageError(f"no probe {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
-
-
-def _tokens(cases: Cases, volumes: pd.DataFrame) -> list[str]:
-    """The volume whose tokens stand for each case. Raises UsageError for a case of several."""
-    many = sum(len(case) > 1 for case in cases.members)
-    if many:
-        raise UsageError(f"{many} cases have several volumes, whose tokens have no mean: leave out the attentive probe")
-    return volumes["volume_id"].iloc[np.concatenate(cases.members)].tolist()
 
 
 def _joined(
@@ -219,42 +195,6 @@ def _reference(asked: str | None, found: list[Featured]) -> str:
     return asked or UNTRAINED
 
 
-def _sources(found: list[Featured]) -> dict[tuple[str, int], list[tuple[str, Featured, str]]]:
-    """(row name, seed) -> (checkpoint, table, view) of everything that has features to choose among.
-
-    The untrained networks of an arm's seeds are seeds of one row: "untrained" for the first arm, "untrained:ARM" for
-    one of another architecture.
-    """
-    sources: dict[tuple[str, int], list[tuple[str, Featured, str]]] = {}
-    for one in found:
-        sources.setdefault((one.entry.arm, one.entry.seed), []).append((one.candidate.label, one, "vector"))
-    twins: list[tuple[str, Featured]] = []
-    for one in found:
-        if not any(np.array_equal(one.table.untrained, other.table.untrained) for _, other in twins):
-            first = one.entry.arm == found[0].entry.arm
-            twins.append((UNTRAINED if first else f"{UNTRAINED}:{one.entry.arm}", one))
-    for name, one in twins:
-        sources[name, 1 + sum(key[0] == name for key in sources)] = [("", one, "untrained")]
-    sources["histogram", 1] = [("", found[0], "histogram")]
-    return sources
-
-
-def _options(views: list[tuple[str, Featured, str]], probes: Sequence[str], tokens: list[str] | None) -> list[Option]:
-    options = []
-    of_vectors = [name for name in probes if name != ATTENTIVE]
-    for checkpoint, one, view in views:
-        plain = view == "histogram"
-        for pool in ("none",) if plain else tuple(reversed(pooling.readable(one.table.pools))):
-            features = one.table.features(view, pool)
-            # A histogram has no tokens: where nothing else is asked for, the linear probe reads it.
-            options += [Option(checkpoint, pool, probe, features) for probe in of_vectors or ("linear",) * plain]
-        if tokens is not None and one.tokens is not None and not plain:
-            train = np.flatnonzero((one.table.frame["split"] == "train").to_numpy())
-            read_by = Tokens(one.tokens, view, tokens, train)
-            options.append(Option(checkpoint, "attention", ATTENTIVE, np.zeros((0, 1)), read_by))
-    return options
-
-
 def _choices(
     target: Target,
     found: list[Featured],
@@ -266,8 +206,8 @@ def _choices(
 ) -> list[tuple[str, int, Choice]]:
     chosen = []
     how = choosing(without_test(target), person_ids, seed)
-    for (name, number), views in _sources(found).items():
-        chosen.append((name, number, choose(_options(views, probes, tokens), target, how)))
+    for (name, number), views in sources_of(found).items():
+        chosen.append((name, number, choose(options_of(views, probes, tokens), target, how)))
         advance()
     return chosen
 
