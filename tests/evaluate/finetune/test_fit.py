@@ -45,6 +45,11 @@ def test_a_planted_effect_is_learnt_and_stands_beside_what_knows_nothing(done) -
         ours = figure(said, "small", "tuned")
         assert pair["difference"] == pytest.approx(ours["value"] - other["value"])
         assert pair["n_people"] == 12
+    best = next(pair for pair in said["paired"] if pair["against"] == "best_baseline")
+    known = [row for row in said["rows"] if row["name"] != "small" and row["probe"] != "tuned"]
+    assert figure(said, best["reference"], best["reference_probe"])["value"] == max(
+        row["value"] for row in known if row["metric"] == "auroc"
+    )
     assert "tuned minus frozen" in said["summary"]
 
 

@@ -11,10 +11,13 @@ import torch
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.errors import RecipeError
 from octjepa.evaluate import networks
+from octjepa.evaluate.finetune.cohort import choose_cohort
 from octjepa.evaluate.finetune.learn import set_rates
 from octjepa.evaluate.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.evaluate.finetune.settings import FinetuneRecipe, load_settings, recipe_names, to_yaml
+from octjepa.evaluate.result import ProbeResult
 from octjepa.model.blocks import Stack
+from planted import write_labels
 
 DEPTH = 6
 
@@ -116,6 +119,22 @@ def test_the_loss_is_that_of_the_probes_volume_by_volume() -> None:
     assert float(each_loss(said, truth, weight, 0.1)[3]) == 0
     wanted = torch.tensor([1.0, float("nan")])
     assert each_loss(torch.tensor([[0.5], [9.0]]), wanted, None, 0.0).tolist() == [0.25, 0.0]
+
+
+def test_classes_weigh_by_inverse_frequency_and_test_labels_are_not_in_the_loop(planted, source, tmp_path) -> None:
+    labels = write_labels(tmp_path / "labels.tsv", mark=[int(number % 4 == 0) for number in range(40)])
+    encoder, path = load_encoder(source / "encoder.safetensors"), source / "encoder.safetensors"
+
+    def weights(*overrides: str) -> list[float]:
+        settings = load_settings("finetune", overrides)
+        cohort = choose_cohort(settings, encoder, path, planted, labels, ["mark"], ProbeResult())
+        tested = (cohort.frame["split"] == "test").to_numpy()
+        assert np.isnan(cohort.tunings[0].truth[tested]).all()
+        assert np.isfinite(cohort.tunings[0].truth[~tested]).all()
+        return cohort.tunings[0].weight.tolist()
+
+    assert weights() == pytest.approx([20 / 30, 20 / 10])  # 15 people without, 5 with, of 20
+    assert weights("class_weights=false") == [1, 1]
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -85,20 +85,33 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
     assert [folder.name for folder in list_folders(tmp_path / "out" / "checkpoints")] == ["step-00000003"]
     with pytest.raises(WrongCheckpointError, match="since it was begun, the recipe changed"):
         tune(tmp_path / "out", *QUICK, "head_lr=0.5", resume=True)
-    other = write_labels(tmp_path / "other.tsv", mark=[(number // 2) % 2 for number in range(40)])
+    other = write_labels(
+        tmp_path / "other.tsv", mark=[(number + (number < 4)) % 2 for number in range(40)]
+    )  # training people
     with pytest.raises(WrongCheckpointError, match="since it was begun, the labels changed"):
         tune(tmp_path / "out", *QUICK, labels=other, resume=True)
     tune(tmp_path / "out", *QUICK, resume=True)
     assert_same(out, tmp_path / "out")
 
 
-def test_early_stopping_ends_in_the_last_stage_and_keeps_the_best_look(tune, tmp_path, monkeypatch) -> None:
-    losses = iter([0.5, 0.4, 0.6, 0.7, 0.8, 0.9])  # at updates 2, 4, ...: the last stage begins after update 4
+def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tune, tmp_path, monkeypatch) -> None:
+    losses = iter([0.5, 0.9, 0.6, 0.7])  # at updates 2, 4, ...: the last stage begins after update 4
+    seen = []
+    honest = learn.read_scores
+
+    def look(network, *others):
+        seen.append({name: value.clone() for name, value in network.state_dict().items()})
+        return honest(network, *others)
+
+    monkeypatch.setattr(learn, "read_scores", look)
     monkeypatch.setattr(learn, "held_out", lambda *_: (next(losses), None))
     tune(tmp_path / "out", *QUICK, "patience=1")
     looks = [line for line in read_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
     assert [line["update"] for line in looks] == [2, 4, 6]
-    assert [folder.name for folder in list_folders(tmp_path / "out" / "tuned")] == ["step-00000004"]
+    assert [folder.name for folder in list_folders(tmp_path / "out" / "tuned")] == ["step-00000002"]
+    kept = weights_of(tmp_path / "out")["heads.0.linear.weight"]
+    assert torch.equal(kept, seen[0]["heads.0.linear.weight"])
+    assert not torch.equal(kept, seen[-1]["heads.0.linear.weight"])
 
 
 def test_updates_without_a_finite_gradient_change_nothing_and_end_the_run_when_they_do_not_end(

@@ -95,9 +95,7 @@ class TunedNetwork(nn.Module):
         depth = len(self.encoder.blocks)
         last, everything = settings.starts
         of_layers = layer_groups(self.encoder, settings.encoder_lr, settings.layer_decay)
-        parts = [
-            (list(self.heads.parameters()), settings.head_lr, 0 if settings.stages.head else min(last, everything))
-        ]
+        parts = [(list(self.heads.parameters()), settings.head_lr, 0)]
         for level, group in enumerate(of_layers):  # level 0 is the patch embedding, level n block n
             early = settings.stages.last > 0 and level > depth - settings.last_blocks
             parts.append((group["params"], group["lr"], last if early else everything))
