@@ -210,7 +210,7 @@ def test_later_overrides_win_and_values_are_yaml(minimal: Path) -> None:
 
 @pytest.mark.parametrize("override", ["train.seed", "=1", "train.=1", ".seed=1", "train..seed=1"])
 def test_an_override_of_another_form_is_refused(minimal: Path, override: str) -> None:
-    assert "is not of the form section.key=value" in refused(minimal, override)
+    assert "is not of the form key=value, such as train.base_lr=1e-4" in refused(minimal, override)
 
 
 def test_an_override_below_a_value_is_refused(minimal: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads a recipe: by name or path, with dotted overrides, into a frozen `Recipe`, or a `RecipeError` that says why.
+"""Reads a recipe: by name or path, with dotted overrides, into a frozen model, or a `RecipeError` that says why.
 
 YAML 1.1 reads `1e-4` as text; the loader here reads it as the number it is (YAML 1.2). A key given twice is refused.
 """
@@ -9,15 +9,18 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from octjepa.errors import RecipeError
 from octjepa.recipe import Recipe
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,68 +57,74 @@ def parse_yaml(text: str, where: str) -> Any:
         raise RecipeError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from None
 
 
-def recipe_folder() -> Path:
-    """Where the recipes that come with the package lie."""
-    return Path(str(files("octjepa"))) / "recipes"
+@dataclass(frozen=True)
+class RecipeKind(Generic[Model]):
+    """A kind of recipe: the model that checks it, the folder of those that come with the package, and its name.
 
-
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
-
-
-def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe called `name_or_path` (a shipped name or a YAML file) with `a.b=value` overrides applied in order.
-
-    Raises RecipeError: no such recipe, not YAML, an unknown, unused or ill-typed key.
+    `example` is an override that it takes; `or_else`: what the user may have meant where there is no such recipe.
     """
-    path = Path(name_or_path)
-    if path.suffix not in {".yaml", ".yml"}:
-        path = recipe_folder() / f"{name_or_path}.yaml"
-    if not path.is_file():
-        known = ", ".join(recipe_names())
-        raise RecipeError(f"no recipe {str(name_or_path)!r}: give the path of a .yaml file, or one of {known}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} cannot be read as a text file: {error}") from None
-    data = parse_yaml(text, str(path))
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of recipe sections")
-    data.setdefault("name", path.stem)
-    for override in overrides:
-        _apply(data, override)
-    return recipe_from(data, str(name_or_path))
+
+    model: type[Model]
+    folder: Path
+    called: str
+    example: str
+    or_else: str = ""
+
+    def names(self) -> list[str]:
+        """Of the recipes that come with the package."""
+        return sorted(path.stem for path in self.folder.glob("*.yaml"))
+
+    def load(self, name_or_path: str | Path, overrides: Iterable[str] = ()) -> Model:
+        """The recipe called `name_or_path` (a shipped name or a YAML file) with `a.b=value` overrides, in order.
+
+        Raises RecipeError: no such recipe, not YAML, an unknown, unused or ill-typed key.
+        """
+        path = Path(name_or_path)
+        if path.suffix not in {".yaml", ".yml"}:
+            path = self.folder / f"{name_or_path}.yaml"
+        if not path.is_file():
+            wanted = f"give the path of a .yaml file, {self.or_else}or one of {', '.join(self.names())}"
+            raise RecipeError(f"no {self.called} {str(name_or_path)!r}: {wanted}")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{path} cannot be read as a text file: {error}") from None
+        data = parse_yaml(text, str(path))
+        if not isinstance(data, dict):
+            raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of the keys of a {self.called}")
+        data.setdefault("name", path.stem)
+        for override in overrides:
+            self._apply(data, override)
+        return self.read(data, str(name_or_path))
+
+    def read(self, data: dict[str, Any], where: str) -> Model:
+        """Plain data -> recipe. Raises RecipeError listing every fault at once."""
+        try:
+            return self.model.model_validate(data)
+        except ValidationError as error:
+            faults = "\n".join(f"  {_fault(self.model, dict(item))}" for item in error.errors())
+            raise RecipeError(f"{self.called} {where} is refused:\n{faults}") from None
+
+    def _apply(self, data: dict[str, Any], override: str) -> None:
+        key, sign, text = override.partition("=")
+        parts = key.strip().split(".")
+        if not sign or not all(parts):
+            raise RecipeError(f"override {override!r} is not of the form key=value, such as {self.example}")
+        section = data
+        for part in parts[:-1]:
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                raise RecipeError(f"override {override!r}: {part!r} is a value, not a section")
+        section[parts[-1]] = parse_yaml(text, f"override {override!r}") if text.strip() else None
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, sign, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not sign or not all(parts):
-        raise RecipeError(f"override {override!r} is not of the form section.key=value, such as train.base_lr=1e-4")
-    section = data
-    for part in parts[:-1]:
-        if section.get(part) is None:
-            section[part] = {}
-        section = section[part]
-        if not isinstance(section, dict):
-            raise RecipeError(f"override {override!r}: {part!r} is a value, not a section")
-    section[parts[-1]] = parse_yaml(text, f"override {override!r}") if text.strip() else None
-
-
-def recipe_from(data: dict[str, Any], where: str) -> Recipe:
-    """Plain data -> Recipe. Raises RecipeError listing every fault at once."""
-    try:
-        return Recipe.model_validate(data)
-    except ValidationError as error:
-        faults = "\n".join(f"  {_fault(data, dict(item))}" for item in error.errors())
-        raise RecipeError(f"recipe {where} is refused:\n{faults}") from None
-
-
-def _fault(data: dict[str, Any], item: dict[str, Any]) -> str:
+def _fault(model: type[BaseModel], item: dict[str, Any]) -> str:
     location = [str(part) for part in item["loc"]]
     key = ".".join(location)
     if item["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_nearest(location)}"
+        return f"{key}: unknown key{_nearest(model, location)}"
     if item["type"] == "missing":
         return f"{key}: missing"
     message = item["msg"].removeprefix("Value error, ")
@@ -124,19 +133,37 @@ def _fault(data: dict[str, Any], item: dict[str, Any]) -> str:
     return f"{key}: {message}{shown}" if key else message
 
 
-def _nearest(location: list[str]) -> str:
+def _nearest(model: type[BaseModel], location: list[str]) -> str:
     import difflib
 
-    model: Any = Recipe
     for part in location[:-1]:
-        model = model.model_fields[part].annotation
+        kind = model.model_fields[part].annotation
+        model = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
     names = list(model.model_fields)
     close = difflib.get_close_matches(location[-1], names, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; known here: " + ", ".join(names)
 
 
-def to_yaml(recipe: Recipe) -> str:
-    """The resolved recipe, every key written out; `load_recipe` reads it back to an equal recipe."""
+PRETRAINING = RecipeKind(Recipe, Path(str(files("octjepa"))) / "recipes", "recipe", "train.base_lr=1e-4")
+
+
+def recipe_names() -> list[str]:
+    """Of pretraining."""
+    return PRETRAINING.names()
+
+
+def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe of pretraining, as `RecipeKind.load`. Raises RecipeError."""
+    return PRETRAINING.load(name_or_path, overrides)
+
+
+def recipe_from(data: dict[str, Any], where: str) -> Recipe:
+    """Plain data -> Recipe. Raises RecipeError listing every fault at once."""
+    return PRETRAINING.read(data, where)
+
+
+def to_yaml(recipe: BaseModel) -> str:
+    """The resolved recipe, every key written out; `RecipeKind.load` reads it back to an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 

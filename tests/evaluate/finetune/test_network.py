@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.config import to_yaml
 from octjepa.errors import RecipeError
 from octjepa.evaluate import networks
 from octjepa.evaluate.finetune.cohort import choose_cohort
 from octjepa.evaluate.finetune.learn import set_rates
 from octjepa.evaluate.finetune.network import TunedNetwork, draw_paths, each_loss
-from octjepa.evaluate.finetune.settings import FinetuneRecipe, load_settings, recipe_names, to_yaml
+from octjepa.evaluate.finetune.settings import RECIPES, FinetuneRecipe, load_settings
 from octjepa.evaluate.result import ProbeResult
 from octjepa.model.blocks import Stack
 from planted import write_labels
@@ -137,7 +138,7 @@ def test_classes_weigh_by_inverse_frequency_and_test_labels_are_not_in_the_loop(
     assert weights("class_weights=false") == [1, 1]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", RECIPES.names())
 def test_shipped_recipes_are_read_back_as_they_are_written(name: str, tmp_path) -> None:
     settings = load_settings(name)
     (tmp_path / "again.yaml").write_text(to_yaml(settings))
@@ -154,13 +155,15 @@ def test_study_group_is_a_person_at_a_time_by_balanced_accuracy() -> None:
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("learning_rate=1", "learning_rate: unknown key; known: name, targets"),
-        ("stages.first=1", "stages.first: unknown key; known: head, last, all"),
-        ("views.flip=1", "views.flip: unknown key; known: flip_slow"),
+        ("encoder_rate=1", "encoder_rate: unknown key; did you mean 'encoder_lr'?"),
+        ("stages.first=1", "stages.first: unknown key; known here: head, last, all"),
+        ("views.flip=1", "views.flip: unknown key; did you mean 'flip_slow'?"),
+        ("stage.all=1", "stage: unknown key; did you mean 'stages'?"),
         ("stages={head: 0, last: 0, all: 0}", "every stage has 0 updates"),
         ("metric=accuracy", "metric 'accuracy' is unknown: one of auroc"),
         ("head_lr=yes", "switches"),
-        ("batch", "not of the form key=value"),
+        ("batch", "not of the form key=value, such as stages.all=500"),
+        ("targets=drusen", "targets: Input should be a valid tuple (found 'drusen')"),
         ("level=scan", "level: Input should be 'volume', 'eye' or 'person'"),
     ],
 )

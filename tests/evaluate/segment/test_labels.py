@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from octjepa.errors import UsageError
 from octjepa.evaluate.segment.cohort import LabelledVolumes
 from octjepa.evaluate.segment.label_files import PHANTOM_LAYERS, LabelFolder
 from octjepa.evaluate.segment.places import labels_to_stored, reversed_frames, scores_to_scan
-from octjepa.evaluate.segment.settings import load_settings, recipe_names
+from octjepa.evaluate.segment.settings import RECIPES, load_settings
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.canonical import canonicalise
@@ -188,13 +189,19 @@ def test_scans_whose_voxels_ingest_turned_are_left_out() -> None:
 
 
 def test_recipes_load_and_wrong_keys_are_refused() -> None:
-    assert recipe_names() == ["segment_decoder", "segment_linear", "segment_tuned"]
-    assert [load_settings(name).head for name in recipe_names()] == ["decoder", "linear", "decoder, tuned"]
+    assert RECIPES.names() == ["segment_decoder", "segment_linear", "segment_tuned"]
+    assert [load_settings(name).head for name in RECIPES.names()] == ["decoder", "linear", "decoder, tuned"]
     made = load_settings("segment_decoder", ["decoder.updates=7", "centre=scan"])
     assert made.decoder is not None
     assert (made.decoder.updates, made.decoder.lr, made.centre) == (7, 3e-3, "scan")
-    for wrong, said in (("head=linear", "unknown key"), ("columns=0", "columns"), ("columns", "key=value")):
-        with pytest.raises(UsageError, match=said):
+    for wrong, said in (
+        ("head=linear", "segmentation recipe segment_linear is refused:\n  head: unknown key; known here: name"),
+        ("decoder.update=7", "decoder.update: unknown key; did you mean 'updates'?"),
+        ("columns=0", "columns: Input should be greater than 0 (found 0)"),
+        ("columns", "'columns' is not of the form key=value, such as decoder.updates=100"),
+        ("columns.width=1", "'columns' is a value, not a section"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
             load_settings("segment_linear", [wrong])
-    with pytest.raises(UsageError, match="segment_linear"):
+    with pytest.raises(UsageError, match="a head's folder to apply, or one of segment_decoder, segment_linear"):
         load_settings("nothing")

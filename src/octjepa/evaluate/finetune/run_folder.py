@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.checkpoint import PretrainedEncoder
-from octjepa.config import science_hash
+from octjepa.config import science_hash, to_yaml
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune.cohort import Cohort
-from octjepa.evaluate.finetune.settings import FinetuneRecipe, to_yaml
+from octjepa.evaluate.finetune.settings import FinetuneRecipe
 from octjepa.store import Store
 from octjepa.store.disk import write_atomic, write_json
 from octjepa.train.run_folder import code_hash, data_hash

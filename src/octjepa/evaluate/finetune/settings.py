@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, StrictBool, ValidationError, model_validator
+from pydantic import Field, StrictBool, model_validator
 
-from octjepa.config import parse_yaml
-from octjepa.errors import RecipeError
+from octjepa.config import RecipeKind
 from octjepa.evaluate.metrics import METRICS
 from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
 from octjepa.recipe.base import Positive, Share, machine
 
-_FOLDER = Path(__file__).parent / "recipes"
-_SECTIONS = ("stages", "views")
 Updates = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -104,56 +100,9 @@ class FinetuneRecipe(Section):
         return 0 if update < last else min(self.last_blocks, depth) if update < everything else depth + 1
 
 
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+RECIPES = RecipeKind(FinetuneRecipe, Path(__file__).parent / "recipes", "fine-tuning recipe", "stages.all=500")
 
 
 def load_settings(name_or_path: str | Path, overrides: Iterable[str] = ()) -> FinetuneRecipe:
     """A shipped recipe or a YAML file, `key=value` overrides applied. Raises RecipeError."""
-    path = Path(name_or_path)
-    if path.suffix not in {".yaml", ".yml"}:
-        path = _FOLDER / f"{name_or_path}.yaml"
-    if not path.is_file():
-        known = ", ".join(recipe_names())
-        raise RecipeError(f"no fine-tuning recipe {str(name_or_path)!r}: give a .yaml file or one of {known}")
-    try:
-        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} cannot be read as a text file: {error}") from None
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of keys")
-    data.setdefault("name", path.stem)
-    for override in overrides:
-        key, sign, text = override.partition("=")
-        section, _, leaf = key.strip().rpartition(".")
-        if not sign or not leaf or (section and section not in _SECTIONS):
-            raise RecipeError(f"override {override!r} is not of the form key=value, such as stages.all=500")
-        value = parse_yaml(text, f"override {override!r}") if text.strip() else None
-        into = data if not section else data.setdefault(section, {})
-        if not isinstance(into, dict):
-            raise RecipeError(f"override {override!r}: {section!r} is a value, not a section")
-        into[leaf] = value
-    return settings_from(data, str(name_or_path))
-
-
-def settings_from(data: dict[str, Any], where: str) -> FinetuneRecipe:
-    """Raises RecipeError listing every fault."""
-    try:
-        return FinetuneRecipe.model_validate(data)
-    except ValidationError as error:
-        faults = []
-        for item in error.errors():
-            known: Any = FinetuneRecipe
-            for part in item["loc"][:-1]:
-                known = known.model_fields[part].annotation
-            says = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "extra_forbidden":
-                says = f"unknown key; known: {', '.join(known.model_fields)}"
-            key = ".".join(map(str, item["loc"]))
-            faults.append("  " + (f"{key}: " if key else "") + says)
-        raise RecipeError(f"fine-tuning recipe {where} is refused:\n" + "\n".join(faults)) from None
-
-
-def to_yaml(settings: FinetuneRecipe) -> str:
-    """Every key written out; `load_settings` reads it back to equal settings."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+    return RECIPES.load(name_or_path, overrides)

@@ -17,7 +17,7 @@ from octjepa.evaluate.embed_part import weights_hash
 from octjepa.evaluate.segment.decoder import Decoder, DecoderHead
 from octjepa.evaluate.segment.linear import LinearHead
 from octjepa.evaluate.segment.prior import Prior
-from octjepa.evaluate.segment.settings import SegmentRecipe, settings_from
+from octjepa.evaluate.segment.settings import RECIPES, SegmentRecipe
 from octjepa.evaluate.segment.windows import of_encoder
 from octjepa.train.runtime import Runtime
 
@@ -95,7 +95,7 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
     if folder is None:
         raise WrongCheckpointError(f"{path} holds no segmentation head: give the folder that octjepa segment wrote")
     about = read_manifest(folder)
-    settings = settings_from(about["settings"], f"of {folder}")
+    settings = RECIPES.read(about["settings"], f"of {folder}")
     device = Runtime("fp32").device
     if checkpoint is None and not settings.tuned:
         raise UsageError(f"the head {path} was made on a frozen encoder: name it with --from")
