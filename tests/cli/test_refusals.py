@@ -92,6 +92,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["split", "EMPTY"], "is no store"),
         (["split", "STORE", "--by", "luck"], "recommended or stratified"),
         (["plan", "smoke_test", "--store", "TEXTS"], "is no store"),
+        (["plan", "smoke_test", "--measure"], "give it by --store"),
         (["pretrain", "smoke_test", "--store", "NEW", "--out", "NEW2"], "no store at"),
         (["pretrain", "smoke_test", "--store", "EMPTY", "--out", "NEW"], "is no store"),
         (["pretrain", "LARGE", "--store", "STORE", "--out", "NEW"], "image_size: store (16, 128, 128), recipe (64"),

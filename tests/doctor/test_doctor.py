@@ -168,7 +168,7 @@ def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
     wanted = 5 * 4 * (planned["parameters"] + 2 * planned["trainable"]) + 1e8
     assert f"{wanted / 1e9:.1f} GB" in found["disk"].expected
     assert found["disk"].state == ("ok" if wanted <= 5e8 else "failed")
-    planned = {**planned, "peak_memory_bytes": 4e9, "parameters": 50e6}
+    planned = {**planned, "peak_memory_bytes": 4e9, "disk_bytes": 1e9}
     found = machine_with(tmp_path, recipe, planned)
     assert (found["memory"].state, found["disk"].state) == ("failed", "failed")
     assert "machine.micro_batch" in found["memory"].to_do

@@ -21,23 +21,28 @@ def plan(
     overrides: Overrides = None,
     store: Annotated[str | None, typer.Option("--store", help="Count its training volumes.")] = None,
     masks: Annotated[Path | None, typer.Option("--masks", help="Folder for a report on what the masks do.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time a few micro-batches of --store on this machine: hours.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """All figures of a run before it runs: tokens, parameters, arithmetic, memory, updates, learning rate."""
+    """All figures of a run before it runs: tokens, parameters, arithmetic, memory, disk, updates, learning rate."""
     from octjepa.config import load_recipe
     from octjepa.train.plan import plan as plan_recipe
 
     set_quiet(quiet)
     resolved = load_recipe(recipe, overrides or ())
+    if measure and store is None:
+        raise UsageError("--measure times micro-batches of a store: give it by --store")
     about: dict[str, Any] = {}
-    opened, ids = None, None
+    opened, ids, stream = None, None, None
     if store is not None:
         from octjepa.store import Store
         from octjepa.train.cohort import choose_cohort
 
         opened = Store.open(store)
-        cohort, _ = choose_cohort(opened, resolved)
+        cohort, stream = choose_cohort(opened, resolved)
         cohort.tell()
         ids = cohort.train.volume_ids
         about = cohort.about() if as_json else {}
@@ -45,7 +50,12 @@ def plan(
         from octjepa.report.figures.mask_report import report_masks
 
         about["masks"] = report_masks(resolved, opened, ids, masks)
-    say({**plan_recipe(resolved, None if ids is None else len(ids)), **about}, as_json)
+    planned = plan_recipe(resolved, None if ids is None else len(ids))
+    if measure and stream is not None:
+        from octjepa.train.clock import time_run
+
+        planned |= time_run(resolved, stream, planned["updates"])
+    say({**planned, **about}, as_json)
 
 
 @app.command()

@@ -17,8 +17,8 @@ from octjepa.doctor.check import Check, gigabytes, tried
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.store.disk import only_writer, write_atomic
+from octjepa.train.plan import JOURNAL_BYTES
 
-_FP32_BYTES = 4
 _LITTLE = 2e9  # bytes of memory or disk that even the smallest run wants
 _SHARED = 256e6  # bytes of shared memory that loader processes want; containers often give 64 MB
 _OLDEST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,10 +90,8 @@ def _disk(out: Path, recipe: Recipe | None, planned: dict[str, Any] | None) -> C
     place, wanted, expected = out, _LITTLE, f"{gigabytes(_LITTLE)} at least"
     if recipe is not None and planned is not None:
         where = recipe.checkpoint.dir
-        # The last k, the best, and the one being written; weights and two moments of the trained ones, all fp32.
-        each = _FP32_BYTES * (planned["parameters"] + 2 * planned["trainable"])
         local = where is not None and not is_remote(where)
-        wanted = (each * (recipe.checkpoint.keep_last + 2) if local else 0) + 1e8
+        wanted = float(planned["disk_bytes"] if local else JOURNAL_BYTES)
         expected = f"{gigabytes(wanted)} for checkpoints and the journal"
         place = out / where if local and where is not None else out
     free = float(shutil.disk_usage(nearest(place)).free)

@@ -19,6 +19,9 @@ from octjepa.train.peak import peak_bytes
 from octjepa.train.preflight import batch_shares
 from octjepa.train.schedule import lr_curve, total_updates, warmup_updates
 
+_FP32_BYTES = 4
+JOURNAL_BYTES = 10**8  # of 100,000 updates, pictures with it
+
 
 def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     """All figures of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
@@ -53,6 +56,7 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "parameters_by_part": {name: _count(part) for name, part in model.named_children()},
         "flops_per_volume": flops,
         "peak_memory_bytes": peak_bytes(recipe, micro),
+        "disk_bytes": _disk_bytes(recipe, every, trainable, updates),
         "volumes": counted,
         "volumes_known": known is not None,
         "updates": updates,
@@ -63,6 +67,17 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "lr": {"first": curve[0], "peak": max(curve), "last": curve[-1]},
         "ema_half_life_samples": _half_life(recipe.objective.ema_base) * recipe.train.global_batch,
     }
+
+
+def _disk_bytes(recipe: Recipe, parameters: int, trainable: int, updates: int) -> int:
+    """The most that checkpoints and the journal take: the last k, the permanent, the best and the one being written.
+
+    A checkpoint holds the weights and two moments of the trained ones, all fp32.
+    """
+    if recipe.checkpoint.dir is None:
+        return JOURNAL_BYTES
+    permanent = updates // recipe.checkpoint.keep_every_updates if recipe.checkpoint.keep_every_updates else 0
+    return _FP32_BYTES * (parameters + 2 * trainable) * (recipe.checkpoint.keep_last + 2 + permanent) + JOURNAL_BYTES
 
 
 def _count(part: torch.nn.Module) -> int:
