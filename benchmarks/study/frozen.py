@@ -23,6 +23,7 @@ from octjepa.phantom import LESIONS
 from .cohort import Eyes
 from .plan import FEW_PEOPLE, PRIMARY_POOL
 
+WITHIN = "_within_vendor"
 _DRAWS_OF_FEW = 3  # draws of the few labelled people; the figure is their mean
 Say = Callable[[str, float, float | None, float | None, int], None]
 Scores = Float[np.ndarray, " n"]
@@ -106,7 +107,7 @@ def say_lesions(
     val: dict[int, tuple[Bool[np.ndarray, " v"], Scores]],
     ending: str = "",
 ) -> None:
-    """AUROC of each lesion and their mean; without `ending` (the primary pool) also calibration and validation."""
+    """AUROC of each lesion and their mean; without `ending` (the primary pool) also what else is said of them."""
 
     def macro(metric: str, weights: np.ndarray) -> np.ndarray:
         return np.mean([measure(metric, one, weights) for one in test.values()], axis=0)
@@ -119,6 +120,16 @@ def say_lesions(
     for k, one in test.items():
         bench.estimate(f"lesion_auroc_{LESIONS[k]}", lambda weights, one=one: measure("auroc", one, weights))
     bench.estimate("lesion_auroc_macro", lambda weights: macro("auroc", weights))
+    vendors = bench.eyes.devices[bench.test]
+    inside = {
+        k: lambda weights, k=k, one=one: auroc_within(bench.truth(k), one.scores[:, 1], vendors, weights)
+        for k, one in test.items()
+    }
+    for k, statistic in inside.items():
+        bench.estimate(f"lesion_auroc_{LESIONS[k]}{WITHIN}", statistic)
+    bench.estimate(
+        f"lesion_auroc_macro{WITHIN}", lambda weights: np.mean([do(weights) for do in inside.values()], axis=0)
+    )
     bench.estimate("lesion_ece_macro", lambda weights: macro("ece", weights), centred=True)
     known = [
         float(weighted_auroc(truth, scores, np.ones((len(truth), 1)))[0])
@@ -127,6 +138,19 @@ def say_lesions(
     ]
     if known:
         bench.say("lesion_auroc_macro_val", float(np.mean(known)), None, None, len(bench.val))
+
+
+def auroc_within(
+    truth: Bool[np.ndarray, " n"], scores: Scores, groups: np.ndarray, weights: Float[np.ndarray, "n resamples"]
+) -> Float[np.ndarray, " resamples"]:
+    """The share of ordered pairs among pairs of one group: how common the lesion is in each group plays no part."""
+    right, pairs = np.zeros(weights.shape[1]), np.zeros(weights.shape[1])
+    for group in np.unique(groups):
+        here = np.flatnonzero(groups == group)
+        count = weights[here][truth[here]].sum(axis=0) * weights[here][~truth[here]].sum(axis=0)
+        right += count * np.nan_to_num(weighted_auroc(truth[here], scores[here], weights[here]))  # NaN: no pair
+        pairs += count
+    return np.divide(right, pairs, out=np.full_like(right, np.nan), where=pairs > 0)
 
 
 def say_few_labels(bench: Bench, features: np.ndarray, sizes: Sequence[int] = FEW_PEOPLE) -> None:

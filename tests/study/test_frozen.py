@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from benchmarks.study.frozen import few, lesion_scores, say_all, say_few_labels, say_lesions, say_vendor_left_out
+from benchmarks.study.frozen import (
+    auroc_within,
+    few,
+    lesion_scores,
+    say_all,
+    say_few_labels,
+    say_lesions,
+    say_vendor_left_out,
+)
 
 from invented_eyes import Said, bench, invented
 
@@ -38,6 +46,36 @@ def test_a_sign_that_turns_with_the_vendor_is_lost_where_the_vendor_has_no_label
     one = bench(eyes, said)
     say_vendor_left_out(one, features, lesion_scores(one, features)[0])
     assert said["leave_vendor_out_drop"][0] > 0.2  # all of vendor a, a quarter of the mean
+
+
+def test_within_a_vendor_its_share_of_lesions_plays_no_part(said: Said) -> None:
+    """All that is known is the vendor, and the vendors' shares of training and test people are each other's reverse."""
+    eyes = invented(people=120)
+    of_vendor = eyes.devices == "a"
+    for split, inside in (("train", True), ("test", False)):
+        here = eyes.rows(split)
+        eyes.labels[here, 0] = (of_vendor[here] == inside) & (np.arange(len(here)) % 8 < 6) | (
+            np.arange(len(here)) % 8 == 7
+        )
+    one = bench(eyes, said)
+    say_lesions(one, *lesion_scores(one, of_vendor[:, None].astype(float)))
+    assert said["lesion_auroc_drusen"][0] < 0.35
+    assert said["lesion_auroc_drusen_within_vendor"][0] == 0.5
+    answer = Said()
+    one = bench(eyes, answer)
+    say_lesions(one, *lesion_scores(one, eyes.labels + 3.0 * of_vendor[:, None]))
+    assert answer["lesion_auroc_drusen_within_vendor"][0] > 0.97
+    assert answer["lesion_auroc_macro_within_vendor"][0] > 0.97
+
+
+def test_pairs_within_groups_by_hand() -> None:
+    truth = np.array([True, False, False, True, True, False])
+    scores = np.array([0.9, 0.1, 0.95, 0.2, 0.4, 0.3])
+    groups = np.array(["a", "a", "a", "b", "b", "b"])
+    found = auroc_within(truth, scores, groups, np.ones((6, 1)))
+    assert found.tolist() == [(1 + 1) / 4]  # a: one of two pairs, b: one of two
+    weights = np.array([[1.0], [1.0], [1.0], [0.0], [0.0], [1.0]])  # nobody of b has the lesion in this resample
+    assert auroc_within(truth, scores, groups, weights).tolist() == [0.5]
 
 
 def test_nothing_told_is_one_half_everywhere(said: Said) -> None:
