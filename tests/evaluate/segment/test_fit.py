@@ -115,3 +115,19 @@ def test_a_head_refuses_an_encoder_of_another_contract_and_other_weights(line: L
     nothing = call("segment", line.out, "--scan", line.scan("cirrus"), "--out", tmp_path / "x")
     assert nothing.code == 2
     assert "--from" in nothing.err
+
+
+def test_a_store_that_was_prepared_otherwise_is_refused_with_what_differs_and_what_to_do(
+    line: Line, tmp_path: Path
+) -> None:
+    other = RECIPE.model_copy(
+        update={"preprocessing": RECIPE.preprocessing.model_copy(update={"flatten": "quadratic"})}
+    )
+    told = call(
+        "segment", "segment_linear", "--from", write_encoder(tmp_path / "other.safetensors", other),
+        "--store", line.root / "store", "--labels", line.labels, "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert told.code == 2
+    assert "flatten: store none, recipe quadratic" in told.err
+    assert "Ingest the files into a new store with the recipe of the weights" in told.err
+    assert not (tmp_path / "out").exists()

@@ -17,7 +17,8 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.place import place_of
-from octjepa.errors import ContractError, UsageError
+from octjepa.errors import UsageError
+from octjepa.evaluate.embed import refuse_another_contract
 from octjepa.evaluate.intervals import Draws, paired_difference
 from octjepa.evaluate.seen import leaked_people, trained_from
 from octjepa.evaluate.segment import decoder
@@ -33,7 +34,6 @@ from octjepa.evaluate.segment.windows import of_encoder, of_pixels
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
 from octjepa.train.runtime import Runtime
-from octjepa.views.sample import check_contract
 
 log = logging.getLogger(__name__)
 _BESIDE = ("untrained", "intensity", "place_prior")
@@ -53,7 +53,11 @@ def segment_store(
     encoder = load_encoder(checkpoint).to(device)
     if encoder.name in _BESIDE:
         raise UsageError(f"the recipe of {checkpoint} is called {encoder.name}, as a row beside it: rename the recipe")
-    _check(settings, encoder, store, checkpoint)
+    refuse_another_contract(encoder, store, checkpoint)
+    if encoder.recipe.tokens.patch_size[2] % settings.columns:
+        raise UsageError(
+            f"columns: {settings.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
+        )
     cohort = LabelledVolumes(store, labels, encoder.recipe, classes)
     labelled = store.table[store.table["volume_id"].isin(cohort.stored)]
     leaked = leaked_people(labelled, trained_from(encoder.trained_on, place_of(checkpoint)))
@@ -85,19 +89,6 @@ def segment_store(
         "etdrs": str(out / "etdrs.tsv"),
         "figure": str(picture),
     }
-
-
-def _check(settings: SegmentRecipe, encoder: PretrainedEncoder, store: Store, checkpoint: str | Path) -> None:
-    differences = check_contract(store.preprocessing, encoder.recipe)
-    if differences:
-        raise ContractError(
-            f"store {store.location} was prepared otherwise than the weights of {checkpoint} expect:\n  "
-            + "\n  ".join(differences)
-        )
-    if encoder.recipe.tokens.patch_size[2] % settings.columns:
-        raise UsageError(
-            f"columns: {settings.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
-        )
 
 
 def _make(
