@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -264,6 +266,66 @@ def test_a_damaged_volume_is_named(built: tuple[Path, dict], tmp_path: Path) -> 
         store.read(name)
     with pytest.raises(UsageError, match="has no volume"):
         store.read("0" * 16)
+
+
+@pytest.mark.parametrize("part", ["pixels.npy", "geometry.npz"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 of an archive that was cut off"])
+def test_a_volume_that_was_cut_off_is_damaged(
+    built: tuple[Path, dict], tmp_path: Path, part: str, content: bytes
+) -> None:
+    from octjepa.store import Store
+
+    store = Store.open(shutil.copytree(built[0], tmp_path / "copy"))
+    name = store.table["volume_id"].iloc[0]
+    (store.chunk(name) / part).write_bytes(content)
+    with pytest.raises(OctjepaError, match=rf"chunks/{name[:2]}/{name} is damaged .* delete it and ingest again"):
+        store.read(name)
+    assert store.damaged() == [name]
+
+
+def test_no_open_file_left_is_no_damage(built: tuple[Path, dict]) -> None:
+    from octjepa.store import Store
+
+    store = Store.open(built[0])
+    name = store.table["volume_id"].iloc[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (built[0] / "store.json").open() as last:
+        free = last.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OctjepaError) as read:
+            store.read(name)
+        with pytest.raises(OctjepaError) as verified:
+            store.damaged()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for told in (read, verified):
+        assert "cannot be read: Too many open files. The volume is not at fault: raise the limit" in str(told.value)
+        assert "delete" not in str(told.value)
+    assert store.read(name).volume_id == name
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.ENOMEM, "Cannot allocate memory.*fewer processes"), (errno.EIO, "Input/output error.*look after the disk")],
+)
+def test_no_memory_and_a_failing_disk_are_told_as_such(
+    built: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, number: int, told: str
+) -> None:
+    from octjepa.store import Store
+    from octjepa.store.native import NativeMap
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    store = Store.open(built[0])
+    name = store.table["volume_id"].iloc[0]
+    monkeypatch.setattr("mmap.mmap", refuses)
+    with pytest.raises(OctjepaError, match=f"cannot be read: {told}"):
+        store.read(name)
+    monkeypatch.setattr("zipfile.ZipFile", refuses)
+    with pytest.raises(OctjepaError, match=f"cannot be read: {told}"):
+        NativeMap.of(store, name)
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
+from octjepa.errors import OctjepaError
 from octjepa.store.canonical import CanonicalVolume
 from octjepa.store.disk import swap_in, write_new_folder
+
+_TO_DO = {
+    errno.ENOMEM: "use fewer processes or a smaller batch, or give the machine more memory",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer processes",
+    errno.ENFILE: "end other programs on this machine, or let the administrator raise fs.file-max",
+    errno.EACCES: "let its owner give you the right to read it",
+    errno.EPERM: "let its owner give you the right to read it",
+    errno.EIO: "look after the disk, and whether it is still connected",
+    errno.ESTALE: "look whether the network disk is still there, and mount it anew",
+    errno.ETIMEDOUT: "look whether the network disk is still there",
+}  # where the machine refuses, not the volume
+
+
+class MachineRefuses(OctjepaError):
+    """A volume cannot be read now, and its files are not why: deleting them would lose what is good."""
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Around the reading of the chunk `name`. Raises MachineRefuses with the cause, OctjepaError: it is damaged."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno in _TO_DO:
+            told = f"{name} cannot be read: {error.strerror}. The volume is not at fault: {_TO_DO[error.errno]}"
+            raise MachineRefuses(told) from None
+        raise OctjepaError(f"{name} is damaged ({error}): delete it and ingest again") from None
 
 
 def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
@@ -33,5 +65,5 @@ def geometry_of(path: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
 
     `mtime_ns` is the archive's, so that a chunk that was made anew is read anew.
     """
-    with np.load(path, allow_pickle=False) as geometry:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as geometry:
         return geometry["band"], geometry["shifts"]

@@ -31,7 +31,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote, put_bytes
 from octjepa.store.bucket import Bucket, Writer
 from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
-from octjepa.store.chunk import geometry_of
+from octjepa.store.chunk import MachineRefuses, geometry_of, reading
 from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
 from octjepa.store.disk import (
     PARTS,
@@ -210,25 +210,30 @@ class Store:
         return self.path / "chunks" / volume_id[:2] / volume_id
 
     def read(self, volume_id: str) -> CanonicalVolume:
-        """`pixels` is a read-only memory map. Raises UsageError: no such volume; OctjepaError: damaged files.
+        """`pixels` is a read-only memory map.
 
-        A chunk that comes from a bucket is held against the SHA-256 of the index when it is first read.
+        Raises UsageError: no such volume; MachineRefuses: no memory, files or right to read it; OctjepaError: damaged
+        files. A chunk that comes from a bucket is held against the SHA-256 of the index when it is first read.
         """
+        return self._read(volume_id, verify=self._bucket is not None)
+
+    def _read(self, volume_id: str, verify: bool) -> CanonicalVolume:
         row = self._state.rows.get(volume_id)
         if row is None:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
-        name = f"{self.location}/chunks/{volume_id[:2]}/{volume_id}"
-        try:
-            with self.parts_of(volume_id) as parts:
-                if self._bucket is not None:
-                    self._check(row, parts)
-                pixels = np.load(parts["pixels.npy"], mmap_mode="r", allow_pickle=False)
-                band, shifts = geometry_of(parts["geometry.npz"], parts["geometry.npz"].stat().st_mtime_ns)
-        except (OSError, ValueError, KeyError) as error:
-            raise OctjepaError(f"{name} is damaged ({error}): delete it and ingest again") from None
+        name = self.name_of(volume_id)
+        with reading(name), self.parts_of(volume_id) as parts:
+            if verify:
+                self._check(row, parts)
+            pixels = np.lib.format.open_memmap(parts["pixels.npy"], mode="r")
+            band, shifts = geometry_of(parts["geometry.npz"], parts["geometry.npz"].stat().st_mtime_ns)
         if pixels.shape != self.preprocessing.stored_size:
             raise OctjepaError(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         return CanonicalVolume(volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts)
+
+    def name_of(self, volume_id: str) -> str:
+        """Where a volume lies, for the user."""
+        return f"{self.location}/chunks/{volume_id[:2]}/{volume_id}"
 
     @contextmanager
     def parts_of(self, volume_id: str) -> Iterator[dict[str, Path]]:
@@ -248,14 +253,17 @@ class Store:
         self._verified.add(state)
 
     def damaged(self) -> list[str]:
-        """The ids of volumes whose chunk is absent or not the one that was written. Reads every chunk."""
+        """The ids of volumes whose chunk is absent or not the one that was written. Reads every chunk.
+
+        Raises MachineRefuses: what cannot be read now is not known to be damaged.
+        """
         found = []
-        for volume_id, row in sorted(self._state.rows.items()):
+        for volume_id in sorted(self._state.rows):
             try:
-                with self.parts_of(volume_id) as parts:
-                    self._check(row, parts)
-                self.read(volume_id)
-            except (OctjepaError, OSError, ValueError):
+                self._read(volume_id, verify=True)
+            except MachineRefuses:
+                raise
+            except OctjepaError:
                 found.append(volume_id)
         return found
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int16, UInt8
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
+from octjepa.store.chunk import reading
 
 if TYPE_CHECKING:
     from octjepa.store.folder import Store
@@ -39,17 +40,18 @@ class NativeMap:
 
     @classmethod
     def of(cls, store: Store, volume_id: str) -> NativeMap:
-        """Of a volume in a store. Raises UsageError: no such volume; OctjepaError: its geometry is damaged."""
+        """Of a volume in a store. Raises UsageError: no such volume; what `Store.read` raises."""
         rows = store.table[store.table["volume_id"] == volume_id].to_dict("records")
         if not rows:
             raise UsageError(f"the store {store.location} has no volume {volume_id}")
         row = rows[0]
-        try:
-            with store.parts_of(volume_id) as parts, np.load(parts["geometry.npz"], allow_pickle=False) as geometry:
-                shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
-        except (OSError, ValueError, KeyError) as error:
-            where = f"{store.location}/chunks/{volume_id[:2]}/{volume_id}"
-            raise OctjepaError(f"{where} is damaged ({error}): delete it and ingest again") from None
+        with (
+            reading(store.name_of(volume_id)),
+            store.parts_of(volume_id) as parts,
+            parts["geometry.npz"].open("rb") as file,
+            np.load(file, allow_pickle=False) as geometry,
+        ):
+            shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
         return cls(
             (int(row["native_d"]), int(row["native_h"]), int(row["native_w"])),
             (float(row["spacing_z_mm"]), float(row["spacing_y_mm"]), float(row["spacing_x_mm"])),
