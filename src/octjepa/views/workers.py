@@ -19,7 +19,10 @@ _DEATH = re.compile(
 )
 _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process")
 _SECONDS = 1.0  # until the end of a process is known
-_LESS = "lower machine.loader_workers, or give the machine more memory, then go on with --resume"
+_LESS = (
+    "lower machine.loader_workers (of a fine-tuning: loader_workers), or give the machine more memory, then go on with "
+    "--resume"
+)
 
 
 def leave_signals_to_the_run(worker: int) -> None:
@@ -85,4 +88,4 @@ def _cause(said: str) -> str:
     if name == "Bus error":
         return f"died of a bus error, most often because /dev/shm is full: make that larger, or {_LESS}"
     what = f"died of a signal ({name})" if name else said.replace("exited", "ended")
-    return f"{what}. machine.loader_workers=0 shows the error where it happens; go on with --resume"
+    return f"{what}. loader_workers=0 shows the error where it happens; go on with --resume"

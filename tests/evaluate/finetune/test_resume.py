@@ -11,7 +11,7 @@ import torch
 
 import planted
 from octjepa.checkpoint.folder import list_folders, read_tensors
-from octjepa.errors import UsageError, WrongCheckpointError
+from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune import learn
 from octjepa.train.journal import read_lines
 from octjepa.train.signals import Interrupted
@@ -92,6 +92,20 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
         tune(tmp_path / "out", *QUICK, labels=other, resume=True)
     tune(tmp_path / "out", *QUICK, resume=True)
     assert_same(out, tmp_path / "out")
+
+
+@pytest.mark.parametrize("at", ["_accumulate", "_look"])
+def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_path, monkeypatch, at) -> None:
+    """torch raises it in the midst of what the main process does just then."""
+
+    def interrupted(*_):
+        raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(learn, at, interrupted)
+    told = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
+    with pytest.raises(OctjepaError, match=told) as error:
+        tune(tmp_path / "out", *QUICK, "loader_workers=1")
+    assert error.value.exit_code == 1
 
 
 def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tune, tmp_path, monkeypatch) -> None:

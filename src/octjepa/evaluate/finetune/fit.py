@@ -35,6 +35,7 @@ from octjepa.evaluate.table import Embeddings, read_embeddings
 from octjepa.store import Store
 from octjepa.store.disk import only_writer, write_json
 from octjepa.train.runtime import Runtime, joined
+from octjepa.views.workers import deaths_told
 
 COMMAND = "octjepa finetune"
 SCRATCH = "untrained"  # the row of the network that was tuned from its first weights
@@ -58,7 +59,7 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (told to
     stop; a checkpoint was written).
     """
-    with joined(settings.precision) as runtime:
+    with deaths_told(), joined(settings.precision) as runtime:
         runtime.first(lambda: refuse_folder(out, resume))
         finished = runtime.told(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:
