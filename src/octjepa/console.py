@@ -23,6 +23,7 @@ from typing import Any
 from octjepa.errors import OctjepaError, UsageError
 
 _RESERVED = ("untrained", "histogram", "covariates", "majority")  # shown below the encoders, in this order
+_FIGURE = {"value", "low", "high"}  # the keys of one, with its interval
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _WHAT_TO_DO = {
     errno.ENOENT: "check the name, or make the folder first",
@@ -157,6 +158,11 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
+        if value.keys() >= _FIGURE:
+            return interval(value)
+        if value and all(isinstance(item, Mapping) and item.keys() >= _FIGURE for item in value.values()):
+            width = max(map(len, value))
+            return "".join(f"\n  {key:<{width}}  {_text(item)}" for key, item in value.items())
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list | tuple):
         if value and isinstance(value[0], Mapping):

@@ -1,4 +1,7 @@
-"""What a path is: a scan, a folder of scans, a store, a run or a checkpoint, described without personal data."""
+"""What a path is: a scan, a folder of scans, a store, a run, a checkpoint, or what was made with one.
+
+No description holds personal data.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 
 def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = False) -> dict[str, Any]:
-    """`kind` is volume, rejected, source, store, run or checkpoint; the rest is what that kind knows of itself.
+    """`kind` and what that kind knows of itself.
+
+    Kinds: volume, rejected, source, store, run (of pretraining), fine-tuning, segmentation (a head), checkpoint.
 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
     `spacing_mm` (slice, row, column) goes before what a scan's file says. With `verify` every chunk of a store is read
@@ -43,7 +48,11 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
     if (path / "store.json").is_file():
         return _store(path, verify)
     if (path / "run.json").is_file():
-        return {"kind": "run", **_read(path / "run.json"), **_figures(path)}
+        return _run(path)
+    if (path / "head").is_dir() and _holds_head(path):
+        from octjepa.evaluate.segment.describe import describe as describe_head
+
+        return describe_head(path)
     if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):
         return _checkpoint(path)
     if path.is_dir() and recognise(path) is not None:
@@ -100,6 +109,22 @@ def _checkpoint(path: str | Path) -> dict[str, Any]:
         "encoder_parameters": encoder.parameters,
         "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
     }
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """Of pretraining, which names no kind in run.json, or of the fine-tuning of an encoder."""
+    about = _read(path / "run.json")
+    if "kind" not in about:
+        return {"kind": "run", **about, **_figures(path)}
+    from octjepa.evaluate.finetune.describe import describe as describe_tuning
+
+    return describe_tuning(path)
+
+
+def _holds_head(path: Path) -> bool:
+    from octjepa.evaluate.segment.folder import is_head
+
+    return is_head(path)
 
 
 def _figures(run: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,36 @@ def test_the_folder_holds_what_was_asked_done_and_found(done) -> None:
     assert choice["update"] == min(looks, key=looks.get)  # validation chose
     assert said["checkpoint"].endswith(f"step-{choice['update']:08d}")
     assert not (out / "checkpoints").exists()
+
+
+def test_inspect_says_what_was_tuned_and_what_the_test_gave(done) -> None:
+    out, said = done
+    found = call("inspect", out, "--json").json
+    assert (found["kind"], found["name"], found["encoder"], found["level"]) == (
+        "fine-tuning", "finetune", "small", "person"
+    )  # fmt: skip
+    assert found["targets"] == [{"target": "mark", "task": "binary", "classes": ["0", "1"]}]
+    assert found["finished"]
+    assert found["metrics"] == said["metrics"]
+    assert found["tuned_minus"].keys() == {"frozen", "best_baseline", "tuned_from_scratch"}
+    assert found["tuned_minus"]["frozen"]["value"] == said["paired"][0]["difference"]
+    assert said["checkpoint"].endswith(f"step-{found['weights_of_update']:08d}")
+    shown = call("inspect", out).out
+    assert re.search(r"^targets +\n  mark; binary; \[0, 1\]$", shown, re.MULTILINE)
+    assert re.search(r"^  frozen +-?\d\.\d{3}( \[-?\d\.\d\d, -?\d\.\d\d\])?$", shown, re.MULTILINE)
+
+
+def test_inspect_says_where_a_tuning_stopped(done, tmp_path) -> None:
+    out = Path(shutil.copytree(done[0], tmp_path / "out"))
+    (out / "results.json").unlink()
+    found = call("inspect", out, "--json").json
+    assert (found["finished"], found["stopped_in"]) == (False, "the test")
+    shutil.rmtree(out / "scratch" / "tuned")
+    found = call("inspect", out, "--json").json
+    assert (found["stopped_in"], found["updates"]) == ("tuned from first weights", 30)
+    assert found["last_update"] == read_lines(out / "scratch" / "metrics.jsonl")[-1]["update"]
+    (out / "run.json").write_text('{"kind": "fine-tuning"', encoding="utf-8")
+    assert call("inspect", out).code == 1
 
 
 def test_predictions_of_volumes_eyes_and_people_agree_with_the_figures(done) -> None:

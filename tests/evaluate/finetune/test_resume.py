@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import planted
+from command_line import call
 from octjepa.checkpoint.folder import list_folders, read_tensors
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune import learn
@@ -83,6 +84,10 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
         with pytest.raises(Killed):
             tune(tmp_path / "out", *QUICK)
     assert [folder.name for folder in list_folders(tmp_path / "out" / "checkpoints")] == ["step-00000003"]
+    found = call("inspect", tmp_path / "out", "--json").json
+    assert not found["finished"]
+    told = [found[name] for name in ("stopped_in", "last_update", "resumes_after_update", "updates")]
+    assert told == ["tuned", 5, 3, 8]
     with pytest.raises(WrongCheckpointError, match="since it was begun, the recipe changed"):
         tune(tmp_path / "out", *QUICK, "head_lr=0.5", resume=True)
     other = write_labels(

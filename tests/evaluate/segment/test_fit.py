@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,27 @@ def test_the_figure_and_the_head_are_where_the_result_says(line: Line) -> None:
     )  # fmt: skip
     assert again.code == 2
     assert "holds a head already" in again.err
+
+
+def test_inspect_says_what_the_head_tells_apart_and_how_well(line: Line, tmp_path: Path) -> None:
+    found = call("inspect", line.out, "--json").json
+    assert (found["kind"], found["head"], found["encoder"], found["finished"]) == (
+        "segmentation", "linear", "small", True
+    )  # fmt: skip
+    assert found["classes"] == list(PHANTOM_LAYERS)
+    assert found["metrics"] == line.said["metrics"]
+    assert found["dice_minus"].keys() == {"untrained", "intensity", "place_prior"}
+    assert found["dice_minus"]["place_prior"]["low"] > 0.1
+    shown = call("inspect", line.out).out
+    assert re.search(r"^  dice_inner +0\.\d{3} \[0\.\d\d, 0\.\d\d\]$", shown, re.MULTILINE)
+    copy = Path(shutil.copytree(line.out, tmp_path / "copy"))
+    (copy / "results.json").write_text("{", encoding="utf-8")
+    damaged = call("inspect", copy)
+    assert (damaged.code, "results.json is damaged" in damaged.err) == (1, True)
+    (copy / "results.json").unlink()
+    torn = call("inspect", copy, "--json").json
+    assert not torn["finished"]
+    assert "remove the folder and make the head anew" in torn["notes"][0]
 
 
 def test_shifted_labels_and_swapped_classes_are_seen(line: Line) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from octjepa.config import science_hash, to_yaml
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune.cohort import Cohort
 from octjepa.evaluate.finetune.settings import FinetuneRecipe
+from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.store.disk import write_atomic, write_json
 from octjepa.train.run_folder import code_hash, data_hash
@@ -23,7 +25,7 @@ from octjepa.train.runtime import Runtime
 
 RESULTS = "results.json"
 _ABOUT = "run.json"
-_KIND = "fine-tuning"
+KIND = "fine-tuning"
 # What a run that goes on must share with the one that began, and what to say where it does not.
 _SAME = {
     "science_hash": "the recipe",
@@ -36,7 +38,7 @@ _SAME = {
 def refuse_folder(out: Path, resume: bool) -> None:
     """Raises UsageError where `out` cannot be begun, or gone on with."""
     there = (out / _ABOUT).is_file()
-    if there and _read(out / _ABOUT).get("kind") != _KIND:
+    if there and _read(out / _ABOUT).get("kind") != KIND:
         raise UsageError(f"{out} holds a run of another kind: give --out a new folder")
     if there and not resume:
         raise UsageError(f"{out} already holds a fine-tuning: add --resume to go on with it, or give another --out")
@@ -44,6 +46,11 @@ def refuse_folder(out: Path, resume: bool) -> None:
         raise UsageError(f"{out} holds no fine-tuning to resume: leave --resume out to start one there")
     if not there and out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: give --out a new folder, so that nothing is mixed")
+
+
+def read_about(out: Path) -> dict[str, Any]:
+    """run.json. Raises OctjepaError: damaged."""
+    return _read(out / _ABOUT)
 
 
 def read_results(out: Path) -> dict[str, Any] | None:
@@ -83,9 +90,14 @@ def open_folder(
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(settings).encode()))
     about: Mapping[str, Any] = {
-        "kind": _KIND,
+        "kind": KIND,
         "name": settings.name,
         "encoder": encoder.name,
+        "targets": [
+            {"target": one.measured.name, "task": one.measured.task, "classes": list(one.measured.classes)}
+            for one in cohort.asked
+        ],
+        "level": settings.level,
         **same,
         "contract_hash": science_hash(encoder.recipe.preprocessing),
         "code_hash": code_hash(),
@@ -94,6 +106,7 @@ def open_folder(
         | {"python": platform.python_version()},
         "devices": runtime.describe(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
     }
     write_json(out / _ABOUT, about)
 

@@ -24,7 +24,7 @@ from octjepa.evaluate.seen import leaked_people, trained_from
 from octjepa.evaluate.segment import decoder
 from octjepa.evaluate.segment.cohort import LabelledVolumes, NativeLabels
 from octjepa.evaluate.segment.figure import draw_thickness
-from octjepa.evaluate.segment.folder import Head, is_head, save_head
+from octjepa.evaluate.segment.folder import RESULTS, Head, is_head, save_head
 from octjepa.evaluate.segment.judge import Judged, Scores, judge
 from octjepa.evaluate.segment.linear import solve
 from octjepa.evaluate.segment.prior import Prior
@@ -33,6 +33,7 @@ from octjepa.evaluate.segment.thickness import SECTORS
 from octjepa.evaluate.segment.windows import of_encoder, of_pixels
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
+from octjepa.store.disk import write_json
 from octjepa.train.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _BESIDE = ("untrained", "intensity", "place_prior")
 def segment_store(
     settings: SegmentRecipe, checkpoint: str | Path, store: Store, labels: Path, out: Path, classes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Makes and judges a head; writes it, `etdrs.tsv` and a figure into `out`; returns what the verb says.
+    """Makes and judges a head; writes it, results.json, etdrs.tsv and a drawing into `out`; returns what the verb says.
 
     Raises UsageError (labels that do not fit the store, a head in `out`), ContractError, CheckpointError.
     """
@@ -78,7 +79,7 @@ def segment_store(
     saved = save_head(out, heads[encoder.name], cohort.classes, settings, encoder)
     rows = scores.rows()
     mine = {f"{row['metric']}_{row['class']}".removesuffix("_mean"): row for row in rows if row["name"] == encoder.name}
-    return {
+    told = {
         "metrics": {key: {k: row[k] for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()},
         "checkpoint": str(saved),
         "classes": list(cohort.classes),
@@ -89,6 +90,8 @@ def segment_store(
         "etdrs": str(out / "etdrs.tsv"),
         "figure": str(picture),
     }
+    write_json(out / RESULTS, told)
+    return told
 
 
 def _make(

@@ -23,6 +23,7 @@ from octjepa.train.runtime import Runtime
 
 KIND = "segmentation head"
 PRIOR = "place_prior"
+RESULTS = "results.json"
 HEAD_FILE, ENCODER_FILE = "head.safetensors", "encoder.safetensors"
 Head = LinearHead | DecoderHead
 
@@ -74,10 +75,10 @@ def _tensors(head: Head) -> dict[str, torch.Tensor]:
 
 
 def is_head(path: str | Path) -> bool:
-    return _find(Path(path)) is not None
+    return find_head(Path(path)) is not None
 
 
-def _find(path: Path) -> Path | None:
+def find_head(path: Path) -> Path | None:
     """The folder of the head that `path` is or holds."""
     for folder in (path, *(Path(found) for found in reversed([*list_folders(path), *list_folders(path / "head")]))):
         if folder.is_dir() and holds(folder, "manifest.json"):
@@ -91,7 +92,7 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
     Raises WrongCheckpointError (no head), CheckpointError (damaged), ContractError (another encoder, with what
     differs), UsageError (no encoder given).
     """
-    folder = _find(Path(path))
+    folder = find_head(Path(path))
     if folder is None:
         raise WrongCheckpointError(f"{path} holds no segmentation head: give the folder that octjepa segment wrote")
     about = read_manifest(folder)

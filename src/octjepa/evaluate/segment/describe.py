@@ -1,0 +1,51 @@
+"""What `octjepa inspect` says of the folder of a segmentation head: what it tells apart, and what the test gave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octjepa.checkpoint.folder import read_manifest
+from octjepa.errors import OctjepaError
+from octjepa.evaluate.segment.folder import RESULTS, find_head
+from octjepa.evaluate.segment.settings import RECIPES
+
+
+def describe(out: Path) -> dict[str, Any]:
+    """Classes, recipe and encoder of the head in `out`; `finished`, and then its figures of the test people.
+
+    Raises WrongCheckpointError (no head), OctjepaError (a damaged file).
+    """
+    folder = find_head(out)
+    assert folder is not None  # the caller's own check
+    about = read_manifest(folder)
+    settings = RECIPES.read(about["settings"], f"of {folder}")
+    found = {
+        "kind": "segmentation",
+        "name": settings.name,
+        "head": settings.head,
+        "classes": about["classes"],
+        "encoder": about["encoder_recipe"]["name"],
+        "finished": (out / RESULTS).is_file(),
+        "checkpoint": str(folder),
+        "contract_hash": about["contract"]["contract_hash"],
+    }
+    if not found["finished"]:
+        return found | {"notes": [f"its figures are not there ({RESULTS}): remove the folder and make the head anew"]}
+    results = _read(out / RESULTS)
+    minus = {
+        pair["reference"]: {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
+        for pair in results["paired"]
+    }
+    return found | {"metrics": results["metrics"], "dice_minus": minus, "notes": results["notes"]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        value = None
+    if not isinstance(value, dict) or not {"metrics", "paired", "notes"} <= value.keys():
+        raise OctjepaError(f"{path} is damaged: remove the folder and make the head anew")
+    return value
