@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -184,7 +185,7 @@ def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -
 def test_what_cannot_be_reported_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"no run \(run\.json\), no store"):
+    with pytest.raises(UsageError, match=r"no run or fine-tuning \(run\.json\), no store"):
         write_report(tmp_path)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(UsageError, match="not readable JSON"):
@@ -218,3 +219,66 @@ def test_people_in_two_splits_are_an_alarm(demo: Path) -> None:
     text = write_report(demo).read_text(encoding="utf-8")
     assert "1 people are in more than one split" in text
     assert json.loads((demo / "probe.json").read_text())["rows"]
+
+
+def fill_tuning(path: Path, store: str) -> None:
+    """The folder of a finished fine-tuning to two labels, as `octjepa finetune` leaves it."""
+    path.mkdir()
+    counts = {"train": [5, 7], "val": [3, 3], "test": [4, 6]}
+    targets = [{"target": name, "task": "binary", "classes": ["no", "yes"]} for name in ("drusen", "fluid")]
+    rows = [
+        {"name": name, "target": one["target"], "probe": probe, "pool": "none", "metric": metric, "value": value,
+         "low": value - 0.1, "high": value + 0.1, "n": 10, "n_people": 10}
+        for one in targets for metric in ("auroc", "accuracy")
+        for name, probe, value in (("small", "tuned", 0.83), ("small", "linear", 0.7), ("histogram", "linear", 0.6))
+    ]  # fmt: skip
+    paired = [
+        {"name": "small", "target": one["target"], "metric": "auroc", "against": against, "reference": reference,
+         "reference_probe": "linear", "difference": 0.13, "low": 0.04, "high": 0.22, "n_people": 10, "p": 0.01}
+        for one in targets for against, reference in (("frozen", "small"), ("best_baseline", "histogram"))
+    ]  # fmt: skip
+    lines = [{"update": u, "loss": 1 / u, "grad_norm": 2.0, "blocks": u - 1, "lr": 1e-3} for u in (1, 2, 3)]
+    files = {
+        "run.json": {"kind": "fine-tuning", "name": "two signs", "encoder": "small", "targets": targets, "level": "eye",
+                     "volumes": {"train": 12, "val": 6, "test": 10}, "store": store, "data_hash": "d" * 64},
+        "results.json": {
+            "rows": rows, "paired": paired, "checkpoint": "/srv/someone/tuned/step-00000002",
+            "choices": [{"name": "small", "probe": "tuned", "update": 2, "of": 3, "by": "val"}],
+            "targets": [{**one, "counts": counts} for one in targets],
+            "faults": [{"kind": "test_used_before", "what": "drusen: its test set is used for the 2nd time"}],
+            "notes": ["<b>fluid</b>: 1 volume has no label"],
+        },
+    }  # fmt: skip
+    for name, content in files.items():
+        (path / name).write_text(json.dumps(content), encoding="utf-8")
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"update": 3, "val_loss": 0.5}])
+    (path / "metrics.jsonl").write_text(text, encoding="utf-8")
+    (path / "recipe.yaml").write_text("name: two signs\n", encoding="utf-8")
+
+
+def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(made: Path, tmp_path: Path) -> None:
+    fill_tuning(tmp_path / "tuning", os.path.relpath(made / "store", tmp_path / "tuning"))
+    page = write_report(tmp_path / "tuning").read_text(encoding="utf-8").replace("<wbr>", "")
+    outline = Outline(page)
+    assert (outline.open, outline.scripts, outline.unlabelled) == ([], 0, [])
+    assert set(outline.targets) <= set(outline.ids)
+    assert {"cohort", "eyes", "training", "probe", "files", "reproduce"} <= set(outline.ids)
+    assert not {"masks", "tokens"} & set(outline.ids)
+    assert page.index("test set is used for the 2nd time") < page.index('id="cohort"')
+    assert "Missing" not in page
+    assert "tuned to drusen (binary), fluid (binary) on 12 OCT volumes for 3 updates" in page
+    assert "The tuned encoder scores higher than a linear probe on the same encoder frozen by 0.130" in page
+    assert page.count("+0.130 (+0.040 to +0.220). ") == 4
+    assert "minus histogram, the best baseline on these very people" in page
+    ours = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
+    assert [("tuned" in row, "0.830" in row) for row in ours] == [(True, True)] * 2
+    assert "labelled eyes of each class" in page
+    assert "All 12 rows" in page
+    assert "&lt;b&gt;fluid" in page
+    assert "/srv/someone" not in page
+
+
+def test_a_segmentation_is_refused_with_where_its_figures_are(tmp_path: Path) -> None:
+    (tmp_path / "layers" / "head").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"holds a segmentation head.*octjepa inspect .*layers says its figures"):
+        write_report(tmp_path / "layers")

@@ -39,6 +39,21 @@ def test_the_verdict_turns_where_the_interval_meets_zero(low: float | None, high
     assert ("excludes zero" in finding.sentence) == (verdict in ("good", "bad"))
 
 
+@pytest.mark.parametrize(
+    ("low", "lower_is_better", "verdict", "said"),
+    [
+        (0.01, False, "good", "The tuned encoder scores higher than"),
+        (0.01, True, "bad", "scores higher than a linear probe on the same encoder frozen, and less is better,"),
+        (-0.1, False, "open", "does not show that tuning helped"),
+        (-0.1, True, "open", "does not show that tuning helped"),
+    ],
+)
+def test_of_some_metrics_less_is_better(low: float, lower_is_better: bool, verdict: str, said: str) -> None:
+    finding = wording.tuned({"difference": 0.05, "low": low, "high": 0.2}, lower_is_better)
+    assert (finding.title, finding.verdict) == ("Tuned minus frozen", verdict)
+    assert said in finding.sentence
+
+
 def test_no_difference_is_not_a_zero() -> None:
     for missing in (None, {}, {"difference": None}):
         assert wording.paired(missing).verdict == "none"

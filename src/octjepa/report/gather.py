@@ -19,7 +19,7 @@ from octjepa.remote import is_remote
 if TYPE_CHECKING:
     from octjepa.store import Store
 
-Kind = Literal["run", "store", "demo"]
+Kind = Literal["run", "tuning", "store", "demo"]
 Part = TypeVar("Part")
 DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
 
@@ -45,6 +45,24 @@ class RunContents:
     validations: list[dict[str, Any]]
     monitored: list[dict[str, Any]]
     summary: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class TuningContents:
+    """The folder of a fine-tuning: `updates` and `looks` are the kinds of metrics lines; None while it is not finished.
+
+    paired: the tuned encoder minus each of what stands beside it. choices: of the weights, and of every frozen probe.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    recipe_text: str
+    updates: list[dict[str, Any]]
+    looks: list[dict[str, Any]]
+    paired: list[dict[str, Any]]
+    choices: list[dict[str, Any]]
+    targets: list[dict[str, Any]]
+    checkpoint: str | None
 
 
 @dataclass(frozen=True)
@@ -90,21 +108,33 @@ class Contents:
     phantom: bool
     demo_seconds: float | None
     missing: tuple[Missing, ...]
+    tuning: TuningContents | None = None
+
+    @property
+    def made(self) -> RunContents | TuningContents | None:
+        """What was trained."""
+        return self.run or self.tuning
 
 
 def gather(source: str | Path) -> Contents:
-    """What `source` holds. Raises UsageError when it is no run, store or demo folder, or its own head is damaged."""
+    """What `source` holds.
+
+    Raises UsageError when it is no run, fine-tuning, store or demo folder, or its own head is damaged.
+    """
     if is_remote(source):
         return _gather_remote(str(source))
     root = Path(source).resolve()
     kind = kind_of(root, Path(source))
     missing: list[Missing] = []
     run: RunContents | None = None
+    tuning: TuningContents | None = None
     if kind == "run":
         run = read_run(root)
+    elif kind == "tuning":
+        tuning = read_tuning(root)
     elif kind == "demo":
         run = _try(missing, "the run", root / "run", read_run, "octjepa pretrain")
-    store_path = _store_path(root, kind, run)
+    store_path = _store_path(root, kind, run or tuning)
     store: Store | None = None
     if kind == "store":
         store = _open_store(root)
@@ -121,13 +151,15 @@ def gather(source: str | Path) -> Contents:
     embeddings: EmbeddingContents | None = None
     if kind == "store":
         missing.append(Missing("masks, training, token maps and probe", "this is a store", "octjepa pretrain"))
+    elif kind == "tuning":
+        probe = _try(missing, "the probe", root / "results.json", _read_probe, "octjepa finetune --resume")
     else:
         embeddings = _try(missing, "the embeddings", root / "embeddings.parquet", _read_embeddings, "octjepa embed")
         probe = _try(missing, "the probe", root / "probe.json", _read_probe, "octjepa probe")
     phantom = kind == "demo" and (root / "phantom").is_dir()
     demo = root / "demo.json"
     seconds = _read_json(demo, dict).get("seconds") if kind == "demo" and demo.is_file() else None
-    return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing))
+    return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing), tuning)
 
 
 def _gather_remote(url: str) -> Contents:
@@ -138,32 +170,32 @@ def _gather_remote(url: str) -> Contents:
 
 def kind_of(root: Path, shown: Path) -> Kind:
     if not root.is_dir():
-        raise UsageError(f"no folder {shown}: give a run, a store or a demo folder")
+        raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a store or a demo folder")
     if (root / "run.json").is_file():
-        return "run"
+        return "run" if "kind" not in _read_json(root / "run.json", dict) else "tuning"
     if (root / "store.json").is_file():
         return "store"
     if any((root / name).exists() for name in DEMO_PARTS):
         return "demo"
+    if (root / "head").is_dir():
+        raise UsageError(
+            f"{shown} holds a segmentation head, which has no page: octjepa inspect {shown} says its figures, drawn in "
+            "its thickness.svg; report takes a run, a fine-tuning, a store or a demo folder"
+        )
     raise UsageError(
-        f"{shown} is no run (run.json), no store (store.json) and no demo folder ({', '.join(DEMO_PARTS)}): "
-        "there is nothing to report on"
+        f"{shown} is no run or fine-tuning (run.json), no store (store.json) and no demo folder "
+        f"({', '.join(DEMO_PARTS)}): there is nothing to report on"
     )
 
 
 def read_run(path: Path) -> RunContents:
     """A run folder. Raises UsageError when run.json or recipe.yaml is absent or damaged."""
     from octjepa.config import load_recipe
-    from octjepa.train.journal import read_lines
 
     about = _read_json(path / "run.json", dict)
     recipe = load_recipe(path / "recipe.yaml")
     text = (path / "recipe.yaml").read_text(encoding="utf-8")
-    journal = path / "metrics.jsonl"
-    try:
-        lines = read_lines(journal) if journal.is_file() else []
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{journal} is damaged: {error.msg} in line {error.lineno} of an entry") from None
+    lines = _journal(path)
     summary = path / "summary.json"
     return RunContents(
         path,
@@ -177,7 +209,40 @@ def read_run(path: Path) -> RunContents:
     )
 
 
-def _store_path(root: Path, kind: Kind, run: RunContents | None) -> Path | str | None:
+def read_tuning(path: Path) -> TuningContents:
+    """The folder of a fine-tuning. Raises UsageError when run.json or recipe.yaml is absent or damaged."""
+    about = _read_json(path / "run.json", dict)
+    try:
+        text = (path / "recipe.yaml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path / 'recipe.yaml'} cannot be read: {error}") from None
+    lines, results = _journal(path), {}
+    if (path / "results.json").is_file():
+        try:
+            results = _read_json(path / "results.json", dict)
+        except UsageError:
+            results = {}  # the probe's section says so
+    return TuningContents(
+        path,
+        about,
+        text,
+        [line for line in lines if "loss" in line],
+        [line for line in lines if line.get("val_loss") is not None],
+        results.get("paired") or [],
+        results.get("choices") or [],
+        results.get("targets") or [],
+        results.get("checkpoint"),
+    )
+
+
+def _journal(path: Path) -> list[dict[str, Any]]:
+    from octjepa.train.journal import read_lines
+
+    journal = path / "metrics.jsonl"
+    return read_lines(journal) if journal.is_file() else []
+
+
+def _store_path(root: Path, kind: Kind, run: RunContents | TuningContents | None) -> Path | str | None:
     if kind == "demo" and (root / "store").exists():
         return root / "store"
     if run is not None and run.about.get("store"):
@@ -198,7 +263,8 @@ def _read_probe(path: Path) -> ProbeContents:
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
     compared, faults, notes = (data.get(name) or [] for name in ("comparisons", "faults", "notes"))
-    return ProbeContents(rows, data.get("paired") or None, compared, faults, notes)
+    paired = data.get("paired") or None
+    return ProbeContents(rows, paired if isinstance(paired, dict) else None, compared, faults, notes)
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:

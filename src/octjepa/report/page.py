@@ -20,7 +20,7 @@ from markupsafe import Markup
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.remote import is_remote
-from octjepa.report import wording
+from octjepa.report import tuning, wording
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.faults import KINDS, faults
@@ -29,9 +29,11 @@ from octjepa.report.figures.eyes import EyePicture
 from octjepa.report.figures.forest import ForestGroup
 from octjepa.report.figures.masks import MaskPicture
 from octjepa.report.figures.tokens import TokenMaps
-from octjepa.report.gather import Contents, Missing, gather
+from octjepa.report.gather import Contents, Missing, TuningContents, gather
+from octjepa.report.tuning import Difference
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
+_OF_PRETRAINING = ("masks", "tokens")  # sections
 _EYES_OF_TOKENS = 4
 _FEWEST_MASKS = 16
 _TOKENS_OF_MASKS = 8192  # that the mask figure may cost, over all its samples: about a second
@@ -65,6 +67,7 @@ class Page:
     all_rows: list[dict[str, Any]] = field(default_factory=list)
     paired: dict[str, Any] | None = None
     paired_drawing: Any = None
+    differences: list[Difference] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
     def lacks(self, section: str, *missing: Missing) -> None:
@@ -72,11 +75,11 @@ class Page:
 
 
 def write_report(source: str | Path, out: Path | None = None) -> Path:
-    """Writes the page about `source` (a run, store or demo folder) to `out`, by default `report.html` in it.
+    """Writes the page about `source` (a run, fine-tuning, store or demo folder) to `out`; default: `report.html` in it.
 
     `source` may be a store in a bucket; the page is then written to the working folder by default.
 
-    The file appears whole or not at all. Raises UsageError (no such folder, none of the three, `out` is a folder) and
+    The file appears whole or not at all. Raises UsageError (no such folder, none of these, `out` is a folder) and
     OctjepaError (the disk refuses).
     """
     contents = gather(source)
@@ -89,7 +92,7 @@ def write_report(source: str | Path, out: Path | None = None) -> Path:
 
 def render(contents: Contents) -> str:
     """The HTML text. Raises UsageError or another OctjepaError only where the folder's own head is damaged."""
-    name = contents.run.about.get("name", "") if contents.run else ""
+    name = contents.made.about.get("name", "") if contents.made else ""
     page = Page(contents, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), str(name) or contents.root.name)
     builders: tuple[tuple[str, Callable[[Page], None]], ...] = (
         ("cohort", _cohort),
@@ -100,6 +103,8 @@ def render(contents: Contents) -> str:
         ("probe", _probe),
         ("reproduce", _reproduce),
     )
+    if contents.kind == "tuning":
+        builders = tuple(one for one in builders if one[0] not in _OF_PRETRAINING)
     with bar("report", len(builders), "part") as progress:
         for section, build in builders:
             try:
@@ -110,7 +115,8 @@ def render(contents: Contents) -> str:
     page.faults = faults(contents, page.cohort)
     page.findings = [
         *([_volumes_finding(page)] if page.cohort else []),
-        *([_pretext_finding(contents), wording.paired(page.paired)] if contents.kind != "store" else []),
+        *([_pretext_finding(contents), wording.paired(page.paired)] if contents.kind in ("run", "demo") else []),
+        *([_tuning_finding(contents.tuning)] if contents.tuning else []),
     ]
     return _template().render(
         page=page,
@@ -233,7 +239,12 @@ def _fits(page: Page, section: str) -> bool:
 
 
 def _training(page: Page) -> None:
-    run = page.contents.run
+    run, tuned = page.contents.run, page.contents.tuning
+    if tuned is not None:
+        page.charts = curves.training_charts(tuned.updates, tuned.looks, wanted=curves.TUNING_CHARTS)
+        if not page.charts:
+            page.lacks("training", Missing("the curves", "metrics.jsonl holds no update", "octjepa finetune --resume"))
+        return
     if run is None:
         page.lacks("training", *_of(page.contents, "the run"))
         return
@@ -298,9 +309,14 @@ def _probe(page: Page) -> None:
     if probe is None:
         page.lacks("probe", *_of(page.contents, "the probe", "the embeddings"))
         return
+    tuned = page.contents.tuning
+    page.all_rows = probe.rows
+    if tuned is not None:
+        page.groups = forest.forest(tuning.rows(tuned, probe), tuning.against_frozen(tuned.paired))
+        page.differences = tuning.differences(tuned.paired)
+        return
     compared = forest.headline(probe.comparisons, probe.paired) if probe.paired else []
     page.groups = forest.forest(forest.headline(probe.rows, probe.paired), compared)
-    page.all_rows = probe.rows
     page.paired = probe.paired
     if probe.paired and (value := forest.finite(probe.paired.get("difference"))) is not None:
         low, high = (forest.finite(probe.paired.get(key)) for key in ("low", "high"))
@@ -325,6 +341,12 @@ def _reproduce(page: Page) -> None:
             targets = sorted({str(row.get("target")) for row in contents.probe.rows} - {"macro", "None"})
             asked = " ".join(f"--target {target}" for target in targets)
             page.commands.append(f"octjepa probe embeddings.parquet --labels LABELS.tsv {asked}".rstrip())
+    elif contents.tuning is not None:
+        columns = dict.fromkeys(one["target"].partition("=")[0] for one in contents.tuning.about.get("targets", ()))
+        asked = "".join(f" --target {column}" for column in columns)
+        page.commands = [
+            f"octjepa finetune recipe.yaml{asked} --from ENCODER --store STORE --labels LABELS.tsv --out OUT"
+        ]
     elif contents.kind == "store":
         page.commands = ["octjepa ingest FILES --store STORE"]
 
@@ -332,6 +354,13 @@ def _reproduce(page: Page) -> None:
 def _pretext_finding(contents: Contents) -> wording.Finding:
     run = contents.run
     return wording.pretext(run.validations[-1] if run and run.validations else None)
+
+
+def _tuning_finding(tuned: TuningContents) -> wording.Finding:
+    from octjepa.evaluate.finetune.judge import LOWER_IS_BETTER
+
+    first = next(iter(tuning.against_frozen(tuned.paired)), None)
+    return wording.tuned(first, first is not None and first["metric"] in LOWER_IS_BETTER)
 
 
 def _volumes_finding(page: Page) -> wording.Finding:

@@ -89,12 +89,42 @@ def _has(validation: Mapping[str, Any], name: str) -> bool:
     return value is not None and math.isfinite(float(value))
 
 
+@dataclass(frozen=True)
+class _Contrast:
+    """The words of a difference between two things measured on the same people."""
+
+    title: str
+    ours: str
+    theirs: str
+    both: str
+    what: str  # may have helped
+
+
+_TRAINED = _Contrast(
+    "Trained minus untrained", "The probe on the trained encoder scores {0} than on", "the same network untrained",
+    "the trained and the untrained encoder", "training",
+)  # fmt: skip
+_TUNED = _Contrast(
+    "Tuned minus frozen", "The tuned encoder scores {0} than", "a linear probe on the same encoder frozen",
+    "the tuned and the frozen encoder", "tuning",
+)  # fmt: skip
+
+
 def paired(difference: Mapping[str, Any] | None) -> Finding:
     """Does training help the probe? Honest either way: an interval that holds zero shows nothing."""
-    title = "Trained minus untrained"
+    return _compared(difference, _TRAINED)
+
+
+def tuned(difference: Mapping[str, Any] | None, lower_is_better: bool = False) -> Finding:
+    """Does tuning help, over the same encoder frozen? As `paired`; of some metrics less is better."""
+    return _compared(difference, _TUNED, lower_is_better)
+
+
+def _compared(difference: Mapping[str, Any] | None, words: _Contrast, lower_is_better: bool = False) -> Finding:
+    title, what = words.title, words.what
     if difference is None or difference.get("difference") is None:
         return Finding(
-            title, "–", "none", "No paired difference was measured, so it is not known whether training helped."
+            title, "–", "none", f"No paired difference was measured, so it is not known whether {what} helped."
         )
     value = float(difference["difference"])
     if difference.get("low") is None or difference.get("high") is None:
@@ -104,21 +134,17 @@ def paired(difference: Mapping[str, Any] | None) -> Finding:
         return Finding(title, signed(value), "open", told)
     low, high = float(difference["low"]), float(difference["high"])
     span = f"95 % interval {signed(low)} to {signed(high)}, people resampled"
-    if low > 0:
+    if low > 0 or high < 0:
+        good = (low > 0) != lower_is_better
+        aside = ", and less is better," if lower_is_better else ""
         told = (
-            f"The probe on the trained encoder scores higher than on the same network untrained, by {number(value)} "
-            f"({span}). The interval excludes zero: training helped on these people."
+            f"{words.ours.format('higher' if low > 0 else 'lower')} {words.theirs}{aside} by {number(abs(value))} "
+            f"({span}). The interval excludes zero: {what} {'helped' if good else 'did harm'} on these people."
         )
-        return Finding(title, signed(value), "good", told)
-    if high < 0:
-        told = (
-            f"The probe on the trained encoder scores lower than on the same network untrained, by {number(-value)} "
-            f"({span}). The interval excludes zero: training did harm on these people."
-        )
-        return Finding(title, signed(value), "bad", told)
+        return Finding(title, signed(value), "good" if good else "bad", told)
     told = (
-        f"The difference between the trained and the untrained encoder is {signed(value)} ({span}). The interval "
-        "contains zero: this run does not show that training helped. More held-out people would narrow it."
+        f"The difference between {words.both} is {signed(value)} ({span}). The interval contains zero: this run does "
+        f"not show that {what} helped. More held-out people would narrow it."
     )
     return Finding(title, signed(value), "open", told)
 

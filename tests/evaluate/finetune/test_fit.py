@@ -17,6 +17,7 @@ from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune.apply import load_tuned
 from octjepa.evaluate.finetune.settings import load_settings
+from octjepa.report import wording, write_report
 from octjepa.store import Store
 from octjepa.train.journal import read_lines
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
@@ -99,6 +100,44 @@ def test_inspect_says_where_a_tuning_stopped(done, tmp_path) -> None:
     assert found["last_update"] == read_lines(out / "scratch" / "metrics.jsonl")[-1]["update"]
     (out / "run.json").write_text('{"kind": "fine-tuning"', encoding="utf-8")
     assert call("inspect", out).code == 1
+
+
+def test_the_report_shows_the_tuned_row_beside_the_others_with_their_differences(done, tmp_path) -> None:
+    out, said = done
+    page = write_report(out, tmp_path / "page.html").read_text(encoding="utf-8")
+    update = next(one["update"] for one in said["choices"] if one["probe"] == "tuned" and one["name"] == "small")
+    assert "tuned to mark (binary) on 40 OCT volumes" in page
+    assert f"the weights after update {update} were kept, chosen on validation people" in page
+    for pair in said["paired"]:
+        known = pair["low"] is not None
+        span = f" ({wording.signed(pair['low'])} to {wording.signed(pair['high'])})" if known else ", no interval"
+        assert f"</strong> {wording.signed(pair['difference'])}{span}. " in page
+    assert page.count('class="headline"') == len(said["paired"]) == 3
+    ours = figure(said, "small", "tuned")
+    (row,) = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
+    assert ("small" in row, "tuned" in row, f"<b>{wording.number(ours['value'])}</b>" in row) == (True, True, True)
+    assert page.count('class="chart"') == 4
+    assert "Tuned minus frozen" in page
+    assert "Missing: the store." in page  # it lay in memory
+    assert page.count("Missing:") == 3  # in cohort, eyes and files
+    for absent in ('id="masks"', 'id="tokens"', "built-in method", "trained encoder", "Pretraining took"):
+        assert absent not in page
+    assert "octjepa finetune recipe.yaml --target mark --from ENCODER" in page
+
+
+def test_the_report_of_a_tuning_that_is_not_finished_shows_how_far_it_is(done, tmp_path) -> None:
+    out = Path(shutil.copytree(done[0], tmp_path / "out"))
+    (out / "results.json").unlink()
+    page = write_report(out).read_text(encoding="utf-8")
+    assert "It is not finished." in page
+    assert "Missing: the probe." in page
+    assert "octjepa finetune --resume" in page
+    assert page.count('class="chart"') == 4
+    (out / "results.json").write_text("[1", encoding="utf-8")
+    assert "is not readable JSON" in write_report(out).read_text(encoding="utf-8")
+    (out / "recipe.yaml").unlink()
+    told = call("report", out)
+    assert (told.code, "recipe.yaml cannot be read" in told.err) == (2, True)
 
 
 def test_predictions_of_volumes_eyes_and_people_agree_with_the_figures(done) -> None:

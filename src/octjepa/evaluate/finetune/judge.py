@@ -30,7 +30,7 @@ from octjepa.store.disk import write_atomic
 TUNED = "tuned"  # the probe of a tuned network's rows
 _BESIDE = (("untrained", "linear", POOL), ("histogram", "linear", "none"), ("covariates", "linear", "none"),
            ("majority", "constant", "none"))  # fmt: skip
-_LOWER_IS_BETTER = {"ece", "mean_absolute_error", "mean_absolute_rank_error"}
+LOWER_IS_BETTER = {"ece", "mean_absolute_error", "mean_absolute_rank_error"}
 
 Scores = list[Float[np.ndarray, "n _"]]  # of each target, by its labelled volumes
 Shifts = list[Float[np.ndarray, " _"]]
@@ -102,7 +102,7 @@ def _frozen_beside(cohort: Cohort, table: Embeddings, predicted: Predicted, foun
 def _paired(name: str, target: str, metric: str, others: Sequence[str], estimates: Estimates) -> list[dict[str, Any]]:
     """Tuned minus frozen, minus the best of the rows that know nothing (by the test figure, which favours it), minus
     other tuned networks."""
-    sign = -1.0 if metric in _LOWER_IS_BETTER else 1.0
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
 
     def value(row: Row) -> float:
         return float(np.nan_to_num(sign * estimates[row, metric].value, nan=-np.inf))

@@ -49,6 +49,15 @@ CHARTS = (
     Chart("volumes_per_second", "Volumes per second", "Dips are waits for data or for the machine."),
 )  # fmt: skip
 
+TUNING_CHARTS = (
+    Chart("loss", "Loss", "Where that of validation people rises again, labels are learnt by heart.",
+          validation="val_loss"),
+    Chart("blocks", "Blocks of the encoder that learn", "The heads alone, then the last blocks, then everything."),
+    Chart("lr", "Learning rate of the heads", "Rises once, then falls to its floor."),
+    Chart("grad_norm", "Gradient norm, unclipped", "Spikes are unusual batches; a steady rise is trouble.",
+          logarithmic=True),
+)  # fmt: skip
+
 
 def binned(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], bins: int = _BINS
@@ -69,10 +78,11 @@ def training_charts(
     updates: Sequence[Mapping[str, Any]],
     validations: Sequence[Mapping[str, Any]],
     monitored: Sequence[Mapping[str, Any]] = (),
+    wanted: Sequence[Chart] = CHARTS,
 ) -> list[tuple[Chart, Markup]]:
     """A chart for every quantity that the journal holds; one that it lacks is left out."""
     charts = []
-    for chart in CHARTS:
+    for chart in wanted:
         series = _series(monitored if chart.key.startswith("monitor/") else updates, chart.key)
         if len(series[0]):
             later = _series(validations, chart.validation) if chart.validation else None

@@ -56,7 +56,7 @@ def forest(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str,
     groups = []
     for metric, target in keys:
         mine = [row for row in rows if (_text(row, "metric"), _text(row, "target")) == (metric, target)]
-        mine.sort(key=lambda row: (_rank(str(row["name"])), _text(row, "probe"), _text(row, "pool")))
+        mine.sort(key=lambda row: (not _ours(row), _rank(str(row["name"])), _text(row, "probe"), _text(row, "pool")))
         scale = scales[metric]
         groups.append(
             ForestGroup(
@@ -95,6 +95,11 @@ def _macro_first(key: tuple[str, str]) -> tuple[str, bool, str]:
     return metric, "macro" not in target, target
 
 
+def _ours(row: Mapping[str, Any]) -> bool:
+    """Whether it is what the page is about: an encoder, unless the row says itself."""
+    return bool(row.get("ours", str(row["name"]) not in _KNOWS_NOTHING))
+
+
 def _rank(name: str) -> int:
     return _KNOWS_NOTHING.index(name) + 1 if name in _KNOWS_NOTHING else 0
 
@@ -127,7 +132,7 @@ def _x(value: float, scale: tuple[float, float]) -> float:
 
 def _row(row: Mapping[str, Any], metric: str, scale: tuple[float, float]) -> ForestRow:
     name = str(row["name"])
-    ours = name not in _KNOWS_NOTHING
+    ours = _ours(row)
     value, low, high = (finite(row.get(key)) for key in ("value", "low", "high"))
     parts = []
     if (chance := _CHANCE.get(metric)) is not None:

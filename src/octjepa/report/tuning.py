@@ -1,0 +1,60 @@
+"""What a fine-tuning alone puts on the page: its rows, and the tuned encoder minus each of what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from octjepa.report.figures import forest
+from octjepa.report.gather import ProbeContents, TuningContents
+
+TUNED = "tuned"  # the probe of a tuned network's rows
+_AGAINST = {
+    "frozen": "a linear probe on the same encoder frozen",
+    "best_baseline": "{0}, the best baseline on these very people, which favours it",
+    "tuned_from_scratch": "the same network tuned from its first weights",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Tuned minus `against`, of one target under one metric, on the same people."""
+
+    target: str
+    metric: str
+    against: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n_people: int
+    drawing: Markup | None
+
+
+def rows(tuning: TuningContents, probe: ProbeContents) -> list[dict[str, Any]]:
+    """The rows under the metric of each target's paired differences; the tuned encoder is `ours`."""
+    named = {(pair["target"], pair["metric"]) for pair in tuning.paired}
+    return [
+        {**row, "ours": row["name"] == tuning.about.get("encoder") and row.get("probe") == TUNED}
+        for row in probe.rows
+        if (row.get("target"), row.get("metric")) in named
+    ]
+
+
+def against_frozen(paired: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [pair for pair in paired if pair["against"] == "frozen"]
+
+
+def differences(paired: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """In the order in which they were measured."""
+    found = []
+    for pair in paired:
+        value, low, high = (forest.finite(pair.get(key)) for key in ("difference", "low", "high"))
+        against = _AGAINST.get(pair["against"], "{0}").format(pair["reference"])
+        drawing = None if value is None else forest.difference_drawing(value, low, high)
+        found.append(
+            Difference(pair["target"], pair["metric"], against, value, low, high, int(pair["n_people"]), drawing)
+        )
+    return found
