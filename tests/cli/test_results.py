@@ -85,6 +85,22 @@ def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
     assert planned["volumes"] == line.said["split"]["train"] * 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], "no, data.expected_volumes is taken"),
+        (["data.expected_volumes=null"], "no, one batch is taken"),
+        (["data.expected_volumes=null", "data.max_samples=40"], "no, at most data.max_samples are taken"),
+    ],
+)
+def test_plan_says_which_number_of_volumes_it_counts_with(line: Any, overrides: list[str], told: str) -> None:
+    shown = call("plan", "tiny_cpu", *overrides).out
+    after = "epochs, and updates counted in epochs, follow it; --store STORE counts a store's"
+    assert re.search(rf"^volumes_known +{re.escape(f'{told}: {after}')}$", shown, re.MULTILINE)
+    assert "volumes_known" not in call("plan", "tiny_cpu", *overrides, "--store", line.store).out
+    assert isinstance(call("plan", "tiny_cpu", *overrides, "--json").json["volumes_known"], bool)
+
+
 def test_inspect_tells_what_each_thing_is(line: Any, tmp_path: Path) -> None:
     broken = tmp_path / "page.dcm"
     broken.write_text("<html>", encoding="utf-8")

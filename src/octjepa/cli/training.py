@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,9 @@ from octjepa.cli.root import app
 from octjepa.console import say
 from octjepa.errors import UsageError
 from octjepa.progress import set_quiet
+
+if TYPE_CHECKING:
+    from octjepa.recipe import Recipe
 
 
 @app.command()
@@ -55,7 +58,20 @@ def plan(
         from octjepa.train.clock import time_run
 
         planned |= time_run(resolved, stream, planned["updates"])
+    if not as_json:
+        planned["volumes_known"] = "" if ids is not None else _whence(resolved, planned["volumes_known"])
     say({**planned, **about}, as_json)
+
+
+def _whence(recipe: Recipe, known: bool) -> str:
+    """What the number of volumes is, where no store was counted."""
+    if not known:
+        number = "no, one batch is taken"
+    elif recipe.data.max_samples is not None:
+        number = "no, at most data.max_samples are taken"
+    else:
+        number = "no, data.expected_volumes is taken"
+    return f"{number}: epochs, and updates counted in epochs, follow it; --store STORE counts a store's"
 
 
 @app.command()
