@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+import textwrap
 
 import pytest
 
@@ -26,6 +29,19 @@ def test_ctrl_c_while_the_command_line_loads(
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "octjepa: interrupted before anything began\n"
+
+
+def test_every_option_of_every_verb_is_used() -> None:
+    from octjepa.cli import app
+
+    unused = []
+    for command in app.registered_commands:
+        assert command.callback is not None
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(command.callback))).body
+        assert isinstance(function, ast.FunctionDef)
+        used = {node.id for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+        unused += [f"{function.name} {one.arg}" for one in function.args.args if one.arg not in used]
+    assert unused == []
 
 
 def test_it_runs_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,15 @@ def test_paths_in_json_can_be_used_as_they_are(line: Any) -> None:
     assert Path(line.said["report"]["report"]).read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html")
 
 
+def test_inspect_draws_the_flow_of_a_run_as_a_table(line: Any) -> None:
+    run = Path(line.said["pretrain"]["checkpoint"]).parents[1]
+    told = call("inspect", run).out
+    assert "heidelberg_spectralis eyes" not in told
+    at = told.index("train cohort")
+    assert told[at:].splitlines()[1].split() == ["people", "eyes", "volumes", "lost", "by", "device", "by", "site"]
+    assert "val cohort" in told[at:]
+
+
 def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> None:
     rows = line.said["probe"]["rows"]
     for row in rows:

@@ -137,7 +137,13 @@ def inspect(
 
     set_quiet(quiet)
     found = describe(path, None if spacing is None else parse_spacing(spacing), verify)
+    flow = {} if as_json else found.pop("flow", {})
     say(found, as_json)
+    if flow:
+        from octjepa.store.flow import Flow
+
+        for cohort, stages in flow.items():
+            print("\n".join([f"{cohort} cohort", *Flow.of(stages).lines()]))
     if found.get("damaged"):
         raise OctjepaError(
             f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "
@@ -149,9 +155,6 @@ def inspect(
 def split(
     store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
     by: Annotated[str, typer.Option("--by", help="recommended or stratified.")] = "recommended",
-    group_effect: Annotated[
-        float, typer.Option("--group-effect", min=0, help="Times what the study group does to the eyes; 0: nothing.")
-    ] = 1.0,
     shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.8,0.1,0.1",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     deal_rest: Annotated[bool, typer.Option("--deal-rest", help="Deal people without a recommendation.")] = False,

@@ -57,6 +57,21 @@ class Flow:
 
     stages: tuple[Stage, ...]
 
+    @classmethod
+    def of(cls, payload: Sequence[Mapping[str, Any]]) -> Flow:
+        """What `payload` was made of, read back."""
+
+        def counts(given: Mapping[str, Any]) -> dict[str, Counts]:
+            return {name: Counts(**one) for name, one in given.items()}
+
+        return cls(tuple(
+            Stage(
+                one["name"], one["why"], Counts(**one["left"]), Counts(**one["lost"]), counts(one["by_device"]),
+                counts(one["by_site"]),
+            )
+            for one in payload
+        ))  # fmt: skip
+
     def payload(self) -> list[dict[str, Any]]:
         """Plain data for JSON."""
         return [asdict(stage) for stage in self.stages]
