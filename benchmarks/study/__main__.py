@@ -20,7 +20,7 @@ from octjepa.store.disk import only_writer, write_json
 from .cohort import make_cohort
 from .fluid import are_there
 from .lanes import Lanes
-from .one import FIGURES, figures_of, is_calibrated, job_of
+from .one import FIGURES, figures_of, is_calibrated, job_of, measuring_hash
 from .page import write_page
 from .plan import ARMS, RECIPE, SIMPLE, SUPERVISED, Entry, Settings, all_entries
 from .results import Results, best_arm
@@ -206,10 +206,17 @@ class _Work:
 
 
 def _todo(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> list[tuple[Entry, bool]]:
-    """Entries that fit `--only`, each with whether it is done. The best arm of today decides the later ones."""
+    """Entries that fit `--only`, each with whether it is done. The best arm of today decides the later ones.
+
+    A run whose figures other code measured is not done while its folder is there: it is measured again, not trained.
+    """
     objectives = [arm for arm in settings.arms if arm in ARMS]
     best = given.best or best_arm(results, objectives, settings.seeds)
-    done = results.done()
+    done = {
+        run
+        for run in results.done()
+        if results.runs[run].get("measured_by") == measuring_hash() or not (given.work / "runs" / run).is_dir()
+    }
     every = all_entries(settings, best, real)
     return [(entry, entry.run in done) for entry in every if fnmatch.fnmatch(entry.run, given.only)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,6 +127,24 @@ def test_figures_of_other_measuring_code_are_not_taken_over(tmp_path: Path) -> N
     for code, kept in ((measuring_hash(), True), ("other", False)):
         (tmp_path / FIGURES).write_text(json.dumps({"about": {"measured_by": code}, "rows": []}))
         assert (figures_of(tmp_path) is not None) == kept
+
+
+def test_what_other_code_measured_is_measured_again_where_its_run_is_kept(
+    arguments: list[str], tmp_path: Path, line: type[Line]
+) -> None:
+    given = [*arguments, "--only", "main-majority-*"]
+    assert study.main(given) == 0
+    (run,) = line.ran
+    kept = tmp_path / "work" / "runs" / run
+    for path in (tmp_path / "out" / "runs.json", kept / FIGURES):
+        path.write_text(path.read_text().replace(measuring_hash(), "other"))
+    assert study.main(given) == 0
+    assert line.ran == [run, run]
+    known = tmp_path / "out" / "runs.json"
+    known.write_text(known.read_text().replace(measuring_hash(), "other"))
+    shutil.rmtree(kept)
+    assert study.main(given) == 0
+    assert line.ran == [run, run], "a run that would have to be trained again keeps its figures"
 
 
 def test_a_failed_run_ends_the_study_with_its_code_and_leaves_no_figure(
