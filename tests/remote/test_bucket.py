@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from bucket_servers import BUCKET, Bucket, bucket_of
 from faulty_proxy import Fault, FaultyProxy
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.extras import to_install
 from octjepa.remote import info, is_remote, join, list_objects, put, put_bytes, read_bytes, remove
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import connection
@@ -178,7 +180,7 @@ def test_no_credentials_are_told_with_what_to_set(
 
 def test_an_absent_extra_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, {"s3": "s3fs", "gs": "gcsfs"}[bucket.scheme], None)
-    with pytest.raises(UsageError, match=rf"octjepa\[{ {'s3': 's3', 'gs': 'gcs'}[bucket.scheme] }\]"):
+    with pytest.raises(UsageError, match=re.escape(to_install({"s3": "s3", "gs": "gcs"}[bucket.scheme]))):
         list_objects(bucket.url)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.evaluate.leaderboard.adapters import is_foreign, load_adapter
+from octjepa.extras import to_install
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 
@@ -179,9 +181,9 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monk
     import sys
 
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UsageError, match=r"octjepa\[hf\]"):
+    with pytest.raises(UsageError, match=re.escape(to_install("hf"))):
         load_adapter(vit)
     (tmp_path / "monai.json").write_text('{"network": "resnet10", "arguments": {}}')
     monkeypatch.setitem(sys.modules, "monai.networks", None)
-    with pytest.raises(UsageError, match=r"octjepa\[segment\]"):
+    with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
         load_adapter(tmp_path)

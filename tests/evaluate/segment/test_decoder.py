@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from octjepa.evaluate.segment.linear import Labelled
 from octjepa.evaluate.segment.prior import Prior, refined
 from octjepa.evaluate.segment.settings import DecoderSettings, SegmentRecipe
 from octjepa.evaluate.segment.windows import corners, encode, of_encoder, window
+from octjepa.extras import to_install
 from synthetic import small_recipe, volume
 
 from .conftest import write_encoder
@@ -118,7 +120,7 @@ def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     for name in [name for name in sys.modules if name.split(".")[0] == "monai"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "monai", None)
-    with pytest.raises(UsageError, match=r"octjepa\[segment\]"):
+    with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
         decoder.losses()
 
 

@@ -29,6 +29,7 @@ from octjepa.evaluate.segment.linear import Labelled
 from octjepa.evaluate.segment.prior import Prior
 from octjepa.evaluate.segment.settings import DecoderSettings
 from octjepa.evaluate.segment.windows import Corner, corners, cut_labels, encode, window
+from octjepa.extras import to_install
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
@@ -136,7 +137,7 @@ def monai(module: str) -> Any:
     try:
         return import_module(f"monai.{module}")
     except ImportError:
-        raise UsageError('segmentation needs MONAI: pip install "octjepa[segment]"') from None
+        raise UsageError(f"segmentation needs MONAI: {to_install('segment')}") from None
 
 
 def train(
