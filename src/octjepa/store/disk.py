@@ -102,6 +102,17 @@ def clear_unfinished(chunks: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def read_object(path: Path, to_do: str) -> dict[str, Any]:
+    """The JSON object in `path`. Raises OctjepaError ending in `to_do` where there is another thing, or half of one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        value = None
+    if not isinstance(value, dict):
+        raise OctjepaError(f"{path} is damaged: {to_do}")
+    return value
+
+
 class Journal:
     """Append-only JSON lines; a line is on the way to disk when `append` returns, and a torn last line is ignored."""
 

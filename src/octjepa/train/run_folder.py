@@ -16,11 +16,11 @@ from octjepa.checkpoint.folder import list_folders
 from octjepa.checkpoint.place import Place, refuse_unreachable
 from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
-from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
+from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.store import Store
-from octjepa.store.disk import write_atomic, write_json
+from octjepa.store.disk import read_object, write_atomic, write_json
 from octjepa.train.journal import read_lines
 from octjepa.train.runtime import Runtime
 
@@ -109,13 +109,7 @@ def reached_update(out: Path) -> int:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        value = None
-    if not isinstance(value, dict):
-        raise OctjepaError(f"{path} is damaged: start the run anew with another --out")
-    return value
+    return read_object(path, "start the run anew with another --out")
 
 
 def data_hash(store: Store, volume_ids: Sequence[str]) -> str:

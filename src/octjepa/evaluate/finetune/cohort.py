@@ -94,7 +94,8 @@ def choose_cohort(
     labels = read_labels(labels_path, targets)
     rows = rows_for(encoder, store)
     frame = with_optional(with_participants(rows, store.participants))
-    check_people(frame)
+    for text in check_people(frame):
+        result.note(text)
     leaked = leaked_people(rows, trained_from(encoder.trained_on, place_of(checkpoint)))
     if leaked:
         raise UsageError(

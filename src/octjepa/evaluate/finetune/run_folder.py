@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -14,12 +13,12 @@ from typing import Any
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import science_hash, to_yaml
-from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
+from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune.cohort import Cohort
 from octjepa.evaluate.finetune.settings import FinetuneRecipe
 from octjepa.remote import is_remote
 from octjepa.store import Store
-from octjepa.store.disk import write_atomic, write_json
+from octjepa.store.disk import read_object, write_atomic, write_json
 from octjepa.train.run_folder import code_hash, data_hash
 from octjepa.train.runtime import Runtime
 
@@ -121,10 +120,4 @@ def _labels_hash(cohort: Cohort) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        value = None
-    if not isinstance(value, dict):
-        raise OctjepaError(f"{path} is damaged: start anew with another --out")
-    return value
+    return read_object(path, "start anew with another --out")

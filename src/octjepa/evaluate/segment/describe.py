@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,9 @@ from octjepa.checkpoint.folder import read_manifest
 from octjepa.errors import OctjepaError
 from octjepa.evaluate.segment.folder import RESULTS, find_head
 from octjepa.evaluate.segment.settings import RECIPES
+from octjepa.store.disk import read_object
+
+_ANEW = "remove the folder and make the head anew"
 
 
 def describe(out: Path) -> dict[str, Any]:
@@ -42,10 +44,7 @@ def describe(out: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        value = None
-    if not isinstance(value, dict) or not {"metrics", "paired", "notes"} <= value.keys():
-        raise OctjepaError(f"{path} is damaged: remove the folder and make the head anew")
+    value = read_object(path, _ANEW)
+    if not {"metrics", "paired", "notes"} <= value.keys():
+        raise OctjepaError(f"{path} is damaged: {_ANEW}")
     return value
