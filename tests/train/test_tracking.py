@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,8 +129,12 @@ def test_wandb_is_recorded_offline_without_network_or_login(tmp_path, no_environ
     assert not [secret for secret in secrets_of(tmp_path) if secret in sent]
     assert not list(folder.rglob("*.png")), "pictures of scans are sent when asked for alone"
 
-    told(tmp_path / "run", recipe_of(backends=["wandb_offline"], send_pictures=True), first=1)
+    monkeypatch.chdir(tmp_path)  # W&B's process, begun above, stays where it was
+    told(Path("run"), recipe_of(backends=["wandb_offline"], send_pictures=True), first=1)
     assert (tmp_path / "run" / "tracking" / "wandb.id").read_text() == run_id, "a resumed run is the same run"
+    kept = list((tmp_path / "run" / "tracking" / "wandb").rglob("*.wandb"))
+    assert {path.name for path in kept} == {f"run-{run_id}.wandb"}
+    assert len({path.parent for path in kept}) == len(kept) == 2, "each start of the run has a file of its own"
     assert list((tmp_path / "run" / "tracking" / "wandb").rglob("files/media/**/*.png"))
 
 

@@ -43,11 +43,13 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tracked")
     (place / "run.py").write_text(RUN)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), "WANDB_ERROR_REPORTING": "false"}
+    environment.pop("WANDB_SERVICE", None)  # W&B's process of a test before, which ends with that test's process
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run.py", "run"]
     ended = subprocess.run(
         [sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
+    assert "tracker" not in ended.stderr, ended.stderr  # one that fails or comes too late is told of there
     return place / "run"
 
 

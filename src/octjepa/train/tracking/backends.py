@@ -97,9 +97,10 @@ class Wandb:
         )  # fmt: skip
 
         def begin(mode: str) -> Any:
+            # An absolute folder: W&B's own process may serve other programs, and stand in another place.
             return wandb.init(
                 project=run.project, name=run.name, id=run_id, resume="allow", mode=mode,  # type: ignore[arg-type]
-                dir=str(run.folder), config=dict(run.config), settings=settings, reinit="create_new",
+                dir=str(run.folder.resolve()), config=dict(run.config), settings=settings, reinit="create_new",
             )  # fmt: skip
 
         mode = "offline" if offline else os.environ.get("WANDB_MODE", "online")
