@@ -22,8 +22,8 @@ from .fluid import are_there
 from .lanes import Lanes
 from .one import FIGURES, figures_of, is_calibrated, job_of, measuring_hash
 from .page import write_page
-from .plan import ARMS, RECIPE, SIMPLE, SUPERVISED, Entry, Settings, all_entries
-from .results import Results, best_arm
+from .plan import ARMS, LATENT, RECIPE, SIMPLE, SUPERVISED, Chosen, Entry, Settings, all_entries
+from .results import Results, chosen
 
 ROOT = Path(__file__).resolve().parents[2]
 # CPU-seconds that measuring a run takes beside its budget on 600 people; twice what it took on 300 (runs.json tells).
@@ -58,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--work", type=Path, default=ROOT / "study", help="cohort, stores and runs (default: study/)")
     add("--out", type=Path, default=None, help="results and page (default: docs/study, of the study as it is defined)")
     add("--data", type=Path, default=os.environ.get("OCTJEPA_DATA"), help="folder with the two real eyes")
-    add("--best", choices=ARMS, help="take this arm for ablations and curve, before the main rows are complete")
+    add("--best", choices=ARMS, help="the arm of the curve, before the main rows are complete")
+    add("--ablate", choices=LATENT, help="the arm of the ablations, before the main rows are complete")
     add("--people", type=int, default=known.people)
     add("--difficulty", choices=("plain", "realistic"), default=known.difficulty)
     add("--budget", type=float, default=known.budget, help="CPU-seconds of a main run")
@@ -206,19 +207,23 @@ class _Work:
 
 
 def _todo(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> list[tuple[Entry, bool]]:
-    """Entries that fit `--only`, each with whether it is done. The best arm of today decides the later ones.
+    """Entries that fit `--only`, each with whether it is done. The arms chosen as of today decide the later ones.
 
     A run whose figures other code measured is not done while its folder is there: it is measured again, not trained.
     """
-    objectives = [arm for arm in settings.arms if arm in ARMS]
-    best = given.best or best_arm(results, objectives, settings.seeds)
     done = {
         run
         for run in results.done()
         if results.runs[run].get("measured_by") == measuring_hash() or not (given.work / "runs" / run).is_dir()
     }
-    every = all_entries(settings, best, real)
+    every = all_entries(settings, _chosen(settings, results, given), real)
     return [(entry, entry.run in done) for entry in every if fnmatch.fnmatch(entry.run, given.only)]
+
+
+def _chosen(settings: Settings, results: Results, given: argparse.Namespace) -> Chosen:
+    """What the user names goes before what the results say."""
+    known = chosen(results, settings)
+    return Chosen(given.best or known.best, given.ablate or known.ablated)
 
 
 def _list(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> None:
@@ -229,9 +234,8 @@ def _list(settings: Settings, results: Results, given: argparse.Namespace, real:
         seconds = cost + _MEASURING[entry.kind] * settings.people / 600
         rest += 0 if done else seconds
         print(f"{'done' if done else 'to do':6} {seconds / 60:6.1f} CPU min  {entry.run}")
-    objectives = [arm for arm in settings.arms if arm in ARMS]
-    if not (given.best or best_arm(results, objectives, settings.seeds)):
-        print("the ablations and the curve come after the main rows, for the arm that is best on validation people")
+    if None in _chosen(settings, results, given):
+        print("ablations and curve come after the main rows, for the arms that are best on validation people")
     if not real:
         print("rows of the real eyes are left out: give --data or OCTJEPA_DATA")
     print(

@@ -9,8 +9,9 @@ from statistics import mean
 from octjepa.phantom import LESIONS
 from octjepa.store.disk import write_atomic
 
-from .plan import ABLATIONS, ARMS, CURVE, FEW_PEOPLE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SUPERVISED, Settings
-from .results import Results, Row, best_arm
+from .aims import aims
+from .plan import ABLATIONS, ARMS, CURVE, FEW_PEOPLE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, SUPERVISED, Settings
+from .results import Results, Row, chosen
 
 COLUMNS = {
     "lesion_auroc_macro": "lesion AUROC", "lesion_auroc_macro_within_vendor": "within a vendor",
@@ -74,9 +75,10 @@ def write_page(results: Results, settings: Settings, out: Path) -> None:
 
 def page(results: Results, settings: Settings) -> str:
     """The whole page."""
-    best = best_arm(results, [arm for arm in settings.arms if arm in ARMS], settings.seeds)
-    named, later = best or "the best arm", f"{MISSING}: the main rows come first."
+    best, ablated = chosen(results, settings)
+    later = f"{MISSING}: the main rows come first."
     encoders = [arm for arm in settings.arms if arm in (*ARMS, "untrained")]
+    rows = [*settings.arms, SHIPPED]
     lesions = {f"lesion_auroc_{name}": name.replace("_", " ") for name in LESIONS}
     pools = {"lesion_auroc_macro" if pool == PRIMARY_POOL else f"lesion_auroc_macro_{pool}": pool for pool in POOLS}
     curve = [f"{best}:cpu_{settings.budget * share / 60:.3g}_min" for share in CURVE] + [str(best)]
@@ -86,8 +88,10 @@ def page(results: Results, settings: Settings) -> str:
         'of one run the value (95 % interval by person). "missing" has not been run, "-" is no figure of that row.',
         _setup(results, settings),
         HOW,
+        "## What it was to reach",
+        aims(results, ablated or ARMS[0], settings.seeds, settings.ablation_seeds),
         "## Rows at equal compute",
-        table(results, settings.arms, COLUMNS),
+        table(results, rows, COLUMNS),
         "![Macro lesion AUROC of every run with its interval](lesions.svg)",
         "Linear probes on frozen features, fitted on training people, measured on test people. Within a vendor: only "
         "eyes of one vendor are ranked against each other. No lesion of these eyes has to do with the vendor, but by "
@@ -96,22 +100,23 @@ def page(results: Results, settings: Settings) -> str:
         "of AUROC within a vendor when none of its eyes has a label (the encoder saw them, unlabelled; the probe also "
         "has a quarter fewer people). Vendor readable: balanced accuracy, low is good. Layer Dice of `majority` is the "
         "commonest layer at each place; the heads of the other rows know the place, too. `supervised` without a vendor "
-        "would need four more trainings: not tried.",
+        f"would need four more trainings: not tried. `{SHIPPED}` is the encoder in the package, from a run of an "
+        "earlier state of this study, on the same training people; its card tells.",
         "## Each lesion (AUROC)",
-        table(results, settings.arms, lesions),
+        table(results, rows, lesions),
         "The same, of eyes within a vendor:",
-        table(results, settings.arms, {f"{metric}_within_vendor": name for metric, name in lesions.items()}),
+        table(results, rows, {f"{metric}_within_vendor": name for metric, name in lesions.items()}),
         "## Few labels (macro AUROC)",
         "Half of the people, or all there are, have the lesion; mean of three draws. `supervised` is trained from "
         "nothing on so many people, at a quarter of the budget.",
         _few(results, settings),
         "## Pooling (macro AUROC)",
-        table(results, encoders, pools),
-        f"## Compute: {named}",
+        table(results, [*encoders, SHIPPED], pools),
+        f"## Compute: {best or 'the best arm'}",
         table(results, curve, COLUMNS) if best else later,
-        f"## Ablations: {named}",
+        f"## Ablations: {ablated or 'the best arm that predicts features'}",
         f"{settings.ablation_budget / 60:.3g} CPU-minutes each.",
-        table(results, [f"{best}:{name}" for name in ABLATIONS], COLUMNS) if best else later,
+        table(results, [f"{ablated}:{name}" for name in ABLATIONS], COLUMNS) if ablated else later,
         "## Real eyes: fluid",
         "A head learns from one of two Duke eyes with macular oedema and is asked about the other. Dice over the "
         "B-scans of both directions. Two eyes: the interval is over B-scans, and says nothing of other people. "
@@ -125,7 +130,7 @@ def page(results: Results, settings: Settings) -> str:
 
 def _few(results: Results, settings: Settings) -> str:
     names = {f"few_label_auroc_{size}": f"{size} people" for size in FEW_PEOPLE}
-    shown = table(results, [arm for arm in settings.arms if arm != SUPERVISED], names)
+    shown = table(results, [arm for arm in (*settings.arms, SHIPPED) if arm != SUPERVISED], names)
     if SUPERVISED not in settings.arms:
         return shown
     own = [cell(results, f"{SUPERVISED}:people_{size}", f"few_label_auroc_{size}") for size in FEW_PEOPLE]
@@ -136,8 +141,8 @@ def _setup(results: Results, settings: Settings) -> str:
     told = (
         f"{settings.people} phantom people (`{settings.difficulty}` lesions, seed {settings.cohort_seed}), both eyes, "
         f"four vendors, people split 0.6 / 0.1 / 0.3. {settings.budget / 60:.3g} CPU-minutes a run on "
-        f"{settings.threads} threads, seeds {', '.join(map(str, settings.seeds))}. The arm for ablations is chosen on "
-        "validation people."
+        f"{settings.threads} threads, seeds {', '.join(map(str, settings.seeds))}. The arm of the curve is chosen on "
+        "validation people, that of the ablations among those that predict features."
     )
     wanted = [arm for arm in settings.arms if not results.values(arm, "vendor_accuracy")]
     return told + (f"\n\n**Not run yet:** {', '.join(wanted)}." if wanted else "")

@@ -1,7 +1,8 @@
 """The table of the study: which arms, seeds, ablations and budgets there are. Data alone; nothing runs here.
 
-An entry is one run: the recipe `RECIPE` with overrides, a seed and a budget in CPU-seconds. Ablations and the curve
-over compute belong to the best arm, which is known once all main rows of all seeds are there.
+An entry is one run: the recipe `RECIPE` with overrides, a seed and a budget in CPU-seconds. The curve over compute
+belongs to the best arm, the ablations to the best arm that predicts features; both are known once all main rows of all
+seeds are there.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octjepa.checkpoint.shipped import shipped
 from octjepa.config import load_recipe, science_hash
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))
 ARMS = ("vjepa", "vjepa_dense", "normalized_mse", "mae")
+LATENT = ARMS[:3]  # they predict features of a moving target; what the ablations vary means nothing to `mae` in part
 SIMPLE = ("untrained", "histogram", "majority")
 SUPERVISED = "supervised"
 FLUID_FLOORS = ("raw_intensity", "raw_patches", "unet")  # rows of the real eyes that need no encoder
@@ -31,7 +33,7 @@ SHIPPED = "phantom-tiny"  # the encoder in the package: a row of its own, measur
 Kind = Literal["pretrain", "untrained", "histogram", "majority", "supervised", "shipped", "fluid"]
 Group = Literal["main", "few_labels", "curve", "ablation", "real"]
 
-# name -> overrides over the best arm. `reference` is that arm at the ablations' own budget.
+# name -> overrides over the ablated arm. `reference` is that arm at the ablations' own budget.
 ABLATIONS: dict[str, tuple[str, ...]] = {
     "reference": (),
     "tokens_all": ("tokens.select=all", "tokens.budget=null"),
@@ -50,8 +52,13 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
     "sigreg": ("objective.sigreg=0.1",),
     "warm_start": (f"model.warm_start={SHIPPED}",),
 }
-# The mae arm predicts pixels: neither a moving target nor the spread of features enters its loss in the same sense.
-_NOT_OF_MAE = {"ema_0.99", "ema_constant"}
+
+
+class Chosen(NamedTuple):
+    """What validation people chose: of all arms for the curve, of `LATENT` for the ablations. None until it is known."""
+
+    best: str | None = None
+    ablated: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,8 +131,8 @@ def main_entries(settings: Settings) -> list[Entry]:
     return entries
 
 
-def later_entries(settings: Settings, best: str | None) -> list[Entry]:
-    """Everything after the main rows. Without a `best` arm those that need none."""
+def later_entries(settings: Settings, chosen: Chosen) -> list[Entry]:
+    """Everything after the main rows. Where no arm is chosen yet, what needs none."""
     entries = []
     if (weights := shipped(SHIPPED)) is not None:
         which = hashlib.sha256((weights / "model.safetensors").read_bytes()).hexdigest()[:16]
@@ -139,18 +146,16 @@ def later_entries(settings: Settings, best: str | None) -> list[Entry]:
             entries.append(
                 Entry("few_labels", "supervised", name, settings.seeds[0], (), budget, people, cohort=settings.cohort)
             )
-    if best is not None:
+    if (best := chosen.best) is not None:
         for share in CURVE:
             seconds = settings.budget * share
             name = f"{best}:cpu_{seconds / 60:.3g}_min"
             entries.append(_pretrain("curve", best, name, settings.seeds[0], (), seconds, settings))
+    if (arm := chosen.ablated) is not None:
         for word, overrides in ABLATIONS.items():
-            if best == "mae" and word in _NOT_OF_MAE:
-                continue
             for seed in settings.ablation_seeds:
-                entries.append(
-                    _pretrain("ablation", best, f"{best}:{word}", seed, overrides, settings.ablation_budget, settings)
-                )
+                budget = settings.ablation_budget
+                entries.append(_pretrain("ablation", arm, f"{arm}:{word}", seed, overrides, budget, settings))
     return entries
 
 
@@ -176,12 +181,12 @@ def fluid_entries(settings: Settings, best: str | None) -> list[Entry]:
     return entries
 
 
-def all_entries(settings: Settings, best: str | None, real: bool) -> list[Entry]:
+def all_entries(settings: Settings, chosen: Chosen, real: bool) -> list[Entry]:
     """In the order in which they run."""
     return [
         *main_entries(settings),
-        *(fluid_entries(settings, best) if real else []),
-        *later_entries(settings, best),
+        *(fluid_entries(settings, chosen.best) if real else []),
+        *later_entries(settings, chosen),
     ]
 
 

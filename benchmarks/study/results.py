@@ -16,6 +16,8 @@ from typing import Any
 from octjepa.errors import OctjepaError
 from octjepa.store.disk import write_json
 
+from .plan import ARMS, LATENT, Chosen, Settings
+
 FIELDS = {
     "arm": str, "seed": int, "metric": str, "value": (float, int, type(None)), "low": (float, int, type(None)),
     "high": (float, int, type(None)), "n": int, "run": str,
@@ -97,6 +99,13 @@ def best_arm(results: Results, arms: Iterable[str], seeds: Iterable[int]) -> str
             return None
         means[arm] = sum(known[seed] for seed in wanted) / len(wanted)
     return max(means, key=lambda arm: means[arm]) if means else None
+
+
+def chosen(results: Results, settings: Settings) -> Chosen:
+    """The arms of the curve and of the ablations, as far as they are known."""
+    arms = [arm for arm in settings.arms if arm in ARMS]
+    latent = [arm for arm in arms if arm in LATENT]
+    return Chosen(best_arm(results, arms, settings.seeds), best_arm(results, latent, settings.seeds))
 
 
 def _read(path: Path, empty: Any) -> Any:

@@ -6,15 +6,28 @@ import dataclasses
 
 import pytest
 from benchmarks.study import plan
-from benchmarks.study.plan import ABLATIONS, ARMS, RECIPE, SIMPLE, SUPERVISED, Settings, all_entries, main_entries
+from benchmarks.study.plan import (
+    ABLATIONS,
+    ARMS,
+    LATENT,
+    RECIPE,
+    SIMPLE,
+    SUPERVISED,
+    Chosen,
+    Settings,
+    all_entries,
+    main_entries,
+)
 
 from octjepa.config import load_recipe
 from octjepa.recipe import ObjectiveRecipe
 
 
-@pytest.mark.parametrize("best", [None, *ARMS])
-def test_every_run_has_a_name_of_its_own_and_a_recipe_that_is_accepted(best: str | None) -> None:
-    entries = all_entries(Settings(), best, real=True)
+@pytest.mark.parametrize("chosen", [Chosen(), Chosen("mae", "vjepa"), *(Chosen(arm, arm) for arm in LATENT)])
+def test_every_run_has_a_name_of_its_own_and_a_recipe_that_is_accepted(chosen: Chosen) -> None:
+    entries = all_entries(Settings(), chosen, real=True)
+    assert {entry.arm.split(":")[0] for entry in entries if entry.group == "curve"} == {chosen.best} - {None}
+    assert {entry.arm.split(":")[0] for entry in entries if entry.group == "ablation"} == {chosen.ablated} - {None}
     assert len({entry.run for entry in entries}) == len(entries)
     assert len({(entry.group, entry.arm, entry.seed) for entry in entries}) == len(entries)
     for entry in entries:
@@ -49,14 +62,14 @@ def test_each_ablation_changes_the_recipe_and_has_a_reference_at_its_own_budget(
     changed = {name: load_recipe(RECIPE, overrides) for name, overrides in ABLATIONS.items()}
     assert changed.pop("reference") == base
     assert all(recipe != base for recipe in changed.values())
-    entries = [entry for entry in all_entries(Settings(), "vjepa", False) if entry.group == "ablation"]
+    entries = [entry for entry in all_entries(Settings(), Chosen("mae", "vjepa"), False) if entry.group == "ablation"]
     assert {entry.budget for entry in entries} == {Settings().ablation_budget}
     assert 3 * changed["tokens_third"].token_count == pytest.approx(changed["tokens_all"].token_count, abs=3)
 
 
 def test_fluid_rows_come_for_every_encoder_with_floors_and_need_the_real_eyes() -> None:
-    assert not [entry for entry in all_entries(Settings(), "mae", False) if entry.group == "real"]
-    entries = [entry for entry in all_entries(Settings(), "mae", True) if entry.group == "real"]
+    assert not [entry for entry in all_entries(Settings(), Chosen("mae", "vjepa"), False) if entry.group == "real"]
+    entries = [entry for entry in all_entries(Settings(), Chosen("mae", "vjepa"), True) if entry.group == "real"]
     assert {entry.arm for entry in entries} == {*ARMS, "untrained", "mae:further_real", *plan.FLUID_FLOORS}
     runs = {entry.run for entry in main_entries(Settings())}
     assert all(entry.of in runs for entry in entries if entry.arm not in plan.FLUID_FLOORS)

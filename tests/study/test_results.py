@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.study.aims import aims
 from benchmarks.study.page import page, write_page
-from benchmarks.study.plan import Settings
-from benchmarks.study.results import Results, best_arm, check, row
+from benchmarks.study.plan import LATENT, Chosen, Settings
+from benchmarks.study.results import Results, best_arm, check, chosen, row
 
 from octjepa.errors import OctjepaError
 
@@ -59,6 +60,34 @@ def test_the_best_arm_is_that_of_validation_people_once_every_seed_is_there(tmp_
         add(results, "mae", seed, "lesion_auroc_macro_val", theirs, f"b{seed}")
     assert best_arm(results, ["vjepa", "mae"], [0, 1]) == "mae"
     assert best_arm(results, ["vjepa", "mae"], [0]) == "vjepa"
+
+
+def test_ablations_are_of_the_best_arm_that_predicts_features(tmp_path: Path) -> None:
+    results, settings = Results(tmp_path), Settings(seeds=(0,))
+    for arm, value in {"vjepa": 0.6, "vjepa_dense": 0.7, "normalized_mse": 0.5}.items():
+        assert chosen(results, settings) == Chosen()
+        add(results, arm, 0, "lesion_auroc_macro_val", value, arm)
+    assert chosen(results, settings) == Chosen(None, "vjepa_dense")
+    add(results, "mae", 0, "lesion_auroc_macro_val", 0.9, "mae")
+    assert chosen(results, settings) == Chosen("mae", "vjepa_dense")
+    assert "mae" not in LATENT
+
+
+def test_an_aim_is_met_or_missed_once_every_seed_is_there_and_in_doubt_where_they_differ(tmp_path: Path) -> None:
+    def verdict(name: str) -> str:
+        return next(line for line in aims(results, "vjepa", [0, 1], [0, 1]).splitlines() if name in line)
+
+    results = Results(tmp_path)
+    add(results, "vjepa", 0, "lesion_auroc_macro", 0.95, "a")
+    assert verdict("frozen") == "| vjepa, frozen: lesion AUROC | 0.950 | at least 0.90 | 1 of 2 seeds |"
+    add(results, "vjepa", 1, "lesion_auroc_macro", 0.87, "b")
+    assert verdict("frozen").endswith("| 0.910 [0.870, 0.950] | at least 0.90 | met, not by every seed |")
+    for seed, value in enumerate((0.85, 0.84)):
+        add(results, "mae", seed, "lesion_auroc_macro", value, f"m{seed}")
+        add(results, "untrained", seed, "lesion_auroc_macro", value - 0.1, f"u{seed}")
+    assert verdict("minus mae").endswith("| 0.065 [0.030, 0.100] | at least 0.05 | met, not by every seed |")
+    assert verdict("untrained").endswith("| 0.745 [0.740, 0.750] | at most 0.65 | missed |")
+    assert verdict("third of them").endswith("| missing | at most 0.01 | 0 of 2 seeds |")
 
 
 def test_the_page_names_what_is_missing_and_shows_spread_over_seeds(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""What the study was to reach, set before it ran, beside what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
+
+from .results import Results
+
+MACRO = "lesion_auroc_macro"
+
+
+def aims(results: Results, arm: str, seeds: Sequence[int], ablation_seeds: Sequence[int]) -> str:
+    """A Markdown table of the aims of `arm`: mean over seeds [lowest, highest], differences seed by seed."""
+
+    def of(name: str, metric: str = MACRO) -> dict[int, float]:
+        return results.values(name, metric)
+
+    rows: list[tuple[str, Mapping[int, float], str, Callable[[float], bool], Sequence[int]]] = [
+        (f"{arm}, frozen: lesion AUROC", of(arm), "at least 0.90", lambda value: value >= 0.90, seeds),
+        ("untrained: lesion AUROC", of("untrained"), "at most 0.65", lambda value: value <= 0.65, seeds),
+        *(
+            (f"{arm} minus {other}", _minus(of(arm), of(other)), "at least 0.05", lambda value: value >= 0.05, seeds)
+            for other in ("mae", "normalized_mse")
+            if other != arm
+        ),
+        (
+            f"{arm}: loss of leaving a vendor out", of(arm, "leave_vendor_out_drop"), "at most 0.03",
+            lambda value: value <= 0.03, seeds,
+        ),
+        (
+            f"{arm}: all tokens minus a third of them, of tissue",
+            _minus(of(f"{arm}:tokens_all"), of(f"{arm}:tokens_third")), "at most 0.01",
+            lambda value: value <= 0.01, ablation_seeds,
+        ),
+    ]  # fmt: skip
+    lines = ["| | found | aim | |", "|---|---|---|---|"]
+    for name, values, wanted, holds, needed in rows:
+        lines.append(f"| {name} | {_said(values)} | {wanted} | {_verdict(values, holds, needed)} |")
+    return "\n".join(lines)
+
+
+def _minus(ours: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
+    return {seed: ours[seed] - others[seed] for seed in sorted(set(ours) & set(others))}
+
+
+def _said(values: Mapping[int, float]) -> str:
+    if not values:
+        return "missing"
+    known = list(values.values())
+    return f"{mean(known):.3f}" + (f" [{min(known):.3f}, {max(known):.3f}]" if len(known) > 1 else "")
+
+
+def _verdict(values: Mapping[int, float], holds: Callable[[float], bool], needed: Sequence[int]) -> str:
+    """Of the mean; in doubt where single seeds say otherwise. Says nothing before every seed is there."""
+    if not set(needed) <= set(values):
+        return f"{len(set(needed) & set(values))} of {len(needed)} seeds"
+    known = [values[seed] for seed in needed]
+    met = holds(mean(known))
+    doubt = "" if all(holds(value) == met for value in known) else ", not by every seed"
+    return ("met" if met else "missed") + doubt
