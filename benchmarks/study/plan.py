@@ -55,7 +55,7 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
 
 
 class Chosen(NamedTuple):
-    """What validation people chose: of all arms for the curve, of `LATENT` for the ablations. None until it is known."""
+    """What validation people chose: of all arms for the curve, of `LATENT` for the ablations. None until known."""
 
     best: str | None = None
     ablated: str | None = None

@@ -273,7 +273,7 @@ def test_looks_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort,
     assert (person.uses[0]["looks"], person.uses[0]["measured"]) == (3, 6)
     (fault,) = person.faults
     assert fault["kind"] == "test_used_before"
-    assert "for the 3rd time; 6 different rows" in fault["what"]
+    assert "lesion0 for the 3rd time (6 different rows" in fault["what"]
     board = run_board(
         [str(tmp_path / "octjepa.parquet")], tmp_path / "labels.tsv", ["lesion0"], None, tmp_path / "kept"
     )

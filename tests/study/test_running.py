@@ -21,7 +21,7 @@ from benchmarks.study.cohort import Eyes
 from benchmarks.study.frozen import Bench
 from benchmarks.study.lanes import Lanes
 from benchmarks.study.one import FIGURES, entry_of, figures_of, job_of, measuring_hash
-from benchmarks.study.plan import RECIPE, Entry, Settings, all_entries, main_entries
+from benchmarks.study.plan import RECIPE, Chosen, Entry, Settings, all_entries, main_entries
 from benchmarks.study.results import Results, row
 
 from invented_eyes import Said
@@ -100,7 +100,7 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert "come after the main rows" in shown
     assert study.main([*arguments, "--at-once", "1"]) == 0
     settings = Settings(budget=9.0, seeds=(0, 1))
-    wanted = [entry.run for entry in all_entries(settings, "mae", real=False)]
+    wanted = [entry.run for entry in all_entries(settings, Chosen("mae", "vjepa"), real=False)]
     runs = [name for name in line.ran[: len(before) - 1] + line.ran[len(before) :] if not name.startswith("calib")]
     assert runs == wanted  # the stopped one again, no other twice
     assert Results(tmp_path / "out").done() == set(wanted)
@@ -119,7 +119,7 @@ def test_runs_go_side_by_side_and_what_an_update_costs_is_measured_alone(
     assert len(alone) > 4
     assert not any(alone)
     settings = Settings(budget=9.0, seeds=(0, 1))
-    assert Results(tmp_path / "out").done() == {entry.run for entry in all_entries(settings, "mae", real=False)}
+    assert Results(tmp_path / "out").done() == {entry.run for entry in all_entries(settings, Chosen("mae", "vjepa"), real=False)}
 
 
 def test_figures_of_other_measuring_code_are_not_taken_over(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_signal_reaches_the_run_in_hand_and_its_end_is_awaited(tmp_path: Path)
 
 
 def test_a_job_survives_json() -> None:
-    for entry in all_entries(Settings(), "vjepa", real=True):
+    for entry in all_entries(Settings(), Chosen("vjepa", "vjepa"), real=True):
         job = json.loads(json.dumps(job_of(entry, Path("w"), Path("c"), None, 10, 1)))
         assert entry_of(job) == entry
         assert entry_of(job).run == entry.run

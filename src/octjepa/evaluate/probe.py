@@ -122,9 +122,8 @@ def run_probes(
         for probe in of_vectors or ("linear",)
     ]
     read += [f"{folder.weights} {view} attentive" for _, folder, view in token_views]
-    _write_down(
-        looks, {one.measured.name: test_set_hash(labels, frame, one.measured.name) for one in asked}, read, result
-    )
+    test_sets = {one.measured.name: test_set_hash(labels, frame, one.measured.name) for one in asked}
+    ledger.count_looks(looks, COMMAND, test_sets, dict.fromkeys(test_sets, read), result)
     for one in asked:
         result.predicted[Row("majority", one.measured.name, "constant", "none")] = (
             one.measured,
@@ -181,15 +180,6 @@ def _checked(
     if not common:
         raise UsageError("the tables share no pooling: embed them again with the same --pool")
     return tuple(name for name in pooling.BLOCKS if name in common)
-
-
-def _write_down(looks: Path, test_sets: Mapping[str, str], read: Sequence[str], result: ProbeResult) -> None:
-    """Counts this look at the test set of every target, before anything is predicted on it."""
-    uses = [ledger.record(looks, test_set, name, COMMAND, read) for name, test_set in test_sets.items()]
-    result.uses = [one.plain() for one in uses]
-    again = ledger.used_before(uses)
-    if again:
-        result.fault("test_used_before", again)
 
 
 def _spaces(features: np.ndarray, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Space]]:

@@ -44,7 +44,6 @@ class ProbeResult(Told):
     comparisons: the same for every encoder, target, probe and pool: for reading, not for picking the best.
     choices: the setting chosen per row, how, and how many fits stopped early. confusions: counts on the test cases.
     targets: task, classes, counts by split and class weights. protocol: what a case is and how its volumes became one.
-    uses: how often each test set was looked at; empty where no ledger was kept.
     predicted: target and test predictions of every row, in memory only.
     """
 
@@ -55,7 +54,6 @@ class ProbeResult(Told):
     confusions: list[dict[str, Any]] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
-    uses: list[dict[str, Any]] = field(default_factory=list)
     predicted: Predicted = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +21,14 @@ KINDS = {
 
 @dataclass
 class Told:
-    """faults: {kind, what}, kinds of KINDS, named first in every output. notes: what was left out or degraded."""
+    """faults: {kind, what}, kinds of KINDS, named first in every output. notes: what was left out or degraded.
+
+    uses: how often each test set was looked at; empty where no ledger was kept.
+    """
 
     faults: list[dict[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    uses: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         """Keeps a note once and says it on the log."""

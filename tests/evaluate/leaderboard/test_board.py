@@ -57,7 +57,7 @@ def test_what_learnt_more_stands_higher_and_baselines_are_there(made, tmp_path):
     assert good["p_holm"] == pytest.approx(min(1, 2 * good["p"]))
     assert poor["p_holm"] > 0.05
     assert board.faults == []
-    assert any("used for the first time" in note for note in board.notes)
+    assert [one["looks"] for one in board.uses] == [1]
     assert list((tmp_path / "octjepa_test_uses").iterdir()) == [Path(board.uses[0]["file"])]
 
 

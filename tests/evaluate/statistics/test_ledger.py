@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.statistics.ledger import beside, record
+from octjepa.evaluate.statistics.ledger import beside, count_looks, record
+from octjepa.evaluate.told import Told
 
 HASH = "ab" * 32
 
@@ -16,18 +17,29 @@ HASH = "ab" * 32
 def test_looks_add_up_and_are_said(tmp_path: Path) -> None:
     first = record(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a linear mean", "b linear mean"])
     assert (first.looks, first.measured, first.again) == (1, 2, 0)
-    assert "for the first time" in first.said()
-    assert "too good" not in first.said()
     second = record(tmp_path / "uses", HASH, "drusen", "leaderboard", ["b linear mean", "c knn mean"])
     assert (second.looks, second.measured, second.again) == (2, 3, 1)
-    assert "for the 2nd time" in second.said()
-    assert "chosen on test labels" in second.said()
     other = record(tmp_path / "uses", "cd" * 32, "drusen", "leaderboard", ["a linear mean"])
     assert other.looks == 1  # other labels, another test set
     for number in range(3, 13):
         last = record(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a"])
         assert last.looks == number
-    assert "12th" in last.said()
+
+
+def test_a_look_is_counted_for_every_target_and_said_in_one_sentence(tmp_path: Path) -> None:
+    sets, rows = {"drusen": HASH, "fluid": "cd" * 32}, {"drusen": ["a", "b"], "fluid": ["a"]}
+    for number in range(1, 13):
+        told = Told()
+        count_looks(tmp_path, "probe", sets, rows, told)
+        assert [(one["target"], one["looks"]) for one in told.uses] == [("drusen", number), ("fluid", number)]
+        assert len(told.faults) == (number > 1)
+    (fault,) = told.faults
+    assert fault["kind"] == "test_used_before"
+    assert "drusen for the 12th time (2 different rows measured on it so far), fluid for the 12th time" in fault["what"]
+    assert "chosen on test labels" in fault["what"]
+    count_looks(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, told)
+    assert "new" not in told.faults[-1]["what"]  # used for the first time
+    assert "fluid for the 13th time" in told.faults[-1]["what"]
 
 
 def test_a_line_holds_no_name_of_what_was_measured(tmp_path: Path) -> None:

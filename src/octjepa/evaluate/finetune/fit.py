@@ -99,7 +99,9 @@ def _finetune(
             untrained = encoder.untrained().to(runtime.device)
             arms.append(_tune(SCRATCH, untrained, out / "scratch", settings, cohort, store, runtime, found))
         table = _frozen(checkpoint, store, out / _FROZEN, frozen, cohort, runtime)
-        runtime.first(lambda: _record(looks, cohort, arms, table, found))
+        runtime.first(
+            lambda: ledger.count_looks(looks, COMMAND, cohort.test_sets, _measured(cohort, arms, table), found)
+        )
         test = {one.name: (read_scores(one.network, cohort, store, "test", runtime), one.shifts) for one in arms}
         told: list[dict[str, Any]] = []
 
@@ -169,16 +171,11 @@ def _frozen(
     return table
 
 
-def _record(looks: Path, cohort: Cohort, arms: Sequence[_Arm], table: Embeddings, found: ProbeResult) -> None:
-    """Counts the look at each test set. What embeddings gave is known by its features, as in `octjepa probe`."""
-    measured = [f"{weights_hash(one.network.pretrained)} {TUNED}" for one in arms]
-    measured += [ledger.fingerprint(features, "linear") for *_, features in feature_sets([("", table)], (POOL,))]
-    for one in cohort.asked:
-        name = one.measured.name
-        uses = ledger.record(looks, cohort.test_sets[name], name, COMMAND, measured)
-        found.uses.append(uses.plain())
-        if uses.looks > 1:
-            found.fault("test_used_before", uses.said())
+def _measured(cohort: Cohort, arms: Sequence[_Arm], table: Embeddings) -> dict[str, list[str]]:
+    """What the ledger knows the rows by: networks by weights, and what embeddings gave as in `octjepa probe`."""
+    read = [f"{weights_hash(one.network.pretrained)} {TUNED}" for one in arms]
+    read += [ledger.fingerprint(features, "linear") for *_, features in feature_sets([("", table)], (POOL,))]
+    return dict.fromkeys(cohort.test_sets, read)
 
 
 def _payload(

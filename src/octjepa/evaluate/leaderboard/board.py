@@ -44,8 +44,7 @@ class Board(Told):
 
     rows: a figure each, of an arm's mean over its seeds; comparisons: every arm against `reference`, with correction
     over all of them. trainings: every seed apart, and what validation chose. choices: every option it chose among.
-    details: calibration, decisions, subgroups, vendors. uses: what the ledger says of each test set. protocol: what a
-    case is and how its volumes became one.
+    details: calibration, decisions, subgroups, vendors. protocol: what a case is and how its volumes became one.
     """
 
     reference: str = ""
@@ -54,7 +53,6 @@ class Board(Told):
     trainings: list[dict[str, Any]] = field(default_factory=list)
     choices: list[dict[str, Any]] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
-    uses: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
@@ -122,7 +120,7 @@ def run_board(
     draws = Draws(person_ids[tested].tolist(), bootstrap, seed)
     board.reference = _reference(reference, found)
     with bar("board", len(joined) * (len(sources_of(found)) + 1), "row") as shown, threadpool_limits(1):
-        families = []
+        chosen = {}
         for target in joined:
             for text in target.notes:
                 board.note(text)
@@ -130,13 +128,13 @@ def run_board(
             for fault, text in lost_groups(frame, labels, target, groups):
                 board.fault(fault, text)
             board.note(note_on(target, person_ids))
-            chosen = _choices(target, found, probes, tokens, person_ids, seed, shown.advance)
-            measured = [choice.option.fingerprint for _, _, choice in chosen]
-            test_set = test_set_hash(labels, volumes, target.name)
-            uses = ledger.record(looks, test_set, target.name, COMMAND, measured)
-            _tell_uses(uses, board)
-            arms = _test(target, chosen, found, person_ids, draws, seed, board)
-            families.append((target, arms))
+            chosen[target.name] = _choices(target, found, probes, tokens, person_ids, seed, shown.advance)
+        test_sets = {name: test_set_hash(labels, volumes, name) for name in chosen}
+        measured = {name: [choice.option.fingerprint for _, _, choice in of] for name, of in chosen.items()}
+        ledger.count_looks(looks, COMMAND, test_sets, measured, board)
+        families = []
+        for target in joined:
+            families.append((target, _test(target, chosen[target.name], found, person_ids, draws, seed, board)))
             shown.advance()
     board.comparisons = compare(families, board.reference)
     return board
@@ -178,14 +176,6 @@ def _without_leaks(found: list[Featured], board: Board) -> list[Featured]:
             "with, or pretrain anew."
         )
     return kept
-
-
-def _tell_uses(uses: ledger.Uses, board: Board) -> None:
-    board.uses.append(uses.plain())
-    if uses.looks > 1:
-        board.fault("test_used_before", uses.said())
-    else:
-        board.note(uses.said())
 
 
 def _reference(asked: str | None, found: list[Featured]) -> str:

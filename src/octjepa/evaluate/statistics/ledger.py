@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.told import Told
 
 SUFFIX = ".uses.jsonl"
 FOLDER = "octjepa_test_uses"
@@ -43,27 +44,20 @@ class Uses:
         """For JSON."""
         return {"target": self.target, "looks": self.looks, "measured": self.measured, "file": str(self.file)}
 
-    def said(self) -> str:
-        """One sentence for every output."""
-        times = f"{self.target}: its test set is used {self.times}"
-        text = f"{times}; {self.measured} different rows were measured on it so far"
-        return f"{text}. {_TOO_GOOD}" if self.looks > 1 else text
-
-    @property
-    def times(self) -> str:
-        return "for the first time" if self.looks == 1 else f"for the {_ordinal(self.looks)} time"
-
-
-_TOO_GOOD = "What was chosen after an earlier look was chosen on test labels: its figure is too good"
-
 
 def used_before(many: Sequence[Uses]) -> str:
     """One sentence on the test sets that were looked at before; "" where none was."""
-    again = [uses for uses in many if uses.looks > 1]
-    if len(again) == 1:
-        return again[0].said()
-    told = ", ".join(f"{uses.target} {uses.times}" for uses in again)
-    return f"test sets are used again: {told}. {_TOO_GOOD}" if again else ""
+    again = [
+        f"{uses.target} for the {_ordinal(uses.looks)} time ({uses.measured} different rows measured on it so far)"
+        for uses in many
+        if uses.looks > 1
+    ]
+    if not again:
+        return ""
+    return (
+        f"test sets are used again: {', '.join(again)}. What was chosen after an earlier look was chosen on test "
+        "labels: its figure is too good"
+    )
 
 
 def _ordinal(number: int) -> str:
@@ -89,6 +83,21 @@ def ready(folder: Path) -> None:
 def fingerprint(features: Float[np.ndarray, "rows features"], probe: str) -> str:
     """What tells one thing measured from another: the features themselves, and the probe that reads them."""
     return f"{hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()} {probe}"
+
+
+def count_looks(
+    folder: Path, command: str, test_sets: Mapping[str, str], measured: Mapping[str, Sequence[str]], found: Told
+) -> None:
+    """Records a look at the test set of every target, and says in `found` how often each was used.
+
+    test_sets, measured: by target, as in `record`. To be called before anything is predicted on test people. Raises
+    UsageError as `record` does.
+    """
+    many = [record(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
+    found.uses = [one.plain() for one in many]
+    again = used_before(many)
+    if again:
+        found.fault("test_used_before", again)
 
 
 def record(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> Uses:
