@@ -105,7 +105,8 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert runs == wanted  # the stopped one again, no other twice
     assert Results(tmp_path / "out").done() == set(wanted)
     shown = (tmp_path / "out" / "README.md").read_text()
-    assert "## Compute: mae" in shown and "## Ablations: vjepa" in shown
+    assert "## Compute: mae" in shown
+    assert "## Ablations: vjepa" in shown
     count = len(line.ran)
     assert study.main(arguments) == 0
     assert len(line.ran) == count
