@@ -5,17 +5,18 @@ No description holds personal data.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import UsageError
 from octjepa.remote import fetched, info, is_remote
 from octjepa.remote.address import parse
+from octjepa.store.disk import read_object
 
 if TYPE_CHECKING:
     from octjepa.ingest.reader import AskedSpacing
 
+_ANEW = "restore it from a copy, or start the run anew with another --out"
 _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 
@@ -113,7 +114,7 @@ def _checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _run(path: Path) -> dict[str, Any]:
     """Of pretraining, which names no kind in run.json, or of the fine-tuning of an encoder."""
-    about = _read(path / "run.json")
+    about = read_object(path / "run.json", _ANEW)
     if "kind" not in about:
         return {"kind": "run", **about, **_figures(path)}
     from octjepa.evaluate.finetune.describe import describe as describe_tuning
@@ -133,15 +134,5 @@ def _figures(run: Path) -> dict[str, Any]:
     if not summary.is_file():
         return {"finished": False}
     kept = ("updates", "loss", "cosine", "baseline_cosine", "checkpoint")
-    found = _read(summary)
+    found = read_object(summary, _ANEW)
     return {"finished": True, **{key: found[key] for key in kept if key in found}}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OctjepaError(f"{path} is damaged: it is no readable JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise OctjepaError(f"{path} is damaged: it holds {type(found).__name__}, expected an object")
-    return found

@@ -188,7 +188,7 @@ def test_what_cannot_be_reported_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no run or fine-tuning \(run\.json\), no store"):
         write_report(tmp_path)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UsageError, match="not readable JSON"):
+    with pytest.raises(OctjepaError, match=r"run\.json is damaged"):
         write_report(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,5 +14,8 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as t
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]
 Spacing = Annotated[
     str | None, typer.Option("--spacing", help="Slice, row, column in mm, 0.047,0.0026,0.0117, for all files; or file.")
+]
+Ledger = Annotated[
+    Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
 ]
 MaxLost = Annotated[float, typer.Option("--max-lost", min=0.0, max=1.0, help="Share of files that may be lost.")]

@@ -8,15 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import Json, Quiet, StorePath
+from octjepa.cli.options import Json, Ledger, Quiet, StorePath
 from octjepa.cli.root import app
 from octjepa.console import ready_to_write, say, say_probes
 from octjepa.progress import set_quiet
 
 Level = Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")]
-Ledger = Annotated[
-    Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
-]
 
 
 @app.command()

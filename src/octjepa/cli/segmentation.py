@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import Json, Overrides, Quiet
+from octjepa.cli.options import Json, Ledger, Overrides, Quiet
 from octjepa.cli.root import app
 from octjepa.console import say
 from octjepa.errors import UsageError
@@ -29,6 +29,7 @@ def segment(
     form: Annotated[
         Literal["nifti", "dicom", "both"], typer.Option("--format", help="Of a head's answers, in the scan's geometry.")
     ] = "both",
+    ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -41,8 +42,10 @@ def segment(
     if is_head(recipe):
         from octjepa.evaluate.segment.apply import segment_scans
 
-        if store is not None or labels is not None or classes is not None or overrides:
-            raise UsageError("a head is applied to --scan files as it is: --store, --labels, --classes make a new one")
+        if any(one is not None for one in (store, labels, classes, ledger)) or overrides:
+            raise UsageError(
+                "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
+            )
         forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
         say(segment_scans(recipe, checkpoint, scan or [], out, forms), as_json)
         return
@@ -57,6 +60,8 @@ def segment(
     if scan:
         raise UsageError("--scan is for a head that is made: name its folder instead of a recipe")
     asked = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
-    made = segment_store(settings, checkpoint, Store.open(store), labels, out, asked)
-    shown = made if as_json else {key: made[key] for key in ("metrics", "checkpoint", "etdrs", "figure", "notes")}
+    made = segment_store(settings, checkpoint, Store.open(store), labels, out, asked, ledger)
+    shown = (
+        made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
+    )
     say(shown, as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from octjepa.cli.options import Json, Overrides, Quiet, StorePath
+from octjepa.cli.options import Json, Ledger, Overrides, Quiet, StorePath
 from octjepa.cli.root import app
 from octjepa.console import say
 from octjepa.errors import UsageError
@@ -27,9 +27,7 @@ def finetune(
         list[str] | None, typer.Option("--target", help="A label column; again for more; default: the recipe's.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
-    ] = None,
+    ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -63,6 +64,14 @@ class Estimate:
 
     def interval(self) -> Interval:
         return student(self.value, self.samples, self.n_people, bounded=not self.signed)
+
+    def figure(self) -> dict[str, Any]:
+        """For JSON; None where the figure or an honest interval does not exist."""
+        interval = self.interval()
+        value = self.value if np.isfinite(self.value) else None
+        return {
+            "value": value, "low": interval.low, "high": interval.high, "n": self.n, "n_people": self.n_people
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from jaxtyping import Float
 from octjepa.errors import UsageError
 from octjepa.evaluate.table import Embeddings
 from octjepa.evaluate.token_folder import TokenFolder
-from octjepa.evaluate.told import Told
-
-RESERVED = ("untrained", "histogram", "majority", "covariates")
+from octjepa.evaluate.told import BASELINES, Told
 
 Note = Callable[[str], None]
 Named = list[tuple[str, Embeddings]]
@@ -54,7 +52,7 @@ def aligned(embeddings: Sequence[Embeddings], result: Told) -> list[Embeddings]:
 def named(tables: Sequence[Embeddings], note: Note) -> Named:
     """Tables under the names of their rows; a name that is taken gets a number."""
     found: Named = []
-    taken = set(RESERVED)
+    taken = set(BASELINES)
     for table in tables:
         name, number = table.encoder or "encoder", 2
         while name in taken:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,10 @@ from octjepa.errors import UsageError
 from octjepa.evaluate.decide import class_weights
 from octjepa.evaluate.intervals import Draws, Estimate, mean_estimate, paired_difference
 from octjepa.evaluate.labels import Target
-from octjepa.evaluate.lineup import RESERVED, Named, twin
+from octjepa.evaluate.lineup import Named, twin
 from octjepa.evaluate.metrics import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
 from octjepa.evaluate.table import SPLITS
-from octjepa.evaluate.told import Told
+from octjepa.evaluate.told import BASELINES, Told
 
 MACRO = "macro"
 
@@ -114,7 +114,7 @@ def measured(
 def _tell_constant(row: Row, target: Target, predictions: Predictions, result: ProbeResult) -> None:
     """The founding failure of this kind of work: an encoder of which one answer is read for everybody."""
     said = np.unique(predictions.decided() if target.classes else predictions.scores[:, 0].round(9))
-    if len(said) == 1 and row.name not in RESERVED:
+    if len(said) == 1 and row.name not in BASELINES:
         answer = repr(target.classes[int(said[0])]) if target.classes else f"{said[0]:.4g}"
         result.fault(
             "constant_predictor",
@@ -124,15 +124,14 @@ def _tell_constant(row: Row, target: Target, predictions: Predictions, result: P
 
 
 def _as_row(row: Row, metric: str, estimate: Estimate) -> dict[str, Any]:
-    interval = estimate.interval()
+    return {**vars(row), "metric": metric, **estimate.figure()}
+
+
+def minus(paired: Sequence[Mapping[str, Any]], named: Callable[[Mapping[str, Any]], str]) -> dict[str, Any]:
+    """Paired differences as `inspect` says them: {value, low, high, n_people} by the name that `named` gives each."""
     return {
-        **vars(row),
-        "metric": metric,
-        "value": estimate.value if np.isfinite(estimate.value) else None,
-        "low": interval.low,
-        "high": interval.high,
-        "n": estimate.n,
-        "n_people": estimate.n_people,
+        named(pair): {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
+        for pair in paired
     }
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+# Rows that know nothing of an encoder, in the order in which they stand beside it.
+BASELINES = ("untrained", "histogram", "covariates", "majority")
+
 # Every kind of fault, as its heading in print.
 KINDS = {
     "constant_predictor": "Constant predictor",
@@ -16,6 +19,8 @@ KINDS = {
     "leaked_person": "Leaked people",
     "test_used_before": "Test set used before",
     "different_labels": "Different test volumes",
+    "few_to_choose_by": "Few people to choose by",
+    "class_never_said": "Class never found",
 }
 
 

@@ -5,7 +5,6 @@ A part that is absent or cannot be read becomes a `Missing` with the reason and 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
+from octjepa.store.disk import read_object
 
 if TYPE_CHECKING:
     from octjepa.store import Store
 
 Kind = Literal["run", "tuning", "store", "demo"]
 Part = TypeVar("Part")
+_ANEW = "restore it from a copy, or make it anew"
 DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
 
 
@@ -119,7 +120,7 @@ class Contents:
 def gather(source: str | Path) -> Contents:
     """What `source` holds.
 
-    Raises UsageError when it is no run, fine-tuning, store or demo folder, or its own head is damaged.
+    Raises UsageError when it is no run, fine-tuning, store or demo folder, OctjepaError when its own head is damaged.
     """
     if is_remote(source):
         return _gather_remote(str(source))
@@ -158,7 +159,7 @@ def gather(source: str | Path) -> Contents:
         probe = _try(missing, "the probe", root / "probe.json", _read_probe, "octjepa probe")
     phantom = kind == "demo" and (root / "phantom").is_dir()
     demo = root / "demo.json"
-    seconds = _read_json(demo, dict).get("seconds") if kind == "demo" and demo.is_file() else None
+    seconds = read_object(demo, _ANEW).get("seconds") if kind == "demo" and demo.is_file() else None
     return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing), tuning)
 
 
@@ -172,7 +173,7 @@ def kind_of(root: Path, shown: Path) -> Kind:
     if not root.is_dir():
         raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a store or a demo folder")
     if (root / "run.json").is_file():
-        return "run" if "kind" not in _read_json(root / "run.json", dict) else "tuning"
+        return "run" if "kind" not in read_object(root / "run.json", _ANEW) else "tuning"
     if (root / "store.json").is_file():
         return "store"
     if any((root / name).exists() for name in DEMO_PARTS):
@@ -189,10 +190,10 @@ def kind_of(root: Path, shown: Path) -> Kind:
 
 
 def read_run(path: Path) -> RunContents:
-    """A run folder. Raises UsageError when run.json or recipe.yaml is absent or damaged."""
+    """A run folder. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
     from octjepa.config import load_recipe
 
-    about = _read_json(path / "run.json", dict)
+    about = read_object(path / "run.json", _ANEW)
     recipe = load_recipe(path / "recipe.yaml")
     text = (path / "recipe.yaml").read_text(encoding="utf-8")
     lines = _journal(path)
@@ -205,13 +206,13 @@ def read_run(path: Path) -> RunContents:
         [line for line in lines if "train/loss" in line],
         [line for line in lines if "val/loss" in line],
         [line for line in lines if "monitor/lidar" in line],
-        _read_json(summary, dict) if summary.is_file() else None,
+        read_object(summary, _ANEW) if summary.is_file() else None,
     )
 
 
 def read_tuning(path: Path) -> TuningContents:
-    """The folder of a fine-tuning. Raises UsageError when run.json or recipe.yaml is absent or damaged."""
-    about = _read_json(path / "run.json", dict)
+    """The folder of a fine-tuning. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
+    about = read_object(path / "run.json", _ANEW)
     try:
         text = (path / "recipe.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -219,8 +220,8 @@ def read_tuning(path: Path) -> TuningContents:
     lines, results = _journal(path), {}
     if (path / "results.json").is_file():
         try:
-            results = _read_json(path / "results.json", dict)
-        except UsageError:
+            results = read_object(path / "results.json", _ANEW)
+        except OctjepaError:
             results = {}  # the probe's section says so
     return TuningContents(
         path,
@@ -258,7 +259,7 @@ def _open_store(path: Path | str) -> Store:
 
 
 def _read_probe(path: Path) -> ProbeContents:
-    data = _read_json(path, dict)
+    data = read_object(path, _ANEW)
     rows = data.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
@@ -285,18 +286,6 @@ def _read_embeddings(path: Path) -> EmbeddingContents:
     by_split = {split: splits.count(split) for split in sorted(set(splits))}
     leaked = int(metadata.get(b"octjepa.leaked", b"0"))
     return EmbeddingContents(len(splits), len(people), dim, encoder, by_split, leaked, two_sides)
-
-
-def _read_json(path: Path, kind: type[dict[str, Any]]) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} is not there") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} is not readable JSON ({error})") from None
-    if not isinstance(data, kind):
-        raise UsageError(f"{path} holds {type(data).__name__}, expected {kind.__name__}")
-    return data
 
 
 def _try(missing: list[Missing], part: str, path: Path, read: Callable[[Path], Part], supply: str) -> Part | None:

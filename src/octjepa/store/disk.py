@@ -103,11 +103,15 @@ def clear_unfinished(chunks: Path) -> None:
 
 
 def read_object(path: Path, to_do: str) -> dict[str, Any]:
-    """The JSON object in `path`. Raises OctjepaError ending in `to_do` where there is another thing, or half of one."""
+    """The JSON object in `path`. Raises OctjepaError ending in `to_do`: absent, another thing, or half of one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
         value = None
+    except FileNotFoundError:
+        raise OctjepaError(f"{path} is not there: {to_do}") from None
+    except OSError as error:
+        raise OctjepaError(f"{path} cannot be read ({error.strerror}): {to_do}") from None
     if not isinstance(value, dict):
         raise OctjepaError(f"{path} is damaged: {to_do}")
     return value

@@ -134,7 +134,7 @@ def test_the_report_of_a_tuning_that_is_not_finished_shows_how_far_it_is(done, t
     assert "octjepa finetune --resume" in page
     assert page.count('class="chart"') == 4
     (out / "results.json").write_text("[1", encoding="utf-8")
-    assert "is not readable JSON" in write_report(out).read_text(encoding="utf-8")
+    assert "results.json is damaged" in write_report(out).read_text(encoding="utf-8")
     (out / "recipe.yaml").unlink()
     told = call("report", out)
     assert (told.code, "recipe.yaml cannot be read" in told.err) == (2, True)

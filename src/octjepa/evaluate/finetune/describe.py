@@ -11,6 +11,7 @@ from octjepa.evaluate.finetune.judge import TUNED as PROBE
 from octjepa.evaluate.finetune.learn import STATES
 from octjepa.evaluate.finetune.run_folder import read_about, read_results
 from octjepa.evaluate.finetune.settings import FinetuneRecipe, load_settings
+from octjepa.evaluate.result import minus
 from octjepa.train.run_folder import reached_update
 
 _TARGET = ("target", "task", "classes")
@@ -36,7 +37,7 @@ def describe(out: Path) -> dict[str, Any]:
             "finished": True,
             "faults": [fault["what"] for fault in results["faults"]],
             "metrics": results["metrics"],
-            "tuned_minus": tuned_minus(results["paired"]),
+            "tuned_minus": _tuned_minus(results["paired"]),
             "weights_of_update": kept["update"],
             "chosen_by": kept["by"],
             "updates": kept["of"],
@@ -45,15 +46,9 @@ def describe(out: Path) -> dict[str, Any]:
     return found | {key: value for key, value in about.items() if key not in found}
 
 
-def tuned_minus(paired: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures {value, low, high, n_people} by what the tuned encoder is compared with, on the same people."""
+def _tuned_minus(paired: list[dict[str, Any]]) -> dict[str, Any]:
     several = len({pair["target"] for pair in paired}) > 1
-    return {
-        f"{pair['target']} {pair['against']}" if several else pair["against"]: {
-            "value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}
-        }
-        for pair in paired
-    }  # fmt: skip
+    return minus(paired, lambda pair: f"{pair['target']} {pair['against']}" if several else str(pair["against"]))
 
 
 def _where(out: Path, settings: FinetuneRecipe) -> dict[str, Any]:

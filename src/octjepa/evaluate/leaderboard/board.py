@@ -31,7 +31,7 @@ from octjepa.evaluate.lost import GROUPS, lost_groups
 from octjepa.evaluate.protocol import Cases, cases_of, person_labels
 from octjepa.evaluate.space import choosing
 from octjepa.evaluate.statistics import ledger
-from octjepa.evaluate.told import Told
+from octjepa.evaluate.told import BASELINES, Told
 from octjepa.progress import bar
 from octjepa.store import Store
 
@@ -89,7 +89,7 @@ def run_board(
     looks = ledger_folder or ledger.beside(Path(labels_path))
     ledger.ready(looks)
     names = [*dict.fromkeys(entry.arm for entry in entries)]
-    if reference is not None and reference not in (*names, UNTRAINED, "histogram", "covariates", "majority"):
+    if reference is not None and reference not in (*names, *BASELINES):
         raise UsageError(f"no row {reference!r} to compare with: the entries are {', '.join(names)}; also {UNTRAINED}")
     if store is not None:  # what is wrong with people or labels is told before the hours of embedding, not after them
         index = with_participants(store.table, store.participants)
@@ -180,7 +180,7 @@ def _without_leaks(found: list[Featured], board: Board) -> list[Featured]:
 
 def _reference(asked: str | None, found: list[Featured]) -> str:
     left = {one.entry.arm for one in found}
-    if asked is not None and asked not in (*left, UNTRAINED, "histogram", "covariates", "majority"):
+    if asked is not None and asked not in (*left, *BASELINES):
         raise UsageError(f"{asked} was left out, so nothing can be compared with it: name another --reference")
     return asked or UNTRAINED
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from octjepa.evaluate.intervals import Draws, Estimate
+from octjepa.evaluate.intervals import Draws
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.leaderboard.choose import read
 from octjepa.evaluate.leaderboard.measure import Training
@@ -44,20 +44,14 @@ def details_of(one: Training, target: Target, frame: pd.DataFrame, draws: Draws,
     return found
 
 
-def _figure(estimate: Estimate) -> dict[str, Any]:
-    interval = estimate.interval()
-    value = estimate.value if np.isfinite(estimate.value) else None
-    return {"value": value, "low": interval.low, "high": interval.high, "n_people": estimate.n_people}
-
-
 def _groups(
     metric: str, one: Training, target: Target, groups: np.ndarray, draws: Draws, people: list[str]
 ) -> dict[str, Any]:
     found = by_subgroup(metric, one.said.test, groups, draws, people, target.label_hash)
     return {
         "metric": metric,
-        "groups": {name: _figure(estimate) for name, estimate in found.groups.items()},
-        "equity_scaled": None if found.scaled is None else _figure(found.scaled),
+        "groups": {name: estimate.figure() for name, estimate in found.groups.items()},
+        "equity_scaled": None if found.scaled is None else found.scaled.figure(),
         "left_out": found.left_out,
     }
 
@@ -89,8 +83,8 @@ def _thresholds(one: Training, target: Target, frame: pd.DataFrame, draws: Draws
         "threshold": {
             "chosen_for_specificity": SPECIFICITY,
             "threshold": threshold,
-            "sensitivity": _figure(used.sensitivity),
-            "specificity": _figure(used.specificity),
+            "sensitivity": used.sensitivity.figure(),
+            "specificity": used.specificity.figure(),
         },
         "between_sites": carry_thresholds(target, sites, everybody, val, test, draws, SPECIFICITY),
     }

@@ -17,8 +17,9 @@ from octjepa.checkpoint.place import holds, name_of, place_of
 from octjepa.checkpoint.shipped import shipped
 from octjepa.errors import UsageError
 from octjepa.evaluate.leaderboard.adapters import is_foreign
+from octjepa.evaluate.told import BASELINES
 
-RESERVED = ("untrained", "histogram", "majority", "covariates", "macro")
+RESERVED = (*BASELINES, "macro")
 TABLE = ".parquet"
 
 

@@ -18,8 +18,7 @@ from octjepa.evaluate.metrics import PRIMARY_METRIC, TASK_METRICS, Figures, Pred
 from octjepa.evaluate.statistics.calibration import brier
 from octjepa.evaluate.statistics.comparisons import benjamini_hochberg, holm
 from octjepa.evaluate.statistics.seeds import arms_difference, mean_over_seeds, recipe_interval, spread
-
-BASELINES = ("untrained", "histogram", "covariates", "majority")
+from octjepa.evaluate.told import BASELINES
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def rows_of(arm: Arm) -> list[dict[str, Any]]:
     for metric in arm.metrics:
         found = arm.estimates(metric)
         mean, seeds = mean_over_seeds(found), spread(found)
-        these, recipe = mean.interval(), recipe_interval(found)
+        recipe = recipe_interval(found)
         rows.append(
             {
                 "name": arm.name,
@@ -92,11 +91,7 @@ def rows_of(arm: Arm) -> list[dict[str, Any]]:
                 "probe": _joined([one.option.probe for one in arm.trainings]),
                 "pool": _joined([one.option.pool for one in arm.trainings]),
                 "metric": metric,
-                "value": _known(mean.value),
-                "low": these.low,
-                "high": these.high,
-                "n": mean.n,
-                "n_people": mean.n_people,
+                **mean.figure(),
                 "primary": metric == PRIMARY_METRIC[arm.target.task],
                 "seeds": seeds.seeds,
                 "seed_sd": seeds.sd,
@@ -110,8 +105,7 @@ def rows_of(arm: Arm) -> list[dict[str, Any]]:
 def training_row(one: Training, arm: Arm) -> dict[str, Any]:
     """One seed with what validation chose for it."""
     metric = PRIMARY_METRIC[arm.target.task]
-    found = arm.estimates(metric)[arm.trainings.index(one)]
-    interval = found.interval()
+    figure = arm.estimates(metric)[arm.trainings.index(one)].figure()
     return {
         "name": one.name,
         "seed": one.seed,
@@ -122,9 +116,7 @@ def training_row(one: Training, arm: Arm) -> dict[str, Any]:
         "probe": one.option.probe,
         "setting": one.said.probed.setting,
         "validation": one.validation,
-        "value": _known(found.value),
-        "low": interval.low,
-        "high": interval.high,
+        **{key: figure[key] for key in ("value", "low", "high")},
     }
 
 

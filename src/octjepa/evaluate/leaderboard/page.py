@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.told import KINDS
+from octjepa.evaluate.told import BASELINES, KINDS
 from octjepa.store.disk import write_atomic
 
 NAMES = (
@@ -121,7 +121,7 @@ def as_html(board: Mapping[str, Any]) -> str:
     environment.filters["spaced"] = lambda value: str(value).replace("_", " ")
     environment.globals |= {
         "said": said, "seeds_said": seeds_said, "p_said": p_said, "kinds": KINDS, "chance": CHANCE,
-        "primary_rows": primary_rows, "scale": scale, "baselines": ("untrained", "histogram", "covariates", "majority"),
+        "primary_rows": primary_rows, "scale": scale, "baselines": BASELINES,
     }  # fmt: skip
     rendered: str = environment.from_string(text).render(board=board, summary=summary(board), targets=targets_of(board))
     return rendered

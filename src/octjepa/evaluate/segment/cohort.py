@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from octjepa.evaluate.segment.label_files import LabelFolder, default_classes
 from octjepa.evaluate.segment.linear import Labelled
 from octjepa.evaluate.segment.places import labels_to_stored, reversed_frames
 from octjepa.evaluate.segment.thickness import Lie, scan_centre
+from octjepa.evaluate.table import SPLITS
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.native import NativeMap
@@ -66,6 +68,23 @@ class LabelledVolumes:
     def of(self, split: str) -> list[dict[str, Any]]:
         """The index rows of a split, by volume id."""
         return [row for row in self.rows if row["split"] == split]
+
+    def counts(self) -> dict[str, Any]:
+        """Of each split: labelled {volumes, people}, and of each class the volumes that hold it."""
+        found: dict[str, Any] = {}
+        for split in SPLITS:
+            rows = self.of(split)
+            held = [set(np.unique(self.stored[row["volume_id"]]).tolist()) for row in rows]
+            holding = {name: sum(code in one for one in held) for code, name in enumerate(self.classes, start=1)}
+            found[split] = {"volumes": len(rows), "people": len({row["person_id"] for row in rows}), "holding": holding}
+        return found
+
+    def test_set(self) -> str:
+        """What the ledger knows the test volumes and their labels by."""
+        digest = hashlib.sha256("\x1f".join(self.classes).encode())
+        for row in self.of("test"):
+            digest.update(str(row["volume_id"]).encode() + np.ascontiguousarray(self.stored[row["volume_id"]]).data)
+        return digest.hexdigest()
 
     def readers(self, split: str) -> list[Callable[[], Labelled]]:
         """For each volume of a split, what reads it and its labels in the stored geometry."""
@@ -123,7 +142,7 @@ class LabelledVolumes:
         return kept
 
     def _check_people(self) -> None:
-        people = {split: {row["person_id"] for row in self.of(split)} for split in ("train", "val", "test")}
+        people = {split: {row["person_id"] for row in self.of(split)} for split in SPLITS}
         both = (people["train"] & people["val"]) | (people["test"] & (people["train"] | people["val"]))
         if both:
             raise UsageError(f"{len(both)} people are in two splits: split the store anew (octjepa split)")

@@ -7,6 +7,7 @@ from typing import Any
 
 from octjepa.checkpoint.folder import read_manifest
 from octjepa.errors import OctjepaError
+from octjepa.evaluate.result import minus
 from octjepa.evaluate.segment.folder import RESULTS, find_head
 from octjepa.evaluate.segment.settings import RECIPES
 from octjepa.store.disk import read_object
@@ -36,11 +37,9 @@ def describe(out: Path) -> dict[str, Any]:
     if not found["finished"]:
         return found | {"notes": [f"its figures are not there ({RESULTS}): remove the folder and make the head anew"]}
     results = _read(out / RESULTS)
-    minus = {
-        pair["reference"]: {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
-        for pair in results["paired"]
-    }
-    return found | {"metrics": results["metrics"], "dice_minus": minus, "notes": results["notes"]}
+    of_dice = minus(results["paired"], lambda pair: str(pair["reference"]))
+    faults = [fault["what"] for fault in results.get("faults", ())]
+    return found | {"faults": faults, "metrics": results["metrics"], "dice_minus": of_dice, "notes": results["notes"]}
 
 
 def _read(path: Path) -> dict[str, Any]:

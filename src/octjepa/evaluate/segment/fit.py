@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.place import place_of
+from octjepa.config import science_hash
 from octjepa.errors import UsageError
 from octjepa.evaluate.embed import refuse_another_contract
+from octjepa.evaluate.embed_part import weights_hash
 from octjepa.evaluate.intervals import Draws, paired_difference
 from octjepa.evaluate.seen import leaked_people, trained_from
 from octjepa.evaluate.segment import decoder
@@ -27,25 +30,38 @@ from octjepa.evaluate.segment.figure import draw_thickness
 from octjepa.evaluate.segment.folder import RESULTS, Head, is_head, save_head
 from octjepa.evaluate.segment.judge import Judged, Scores, judge
 from octjepa.evaluate.segment.linear import solve
+from octjepa.evaluate.segment.pictures import BSCANS, write_bscans
 from octjepa.evaluate.segment.prior import Prior
 from octjepa.evaluate.segment.settings import SegmentRecipe
 from octjepa.evaluate.segment.thickness import SECTORS
 from octjepa.evaluate.segment.windows import of_encoder, of_pixels
+from octjepa.evaluate.statistics import ledger
+from octjepa.evaluate.told import Told
 from octjepa.progress import bar
+from octjepa.remote import is_remote
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.disk import write_json
 from octjepa.train.runtime import Runtime
 
+COMMAND = "octjepa segment"
 log = logging.getLogger(__name__)
 _BESIDE = ("untrained", "intensity", "place_prior")
 
 
 def segment_store(
-    settings: SegmentRecipe, checkpoint: str | Path, store: Store, labels: Path, out: Path, classes: Sequence[str] = ()
+    settings: SegmentRecipe,
+    checkpoint: str | Path,
+    store: Store,
+    labels: Path,
+    out: Path,
+    classes: Sequence[str] = (),
+    ledger_folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Makes and judges a head; writes it, results.json, etdrs.tsv and a drawing into `out`; returns what the verb says.
+    """Makes and judges a head; writes it, results.json, etdrs.tsv and pictures into `out`; returns what the verb says.
 
-    Raises UsageError (labels that do not fit the store, a head in `out`), ContractError, CheckpointError.
+    ledger_folder: counts the uses of the test set, beside the folder of labels where none is named. Raises UsageError
+    (labels that do not fit the store, a head in `out`, a ledger that cannot be written), ContractError,
+    CheckpointError.
     """
     decoder.monai("metrics")  # its absence is told before the work
     if is_head(out):
@@ -67,12 +83,19 @@ def segment_store(
             f"the encoder of {checkpoint} was pretrained on {leaked} labelled people of val or test: split the store "
             "as for pretraining, or take another encoder"
         )
+    looks = ledger_folder or ledger.beside(labels)
+    ledger.ready(looks)
     count = len(cohort.classes) + 1
     prior = Prior.of((read()[1] for read in cohort.readers("train")), count, settings.columns)
-    heads, chosen = _make(settings, encoder, encoder.untrained().to(device), cohort, prior)
+    untrained = encoder.untrained().to(device)
+    heads, chosen = _make(settings, encoder, untrained, cohort, prior)
+    found, name = Told(notes=cohort.notes), ", ".join(cohort.classes)
+    measured = [f"{science_hash(settings)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_BESIDE[1:])]
+    ledger.count_looks(looks, COMMAND, {name: cohort.test_set()}, {name: measured}, found)
     say = {**{name: head.scores for name, head in heads.items()}, "place_prior": _blind(prior)}
     scores, judged, abouts = _judge(say, cohort, settings)
     ours = judged[encoder.name]
+    _tell_never_said(encoder.name, ours, cohort.classes, found)
     out.mkdir(parents=True, exist_ok=True)
     _write_etdrs(out / "etdrs.tsv", cohort, ours, abouts)
     picture = _draw(out / "thickness.svg", cohort, ours[0], abouts[0])
@@ -83,10 +106,16 @@ def segment_store(
         "metrics": {key: {k: row[k] for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()},
         "checkpoint": str(saved),
         "classes": list(cohort.classes),
+        "encoder": encoder.name,
+        "labelled": cohort.counts(),
+        "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         "chosen": chosen,
         "paired": [_paired(scores, encoder.name, other) for other in _BESIDE],
         "rows": rows,
-        "notes": cohort.notes,
+        "faults": found.faults,
+        "notes": found.notes,
+        "uses": found.uses,
+        "bscans": write_bscans(out / BSCANS, heads[encoder.name].scores, cohort, ours),
         "etdrs": str(out / "etdrs.tsv"),
         "figure": str(picture),
     }
@@ -148,6 +177,13 @@ def _judge(
     for name, found in judged.items():
         scores.add(name, found)
     return scores, judged, abouts
+
+
+def _tell_never_said(name: str, judged: Sequence[Judged], classes: Sequence[str], found: Told) -> None:
+    _, said, true = np.sum([one.counts for one in judged], axis=0).T
+    for label, volume_said, volume_true in zip(classes, said, true, strict=True):
+        if volume_true and not volume_said:
+            found.fault("class_never_said", f"{name} says {label} of no voxel of the test scans, which hold it")
 
 
 def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:

@@ -111,19 +111,12 @@ class Scores:
     def rows(self) -> list[dict[str, Any]]:
         """{name, metric, class, value, low, high, n, n_people, undefined}; None where a figure does not exist."""
         return [
-            {"name": name, "metric": metric, "class": label, **_told(estimate)}
+            {
+                "name": name, "metric": metric, "class": label, **estimate.figure(),
+                "undefined": estimate.interval().undefined,
+            }
             for (name, metric, label), estimate in self.estimates.items()
-        ]
-
-
-def _told(estimate: Estimate) -> dict[str, Any]:
-    interval = estimate.interval()
-    value = estimate.value if np.isfinite(estimate.value) else None
-    known = value is not None
-    return {
-        "value": value, "low": interval.low if known else None, "high": interval.high if known else None,
-        "n": estimate.n, "n_people": estimate.n_people, "undefined": interval.undefined,
-    }  # fmt: skip
+        ]  # fmt: skip
 
 
 def _weighed(

@@ -12,9 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from octjepa.evaluate.told import BASELINES
+
 _CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5}
 _WITHIN_ONE = ("auroc", "auprc", "accuracy", "f1", "dice", "ece")
-_KNOWS_NOTHING = ("untrained", "histogram", "majority", "covariates")
 _WIDTH, _HEIGHT = 360.0, 18.0
 
 
@@ -97,11 +98,11 @@ def _macro_first(key: tuple[str, str]) -> tuple[str, bool, str]:
 
 def _ours(row: Mapping[str, Any]) -> bool:
     """Whether it is what the page is about: an encoder, unless the row says itself."""
-    return bool(row.get("ours", str(row["name"]) not in _KNOWS_NOTHING))
+    return bool(row.get("ours", str(row["name"]) not in BASELINES))
 
 
 def _rank(name: str) -> int:
-    return _KNOWS_NOTHING.index(name) + 1 if name in _KNOWS_NOTHING else 0
+    return BASELINES.index(name) + 1 if name in BASELINES else 0
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:
