@@ -109,6 +109,7 @@ def test_2_momentum_rises_from_base_to_final():
     assert values[100] == 1.0
     assert values == sorted(values)
     assert values[50] == pytest.approx(0.998)
+    assert values[25] == pytest.approx(0.9965858, abs=1e-7)  # a straight line would be at 0.997
 
 
 @pytest.mark.parametrize("arm", ARMS)
