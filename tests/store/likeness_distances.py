@@ -1,6 +1,7 @@
 """How far the en face hashes of copies, repeats, fellow eyes and other people lie apart, in bits of 256.
 
-Command: python tests/store/likeness_distances.py [--people N]
+Commands: python tests/store/likeness_distances.py [--people N]
+          python tests/store/likeness_distances.py --seconds 10000 30000 100000    (CPU-seconds of the search)
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import io
 import itertools
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +21,12 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from test_likeness import flipped, index
+
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
+from octjepa.store.likeness import near_duplicates
 from octjepa.volume import OCTVolume
 from shaped_eye import LESIONS, shaped_eye
 
@@ -74,8 +79,23 @@ def table(people: int) -> dict[str, list[int]]:
     return found
 
 
+def seconds_of_search(volumes: int) -> float:
+    """CPU-seconds to find 1,000 planted pairs, up to 31 bits apart, among so many random hashes."""
+    rng = np.random.default_rng(1)
+    codes = [rng.bytes(32).hex() for _ in range(volumes)]
+    codes += [flipped(codes[k], int(apart), rng) for k, apart in enumerate(rng.integers(0, 32, 1000))]
+    rows = index(codes)
+    start = time.process_time()
+    assert len(near_duplicates(rows)) == 1000
+    return time.process_time() - start
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--people", type=int, default=24)
-    for name, bits in table(parser.parse_args().people).items():
+    parser.add_argument("--seconds", type=int, nargs="+", metavar="VOLUMES", help="time the search instead")
+    asked = parser.parse_args()
+    for volumes in asked.seconds or ():
+        print(f"{volumes:,} volumes: {seconds_of_search(volumes):.1f} s")
+    for name, bits in ({} if asked.seconds else table(asked.people)).items():
         print(f"| {name} | {min(bits)} | {np.median(bits):.0f} | {max(bits)} |")
