@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -15,43 +14,7 @@ import pytest
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.report import write_report
-
-VOID = {"meta", "br", "image", "link", "img", "use", "path", "col", "line", "rect"}
-
-
-class Outline(HTMLParser):
-    """Sections, ids, links to ids, table rows, and whether every element is closed where it was opened."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.targets: list[str] = []
-        self.scripts = 0
-        self.unlabelled: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.scripts += tag == "script"
-        if given.get("id"):
-            self.ids.append(str(given["id"]))
-        href = given.get("href") or ""
-        if href.startswith("#"):
-            self.targets.append(href[1:])
-        if tag == "svg" and not (given.get("aria-label") or given.get("aria-hidden")):
-            self.unlabelled.append(str(given.get("class")))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attributes)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
+from page_outline import Outline
 
 
 def test_nothing_is_fetched_and_nothing_runs(page: str) -> None:
@@ -185,7 +148,7 @@ def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -
 def test_what_cannot_be_reported_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"no run or fine-tuning \(run\.json\), no store"):
+    with pytest.raises(UsageError, match=r"no run or fine-tuning \(run\.json\), no segmentation \(head\)"):
         write_report(tmp_path)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(OctjepaError, match=r"run\.json is damaged"):
@@ -278,7 +241,7 @@ def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(made: 
     assert "/srv/someone" not in page
 
 
-def test_a_segmentation_is_refused_with_where_its_figures_are(tmp_path: Path) -> None:
+def test_a_folder_of_a_head_that_holds_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "layers" / "head").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"holds a segmentation head.*octjepa inspect .*layers says its figures"):
+    with pytest.raises(UsageError, match=r"head holds no segmentation head: give the folder that octjepa segment"):
         write_report(tmp_path / "layers")

@@ -19,7 +19,7 @@ from octjepa.store.disk import read_object
 if TYPE_CHECKING:
     from octjepa.store import Store
 
-Kind = Literal["run", "tuning", "store", "demo"]
+Kind = Literal["run", "tuning", "segmentation", "store", "demo"]
 Part = TypeVar("Part")
 _ANEW = "restore it from a copy, or make it anew"
 DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
@@ -67,6 +67,17 @@ class TuningContents:
 
 
 @dataclass(frozen=True)
+class SegmentationContents:
+    """The folder of a segmentation head. about: what its manifest says; results: empty where they cannot be read."""
+
+    path: Path
+    about: dict[str, Any]
+    recipe_text: str
+    results: dict[str, Any]
+    checkpoint: str
+
+
+@dataclass(frozen=True)
 class ProbeContents:
     """Rows {name, target, probe, pool, metric, value, low, high, n}; paired difference, faults, notes where there are.
 
@@ -110,17 +121,19 @@ class Contents:
     demo_seconds: float | None
     missing: tuple[Missing, ...]
     tuning: TuningContents | None = None
+    segmentation: SegmentationContents | None = None
 
     @property
-    def made(self) -> RunContents | TuningContents | None:
+    def made(self) -> RunContents | TuningContents | SegmentationContents | None:
         """What was trained."""
-        return self.run or self.tuning
+        return self.run or self.tuning or self.segmentation
 
 
 def gather(source: str | Path) -> Contents:
     """What `source` holds.
 
-    Raises UsageError when it is no run, fine-tuning, store or demo folder, OctjepaError when its own head is damaged.
+    Raises UsageError when it is no run, fine-tuning, segmentation, store or demo folder, OctjepaError when its own head
+    is damaged.
     """
     if is_remote(source):
         return _gather_remote(str(source))
@@ -129,18 +142,22 @@ def gather(source: str | Path) -> Contents:
     missing: list[Missing] = []
     run: RunContents | None = None
     tuning: TuningContents | None = None
+    segmentation: SegmentationContents | None = None
     if kind == "run":
         run = read_run(root)
     elif kind == "tuning":
         tuning = read_tuning(root)
+    elif kind == "segmentation":
+        segmentation = read_segmentation(root)
     elif kind == "demo":
         run = _try(missing, "the run", root / "run", read_run, "octjepa pretrain")
-    store_path = _store_path(root, kind, run or tuning)
+    store_path = _store_path(root, kind, run or tuning or segmentation)
     store: Store | None = None
     if kind == "store":
         store = _open_store(root)
     elif store_path is None:
-        missing.append(Missing("the store", "run.json names none", "octjepa ingest"))
+        named_by = "results.json" if kind == "segmentation" else "run.json"
+        missing.append(Missing("the store", f"{named_by} names none", "octjepa ingest"))
     elif isinstance(store_path, str):
         try:
             store = _open_store(store_path)
@@ -154,13 +171,15 @@ def gather(source: str | Path) -> Contents:
         missing.append(Missing("masks, training, token maps and probe", "this is a store", "octjepa pretrain"))
     elif kind == "tuning":
         probe = _try(missing, "the probe", root / "results.json", _read_probe, "octjepa finetune --resume")
+    elif kind == "segmentation":
+        probe = _try(missing, "the probe", root / "results.json", _read_probe, "octjepa segment into a new --out")
     else:
         embeddings = _try(missing, "the embeddings", root / "embeddings.parquet", _read_embeddings, "octjepa embed")
         probe = _try(missing, "the probe", root / "probe.json", _read_probe, "octjepa probe")
     phantom = kind == "demo" and (root / "phantom").is_dir()
     demo = root / "demo.json"
     seconds = read_object(demo, _ANEW).get("seconds") if kind == "demo" and demo.is_file() else None
-    return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing), tuning)
+    return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing), tuning, segmentation)
 
 
 def _gather_remote(url: str) -> Contents:
@@ -171,7 +190,7 @@ def _gather_remote(url: str) -> Contents:
 
 def kind_of(root: Path, shown: Path) -> Kind:
     if not root.is_dir():
-        raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a store or a demo folder")
+        raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a segmentation, a store or a demo folder")
     if (root / "run.json").is_file():
         return "run" if "kind" not in read_object(root / "run.json", _ANEW) else "tuning"
     if (root / "store.json").is_file():
@@ -179,13 +198,10 @@ def kind_of(root: Path, shown: Path) -> Kind:
     if any((root / name).exists() for name in DEMO_PARTS):
         return "demo"
     if (root / "head").is_dir():
-        raise UsageError(
-            f"{shown} holds a segmentation head, which has no page: octjepa inspect {shown} says its figures, drawn in "
-            "its thickness.svg; report takes a run, a fine-tuning, a store or a demo folder"
-        )
+        return "segmentation"
     raise UsageError(
-        f"{shown} is no run or fine-tuning (run.json), no store (store.json) and no demo folder "
-        f"({', '.join(DEMO_PARTS)}): there is nothing to report on"
+        f"{shown} is no run or fine-tuning (run.json), no segmentation (head), no store (store.json) and no demo "
+        f"folder ({', '.join(DEMO_PARTS)}): there is nothing to report on"
     )
 
 
@@ -217,12 +233,7 @@ def read_tuning(path: Path) -> TuningContents:
         text = (path / "recipe.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path / 'recipe.yaml'} cannot be read: {error}") from None
-    lines, results = _journal(path), {}
-    if (path / "results.json").is_file():
-        try:
-            results = read_object(path / "results.json", _ANEW)
-        except OctjepaError:
-            results = {}  # the probe's section says so
+    lines, results = _journal(path), _results(path)
     return TuningContents(
         path,
         about,
@@ -236,6 +247,35 @@ def read_tuning(path: Path) -> TuningContents:
     )
 
 
+def read_segmentation(path: Path) -> SegmentationContents:
+    """The folder of a segmentation head. Raises UsageError (no head in it), OctjepaError (its manifest is damaged)."""
+    from octjepa.checkpoint.folder import read_manifest
+    from octjepa.config import to_yaml
+    from octjepa.evaluate.segment.folder import find_head
+    from octjepa.evaluate.segment.settings import RECIPES
+
+    folder = find_head(path)
+    if folder is None:
+        raise UsageError(f"{path / 'head'} holds no segmentation head: give the folder that octjepa segment wrote")
+    manifest = read_manifest(folder)
+    settings = RECIPES.read(manifest["settings"], f"of {folder}")
+    results = _results(path)
+    about = {
+        "name": settings.name, "head": settings.head, "classes": manifest["classes"],
+        "encoder": manifest["encoder_recipe"]["name"], "store": results.get("store"),
+        **{key: manifest["contract"][key] for key in ("contract_hash", "weights")},
+    }  # fmt: skip
+    return SegmentationContents(path, about, to_yaml(settings), results, str(folder))
+
+
+def _results(path: Path) -> dict[str, Any]:
+    """results.json; empty where it is absent or damaged, which the probe's section says."""
+    try:
+        return read_object(path / "results.json", _ANEW)
+    except OctjepaError:
+        return {}
+
+
 def _journal(path: Path) -> list[dict[str, Any]]:
     from octjepa.train.journal import read_lines
 
@@ -243,7 +283,9 @@ def _journal(path: Path) -> list[dict[str, Any]]:
     return read_lines(journal) if journal.is_file() else []
 
 
-def _store_path(root: Path, kind: Kind, run: RunContents | TuningContents | None) -> Path | str | None:
+def _store_path(
+    root: Path, kind: Kind, run: RunContents | TuningContents | SegmentationContents | None
+) -> Path | str | None:
     if kind == "demo" and (root / "store").exists():
         return root / "store"
     if run is not None and run.about.get("store"):

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.remote import is_remote
-from octjepa.report import tuning, wording
+from octjepa.report import segmentation, tuning, wording
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.faults import KINDS, faults
@@ -29,11 +29,14 @@ from octjepa.report.figures.eyes import EyePicture
 from octjepa.report.figures.forest import ForestGroup
 from octjepa.report.figures.masks import MaskPicture
 from octjepa.report.figures.tokens import TokenMaps
-from octjepa.report.gather import Contents, Missing, TuningContents, gather
+from octjepa.report.findings import findings
+from octjepa.report.gather import Contents, Missing, gather
+from octjepa.report.segmentation import SegmentationPage
 from octjepa.report.tuning import Difference
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
-_OF_PRETRAINING = ("masks", "tokens")  # sections
+# Sections that a page of its kind does without.
+_WITHOUT = {"tuning": ("masks", "tokens"), "segmentation": ("masks", "training", "tokens")}
 _EYES_OF_TOKENS = 4
 _FEWEST_MASKS = 16
 _TOKENS_OF_MASKS = 8192  # that the mask figure may cost, over all its samples: about a second
@@ -68,6 +71,7 @@ class Page:
     paired: dict[str, Any] | None = None
     paired_drawing: Any = None
     differences: list[Difference] = field(default_factory=list)
+    segmentation: SegmentationPage | None = None
     commands: list[str] = field(default_factory=list)
 
     def lacks(self, section: str, *missing: Missing) -> None:
@@ -75,9 +79,10 @@ class Page:
 
 
 def write_report(source: str | Path, out: Path | None = None) -> Path:
-    """Writes the page about `source` (a run, fine-tuning, store or demo folder) to `out`; default: `report.html` in it.
+    """Writes the page about `source` to `out`; default: `report.html` in it.
 
-    `source` may be a store in a bucket; the page is then written to the working folder by default.
+    `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page
+    is then written to the working folder by default.
 
     The file appears whole or not at all. Raises UsageError (no such folder, none of these, `out` is a folder) and
     OctjepaError (the disk refuses).
@@ -103,8 +108,7 @@ def render(contents: Contents) -> str:
         ("probe", _probe),
         ("reproduce", _reproduce),
     )
-    if contents.kind == "tuning":
-        builders = tuple(one for one in builders if one[0] not in _OF_PRETRAINING)
+    builders = tuple(one for one in builders if one[0] not in _WITHOUT.get(contents.kind, ()))
     with bar("report", len(builders), "part") as progress:
         for section, build in builders:
             try:
@@ -113,11 +117,7 @@ def render(contents: Contents) -> str:
                 page.lacks(section, Missing(_MISSING_NAMES[section], str(error), "see the message"))
             progress.advance()
     page.faults = faults(contents, page.cohort)
-    page.findings = [
-        *([_volumes_finding(page)] if page.cohort else []),
-        *([_pretext_finding(contents), wording.paired(page.paired)] if contents.kind in ("run", "demo") else []),
-        *([_tuning_finding(contents.tuning)] if contents.tuning else []),
-    ]
+    page.findings = findings(contents, page.cohort, page.paired)
     return _template().render(
         page=page,
         contents=contents,
@@ -309,8 +309,13 @@ def _probe(page: Page) -> None:
     if probe is None:
         page.lacks("probe", *_of(page.contents, "the probe", "the embeddings"))
         return
-    tuned = page.contents.tuning
+    tuned, segmented = page.contents.tuning, page.contents.segmentation
     page.all_rows = probe.rows
+    if segmented is not None:
+        page.all_rows = segmentation.forest_rows(segmented, probe.rows)
+        page.groups = segmentation.groups(page.all_rows)
+        page.segmentation = segmentation.build(segmented)
+        return
     if tuned is not None:
         page.groups = forest.forest(tuning.rows(tuned, probe), tuning.against_frozen(tuned.paired))
         page.differences = tuning.differences(tuned.paired)
@@ -347,29 +352,10 @@ def _reproduce(page: Page) -> None:
         page.commands = [
             f"octjepa finetune recipe.yaml{asked} --from ENCODER --store STORE --labels LABELS.tsv --out OUT"
         ]
+    elif contents.segmentation is not None:
+        asked = ",".join(contents.segmentation.about["classes"])
+        page.commands = [
+            f"octjepa segment recipe.yaml --from ENCODER --store STORE --labels LABELS --classes {asked} --out OUT"
+        ]
     elif contents.kind == "store":
         page.commands = ["octjepa ingest FILES --store STORE"]
-
-
-def _pretext_finding(contents: Contents) -> wording.Finding:
-    run = contents.run
-    return wording.pretext(run.validations[-1] if run and run.validations else None)
-
-
-def _tuning_finding(tuned: TuningContents) -> wording.Finding:
-    from octjepa.evaluate.finetune.judge import LOWER_IS_BETTER
-
-    first = next(iter(tuning.against_frozen(tuned.paired)), None)
-    return wording.tuned(first, first is not None and first["metric"] in LOWER_IS_BETTER)
-
-
-def _volumes_finding(page: Page) -> wording.Finding:
-    assert page.cohort is not None  # the caller's own check
-    read, found, lost = page.cohort.volumes, page.cohort.files, page.cohort.refused
-    told = f"{read} of {found} files were read and accepted"
-    told += f"; {lost} were refused, each with its reason below. " if lost else "; none was refused. "
-    if page.cohort.uncertain:
-        told += f"In {page.cohort.uncertain} of them a spacing is uncertain, and marked so. "
-    leaks = page.cohort.people_in_two_splits
-    told += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
-    return wording.Finding("Files read", f"{read} of {found}", "bad" if leaks else "good", told)

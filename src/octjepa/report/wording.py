@@ -110,6 +110,26 @@ _TUNED = _Contrast(
 )  # fmt: skip
 
 
+_OVER_PRIOR = _Contrast(
+    "Head minus place prior", "The head has a Dice {0} than",
+    "the commonest class of each place, which sees no picture,", "the head and the place prior", "looking at the scan",
+)  # fmt: skip
+_OVER_UNTRAINED = _Contrast(
+    "Trained minus untrained", "The head on this encoder has a Dice {0} than", "the same head on it untrained",
+    "the heads on the trained and the untrained encoder", "pretraining",
+)  # fmt: skip
+
+
+def head_over_prior(difference: Mapping[str, Any] | None) -> Finding:
+    """Does a segmentation head see more than where a class mostly lies? As `paired`."""
+    return _compared(difference, _OVER_PRIOR)
+
+
+def head_over_untrained(difference: Mapping[str, Any] | None) -> Finding:
+    """Does pretraining help the head? As `paired`."""
+    return _compared(difference, _OVER_UNTRAINED)
+
+
 def paired(difference: Mapping[str, Any] | None) -> Finding:
     """Does training help the probe? Honest either way: an interval that holds zero shows nothing."""
     return _compared(difference, _TRAINED)
@@ -129,7 +149,8 @@ def _compared(difference: Mapping[str, Any] | None, words: _Contrast, lower_is_b
     value = float(difference["difference"])
     if difference.get("low") is None or difference.get("high") is None:
         told = (
-            f"The difference is {signed(value)}, but too few people are held out for a 95 % interval: it shows nothing."
+            f"The difference is {signed(value)}, without a 95 % interval (fewer than six people are held out, or it is "
+            "the same in every resample): it shows nothing."
         )
         return Finding(title, signed(value), "open", told)
     low, high = float(difference["low"]), float(difference["high"])

@@ -14,10 +14,10 @@ import torch
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.segment import decoder
-from octjepa.evaluate.segment.counts import counted, dice
+from octjepa.evaluate.segment.counts import counted, dice, mean_of_classes
 from octjepa.evaluate.segment.folder import load_head, save_head
 from octjepa.evaluate.segment.judge import hd95_mm
-from octjepa.evaluate.segment.linear import Labelled
+from octjepa.evaluate.segment.linear import PENALTIES, Labelled, solve
 from octjepa.evaluate.segment.prior import Prior, refined
 from octjepa.evaluate.segment.settings import DecoderSettings, SegmentRecipe
 from octjepa.evaluate.segment.windows import corners, encode, of_encoder, window
@@ -74,6 +74,23 @@ def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -
     blank = decoder.Decoder(encoder.dim, RECIPE.grid, 4, 2)
     head = decoder.DecoderHead(encoder.encoder, blank, PRIOR, RECIPE)
     assert np.array_equal(head.scores(made).argmax(axis=0), PRIOR.scores(made.pixels.shape).argmax(axis=0))
+
+
+def test_where_val_holds_no_class_nothing_is_chosen(encoder: PretrainedEncoder) -> None:
+    def without(split: str) -> Sequence[Callable[[], Labelled]]:
+        def empty(read: Callable[[], Labelled]) -> Labelled:
+            volume, labels = read()
+            return volume, np.where(labels == 1, np.uint8(0), labels)
+
+        return volumes(split) if split == "train" else [lambda read=read: empty(read) for read in volumes(split)]
+
+    _, update, found = decoder.train(encoder, DecoderSettings(updates=4), 0, PRIOR, without)
+    assert (update, found) == (4, None)  # not the first look's, of which none is better
+    read = {split: (one() for one in without(split)) for split in ("train", "val")}
+    _, penalty, found = solve(of_encoder(encoder), read["train"], read["val"], PRIOR, RECIPE)
+    assert (penalty, found) == (PENALTIES[1], None)
+    assert mean_of_classes(np.array([[2.0, 4, 4], [0, 0, 0]])) == 0.5  # the second class is neither there nor said
+    assert mean_of_classes(np.array([[0.0, 4, 0], [0, 0, 0]])) is None
 
 
 def test_tuning_changes_the_encoder_and_the_head_carries_it(encoder: PretrainedEncoder, tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ class LabelledVolumes:
             held[np.unique(self.stored[row["volume_id"]])] = True
         if not held[: len(self.classes) + 1].sum() > 1:
             raise UsageError("the training labels hold one class only: nothing can be told apart")
+        if self.of("val") and not any(self.counts()["val"]["holding"].values()):
+            self.notes.append("no class is in the labels of val: nothing is chosen, as with nobody in val")
         absent = [name for code, name in enumerate(self.classes, start=1) if not held[code]]
         if absent:
             raise UsageError(

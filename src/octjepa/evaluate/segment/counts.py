@@ -27,3 +27,10 @@ def dice(
     both, said, true = (np.einsum("vk,vr->kr", counts[:, :, part], weights) for part in range(3))
     bottom = said + true
     return np.divide(2 * both, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
+
+
+def mean_of_classes(counts: Float[np.ndarray, "classes 3"]) -> float | None:
+    """Mean Dice of the classes that are there or said; None where the truth holds none: nothing can be told apart."""
+    if not counts[:, 2].any():
+        return None
+    return float(np.nanmean(dice(counts[None])[:, 0]))

@@ -23,7 +23,7 @@ from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.layer_rates import layer_groups
-from octjepa.evaluate.segment.counts import counted, dice
+from octjepa.evaluate.segment.counts import counted, mean_of_classes
 from octjepa.evaluate.segment.label_files import UNSEEN
 from octjepa.evaluate.segment.linear import Labelled
 from octjepa.evaluate.segment.prior import Prior
@@ -148,7 +148,7 @@ def train(
     volumes: Callable[[str], Sequence[Callable[[], Labelled]]],
     blind: bool = False,
 ) -> tuple[DecoderHead, int, float | None]:
-    """(head, the update it was kept at, its mean Dice on validation volumes or None without any).
+    """(head, the update it was kept at, its mean Dice on validation volumes or None where these hold no class).
 
     `volumes` gives the readers of a split's volumes.
     """
@@ -198,14 +198,12 @@ def train(
 
 
 def mean_dice(head: DecoderHead, readers: Sequence[Callable[[], Labelled]], classes: int) -> float | None:
-    """Over the classes, all volumes together; None without volumes."""
-    if not readers:
-        return None
+    """Over the classes, all volumes together; None where their labels hold none."""
     counts = np.zeros((classes - 1, 3))
     for read in readers:
         volume, labels = read()
         counts += counted(head.scores(volume).argmax(axis=0).astype(np.uint8), labels, classes - 1)
-    return float(np.nanmean(dice(counts[None])[:, 0]))
+    return mean_of_classes(counts)
 
 
 def _loss(

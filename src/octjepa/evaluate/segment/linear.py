@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from octjepa.evaluate.segment.counts import counted, dice
+from octjepa.evaluate.segment.counts import counted, mean_of_classes
 from octjepa.evaluate.segment.label_files import UNSEEN
 from octjepa.evaluate.segment.prior import Prior, coarsened, refined
 from octjepa.evaluate.segment.windows import Corner, Featurise, Tokens, corners, cut_labels
@@ -131,21 +131,20 @@ class LinearHead:
 def solve(
     featurise: Featurise, train: Iterable[Labelled], val: Iterable[Labelled], prior: Prior, recipe: Recipe
 ) -> tuple[LinearHead, float, float | None]:
-    """(head, penalty, its mean Dice on `val`); without validation volumes the middle penalty and None."""
+    """(head, penalty, its mean Dice on `val`); where no class is in the labels of val the middle penalty and None."""
     ridge = _summed(featurise, train, prior, recipe)
     head = LinearHead(featurise, ridge.weights(PENALTIES[1]), prior, recipe)
     classes = len(prior.shares)
     tried = {penalty: (ridge.weights(penalty), np.zeros((classes - 1, 3))) for penalty in PENALTIES}
-    any_val = False
     for volume, labels in val:
-        any_val, shape = True, volume.pixels.shape
+        shape = volume.pixels.shape
         found = head.tokens(volume)
         for weights, counts in tried.values():
             counts += counted(head.painted(found, shape, weights).argmax(axis=0).astype(np.uint8), labels, classes - 1)
-    if not any_val:
+    scored = {p: figure for p, (_, counts) in tried.items() if (figure := mean_of_classes(counts)) is not None}
+    if not scored:
         return head, PENALTIES[1], None
-    scored = {penalty: float(np.nanmean(dice(counts[None])[:, 0])) for penalty, (_, counts) in tried.items()}
-    best = max(PENALTIES, key=scored.__getitem__)
+    best = max(scored, key=scored.__getitem__)
     return LinearHead(featurise, tried[best][0], prior, recipe), best, scored[best]
 
 

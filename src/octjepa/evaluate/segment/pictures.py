@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.evaluate.segment.cohort import LabelledVolumes
-from octjepa.evaluate.segment.counts import dice
+from octjepa.evaluate.segment.counts import mean_of_classes
 from octjepa.evaluate.segment.judge import Judged
 from octjepa.evaluate.segment.label_files import UNSEEN
 from octjepa.store import CanonicalVolume
@@ -24,16 +24,9 @@ BSCANS = "bscans.npz"
 PARTS = ("pixels", "true", "said")
 
 
-def dice_of(one: Judged) -> float:
-    """Mean over the classes that the scan holds, in truth or in the answer; NaN where it holds none."""
-    known = dice(one.counts[None])[:, 0]
-    known = known[np.isfinite(known)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def typical_and_worst(figures: Sequence[float]) -> dict[str, int]:
-    """Places of the median figure (the higher of two) and the lowest; of one figure alone its own; NaN is left out."""
-    order = [int(n) for n in np.argsort(figures, kind="stable") if np.isfinite(figures[n])]
+def typical_and_worst(figures: Sequence[float | None]) -> dict[str, int]:
+    """Places of the median figure (the higher of two) and the lowest; of one figure alone its own; None is left out."""
+    order = [place for _, place in sorted((figure, n) for n, figure in enumerate(figures) if figure is not None)]
     if len(order) < 2:
         return {"only": order[0]} if order else {}
     return {"typical": order[len(order) // 2], "worst": order[0]}
@@ -53,7 +46,7 @@ def write_bscans(
     judged: Sequence[Judged],
 ) -> list[dict[str, Any]]:
     """Writes `WHICH_PART` arrays [H, W] of the stored geometry to `path`; returns what each shows, for results.json."""
-    test, figures = cohort.of("test"), [dice_of(one) for one in judged]
+    test, figures = cohort.of("test"), [mean_of_classes(one.counts) for one in judged]
     arrays: dict[str, np.ndarray] = {}
     shown = []
     for which, place in typical_and_worst(figures).items():
