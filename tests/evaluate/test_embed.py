@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -277,6 +278,32 @@ def test_a_store_without_raster_volumes_is_refused(run, tmp_path):
     store.table["pattern"] = "radial"
     with pytest.raises(UsageError, match="no raster volume"):
         embed_store(run, store, tmp_path / "e.parquet")
+
+
+def test_the_true_cause_of_a_worker_of_ray_is_told() -> None:
+    from octjepa.evaluate.embed_on_ray import _result
+
+    class TaskError(Exception):
+        def __init__(self, cause: Exception | None) -> None:
+            super().__init__("a task of Ray failed")
+            self.cause = cause
+
+    def told(cause: Exception | None) -> Exception:
+        def get(reference: object) -> None:
+            raise TaskError(cause)
+
+        ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayTaskError=TaskError, RayError=KeyboardInterrupt))
+        with pytest.raises(Exception) as error:  # noqa: PT011
+            _result(ray, None)
+        return error.value
+
+    foreign = told(ZeroDivisionError("division by zero\nand more"))
+    assert isinstance(foreign, OctjepaError)
+    assert "failed with ZeroDivisionError: division by zero. What was finished is kept" in str(foreign)
+    assert "--engine local; if that works, is octjepa" in str(foreign)
+    assert "failed with TaskError: a task of Ray failed" in str(told(None))
+    ours = ContractError("the store was prepared otherwise")
+    assert told(ours) is ours
 
 
 @pytest.mark.slow

@@ -52,6 +52,21 @@ def test_a_person_of_an_evaluation_store_who_was_trained_on_is_found(trained: Pa
     assert (found["test"], found["seen"]) == (2, {"test": {"people": 1, "volumes": 1}})
 
 
+def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(trained: Path) -> None:
+    left = [index_row(number, split="train") for number in range(1, 6)]  # volume 0 was taken out since
+    store_of(trained / "less", left)
+    (trained / "run" / "run.json").write_text(json.dumps({"store": "../less"}), encoding="utf-8")
+    rows = [index_row(50, split="test", person_id="1002"), index_row(0, split="val"), index_row(54, split="val")]
+    found = check_against(store_of(trained / "other", rows), trained / "run")
+    assert found["leaks"] == [
+        {"kind": kind, "split": split, "volumes": [row["volume_id"]]}
+        for kind, split, row in (
+            ("content_hash", "val", rows[1]), ("person_id", "test", rows[0]), ("person_id", "val", rows[1]),
+            ("sop_instance_uid", "val", rows[1]),
+        )
+    ]  # fmt: skip
+
+
 def test_weights_whose_store_is_gone_are_compared_by_content(trained: Path) -> None:
     other = store_of(trained / "other", [index_row(0, split="test"), index_row(1, split="test"), index_row(52)])
     (trained / "store" / "store.json").unlink()

@@ -13,7 +13,7 @@ from octjepa.checkpoint import load_encoder
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.evaluate.embed_part import Embedder, Job
 from octjepa.store import Store
-from octjepa.store.on_ray import RETRIES, cluster
+from octjepa.store.on_ray import RETRIES, cluster, of_worker
 from octjepa.train.runtime import Runtime
 
 Part = tuple[int, list[str]]
@@ -49,11 +49,7 @@ def _result(ray: object, reference: object) -> tuple[int, str]:
     try:
         result: tuple[int, str] = ray.get(reference)  # type: ignore[attr-defined]
     except ray.exceptions.RayTaskError as error:  # type: ignore[attr-defined]
-        if isinstance(error.cause, OctjepaError | OSError):
-            raise error.cause from None
-        raise OctjepaError(
-            f"a Ray worker cannot do the work ({type(error.cause).__name__}): has it this octjepa?"
-        ) from error
+        raise of_worker(error) from error
     except ray.exceptions.RayError as error:  # type: ignore[attr-defined]
         raise OctjepaError(
             f"the Ray cluster failed ({type(error).__name__}); finished parts are kept: run the same command again"

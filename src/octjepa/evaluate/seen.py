@@ -41,9 +41,8 @@ def trained_by(source: str | Path) -> Trained:
 def trained_from(ids: frozenset[str], place: Place) -> Trained:
     """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
     index = _store_of(place) if isinstance(place, Path) else None
-    if index is None or not ids <= set(index["volume_id"]):
-        return Trained(ids, None)
-    return Trained(ids, index[index["volume_id"].isin(ids)])
+    rows = None if index is None else index[index["volume_id"].isin(ids)]
+    return Trained(ids, None if rows is None or rows.empty else rows)
 
 
 def leaked_people(rows: pd.DataFrame, trained: Trained) -> int:

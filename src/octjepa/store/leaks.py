@@ -39,7 +39,7 @@ def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What an encoder was trained on: volume ids, and their index rows where the store they stood in is at hand."""
+    """What an encoder was trained on: volume ids, and their index rows, as many as are still in their store."""
 
     volume_ids: frozenset[str]
     rows: pd.DataFrame | None
@@ -55,7 +55,9 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
     import pandas as pd
 
     here = table.assign(volume_id="1" + words(table["volume_id"]))  # sorts behind what was trained on
-    known = table[table["volume_id"].isin(trained.volume_ids)] if trained.rows is None else trained.rows
+    known = table[table["volume_id"].isin(trained.volume_ids)]
+    if trained.rows is not None:  # of volumes that are gone there, `table` may still know
+        known = pd.concat([trained.rows, known[~known["volume_id"].isin(trained.rows["volume_id"])]])
     both = pd.concat([known.assign(volume_id="0" + words(known["volume_id"])), here], ignore_index=True)
     side = dict(zip(here["volume_id"], words(here["split"]), strict=True))
     person = dict(zip(here["volume_id"], here["person_id"], strict=True))

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,18 @@ def cluster(workers: int | None) -> Iterator[Any]:
             ray.shutdown()
 
 
+def of_worker(error: Any) -> Exception:
+    """What to raise for Ray's RayTaskError: what the worker said where that is meant for the user, else its cause."""
+    cause = error.cause or error
+    if isinstance(cause, OctjepaError | OSError):
+        return cause
+    said = str(cause).strip().splitlines() or ["no message"]
+    return OctjepaError(
+        f"a Ray worker failed with {type(cause).__name__}: {said[0][:300]}. What was finished is kept. Try --engine "
+        f"local; if that works, is octjepa {version('octjepa')} on every machine of the cluster?"
+    )
+
+
 def _check_reachable(address: str) -> None:
     """Raises OSError where nobody listens at "host:port": Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
@@ -129,11 +142,7 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
     try:
         result: Result = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, OctjepaError | OSError):
-            raise error.cause from None
-        raise OctjepaError(
-            f"a Ray worker cannot do the work ({type(error.cause).__name__}): has it this octjepa?"
-        ) from error
+        raise of_worker(error) from error
     except lost as error:
         detail = f"its machine or Ray worker was lost {RETRIES + 1} times: {type(error).__name__}"
         return refused(file, "read", "worker_died", detail)

@@ -201,7 +201,17 @@ def test_each_look_at_the_test_set_is_counted(tune, source, tmp_path) -> None:
     assert first["uses"][0]["looks"] == 1
     second = tune(tmp_path / "two", *quick, "level=person", **given)
     assert second["uses"][0]["looks"] == 2
-    assert [fault["kind"] for fault in second["faults"]] == ["test_used_before"]
+    assert [fault["kind"] for fault in second["faults"]] == ["few_to_choose_by", "test_used_before"]
+
+
+def test_few_people_to_choose_by_are_a_fault_that_says_what_was_done(done) -> None:
+    _, said = done
+    (fault,) = said["faults"]
+    assert fault["kind"] == "few_to_choose_by"
+    assert "people in val (of the rarest class): mark 4; 20 are needed" in fault["what"]
+    assert "chosen on them all the same, which is noisy" in fault["what"]
+    assert "The frozen rows beside it choose by cross-validation inside train" in fault["what"]
+    assert {one["by"] for one in said["choices"] if one["probe"] == "linear"} == {"cv"}
 
 
 def test_what_is_no_encoder_is_refused_by_name(tune, done, tmp_path) -> None:

@@ -28,6 +28,7 @@ from octjepa.evaluate.metrics import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.evaluate.protocol import cases_of
 from octjepa.evaluate.result import ProbeResult
 from octjepa.evaluate.seen import leaked_people, trained_from
+from octjepa.evaluate.space import LEAST_VAL_PEOPLE
 from octjepa.evaluate.table import Embeddings, with_optional
 from octjepa.store import Store
 
@@ -117,11 +118,40 @@ def choose_cohort(
     merged = [(name, cases.merged(table)) for name, table in tables]
     by_volume = cases if settings.level != "volume" else None
     asked = make_ready(labels, tables, merged, targets, task, by_volume, settings.level, settings.seed, result)
+    _tell_few(asked, frame["person_id"].to_numpy(dtype=str), result)
     people = merged[0][1].frame["person_id"].to_numpy(dtype=str)
     people_of = {one.measured.name: people[one.measured.rows["test"]].tolist() for one in asked}
     tunings = [_tuning(one, len(frame), settings.class_weights) for one in asked]
     test_sets = {one.measured.name: test_set_hash(labels, frame, one.measured.name) for one in asked}
     return Cohort(frame, tables[0][0], asked, tunings, people_of, test_sets, _metrics(settings.metric, asked))
+
+
+def _tell_few(asked: Sequence[Asked], person_ids: np.ndarray, result: ProbeResult) -> None:
+    """A fault where val holds too few people for `octjepa probe` to choose by, and what is done instead."""
+    few = {one.learnt.name: _rarest(one, person_ids) for one in asked if one.how.by != "val"}
+    if not few:
+        return
+    folds = all(one.how.by == "cv" for one in asked if one.how.by != "val")
+    beside = "by cross-validation inside train" + ("" if folds else ", or not at all where train has too few, too")
+    done = (
+        "the tuned weights and the decision between classes are chosen on them all the same, which is noisy"
+        if any(len(one.learnt.rows["val"]) for one in asked)
+        else "the last weights stay, and nothing places the decision between classes"
+    )
+    counts = ", ".join(f"{name} {count}" for name, count in few.items())
+    result.fault(
+        "few_to_choose_by",
+        f"people in val (of the rarest class): {counts}; {LEAST_VAL_PEOPLE} are needed to choose by. Tuning has no "
+        f"cross-validation: {done}. The frozen rows beside it choose {beside}",
+    )
+
+
+def _rarest(one: Asked, person_ids: np.ndarray) -> int:
+    """People of val with a label of the target, of the class that has fewest."""
+    people, truth = person_ids[one.learnt.rows["val"]], one.learnt.values["val"]
+    if not one.learnt.classes:
+        return len(set(people.tolist()))
+    return min(len(set(people[truth == code].tolist())) for code in range(len(one.learnt.classes)))
 
 
 def _tuning(one: Asked, count: int, weighted: bool) -> Tuning:
