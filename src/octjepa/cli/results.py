@@ -145,7 +145,7 @@ def leaderboard(
 @app.command()
 def report(
     source: Annotated[
-        str, typer.Argument(help="A run, a fine-tuning, a store (also gs://, s3://), or a folder of them.")
+        str, typer.Argument(help="A run, fine-tuning, segmentation, store (also gs://, s3://), or a folder of them.")
     ],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
     as_json: Json = False,
