@@ -75,7 +75,7 @@ def test_every_pair_up_to_31_bits_is_found_among_many_and_nothing_else() -> None
     found = near_duplicates(index(codes))
     seconds = time.process_time() - start
     assert found == sorted((f"v{k:06d}", f"v{6000 + n:06d}", d) for n, (k, d) in enumerate(planted))
-    assert seconds < 8  # 20 million pairs, of which 2 % are compared
+    assert seconds < 8  # 20 million pairs, of which 1 in 240 is compared
     further = [flipped(codes[k], 40, rng) for k in range(300)]
     assert len(near_duplicates(index(codes[:6000] + further))) > 285
     assert not near_duplicates(index(codes[:6000] + further), bits=39)

@@ -17,12 +17,14 @@ from octjepa.progress import set_quiet
 @app.command()
 def doctor(
     store: Annotated[str | None, typer.Option("--store", help="Check that this store can be read, too.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where runs will be written.")] = Path(),
-    recipe: Annotated[str | None, typer.Option("--recipe", help="Check memory and disk against its plan.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder that runs will be written to.")] = Path(),
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Check memory and disk against the plan of this recipe.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Checks the installation, its devices and this machine; with --recipe and --store what a run would need, too."""
+    """Checks this machine and the installation. With --recipe and --store what a run would need, too."""
     from octjepa.doctor import examine
 
     set_quiet(quiet)

@@ -18,11 +18,11 @@ from octjepa.progress import set_quiet
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything it makes.")] = Path("demo"),
-    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="About how long it may take.")] = 5.0,
+    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="About how many minutes it may take.")] = 5.0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The whole line on synthetic eyes, offline: phantom, ingest, pretrain, embed, probe, report."""
+    """Shows the whole line on synthetic eyes, offline. Phantom, ingest, pretrain, embed, probe, report."""
     from octjepa.demo import run_demo
 
     set_quiet(quiet)
@@ -32,23 +32,29 @@ def demo(
 @app.command()
 def phantom(
     out: Annotated[Path, typer.Argument(help="Folder for the cohort.")],
-    people: Annotated[int, typer.Option("--people", min=1)],
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
-    devices: Annotated[str | None, typer.Option("--devices", help="Comma-separated; default: all four.")] = None,
-    size: Annotated[Literal["small", "full"], typer.Option("--size", help="small, or full vendor sizes.")] = "small",
+    people: Annotated[int, typer.Option("--people", min=1, help="How many people, two eyes each.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other people.")] = 0,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Such as topcon_triton,zeiss_cirrus; default: all four.")
+    ] = None,
+    size: Annotated[
+        Literal["small", "full"],
+        typer.Option("--size", help="small: quick to draw; full: as large as the instruments' own scans."),
+    ] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
     difficulty: Annotated[
         Literal["plain", "realistic"], typer.Option("--difficulty", help="realistic: small and rare lesions.")
     ] = "plain",
     group_effect: Annotated[
-        float, typer.Option("--group-effect", min=0, help="Times what the study group does to the eyes; 0: nothing.")
+        float,
+        typer.Option("--group-effect", min=0, help="How strongly lesions follow the study group: 1 as usual, 0 not."),
     ] = 1.0,
-    shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.7,0.15,0.15",
+    shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.7,0.15,0.15",
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Synthetic eyes with known truth, as real DICOM in an AI-READI-shaped tree."""
+    """Draws synthetic eyes with known truth. They are written as DICOM, in the folders of AI-READI."""
     from octjepa.phantom import write_cohort
     from octjepa.recipe import DEVICES
 
@@ -75,7 +81,7 @@ def expand(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Expands ZIP archives, one a device or any other, to the tree that ingest reads."""
+    """Unpacks ZIP archives to the tree that ingest reads. One archive a device, or any other."""
     from octjepa.ingest.archive import expand as run
 
     set_quiet(quiet)
@@ -92,20 +98,23 @@ def ingest(
         list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")
     ],
     store: StorePath,
-    recipe: Annotated[str, typer.Option("--recipe", help="Whose preprocessing the store follows.")] = "tiny_cpu",
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="The recipe whose spacing and size the store follows.")
+    ] = "tiny_cpu",
     workers: Workers = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="This machine, or the Ray cluster at RAY_ADDRESS.")
+        Literal["local", "ray"],
+        typer.Option("--engine", help="Processes of this machine, or a Ray cluster (RAY_ADDRESS)."),
     ] = "local",
     seconds_per_file: Annotated[
-        float, typer.Option("--seconds-per-file", min=1.0, help="A file that takes longer is given up.")
+        float, typer.Option("--seconds-per-file", min=1.0, help="A file that takes longer is refused.")
     ] = 600.0,
     spacing: Spacing = None,
     max_lost: MaxLost = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reads every file into a store of canonical volumes, or into its quarantine with a reason."""
+    """Reads scans into a store, or refuses them with a reason. Every file ends as a volume or in the quarantine."""
     from octjepa.config import load_recipe
     from octjepa.ingest.reader import parse_spacing
     from octjepa.store import build_store
@@ -154,19 +163,30 @@ def inspect(
 @app.command()
 def split(
     store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
-    by: Annotated[str, typer.Option("--by", help="recommended or stratified.")] = "recommended",
-    shares: Annotated[str, typer.Option("--shares", help="Of people in train, val and test.")] = "0.8,0.1,0.1",
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
-    deal_rest: Annotated[bool, typer.Option("--deal-rest", help="Deal people without a recommendation.")] = False,
-    labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV whose --target is dealt evenly.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="A label column.")] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="recommended: as participants.tsv says; stratified: dealt evenly by device, region, eye and label.",
+        ),
+    ] = "recommended",
+    shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.8,0.1,0.1",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed deals anew.")] = 0,
+    deal_rest: Annotated[
+        bool, typer.Option("--deal-rest", help="Deal the people of whom participants.tsv says nothing.")
+    ] = False,
+    labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV with person_id and the --target.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="The column of --labels that is dealt evenly, too.")
+    ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="Split nothing; tell whom this run, weights or store has seen.")
+        str | None,
+        typer.Option("--against", help="Split nothing; count whom this run, weights file or other store has seen."),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Person-level split of a store, with a leak check; or a leak check against what an encoder was pretrained on."""
+    """Splits a store by person, and checks for leaks. Also against what an encoder was pretrained on."""
     from octjepa.store import Store
     from octjepa.store.split import apply_split, read_shares
 

@@ -10,12 +10,18 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 StorePath = Annotated[str, typer.Option("--store", help="The store: a folder, gs://... or s3://...")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as train.base_lr=1e-4.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Keys of the recipe that shall differ, as key=value.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]
 Spacing = Annotated[
-    str | None, typer.Option("--spacing", help="Slice, row, column in mm, 0.047,0.0026,0.0117, for all files; or file.")
+    str | None,
+    typer.Option(
+        "--spacing", help="Of all files, in mm: slice,row,column as 0.047,0.0026,0.0117. file: the files' own again."
+    ),
 ]
 Ledger = Annotated[
     Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
 ]
-MaxLost = Annotated[float, typer.Option("--max-lost", min=0.0, max=1.0, help="Share of files that may be lost.")]
+MaxLost = Annotated[
+    float,
+    typer.Option("--max-lost", min=0.0, max=1.0, help="Share of files that may be lost; above it the exit code is 3."),
+]

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 def plan(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or path.")],
     overrides: Overrides = None,
-    store: Annotated[str | None, typer.Option("--store", help="Count its training volumes.")] = None,
-    masks: Annotated[Path | None, typer.Option("--masks", help="Folder for a report on what the masks do.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="Count this store's training volumes.")] = None,
+    masks: Annotated[
+        Path | None, typer.Option("--masks", help="Folder for masks.json and masks.png: what the masks hide.")
+    ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time a few micro-batches of --store on this machine: hours.")
+        bool, typer.Option("--measure", help="Time a few micro-batches of --store on this machine, and say the hours.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """All figures of a run before it runs: tokens, parameters, arithmetic, memory, disk, updates, learning rate."""
+    """Says what a run will be, before it runs. Tokens, parameters, arithmetic, memory, disk, updates, learning rate."""
     from octjepa.config import load_recipe
     from octjepa.train.plan import plan as plan_recipe
 
@@ -103,12 +105,14 @@ def pretrain(
 @app.command()
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url too.")],
-    form: Annotated[Literal["safetensors", "hf"], typer.Option("--format", help="hf: for transformers.")],
+    form: Annotated[
+        Literal["safetensors", "hf"], typer.Option("--format", help="safetensors: for octjepa; hf: for transformers.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Encoder weights for others, with their contract, a card and checksums."""
+    """Writes encoder weights for others. With their contract, a card and checksums."""
     from octjepa.checkpoint.export import export as write
 
     set_quiet(quiet)
