@@ -1,4 +1,4 @@
-"""octjepa: from a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust.
+"""octjepa: from a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check.
 
 The public names below load on first use, so that `import octjepa` costs nothing.
 """

@@ -22,7 +22,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="octjepa",
     cls=Verbs,
-    help="From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust.",
+    help="From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,4 +53,4 @@ def _octjepa(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can trust."""
+    """From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check."""
