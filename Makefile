@@ -42,8 +42,8 @@ format: setup  ## rewrite the sources in the project's format and apply the safe
 docs: setup  ## check the documentation: links lead somewhere, every command named exists
 	@$(PY) -m pytest -q tests/test_docs.py tests/test_capabilities.py
 
-bench: setup  ## measure speed and memory with `octjepa bench` (ARGS="step")
-	@scripts/run-verb bench $(ARGS)
+bench: setup  ## list the benchmarks; run one (ARGS="precision")
+	@$(PY) -m benchmarks $(ARGS)
 
 study: setup  ## go on with the comparison of objectives in docs/study (ARGS="--list")
 	@$(PY) -m benchmarks.study $(ARGS)

@@ -160,13 +160,27 @@ def test_licence_version_and_citation_agree() -> None:
     assert "## [Unreleased]" in changes or f"## [{project['version']}]" in changes
 
 
-@pytest.mark.parametrize("script", [".ci/run", "scripts/setup", "scripts/lock", "scripts/run-verb"])
+@pytest.mark.parametrize("script", [".ci/run", "scripts/setup", "scripts/lock"])
 def test_scripts_run_from_a_checkout(script: str) -> None:
     path = ROOT / script
     assert os.access(path, os.X_OK), f"chmod +x {script}"
     assert "set -euo pipefail" in path.read_text()
     checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_every_benchmark_is_listed_with_what_it_measures() -> None:
+    def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "benchmarks", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    listed = dict(line.split(maxsplit=1) for line in bench().stdout.splitlines())
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__main__", "fuzz_cases"}
+    assert set(listed) == modules
+    assert "usage:" in bench("scaling", "--help").stdout
+    refused = bench("speed")
+    assert refused.returncode == 2
+    assert "no script 'speed': there are attention," in refused.stderr
 
 
 def test_a_python_that_is_too_old_is_refused_early_and_clearly(tmp_path: Path) -> None:
