@@ -159,6 +159,19 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
             join(table, frame, name, task)
 
 
+def test_texts_beside_numbers_become_classes_and_that_is_said(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
+    frame, labels = cohort(people=60)
+    labels["lesion0"] = labels["lesion0"].astype(str)
+    labels.loc[labels.index[::5], "lesion0"] = "?"
+    target = join(read(labels), frame, "lesion0")
+    assert (target.task, target.classes) == ("multiclass", ("0", "1", "?"))
+    assert "lesion0: '?' beside numbers count as classes; leave such cells empty" in "\n".join(target.notes)
+    labels["lesion0"] = labels["lesion0"].map(
+        {"0": "no", "1": "yes", "?": "?"}
+    )  # names alone: no number to stand beside
+    assert not [note for note in join(read(labels), frame, "lesion0").notes if "beside numbers" in note]
+
+
 def test_label_hash_changes_with_one_label_of_the_test_split(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
     frame, labels = cohort(people=40)
     before = join(read(labels), frame, "lesion0").label_hash

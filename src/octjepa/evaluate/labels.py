@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from octjepa.errors import UsageError
 from octjepa.evaluate.metrics import Task
 from octjepa.evaluate.table import SPLITS
-from octjepa.evaluate.tasks import MOST_CLASSES, PLAIN_PAIRS, TASKS, check_classes, numbers_of, task_of
+from octjepa.evaluate.tasks import MOST_CLASSES, PLAIN_PAIRS, TASKS, beside_numbers, check_classes, numbers_of, task_of
 from octjepa.ingest.manifest import clean_person_id
 
 PERSON_COLUMNS = ("person_id", "participant_id")
@@ -256,7 +256,7 @@ def join(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto
     rows = {split: used[splits[used] == split] for split in SPLITS}
     by_split = {split: values[splits[used] == split] for split in SPLITS}
     if classes:
-        notes += check_classes(target, classes, by_split)
+        notes += [*beside_numbers(target, texts), *check_classes(target, classes, by_split)]
         if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
             notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
     elif min(len(by_split["train"]), len(by_split["test"])) < 2:

@@ -72,6 +72,15 @@ def _refuse_a_broken_quantity(texts: Sequence[str], target: str) -> None:
         )
 
 
+def beside_numbers(target: str, texts: Sequence[str]) -> list[str]:
+    """A note on texts that became classes beside numbers: often a sign for a missing label, such as "?"."""
+    strange = sorted({text for text in texts if numbers_of([text]) is None})
+    if not strange or len(strange) == len(set(texts)):
+        return []
+    shown = ", ".join(map(repr, strange[:5]))
+    return [f"{target}: {shown} beside numbers count as classes; leave such cells empty where no label is known"]
+
+
 def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
     """Notes on classes that a split lacks; UsageError where the target cannot be learnt or measured without them."""
     lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}

@@ -312,9 +312,12 @@ def _probe(page: Page) -> None:
     tuned, segmented = page.contents.tuning, page.contents.segmentation
     page.all_rows = probe.rows
     if segmented is not None:
-        page.all_rows = segmentation.forest_rows(segmented, probe.rows)
-        page.groups = segmentation.groups(page.all_rows)
-        page.segmentation = segmentation.build(segmented)
+        try:
+            page.segmentation = segmentation.build(segmented, lambda one: page.lacks("probe", one))
+            page.all_rows = segmentation.forest_rows(segmented, probe.rows)
+            page.groups = segmentation.groups(page.all_rows)
+        except KeyError as error:
+            raise OctjepaError(f"results.json is damaged: something lacks {error}") from None
         return
     if tuned is not None:
         page.groups = forest.forest(tuning.rows(tuned, probe), tuning.against_frozen(tuned.paired))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from octjepa.errors import OctjepaError
 from octjepa.report.figures import forest, labels, scan
-from octjepa.report.gather import SegmentationContents
+from octjepa.report.gather import Missing, SegmentationContents
 
 MEAN = "mean"  # of the classes, in rows
 BESIDE = {
@@ -70,17 +70,25 @@ class SegmentationPage:
     thickness: str
 
 
-def build(contents: SegmentationContents) -> SegmentationPage:
-    """Raises OctjepaError: a file of the folder is damaged."""
+def build(contents: SegmentationContents, lacks: Callable[[Missing], None]) -> SegmentationPage:
+    """What cannot be read goes to `lacks`, and the rest stands."""
     found = contents.results
     names = contents.about["classes"]
+
+    def part(name: str, read: Callable[[], list[Any]]) -> list[Any]:
+        try:
+            return read()
+        except OctjepaError as error:
+            lacks(Missing(name, str(error), "octjepa segment into a new --out"))
+            return []
+
     return SegmentationPage(
         _chosen(found.get("chosen", {}).get(contents.about["encoder"])),
         {name: labels.colour(code) for code, name in enumerate(names, start=1)},
         found.get("labelled", {}),
         [_difference(pair) for pair in found.get("paired", ())],
-        _bscans(contents.path / "bscans.npz", found.get("bscans", ())),
-        _sectors(contents.path / "etdrs.tsv", names),
+        part("the B-scans", lambda: _bscans(contents.path / "bscans.npz", found.get("bscans"))),
+        part("the ETDRS sectors", lambda: _sectors(contents.path / "etdrs.tsv", names)),
         _inline(contents.path / "thickness.svg"),
     )
 
@@ -125,14 +133,16 @@ def _difference(pair: Mapping[str, Any]) -> Difference:
     return Difference(against, value, low, high, int(pair["n_people"]), drawing)
 
 
-def _bscans(path: Path, shown: Sequence[Mapping[str, Any]]) -> list[BScan]:
+def _bscans(path: Path, shown: Sequence[Mapping[str, Any]] | None) -> list[BScan]:
+    if shown is None:
+        raise OctjepaError("results.json names none: the head was made before they were kept")
     if not shown:
         return []
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return [_bscan(one, *(arrays[f"{one['which']}_{part}"] for part in _PARTS)) for one in shown]
     except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise OctjepaError(f"{path} cannot be read ({type(error).__name__}): make the head anew") from None
+        raise OctjepaError(f"{path} cannot be read ({type(error).__name__})") from None
 
 
 _PARTS = ("pixels", "true", "said")
@@ -157,8 +167,6 @@ def _bscan(one: Mapping[str, Any], pixels: np.ndarray, true: np.ndarray, said: n
 
 def _sectors(path: Path, names: Sequence[str]) -> list[Sectors]:
     """Over the scans in which both the answer and the truth have a mean there."""
-    if not path.is_file():
-        return []
     known: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in names}
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -167,7 +175,7 @@ def _sectors(path: Path, names: Sequence[str]) -> list[Sectors]:
                 if row["said_um"] and row["true_um"]:
                     pairs.append((float(row["said_um"]), float(row["true_um"])))
     except (OSError, ValueError, KeyError) as error:
-        raise OctjepaError(f"{path} is damaged ({type(error).__name__}): make the head anew") from None
+        raise OctjepaError(f"{path} is damaged ({type(error).__name__})") from None
     return [
         Sectors(name, {sector: (*_means(pairs), len(pairs)) for sector, pairs in of.items()})
         for name, of in known.items()

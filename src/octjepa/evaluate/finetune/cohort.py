@@ -134,14 +134,15 @@ def _tell_few(asked: Sequence[Asked], person_ids: np.ndarray, result: ProbeResul
     folds = all(one.how.by == "cv" for one in asked if one.how.by != "val")
     beside = "by cross-validation inside train" + ("" if folds else ", or not at all where train has too few, too")
     done = (
-        "the tuned weights and the decision between classes are chosen on them all the same, which is noisy"
+        "the tuned weights, and the decision between classes, are chosen on them all the same, which is noisy"
         if any(len(one.learnt.rows["val"]) for one in asked)
         else "the last weights stay, and nothing places the decision between classes"
     )
+    of = " (of the rarest class)" if any(one.learnt.classes for one in asked) else ""
     counts = ", ".join(f"{name} {count}" for name, count in few.items())
     result.fault(
         "few_to_choose_by",
-        f"people in val (of the rarest class): {counts}; {LEAST_VAL_PEOPLE} are needed to choose by. Tuning has no "
+        f"people in val{of}: {counts}; {LEAST_VAL_PEOPLE} are needed to choose by. Tuning has no "
         f"cross-validation: {done}. The frozen rows beside it choose {beside}",
     )
 
