@@ -5,6 +5,7 @@ Silent with --quiet and where stderr is no terminal, so logs and JSON stay clean
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,8 +26,9 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
+    """Of the processes of a launcher only rank 0 shows anything: one bar for all."""
     global _quiet
-    _quiet = quiet
+    _quiet = quiet or os.environ.get("RANK", "0") != "0"
 
 
 def is_quiet() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -92,7 +91,7 @@ def pretrain(
     from octjepa.store import Store
     from octjepa.train.loop import pretrain as run
 
-    set_quiet(quiet or os.environ.get("RANK", "0") != "0")  # one bar for all processes of torchrun
+    set_quiet(quiet)
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a run")
     summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)

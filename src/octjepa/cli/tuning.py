@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +35,7 @@ def finetune(
     from octjepa.evaluate.finetune.settings import load_settings
     from octjepa.store import Store
 
-    set_quiet(quiet or os.environ.get("RANK", "0") != "0")  # one bar for all processes of torchrun
+    set_quiet(quiet)
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a fine-tuning")
     settings = load_settings(recipe, overrides or ())
