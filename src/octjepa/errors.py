@@ -40,6 +40,10 @@ class WrongCheckpointError(CheckpointError):
     exit_code = 2
 
 
+class MachineRefuses(OctjepaError):
+    """The machine gives no memory, open file, right or disk now: what was asked for is not at fault, and stays."""
+
+
 class TooManyLostError(OctjepaError):
     """The work is finished, but more was lost than the allowed share. `summary` holds the work's figures."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ import pytest
 from bucket_servers import SERVERS, Bucket, bucket_of
 from faulty_proxy import Fault, FaultyProxy
 from octjepa.config import load_recipe
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import MachineRefuses, OctjepaError, UsageError
 from octjepa.remote import info, join, list_objects, put_bytes, read_bytes, remove
 from octjepa.store import Store, build_store
 from octjepa.store.split import apply_split
@@ -151,6 +152,35 @@ def test_a_damaged_chunk_in_the_bucket_is_found(bucket: Bucket, tiny: Path, dama
     remove(pixels)
     assert ingest(bucket, tiny)["accepted"] == 1  # as the message advises
     assert Store.open(url).damaged() == []
+
+
+def test_a_bucket_that_fails_damages_nothing(
+    bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(bucket, tiny)
+    store = Store.open(join(bucket.url, "store"))
+    monkeypatch.setenv("OCTJEPA_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("OCTJEPA_REMOTE_TRIES", "2")
+    bucket.proxy.faults.append(Fault("503", "GET", "pixels.npy", times=99))
+    with pytest.raises(OctjepaError, match=r"cannot (read|look at) .*pixels\.npy: 503.*does not answer as it should"):
+        store.damaged()
+    bucket.proxy.faults.clear()
+    assert store.damaged() == []
+
+
+def test_a_cache_that_cannot_be_written_damages_nothing(
+    bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(bucket, tiny)
+    store = Store.open(join(bucket.url, "store"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("octjepa.remote.cache.os.open", full)
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(MachineRefuses, match=r"cannot be read: Too many open files.*ulimit -n"):
+        store.damaged()
 
 
 def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import MachineRefuses, OctjepaError, UsageError
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
 from octjepa.remote.retry import DamagedBody, Patience, retried, told
@@ -77,8 +77,8 @@ def limit_bytes() -> int:
 def fetched(wanted: str | RemoteObject) -> Iterator[Path]:
     """A verified local copy with the object's file name, which stays while the context is open. Read only.
 
-    Raises UsageError: no such object, no access, no credentials. OctjepaError: the object changed since it was listed,
-    what the store sends is never whole, the disk is full.
+    Raises UsageError: no such object, no access, no credentials. MachineRefuses: the disk is full, no open file is
+    left. OctjepaError: the object changed since it was listed, what the store sends is never whole.
     """
     found = info(wanted) if isinstance(wanted, str) else wanted
     if found is None:
@@ -86,8 +86,11 @@ def fetched(wanted: str | RemoteObject) -> Iterator[Path]:
     try:
         handle, path = _held(found)
     except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            to_do = "raise the limit of open files (ulimit -n), or use fewer processes"
+            raise MachineRefuses(f"{found.url} cannot be read: {error.strerror}: {to_do}") from None
         why = "is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else f"cannot be written ({error.strerror})"
-        raise OctjepaError(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
+        raise MachineRefuses(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
     try:
         yield path
     finally:

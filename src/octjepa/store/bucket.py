@@ -28,6 +28,7 @@ from typing import Any
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.store.chunk import DamagedVolume
 from octjepa.store.disk import PARTS, clear_folder, only_writer
 
 _log = logging.getLogger(__name__)
@@ -108,10 +109,10 @@ class Bucket:
 
     @contextmanager
     def chunk(self, volume_id: str) -> Iterator[dict[str, Path]]:
-        """File name -> local copy of one chunk, held while the context is open. Raises OctjepaError: there is none."""
+        """File name -> local copy of one chunk, held while the context is open. Raises DamagedVolume: there is none."""
         found = self._chunk(volume_id)
         if len(found) < len(PARTS):
-            raise OctjepaError(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
+            raise DamagedVolume(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
         with ExitStack() as held:
             yield {part: held.enter_context(remote.fetched(one)) for part, one in found.items()}
 

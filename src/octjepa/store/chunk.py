@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import MachineRefuses, OctjepaError
 from octjepa.store.canonical import CanonicalVolume
 from octjepa.store.disk import swap_in, write_new_folder
 
@@ -25,22 +25,25 @@ _TO_DO = {
     errno.ESTALE: "look whether the network disk is still there, and mount it anew",
     errno.ETIMEDOUT: "look whether the network disk is still there",
 }  # where the machine refuses, not the volume
+_ELSE = "look after the disk or network that it lies on"
+_AMISS = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)  # no such file; NumPy's own errors have no number
 
 
-class MachineRefuses(OctjepaError):
-    """A volume cannot be read now, and its files are not why: deleting them would lose what is good."""
+class DamagedVolume(OctjepaError):
+    """The files of a volume are absent, or were read and are not what was written."""
 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Around the reading of the chunk `name`. Raises MachineRefuses with the cause, OctjepaError: it is damaged."""
+    """Around the reading of the chunk `name`. Raises MachineRefuses with the cause, or DamagedVolume."""
     try:
         yield
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        if isinstance(error, OSError) and error.errno in _TO_DO:
-            told = f"{name} cannot be read: {error.strerror}. The volume is not at fault: {_TO_DO[error.errno]}"
+        if isinstance(error, OSError) and error.errno not in _AMISS:
+            to_do = _TO_DO.get(error.errno or 0, _ELSE)
+            told = f"{name} cannot be read: {error.strerror}. The volume is not at fault: {to_do}"
             raise MachineRefuses(told) from None
-        raise OctjepaError(f"{name} is damaged ({error}): delete it and ingest again") from None
+        raise DamagedVolume(f"{name} is damaged ({error}): delete it and ingest again") from None
 
 
 def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from octjepa.errors import OctjepaError, UsageError
 
+_locks: set[IO[str]] = set()  # that this process holds
 PARTS = ("pixels.npy", "geometry.npz")  # the files of a chunk
 
 
@@ -161,6 +162,24 @@ def only_writer(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UsageError(f"another process is writing to {folder}: wait for it to end") from None
-        yield
+        except OSError as error:
+            raise UsageError(
+                f"{folder} cannot be locked ({error.strerror}): name a folder on a file system that knows locks"
+            ) from None
+        _locks.add(lock)
+        try:
+            yield
+        finally:
+            _locks.discard(lock)
+
+
+def _let_go() -> None:
+    """In a forked process: a lock is its parent's, and must not outlive that where it is killed."""
+    for lock in _locks:
+        lock.close()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -31,7 +31,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote, put_bytes
 from octjepa.store.bucket import Bucket, Writer
 from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
-from octjepa.store.chunk import MachineRefuses, geometry_of, reading
+from octjepa.store.chunk import DamagedVolume, geometry_of, reading
 from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
 from octjepa.store.disk import (
     PARTS,
@@ -212,8 +212,8 @@ class Store:
     def read(self, volume_id: str) -> CanonicalVolume:
         """`pixels` is a read-only memory map.
 
-        Raises UsageError: no such volume; MachineRefuses: no memory, files or right to read it; OctjepaError: damaged
-        files. A chunk that comes from a bucket is held against the SHA-256 of the index when it is first read.
+        Raises UsageError: no such volume; MachineRefuses: no memory, files or right to read it; DamagedVolume;
+        OctjepaError: its bucket fails. A chunk from a bucket is held against the SHA-256 of the index at first.
         """
         return self._read(volume_id, verify=self._bucket is not None)
 
@@ -228,7 +228,7 @@ class Store:
             pixels = np.lib.format.open_memmap(parts["pixels.npy"], mode="r")
             band, shifts = geometry_of(parts["geometry.npz"], parts["geometry.npz"].stat().st_mtime_ns)
         if pixels.shape != self.preprocessing.stored_size:
-            raise OctjepaError(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
+            raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         return CanonicalVolume(volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts)
 
     def name_of(self, volume_id: str) -> str:
@@ -255,15 +255,14 @@ class Store:
     def damaged(self) -> list[str]:
         """The ids of volumes whose chunk is absent or not the one that was written. Reads every chunk.
 
-        Raises MachineRefuses: what cannot be read now is not known to be damaged.
+        What cannot be read now is not known to be damaged: raises MachineRefuses, or as `octjepa.remote` where a bucket
+        fails.
         """
         found = []
         for volume_id in sorted(self._state.rows):
             try:
                 self._read(volume_id, verify=True)
-            except MachineRefuses:
-                raise
-            except OctjepaError:
+            except DamagedVolume:
                 found.append(volume_id)
         return found
 
