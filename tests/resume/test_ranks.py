@@ -16,6 +16,7 @@ from ranks import BEGIN, assert_same, finish, losses_of, recipe_of, run_alone, s
 SCENES = (
     BEGIN
     + """
+import time
 dist.init_process_group("gloo")
 store = lambda recipe: MemoryStore(recipe.preprocessing)
 told = {}
@@ -64,6 +65,44 @@ def sometimes(volume_id):
     return read(volume_id)
 lossy.read = sometimes
 told["unread"] = pretrain(recipe, lossy, out / "unread")
+
+# the machine of one rank refuses
+from octjepa.store.chunk import MachineRefuses
+from octjepa.views import loader
+loader._WAITS_SECONDS = ()
+refusing = store(recipe)
+asked = []
+honest_read = refusing.read
+def refuses(volume_id):
+    asked.append(volume_id)
+    if rank == 1 and len(asked) > 14:  # eight for the monitor, two an update
+        raise MachineRefuses(f"{volume_id} cannot be read: Too many open files")
+    return honest_read(volume_id)
+refusing.read = refuses
+try:
+    pretrain(recipe, refusing, out / "refused_read")
+except OctjepaError as error:
+    told["refusing"] = [error.exit_code, str(error)]
+told["refused_read"] = pretrain(recipe, store(recipe), out / "refused_read", resume=True)
+
+# rank 0 takes long over the checkpoint of a stopped run
+honest_save = loop.state.save
+def slow(*arguments):
+    time.sleep(3)
+    return honest_save(*arguments)
+loop.state.save, memory.accumulate = slow, stopping
+try:
+    pretrain(recipe, store(recipe), out / "slow")
+except OctjepaError as error:
+    told["slow"] = sorted(path.name for path in (out / "slow" / "checkpoints").glob("step-*"))
+loop.state.save, memory.accumulate = honest_save, right
+
+# a rank has another copy of the store
+other = MemoryStore(recipe.preprocessing, train=12 + 2 * rank, val=8 - 2 * rank)
+try:
+    pretrain(recipe, other, out / "copies")
+except OctjepaError as error:
+    told["copies"] = [error.exit_code, str(error)]
 
 # the hosts have different commits
 from octjepa.train import preflight
@@ -172,6 +211,31 @@ def test_a_volume_that_cannot_be_read_is_quarantined_and_another_stands_in(scene
         ("volume0003", "train", "unreadable_file")
     ]
     assert told[0]["unread"] == told[1]["unread"]
+
+
+def test_a_machine_that_refuses_one_rank_ends_both_with_a_checkpoint_and_no_volume_is_blamed(scenes):
+    out, told, _ = scenes
+    assert told[0]["refusing"] == told[1]["refusing"]
+    code, said = told[0]["refusing"]
+    assert code == 1
+    assert "cannot be read: Too many open files; stopped after update 3 of 6; its checkpoint is written" in said
+    assert (out / "refused_read" / "quarantine.jsonl").read_text() == ""
+    assert_same(weights_of(out / "one"), weights_of(out / "refused_read"))
+    assert losses_of(out / "one") == losses_of(out / "refused_read")
+
+
+def test_no_rank_ends_before_the_checkpoint_of_a_stopped_run_is_written(scenes):
+    """torchrun kills the others half a minute after one has ended."""
+    _, told, _ = scenes
+    assert [one["slow"] for one in told] == [["step-00000002", "step-00000004"]] * 2
+
+
+def test_ranks_that_see_other_volumes_are_refused(scenes):
+    out, told, _ = scenes
+    assert told[0]["copies"] == told[1]["copies"]
+    assert told[0]["copies"][0] == 2
+    assert "do not run the same" in told[0]["copies"][1]
+    assert not (out / "copies").exists()
 
 
 def test_what_rank_0_refuses_ends_all_with_its_code(scenes):

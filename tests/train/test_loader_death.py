@@ -31,6 +31,10 @@ DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
         f"a loader process died of a signal (Segmentation fault).*loader_workers=0 shows.*{RESUME}",
     ),
     "ended": (lambda: os._exit(3), "a loader process ended unexpectedly with exit code 3"),
+    "files": (  # multiprocessing drops a batch that it cannot hand over, and the run would wait for ever
+        lambda: use_up_files(),
+        "a loader process (could not hand over a batch: Too many open files. Raise the limit|broke off)",
+    ),
     "memory": (lambda: fill_up(), f"a loader process ran out of memory: lower machine.loader_workers.*{RESUME}"),
 }
 
@@ -39,6 +43,13 @@ def fill_up() -> None:
     """As much as the system gives; here that is soon the limit of a terabyte of addresses."""
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, resource.getrlimit(resource.RLIMIT_AS)[1]))
     np.empty(1 << 41, np.uint8)
+
+
+def use_up_files() -> None:
+    """From here on this process can open but three files more."""
+    with Path(os.devnull).open() as last:
+        free = last.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def refuse(error: Exception) -> None:
@@ -69,7 +80,8 @@ def run_with(do: Callable[[], Any], out: Path) -> None:
 @pytest.mark.parametrize("death", DEATHS)
 def test_the_cause_is_told(death: str, tmp_path: Path) -> None:
     do, message = DEATHS[death]
-    with pytest.raises(OctjepaError, match=message.replace("(", r"\(").replace(")", r"\)")):
+    escaped = message if death == "files" else message.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(OctjepaError, match=escaped):
         run_with(do, tmp_path / "run")
 
 
@@ -129,5 +141,7 @@ def test_what_a_loader_process_refuses_is_told_as_it_was_there(tmp_path: Path) -
     store = MemoryStore(recipe.preprocessing)
     store.volumes = {}
     store.read = lambda volume_id: refuse(OctjepaError("its disk is gone"))  # type: ignore[method-assign]
-    with pytest.raises(OctjepaError, match=r"^no training volume can be read; the last: its disk is gone$"):
+    with pytest.raises(
+        OctjepaError, match=r"^12 training volumes in a row cannot be read; the last: its disk is gone$"
+    ):
         pretrain(recipe, store, tmp_path / "run")

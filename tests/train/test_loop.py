@@ -188,7 +188,7 @@ def test_lost_checkpoints_stop_a_resume(tmp_path):
     pretrain(recipe, store_of(recipe), tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(UsageError, match=r"reached update 6, but .* holds no checkpoint"):
+    with pytest.raises(UsageError, match=r"wrote .*step-00000006, but .* holds no checkpoint"):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
 
 

@@ -1,7 +1,7 @@
 """A checkpoint folder `step-NNNNNNNN/`: written whole or not at all, and verified file by file when read.
 
 Files are written into a hidden neighbour, each flushed to disk, the manifest with their checksums last; one rename
-then makes the folder appear. A crash or a full disk leaves the hidden neighbour, which the next write clears away.
+then makes the folder appear. A crash leaves the hidden neighbour, which the next write clears away.
 In a bucket there is no rename: the folder is written on this disk, then goes up with its manifest last, and a folder
 without a manifest is none.
 """
@@ -44,7 +44,8 @@ def write_folder(
     hidden = parent / f".{final.name}.partial"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(hidden, ignore_errors=True)
+        for left in parent.glob(".step-*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
         hidden.mkdir()
         files = {}
         metadata = {"octjepa": json.dumps(dict(about))}
@@ -56,6 +57,7 @@ def write_folder(
         manifest = {"schema": SCHEMA, "update": update, **about, "files": files}
         (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         _flush(hidden / MANIFEST)
+        _flush(hidden)
         if final.exists():  # the same update of the same run, written before a kill
             shutil.rmtree(final)
         hidden.rename(final)

@@ -10,7 +10,7 @@ from octjepa.train.runtime import Runtime
 
 class Word(NamedTuple):
     """Ranks that ran out of memory, volumes that could not be read, ranks told to stop, writes that failed, reads that
-    were tried again."""
+    were tried again, ranks without a batch."""
 
     memory: int
     unread: int
@@ -18,6 +18,7 @@ class Word(NamedTuple):
     terminated: int
     unsaved: int
     retried: int
+    without: int
 
     @property
     def stop(self) -> int:
@@ -25,7 +26,9 @@ class Word(NamedTuple):
         return signal.SIGINT if self.interrupted else signal.SIGTERM if self.terminated else 0
 
 
-def agree(runtime: Runtime, memory: bool, unread: int, told: int, unsaved: bool, retried: int = 0) -> Word:
+def agree(
+    runtime: Runtime, memory: bool, unread: int, told: int, unsaved: bool, retried: int = 0, without: bool = False
+) -> Word:
     """The same on every rank. `told` is the signal that came to this one."""
-    mine = (memory, unread, told == signal.SIGINT, told == signal.SIGTERM, unsaved, retried)
+    mine = (memory, unread, told == signal.SIGINT, told == signal.SIGTERM, unsaved, retried, without)
     return Word(*(round(number) for number in runtime.agree(mine)))

@@ -8,9 +8,10 @@ nothing is judged.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 _TRIVIAL_LOSS = {"vjepa": 0.798, "vjepa_dense": 0.798, "normalized_mse": 2.0, "mae": 1.0}
 _WINDOW = 20  # updates
@@ -63,6 +64,15 @@ class Health:
 
     def follow(self, loss: float) -> None:
         self._losses.append(loss)
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Takes up where a journal ends: its lines in order."""
+        self._losses.clear()
+        self.tripped = {}
+        for line in lines:
+            if "train/loss" in line:
+                self.follow(line.get("train/loss_hidden", line["train/loss"]))
+            self.tripped |= dict.fromkeys(line.get("alarms", ()), line["update"])
 
     def judge(self, figures: Mapping[str, float], update: int) -> dict[str, str]:
         """Alarms (name -> what to change) that trip at this measurement for the first time in the run."""

@@ -7,6 +7,7 @@ that was never killed (times aside).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,6 +38,10 @@ class Journal:
     def write(self, update: int, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps({"update": update, **values}) + "\n")
         self._file.flush()
+
+    def sync(self) -> None:
+        """Every line so far is on the disk. From any thread."""
+        os.fsync(self._file.fileno())
 
     def __enter__(self) -> Journal:
         return self

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.place import Place, below, name_of, place_of
+from octjepa.checkpoint.place import Place, name_of, place_of
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum
@@ -33,14 +33,14 @@ from octjepa.train.memory import Fitting
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
 from octjepa.train.pace import Pace
-from octjepa.train.preflight import batch_shares, check_compiler, check_same_code
-from octjepa.train.run_folder import SUMMARY, open_run, read_summary
+from octjepa.train.preflight import batch_shares, check_compiler, check_same_run
+from octjepa.train.run_folder import SUMMARY, chunks_hash, data_hash, open_run, read_summary
 from octjepa.train.runtime import Runtime, joined
-from octjepa.train.saver import Saver
+from octjepa.train.saver import Saver, write_checkpoint
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
 from octjepa.train.signals import Interrupted, stop_request
 from octjepa.train.start import go_back, start_from
-from octjepa.train.tracking import Record, open_record
+from octjepa.train.tracking import open_record
 from octjepa.train.trail import Trail
 from octjepa.train.unread import Unread
 from octjepa.train.update import take_step
@@ -65,9 +65,10 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
 def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> dict[str, Any]:
     writes = runtime.rank == 0
     shares = batch_shares(recipe, runtime.world)
-    check_same_code(runtime)
     cohort, stream = choose_cohort(store, recipe)
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
+    seen = data_hash(store, ids), data_hash(store, held_out), chunks_hash(store, ids, recipe)
+    check_same_run(runtime, recipe, "-".join(one[:8] for one in seen))
     judged_on = "val" if held_out else "train_fixed"
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
@@ -100,10 +101,12 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
     guard.recall(start.lines)
     stream.leave_out(start.left_out)
     health = Health(recipe.objective.name, warmup_updates(recipe.train, total))
+    health.recall(start.lines)
     every = recipe.monitor.every_updates
     audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes) if every else None
-    watch, pace, unread = TargetWatch(model), Pace(recipe.train.global_batch), Unread(out, len(ids))
+    watch, pace, unread = TargetWatch(model), Pace(recipe.train.global_batch), Unread(out, len(ids), start.lines)
     fitting = Fitting(recipe, runtime, shares.micro)
+    saved = first
 
     def batches_from(update: int) -> Iterator[Batch]:
         return training_batches(stream, update, total, recipe.machine.loader_workers, runtime.rank, runtime.world)
@@ -116,23 +119,55 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
         bar("pretrain", total, "update", first) as progress,
         Trail(journal, guard, health, progress, stream.names_of_update, start.skipped, runtime) as trail,
     ):
+
+        def save(done: int, score: float | None = None) -> None:
+            nonlocal saved
+            saved = done
+            if saves is None or not (writes or runtime.sharded):
+                return
+            tensors = state.snapshot(model, optimiser)
+            if writes:
+                prune = not guard.row  # the run may have to return to before a row of unfit updates
+                about = (recipe, trail.skipped, ids, score, journal, prune)
+                saver.start(partial(write_checkpoint, out, saves, done, tensors, *about))
+
+        batch: Batch | None = None
         update, batches = first, batches_from(first)
         while update < total:
-            with pace.waiting():
-                batch = next(batches)
-            journal.show(update + 1, batch)
+            missing: OctjepaError | None = None
+            try:
+                with pace.waiting():
+                    batch = next(batches)
+                journal.show(update + 1, batch)
+            except OctjepaError as error:
+                if batch is None:
+                    raise
+                missing = error  # ranks may wait for this one's part: the batch before takes its place, in vain
             if update == first or update % LEAK_CHECK_EVERY == 0:
                 check_leak(model, batch)
 
             while True:  # until the share of every rank fits into its memory
                 figures = fitting.try_batch(model, batch, update)
                 word = agree(
-                    runtime, figures is None, len(batch.unread), request.signal_number, saver.failed, batch.retried
-                )
-                if figures is not None and not word.memory:
+                    runtime, figures is None, len(batch.unread), request.signal_number, saver.failed, batch.retried,
+                    missing is not None,
+                )  # fmt: skip
+                if word.without or (figures is not None and not word.memory):
                     break
                 fitting.halve(model, update)
 
+            if word.without:  # on some rank: this update is taken by none
+                causes = runtime.gather([] if missing is None else [str(missing)])
+                trail.settle()
+                if update > saved and not trail.lost:
+                    save(update)
+                try:
+                    runtime.first(saver.wait)
+                except OctjepaError as error:  # a machine that lets nothing be read may let nothing be written
+                    raise OctjepaError(f"{causes[0]}; then {error}") from None
+                raise OctjepaError(f"{causes[0]}; {_ended(update, total, saves, saved)}")
+
+            assert figures is not None
             rate = learning_rate(update, total, recipe.train)
             m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
             set_learning_rate(optimiser, rate)
@@ -155,22 +190,24 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             if saving or looking or judging:
                 trail.settle()
             if trail.lost:
-                saver.wait()
+                runtime.first(saver.wait)
                 start = go_back(out, saves, model, optimiser, recipe, runtime, trail.unfit())
                 journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
                 trail.return_to(start.skipped)
+                saved = start.update
                 if runtime.sharded:
                     raise OctjepaError(
                         f"{IN_A_ROW} unfit updates in a row; go on from update {start.update} by --resume"
                     )
                 stream.leave_out(start.left_out)
                 guard.recall(start.lines)
+                health.recall(start.lines)
                 update, batches = start.update, batches_from(start.update)
                 continue
 
             score = None
             if audit is not None and looking:
-                seen = measure(model, runtime, audit, done)
+                seen = runtime.told(measure(model, runtime, audit, done))  # one judgement for all
                 alarms = health.judge(seen, done)
                 journal.write(done, _prefixed("monitor", seen) | ({"alarms": alarms} if alarms else {}))
                 for name, message in alarms.items():
@@ -180,21 +217,19 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
             if judging:
                 journal.write(done, _prefixed(judged_on, judged(recipe)))
             if word.unsaved:
-                saver.wait()  # raises what the write ran into, on the rank that wrote
-                raise OctjepaError("rank 0 could not write a checkpoint: see its log")
-            if saves is not None and saving and (writes or runtime.sharded):
-                tensors = state.snapshot(model, optimiser)
-                if writes:
-                    saver.start(partial(_save, saves, done, tensors, recipe, trail.skipped, ids, score, journal))
+                runtime.first(saver.wait)  # raises what the write ran into
+            if saving:
+                save(done, score)
             if word.stop and done < total:
-                saver.wait()
-                kept = "no checkpoint (checkpoint.dir is null)" if saves is None else "its checkpoint is written"
-                raise Interrupted(f"stopped after update {done} of {total}; {kept}. Go on with --resume.", word.stop)
+                runtime.first(saver.wait)  # a launcher kills the others soon after one has ended
+                raise Interrupted(_ended(done, total, saves, saved), word.stop)
             update = done
         result, centred = judged(recipe), judged(without_chance(recipe))
         if not any(f"{judged_on}_centred/loss" in line for line in start.lines):  # a kill after it, before the summary
             journal.write(total, _prefixed(judged_on, result) | _prefixed(f"{judged_on}_centred", centred))
 
+    if not writes:
+        return dict(runtime.told(None))
     summary = {
         "updates": total,
         "judged_on": judged_on,
@@ -210,25 +245,18 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
         if recipe.checkpoint.dir is None
         else f"{recipe.checkpoint.dir.rstrip('/')}/step-{total:08d}",
     }
-    if writes:
-        write_json(out / SUMMARY, summary)
-    told: dict[str, Any] = runtime.told(summary)
-    return told
+    write_json(out / SUMMARY, summary)
+    return dict(runtime.told(summary))
 
 
-def _save(
-    saves: Place,
-    done: int,
-    tensors: dict[str, dict[str, torch.Tensor]],
-    recipe: Recipe,
-    skipped: int,
-    ids: list[str],
-    score: float | None,
-    record: Record,
-) -> None:
-    state.save(saves, done, tensors, recipe, skipped, ids, score)
-    record.saved(done, below(saves, f"step-{done:08d}"))
-    folder.prune(saves, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
+def _ended(update: int, total: int, saves: Place | None, saved: int) -> str:
+    if saves is None:
+        kept = "nothing is kept of it, for checkpoint.dir is null"
+    elif saved == update:
+        kept = "its checkpoint is written. Go on with --resume."
+    else:
+        kept = "go on with --resume, from the checkpoint before."
+    return f"stopped after update {update} of {total}; {kept}"
 
 
 def _due(every: int | None, done: int) -> bool:

@@ -1,11 +1,12 @@
 """Before the first update: how the recipe's global batch is dealt over the processes, or why it cannot be; whether all
-of them run the same code; whether there is what compiling needs.
+of them run the same; whether there is what compiling needs.
 
 The global batch is science and never changes; what each process takes of it follows from their number.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -45,16 +46,22 @@ def batch_shares(recipe: Recipe, processes: int) -> Shares:
     return Shares(share, micro, math.ceil(share / micro))
 
 
-def check_same_code(runtime: Runtime) -> None:
-    """Raises UsageError on every rank where hosts differ in octjepa's source or in torch."""
+def check_same_run(runtime: Runtime, recipe: Recipe, data: str) -> None:
+    """Raises UsageError on every rank where processes differ in octjepa's source, in torch, in the recipe or in `data`.
+
+    Each host may have a copy of the store: of copies that differ, the ranks would deal out different orders.
+    """
     if runtime.world == 1:
         return
-    told = runtime.gather([f"code {code_hash()[:12]} with torch {torch.__version__}"])
+    asked = hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
+    told = runtime.gather(
+        [f"code {code_hash()[:12]} with torch {torch.__version__}, recipe {asked[:12]}, volumes {data}"]
+    )
     other = next((rank for rank, what in enumerate(told) if what != told[0]), None)
     if other is not None:
         raise UsageError(
-            f"the processes do not run the same: rank 0 has {told[0]}, rank {other} {told[other]}. Bring one commit "
-            "and one environment to all hosts (scripts/launch/tpu deploy does), then start again"
+            f"the processes do not run the same: rank 0 has {told[0]}, rank {other} {told[other]}. Bring one commit, "
+            "environment (scripts/launch/tpu deploy does both), recipe and store to all hosts, then start again"
         )
 
 

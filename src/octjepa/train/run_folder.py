@@ -26,6 +26,7 @@ from octjepa.train.runtime import Runtime
 
 SUMMARY = "summary.json"
 _ABOUT = "run.json"
+_SAVED = "saved.json"
 _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "scikit-learn")
 
 
@@ -65,6 +66,7 @@ def open_run(
         "science_hash": science_hash(recipe),
         "contract_hash": science_hash(recipe.preprocessing),
         "data_hash": data_hash(store, volume_ids),
+        "chunks_hash": chunks_hash(store, volume_ids, recipe),
         "code_hash": code_hash(),
         "volumes": len(volume_ids),
         "versions": {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()},
@@ -87,10 +89,11 @@ def check_recipe(out: Path, recipe: Recipe) -> None:
         )
 
 
-def check_data(out: Path, store: Store, volume_ids: Sequence[str]) -> None:
-    """Raises UsageError when a resumed run would see other volumes than it began with."""
-    begun = _read_json(out / _ABOUT)
-    if begun.get("data_hash") != data_hash(store, volume_ids):
+def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recipe) -> None:
+    """Raises UsageError when a resumed run would see other volumes than it began with, or the same in another form."""
+    begun, chunks = _read_json(out / _ABOUT), chunks_hash(store, volume_ids, recipe)
+    # the first runs did not note the hash of their chunks
+    if begun.get("data_hash") != data_hash(store, volume_ids) or begun.get("chunks_hash", chunks) != chunks:
         raise UsageError(
             f"store {store.location} no longer holds the {begun.get('volumes')} training volumes that run {out} began "
             f"with ({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
@@ -108,6 +111,16 @@ def reached_update(out: Path) -> int:
     return max((line["update"] for line in read_lines(journal)), default=0) if journal.is_file() else 0
 
 
+def note_saved(out: Path, update: int, checkpoint: Place) -> None:
+    """The run has written `checkpoint`: should it be gone one day, a resume knows that it was there."""
+    write_json(out / _SAVED, {"update": update, "checkpoint": str(checkpoint)})
+
+
+def last_saved(out: Path) -> dict[str, Any] | None:
+    """What `note_saved` noted last; None before the first checkpoint."""
+    return _read_json(out / _SAVED) if (out / _SAVED).is_file() else None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     return read_object(path, "start the run anew with another --out")
 
@@ -116,6 +129,13 @@ def data_hash(store: Store, volume_ids: Sequence[str]) -> str:
     """Hash of the contents of the volumes trained on, in order."""
     contents = store.table.set_index("volume_id")["content_hash"]
     return hashlib.sha256("".join(contents[volume_id] for volume_id in volume_ids).encode()).hexdigest()
+
+
+def chunks_hash(store: Store, volume_ids: Sequence[str], recipe: Recipe) -> str:
+    """Hash of what the store made of these contents (a corrected spacing changes it), and of what balances them."""
+    columns = ["chunk_hash"] + (["device", "site"] if recipe.data.balance != "none" else [])
+    rows = store.table.set_index("volume_id").reindex(index=list(volume_ids), columns=columns)
+    return hashlib.sha256("\n".join("\t".join(map(str, row)) for row in rows.to_numpy()).encode()).hexdigest()
 
 
 def code_hash() -> str:

@@ -151,7 +151,7 @@ class Runtime:
         """The mean of a sum over every rank's items, not the mean of the ranks' means."""
         pair = torch.stack([total.double(), count.double()])
         if dist.is_initialized():
-            dist.all_reduce(pair)
+            _exchange(lambda: dist.all_reduce(pair))
         return pair[0] / pair[1]
 
     def memory(self) -> dict[str, int]:

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from torch import Tensor
+
+from octjepa.checkpoint import folder, state
+from octjepa.checkpoint.place import Place, below
+from octjepa.recipe import Recipe
+from octjepa.train.run_folder import note_saved
+from octjepa.train.tracking import Record
 
 
 class Saver:
@@ -22,7 +31,7 @@ class Saver:
     def start(self, write: Callable[[], object]) -> None:
         """`write` in the background, after the one before. Raises what that one ran into."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
         self._thread.start()
 
     @property
@@ -52,4 +61,28 @@ class Saver:
         if kind is None:
             self.wait()
         elif self._thread is not None:
-            self._thread.join()  # the run ends for another reason; what was being written is finished all the same
+            # The run ends for another reason; what was being written is finished all the same, unless Ctrl-C says
+            # otherwise: a daemon's thread does not keep the process.
+            self._thread.join()
+
+
+def write_checkpoint(
+    out: Path,
+    saves: Place,
+    done: int,
+    tensors: dict[str, dict[str, Tensor]],
+    recipe: Recipe,
+    skipped: int,
+    ids: list[str],
+    score: float | None,
+    record: Record,
+    prune: bool,
+) -> None:
+    """What `Saver` runs: a new checkpoint below `saves`, and then, if `prune`, without those that are too old."""
+    record.sync()  # a checkpoint is never ahead of the lines that a resume needs
+    state.save(saves, done, tensors, recipe, skipped, ids, score)
+    place = below(saves, f"step-{done:08d}")
+    note_saved(out, done, place)
+    record.saved(done, place)
+    if prune:
+        folder.prune(saves, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)

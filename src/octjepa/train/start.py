@@ -21,7 +21,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.guard import IN_A_ROW
 from octjepa.train.journal import read_lines
-from octjepa.train.run_folder import check_data, reached_update
+from octjepa.train.run_folder import check_data, last_saved
 from octjepa.train.runtime import Runtime
 
 _RETURNS = 3  # to one checkpoint; then leaving volumes out is no cure
@@ -79,7 +79,7 @@ def _newest(
     """From the newest checkpoint that is whole; a damaged one is told of, and the one before it taken."""
     if saves is None:
         raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
-    check_data(out, store, ids)
+    check_data(out, store, ids, recipe)
     found = folder.list_folders(saves)
     for one in reversed(found):
         try:
@@ -92,14 +92,13 @@ def _newest(
             _log.warning("%s NOT USED: %s The run goes on from the checkpoint before it", name_of(one), error)
             continue
         return _with_journal(out, done, skipped)
-    reached, every = reached_update(out), recipe.checkpoint.every_updates
-    # the first one is written beside the training, and is whole before the second one is begun
-    if every is not None and reached > 2 * every:
+    last = last_saved(out)
+    if last is not None:
         raise UsageError(
-            f"{out} reached update {reached}, but {saves} holds no checkpoint: they were removed. Bring them back, or "
-            "start the run anew with another --out"
+            f"{out} wrote {last['checkpoint']}, but {saves} holds no checkpoint: bring it back, name its folder by "
+            "checkpoint.dir, or start the run anew with another --out"
         )
-    _log.warning("%s was stopped before its first checkpoint was due: it starts at its first update", out)
+    _log.warning("%s was stopped before its first checkpoint was written: it starts at its first update", out)
     return Start()
 
 

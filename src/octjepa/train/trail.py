@@ -65,7 +65,7 @@ class Trail:
         self._sent, self.lost, self.skipped = None, False, skipped
 
     def _settle(self, sent: tuple[int, list[str], torch.Tensor, torch.Event | None, Mapping[str, Any]] | None) -> None:
-        if sent is None:
+        if sent is None or self.lost:  # what came after the row will be taken back
             return
         update, names, host, event, line = sent
         if event is not None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from octjepa.errors import OctjepaError
 from octjepa.ingest.reasons import ledger_row
+from octjepa.store.disk import Journal
 from octjepa.train.runtime import Runtime
 
 _MOST_LOST = 0.2  # of the training volumes
@@ -19,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class Unread:
-    """`note` takes what the ranks' loaders could not read at one update."""
+    """`note` takes what the ranks' loaders could not read at one update; `lines` are the run's journal so far."""
 
-    def __init__(self, out: Path, volumes: int) -> None:
-        self._out, self._volumes = out, volumes
-        self._known: set[str] = set()
+    def __init__(self, out: Path, volumes: int, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._ledger, self._volumes = Journal(out / "quarantine.jsonl"), volumes
+        self._known = {name for line in lines for name in line.get("unread", ())}
 
     def note(self, found: Iterable[tuple[str, str]], runtime: Runtime) -> list[str]:
         """All ranks' unreadable volumes of this update, and a quarantine row for each new one.
@@ -33,12 +35,12 @@ class Unread:
         told = dict(json.loads(word) for word in runtime.gather(json.dumps(pair) for pair in found))
         new = {name: why for name, why in sorted(told.items()) if name not in self._known}
         self._known |= set(new)
-        if runtime.rank == 0:
+        if runtime.rank == 0 and new:
+            written = {row["file"] for row in self._ledger.read() if row["stage"] == "train"}  # before a kill, too
             for name, why in new.items():
                 _log.warning("volume %s cannot be read; others stand in for it: %s", name, why)
-            with (self._out / "quarantine.jsonl").open("a", encoding="utf-8") as file:
-                for name, why in new.items():
-                    file.write(json.dumps(ledger_row(name, "", "train", "unreadable_file", why)) + "\n")
+                if name not in written:
+                    self._ledger.append(ledger_row(name, "", "train", "unreadable_file", why))
         if len(self._known) > _MOST_LOST * self._volumes:
             raise OctjepaError(
                 f"{len(self._known)} of {self._volumes} training volumes cannot be read, the last: "

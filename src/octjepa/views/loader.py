@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,15 +18,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from octjepa.errors import ContractError, OctjepaError
+from octjepa.errors import ContractError, MachineRefuses, OctjepaError
 from octjepa.recipe import Recipe
 from octjepa.remote import retries
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.select import Selection, refuse_empty, select
 from octjepa.views.order import Order
 from octjepa.views.sample import Sample, check_contract, make_sample
-from octjepa.views.workers import deaths_told, hand_overs_told, leave_signals_to_the_run
+from octjepa.views.workers import begin, deaths_told, hand_overs_told
 
+_WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine refuses: what others take they may let go of
+_IN_A_ROW = 16  # unreadable volumes of the order: where a fifth is lost, that is a chance of 1 in 10^11
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +100,8 @@ class Stream(Dataset[Item]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
 
     Where a volume is left out or cannot be read, the next one in the order that can stands in for it: which one depends
-    on the position alone, so it is the same on any number of ranks.
+    on the position alone, so it is the same on any number of ranks. Where the machine refuses, none does: the volume is
+    as good as it was, and another machine would train on it.
     """
 
     def __init__(
@@ -133,16 +137,20 @@ class Stream(Dataset[Item]):
     def __getitem__(self, position: int) -> Item:
         unread: dict[str, str] = {}
         before = retries()
-        while len(unread) < len(self.volume_ids):
+        most = min(_IN_A_ROW, len(set(self.volume_ids) - self.left_out))
+        while len(unread) < most:
             position, (visit, volume_id) = self._place(position)
             if volume_id not in unread:
                 try:
-                    sample = make_sample(self.store.read(volume_id), self.recipe, visit)
+                    sample = make_sample(_read(self.store, volume_id), self.recipe, visit)
                     return Item(volume_id, sample, (*unread.items(),), retries() - before)
+                except MachineRefuses:
+                    raise
                 except (OctjepaError, OSError, ValueError) as error:
                     unread[volume_id] = str(error)
             position += 1
-        raise OctjepaError(f"no training volume can be read; the last: {next(reversed(unread.values()))}")
+        last = next(reversed(unread.values()))
+        raise OctjepaError(f"{most} training volumes in a row cannot be read; the last: {last}")
 
 
 class FixedSamples(Dataset[Item]):
@@ -163,12 +171,24 @@ class FixedSamples(Dataset[Item]):
 
 
 def read_or_tell(store: Store, volume_id: str) -> CanonicalVolume | None:
-    """The volume; None, and a warning, where it cannot be read."""
+    """The volume; None, and a warning, where it cannot be read. Raises MachineRefuses, for then it still could be."""
     try:
-        return store.read(volume_id)
+        return _read(store, volume_id)
+    except MachineRefuses:
+        raise
     except (OctjepaError, OSError, ValueError) as error:
         _log.warning("volume %s cannot be read and judges nothing: %s", volume_id, error)
         return None
+
+
+def _read(store: Store, volume_id: str) -> CanonicalVolume:
+    """As `Store.read`, after a few tries where the machine refuses."""
+    for seconds in _WAITS_SECONDS:
+        try:
+            return store.read(volume_id)
+        except MachineRefuses:
+            time.sleep(seconds)
+    return store.read(volume_id)
 
 
 def collate(items: Sequence[Item]) -> Batch:
@@ -183,7 +203,8 @@ def training_batches(
     """The share of `rank` in the batch of each update first_update .. total_updates - 1.
 
     A batch is recipe.train.global_batch volumes; the shares of all `world` ranks, in their order, are the batch that
-    one process would take. Raises OctjepaError naming the cause when a loader process dies.
+    one process would take. Raises OctjepaError naming the cause when a loader process dies or too many volumes in a row
+    cannot be read, MachineRefuses where the machine lets nothing be read.
     """
     size = stream.recipe.train.global_batch
     share = size // world
@@ -204,7 +225,7 @@ def _loader(dataset: Dataset[Item], positions: Sequence[range], workers: int) ->
         collate_fn=collate,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        worker_init_fn=leave_signals_to_the_run,
+        worker_init_fn=begin,
     )
     batches = iter(loader)
     with deaths_told(), hand_overs_told(multiprocessing.active_children() if workers else ()):

@@ -6,28 +6,47 @@ torch tells of a dead one by a signal, so its error may come in the midst of any
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+from typing import NoReturn
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import MachineRefuses, OctjepaError
 
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: [^.]+|exited unexpectedly.*?)\."
 )
 _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process")
+_NO_FILES = os.strerror(errno.EMFILE)
 _SECONDS = 1.0  # until the end of a process is known
+_MORE_FILES = "Raise the limit of open files (ulimit -n), or lower machine.loader_workers"
 _LESS = (
     "lower machine.loader_workers (of a fine-tuning: loader_workers), or give the machine more memory, then go on with "
     "--resume"
 )
 
 
-def leave_signals_to_the_run(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the run finishes its update, and needs its loader until then."""
+def begin(worker: int) -> None:
+    """In a new loader process. Ctrl-C reaches all processes of a terminal, but the run needs this one for its update.
+
+    A batch that cannot be handed over, for want of an open file, ends the process: multiprocessing would drop it, and
+    the run would wait for it for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined] # its hook for this
+
+
+def _end(error: Exception, batch: object) -> NoReturn:
+    out_of_files = _NO_FILES in str(error)
+    if not out_of_files:
+        traceback.print_exception(error)
+    os._exit(errno.EMFILE if out_of_files else 1)
 
 
 @contextmanager
@@ -54,7 +73,7 @@ def deaths_told() -> Iterator[None]:
 def hand_overs_told(crew: Iterable[BaseProcess]) -> Iterator[None]:
     """Around the taking of batches: a process that dies while it hands one over leaves an error of the connection.
 
-    Raises OctjepaError with what that process of `crew` ended with.
+    Raises OctjepaError with what that process of `crew` ended with, MachineRefuses where no open file is left here.
     """
     try:
         yield
@@ -68,6 +87,10 @@ def hand_overs_told(crew: Iterable[BaseProcess]) -> Iterator[None]:
         if codes and codes[0] < 0:
             said = f"is killed by signal: {signal.strsignal(-codes[0])}"
         raise OctjepaError(f"a loader process {_cause(said)}") from None
+    except (OSError, RuntimeError) as error:  # torch makes the one of the other
+        if _NO_FILES not in str(error) or _CAUGHT.search(str(error)):
+            raise
+        raise MachineRefuses(f"no batch can be taken from a loader process: {_NO_FILES}. {_MORE_FILES}") from None
 
 
 def _most_precise(error: BaseException) -> str:
@@ -82,6 +105,8 @@ def _most_precise(error: BaseException) -> str:
 
 def _cause(said: str) -> str:
     """What torch said, and what to do."""
+    if said.endswith(f"exit code {errno.EMFILE}"):
+        return f"could not hand over a batch: {_NO_FILES}. {_MORE_FILES}"
     name = said.partition("signal: ")[2]
     if name == "Killed":
         return f"was killed (SIGKILL), most often by the system because memory is full: {_LESS}"

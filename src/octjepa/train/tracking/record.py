@@ -59,6 +59,11 @@ class Record:
         for channel in self._channels:
             channel.picture(update, image)
 
+    def sync(self) -> None:
+        """metrics.jsonl is on the disk as far as it goes. From any thread."""
+        if self._journal is not None:
+            self._journal.sync()
+
     def saved(self, update: int, place: Place) -> None:
         """A checkpoint is whole at `place`; trackers hear of it when the recipe asks. From any thread."""
         if self._recipe.tracking.send_addresses:
