@@ -85,8 +85,14 @@ def result(target: Target, scores: Float[np.ndarray, "n classes"], shift: Float[
     if not target.classes:
         return Predictions(target.values["test"], scores, scores)
     balanced = shifted(scores, shift)
-    calibrated = balanced * shares(target)
-    return Predictions(target.values["test"], balanced, calibrated / calibrated.sum(axis=1, keepdims=True))
+    return Predictions(target.values["test"], balanced, at_shares(balanced, shares(target)))
+
+
+def at_shares(balanced: Float[np.ndarray, "n classes"], common: Float[np.ndarray, " classes"]) -> np.ndarray:
+    """Balanced probabilities of n volumes brought to classes that are as common as `common` says."""
+    calibrated = balanced * common
+    of_each: np.ndarray = calibrated / calibrated.sum(axis=1, keepdims=True)
+    return of_each
 
 
 def class_weights(truth: Int[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " classes"]:

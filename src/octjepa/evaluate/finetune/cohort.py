@@ -136,7 +136,7 @@ def _tell_few(asked: Sequence[Asked], person_ids: np.ndarray, result: ProbeResul
     done = (
         "the tuned weights, and the decision between classes, are chosen on them all the same, which is noisy"
         if any(len(one.learnt.rows["val"]) for one in asked)
-        else "the last weights stay, and nothing places the decision between classes"
+        else "the last weights stay, and the decision between classes lies where training put it"
     )
     of = " (of the rarest class)" if any(one.learnt.classes for one in asked) else ""
     counts = ", ".join(f"{name} {count}" for name, count in few.items())

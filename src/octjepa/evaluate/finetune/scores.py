@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octjepa.evaluate.asked import Asked
-from octjepa.evaluate.decide import choose, class_weights, shifted
+from octjepa.evaluate.decide import choose, class_weights, shares, shifted
 from octjepa.evaluate.finetune.cohort import Cohort, Tuning
 from octjepa.evaluate.finetune.network import TunedNetwork
 from octjepa.progress import bar
@@ -84,15 +84,26 @@ def held_out(
     """(loss on the validation volumes, shift of the class logits that balances the decision), as the probes have them.
 
     Log loss in which every class weighs the same, squared error in training standard deviations; None where nobody of
-    val has a label. Where val lacks a class nothing is shifted.
+    val has a label. Where val lacks a class the shift is that of training.
     """
     truth, classes = one.learnt.values["val"], len(tuning.classes)
-    nothing = np.zeros(max(1, classes))
-    if not len(truth):
-        return None, nothing
     if not classes:
-        return float(np.mean(((truth - scores[:, 0]) / tuning.scale[1]) ** 2)), nothing
-    shift = choose(one.learnt, truth, [scores])[1] if len(np.unique(truth)) == classes else nothing
+        loss = float(np.mean(((truth - scores[:, 0]) / tuning.scale[1]) ** 2)) if len(truth) else None
+        return loss, np.zeros(1)
+    if not len(truth):
+        return None, _of_training(one, tuning)
+    whole = len(np.unique(truth)) == classes
+    shift = choose(one.learnt, truth, [scores])[1] if whole else _of_training(one, tuning)
     weight = class_weights(truth, classes)[truth]
     right = np.clip(shifted(scores, shift)[np.arange(len(truth)), truth], 1e-12, 1)
     return float(-weight @ np.log(right) / weight.sum()), shift
+
+
+def _of_training(one: Asked, tuning: Tuning) -> Float[np.ndarray, " classes"]:
+    """The shift that takes out how much each class weighed in training: none where inverse frequency balanced them.
+
+    Without it the shares of training would be counted twice, once by the loss and once by calibration.
+    """
+    assert tuning.weight is not None  # classes have one
+    logs: np.ndarray = np.log(shares(one.learnt) * tuning.weight.double().numpy())
+    return logs.mean() - logs
