@@ -1,9 +1,11 @@
-"""What all tests share: one thread, shapes in signatures checked, and where real scans lie."""
+"""What all tests share: one thread, shapes in signatures checked, where real scans lie, emulated buckets."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,32 @@ def real_scans() -> Path:
     if not any(folder.glob("*.dcm")):
         pytest.skip(f"no real scans in {folder}: set OCTJEPA_DATA to a folder with .dcm files")
     return folder
+
+
+@pytest.fixture(scope="session")
+def proxies() -> Iterator[dict[str, Any]]:
+    """Scheme -> an emulated object store behind a proxy that can inject faults; started once."""
+    from bucket_servers import SERVERS
+
+    with ExitStack() as stack:
+        yield {scheme: stack.enter_context(server()) for scheme, server in SERVERS.items()}
+
+
+@pytest.fixture
+def bucket_seconds() -> float:
+    """How long a bucket may take to answer; tests of time-outs want less."""
+    return 5.0
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket(
+    request: pytest.FixtureRequest, proxies: dict[str, Any], tmp_path: Path, bucket_seconds: float
+) -> Iterator[Any]:
+    """An empty bucket of either kind, a `bucket_servers.Bucket`."""
+    from bucket_servers import bucket_of
+
+    with bucket_of(request.param, proxies[request.param], tmp_path / "cache", bucket_seconds) as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from bucket_servers import SERVERS, Bucket, bucket_of
-from faulty_proxy import Fault, FaultyProxy
+from bucket_servers import Bucket
+from faulty_proxy import Fault
 from octjepa.checkpoint import folder, load_encoder
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.remote import join, list_objects, put_bytes, read_bytes, remove
@@ -19,18 +17,6 @@ from synthetic import MemoryStore, small_recipe
 
 # gcsfs hands aiohttp the bytes of an upload in one piece, and aiohttp warns of that.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
-
-
-@pytest.fixture(scope="module")
-def proxies() -> Iterator[dict[str, FaultyProxy]]:
-    with ExitStack() as stack:
-        yield {scheme: stack.enter_context(server()) for scheme, server in SERVERS.items()}
-
-
-@pytest.fixture(params=sorted(SERVERS))
-def bucket(request: pytest.FixtureRequest, proxies: dict[str, FaultyProxy], tmp_path: Path) -> Iterator[Bucket]:
-    with bucket_of(request.param, proxies[request.param], tmp_path / "cache", timeout_seconds=5) as place:
-        yield place
 
 
 def recipe_for(place: str, updates: int = 6):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from bucket_servers import SERVERS, Bucket, bucket_of
+from bucket_servers import Bucket
 from eye_files import phantom, write_itk
-from faulty_proxy import FaultyProxy
 from oct_dicom import make_dataset, retina, save
 from octjepa import remote
 from octjepa.errors import UsageError
@@ -21,18 +18,6 @@ from octjepa.ingest.archive import expand
 
 TABLE = "person_id\tfilepath\tlaterality\n"
 TREE = "retinal_oct/structural_oct/topcon_maestro2"
-
-
-@pytest.fixture(scope="module")
-def proxies() -> Iterator[dict[str, FaultyProxy]]:
-    with ExitStack() as stack:
-        yield {scheme: stack.enter_context(server()) for scheme, server in SERVERS.items()}
-
-
-@pytest.fixture(params=sorted(SERVERS))
-def bucket(request: pytest.FixtureRequest, proxies: dict[str, FaultyProxy], tmp_path: Path) -> Iterator[Bucket]:
-    with bucket_of(request.param, proxies[request.param], tmp_path / "cache") as place:
-        yield place
 
 
 def put(bucket: Bucket, **objects: bytes | str) -> str:

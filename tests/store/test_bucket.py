@@ -10,15 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bucket_servers import SERVERS, Bucket, bucket_of
-from faulty_proxy import Fault, FaultyProxy
+from bucket_servers import Bucket
+from faulty_proxy import Fault
 from octjepa.config import load_recipe
 from octjepa.errors import MachineRefuses, OctjepaError, UsageError
 from octjepa.remote import info, join, list_objects, put_bytes, read_bytes, remove
@@ -26,18 +24,6 @@ from octjepa.store import Store, build_store
 from octjepa.store.split import apply_split
 
 PREPROCESSING = load_recipe("tiny_cpu").preprocessing
-
-
-@pytest.fixture(scope="module")
-def proxies() -> Iterator[dict[str, FaultyProxy]]:
-    with ExitStack() as stack:
-        yield {scheme: stack.enter_context(server()) for scheme, server in SERVERS.items()}
-
-
-@pytest.fixture(params=sorted(SERVERS))
-def bucket(request: pytest.FixtureRequest, proxies: dict[str, FaultyProxy], tmp_path: Path) -> Iterator[Bucket]:
-    with bucket_of(request.param, proxies[request.param], tmp_path / "cache", timeout_seconds=5) as place:
-        yield place
 
 
 @pytest.fixture(scope="module")
