@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from octjepa.checkpoint import load_encoder
 from octjepa.evaluate.asked import Asked
 from octjepa.evaluate.decide import class_weights, result, shares
+from octjepa.evaluate.finetune.apply import Tuned
 from octjepa.evaluate.finetune.cohort import Tuning
+from octjepa.evaluate.finetune.judge import predictions_of
+from octjepa.evaluate.finetune.network import TunedNetwork
+from octjepa.evaluate.finetune.saved import Head
 from octjepa.evaluate.finetune.scores import held_out
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.space import Choosing
@@ -37,3 +42,20 @@ def test_shares_are_counted_once_where_val_cannot_place_the_decision(weighted: b
     said = result(learnt, scores, shift)
     assert said.scores[0] == pytest.approx([0.5, 0.5], abs=1e-6)
     assert said.calibrated[0] == pytest.approx([0.9, 0.1], abs=1e-6)
+
+
+def test_a_case_of_several_scans_is_stated_as_it_was_measured(planted, source, monkeypatch) -> None:
+    scores = np.array([[0.05, 0.95], [0.7, 0.3], [0.9, 0.1]])
+    learnt = target(TRUTH[:0], np.array([1, 1, 1]))
+    shift = np.array([0.3, -0.3])
+    case = Asked(learnt, target(TRUTH[:0], np.array([1])), NOBODY, [np.arange(0)] * 200 + [np.array([200, 201, 202])])
+    measured = predictions_of(case, scores, shift)
+    said = iter(torch.from_numpy(scores).log())
+    encoder = load_encoder(source / "encoder.safetensors")
+    network = TunedNetwork(encoder, [("binary", 2)])
+    monkeypatch.setattr(network, "say_of", lambda volumes: [next(said)[None]])
+    head = Head("mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(shares(learnt).tolist()))
+    scan = planted.read(planted.table["volume_id"].iloc[0])
+    answer = Tuned(encoder, network, [head]).predict(scan, scan, scan)["mark"]
+    assert list(answer["calibrated"].values()) == pytest.approx(measured.calibrated[0].tolist(), abs=1e-12)
+    assert list(answer["balanced"].values()) == pytest.approx(measured.scores[0].tolist(), abs=1e-12)

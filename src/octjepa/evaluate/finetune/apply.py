@@ -13,7 +13,7 @@ from octjepa.checkpoint.encoder import TUNED, newest
 from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.place import place_of
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
-from octjepa.evaluate.decide import shifted
+from octjepa.evaluate.decide import at_shares, shifted
 from octjepa.evaluate.finetune.network import TunedNetwork
 from octjepa.evaluate.finetune.saved import HEAD_FILE, Head, fill
 from octjepa.evaluate.finetune.scores import in_own_unit
@@ -60,8 +60,9 @@ def _answer(head: Head, said: np.ndarray) -> dict[str, Any]:
     scores = in_own_unit(said, head.classes, head.scale)
     if not head.classes:
         return {"value": float(scores.mean())}
-    balanced = shifted(scores, np.array(head.shift)).mean(axis=0)
-    calibrated = balanced * head.shares / (balanced * head.shares).sum()
+    of_scans = shifted(scores, np.array(head.shift))
+    # Averaged last, as the test's figures were measured (`protocol.averaged`).
+    balanced, calibrated = (part.mean(axis=0) for part in (of_scans, at_shares(of_scans, np.array(head.shares))))
     found = {
         name: dict(zip(head.classes, values.tolist(), strict=True))
         for name, values in (("balanced", balanced), ("calibrated", calibrated))
