@@ -66,6 +66,31 @@ def test_a_volume_of_unknown_eye_is_a_case_of_its_own() -> None:
     assert cases.about["volumes_of_unknown_eye"] == 2
 
 
+@pytest.mark.parametrize("unsplit", [[0], [1], [2], [0, 2]])
+@pytest.mark.parametrize(("level", "several"), [("eye", "features"), ("person", "features"), ("person", "first_visit")])
+def test_volumes_without_a_split_are_in_no_case(level: str, several: str, unsplit: list[int]) -> None:
+    """Neither may the first of them take its person out of the split, nor a later one be merged into the case."""
+    table = four_volumes()
+    table.frame.loc[unsplit, "split"] = ""
+    kept = [row for row in range(4) if row not in unsplit]
+    cases = cases_of(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
+    assert set(cases.frame(table.frame)["split"]) == {"train"}
+    first = [row for row in kept if table.frame["visit"][row] == "v2"]
+    assert sorted(np.concatenate(cases.members)) == (first if several == "first_visit" else kept)
+    assert cases.about["volumes_in_no_split"] == len(unsplit)
+
+
+def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Callable[..., ProbeResult]) -> None:
+    def one_unsplit(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        left = (frame["eye"] == "OS") & ~frame["person_id"].duplicated()
+        right = (frame["eye"] == "OD") & ~frame["person_id"].duplicated()
+        return frame.assign(split=frame["split"].mask(left | right, "")), labels
+
+    result = probed(one_unsplit, level="person")
+    assert auroc(result)["n"] == 27
+    assert "90 volumes are in no split and belong to no person's case" in result.notes
+
+
 def test_what_nobody_said_is_asked_for(tmp_path: Path) -> None:
     table = four_volumes()
     with pytest.raises(UsageError, match="has 2 visits and the order of 2 is unknown"):

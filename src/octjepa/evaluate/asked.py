@@ -84,6 +84,8 @@ def make_ready(
 
 def note_protocol(cases: Cases, result: ProbeResult) -> None:
     about = cases.about
+    if about["volumes_in_no_split"]:
+        result.note(f"{about['volumes_in_no_split']} volumes are in no split and belong to no {about['level']}'s case")
     if about["level"] == "person" and about["people_with_one_eye"]:
         result.note(
             f"{about['people_with_one_eye']} of {about['people']} people have one scanned eye only: their case is that "

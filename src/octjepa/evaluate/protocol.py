@@ -5,7 +5,8 @@ features (their mean; for a person first within each eye, so that an eye scanned
 scores (probes learn from volumes, their scores of a case are averaged), best_quality (one volume, the one the store
 rates highest), first_visit (the volumes of a person's first visit, then the mean of their features). Both are named in
 the result. A person's label is that of the eyes that were scanned: of two that differ the worse one where labels have
-an order, the mean of a quantity; where classes have no order such a person is left out and counted.
+an order, the mean of a quantity; where classes have no order such a person is left out and counted. A volume that is in
+no split belongs to no eye's or person's case, and says nothing of a person's label.
 """
 
 from __future__ import annotations
@@ -84,14 +85,16 @@ def case_names(frame: pd.DataFrame, level: str) -> list[str]:
 
 
 def cases_of(frame: pd.DataFrame, level: str, several: str, visit_order: Mapping[str, float] | None = None) -> Cases:
-    """The cases of a table's volumes, under `several`.
+    """The cases of a table's volumes, under `several`; of eyes and people those that have a volume in a split.
 
+    People have one split (`labels.check_people`), so a case's volumes do, too, once those without one are out of it.
     Raises UsageError: an unknown level or rule, visits whose order nobody said, no quality to choose by.
     """
     check_protocol(level, several)
-    chosen = np.arange(len(frame))
+    kept = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")
+    chosen = kept
     if several == "first_visit":
-        chosen = _of_first_visit(frame, visit_order)
+        chosen = kept[_of_first_visit(frame.iloc[kept], visit_order)]
     names = np.array(case_names(frame.iloc[chosen], level))
     order = np.argsort(names, kind="stable")
     cases, starts = np.unique(names[order], return_index=True)
@@ -101,16 +104,18 @@ def cases_of(frame: pd.DataFrame, level: str, several: str, visit_order: Mapping
         cases, members = names, [np.array([row]) for row in chosen]
     if several == "best_quality" and level != "volume":
         members = [_best(frame, rows) for rows in members]
-    one_eye = frame[frame["eye"] != ""].groupby("person_id")["eye"].nunique()
+    known = frame.iloc[kept]
+    one_eye = known[known["eye"] != ""].groupby("person_id")["eye"].nunique()
     about = {
         "level": level,
         "several": several,
         "cases": len(cases),
         "volumes": len(frame),
         "volumes_used": int(sum(map(len, members))),
-        "people": int(frame["person_id"].nunique()),
+        "volumes_in_no_split": len(frame) - len(kept),
+        "people": int(known["person_id"].nunique()),
         "people_with_one_eye": int((one_eye == 1).sum()),
-        "volumes_of_unknown_eye": int((frame["eye"] == "").sum()),
+        "volumes_of_unknown_eye": int((known["eye"] == "").sum()),
         "text": "a case is a volume"
         if level == "volume"
         else f"a case is a{'n' * (level == 'eye')} {level}: " + _SAID[several],
@@ -176,10 +181,12 @@ def _merged(table: Embeddings, members: list[np.ndarray], frame: pd.DataFrame) -
 def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str) -> tuple[LabelTable, str, list[str]]:
     """The labels of `target` by person (eye ""), from the scanned eyes; the task they are; notes on eyes that differ.
 
+    Scanned are eyes of which a volume is in a split.
     Raises UsageError as `task_of`.
     """
     found = labels.values[target]
     by_person: dict[str, dict[str, str]] = {}
+    frame = frame[frame["split"] != ""]
     for person, eye in zip(frame["person_id"], frame["eye"], strict=True):
         if (person, eye) in found:
             by_person.setdefault(person, {})[eye] = found[person, eye]
