@@ -1,7 +1,7 @@
 """How often do 95 % intervals hold the truth? Studies of people with two eyes each are simulated, whose truth is known.
 
 `python benchmarks/coverage.py` prints, for each number of test people and each figure, the share of simulated studies
-whose interval holds the true figure: ours (Student's, on the logit scale for shares), plain percentiles, and BCa
+whose interval holds the true figure: ours (Student's, on the figure's scale), plain percentiles, and BCa
 (Efron 1987) of the same resamples. A study without an interval is counted as missed and told apart. The figures in
 docs/statistics.md are its output.
 """
@@ -17,8 +17,10 @@ from scipy.stats import norm
 
 from octjepa.evaluate.intervals import Draws, Estimate, paired_difference
 from octjepa.evaluate.metrics import Predictions, measure
+from octjepa.evaluate.scales import scale_of
 
-FIGURES = ("auroc", "balanced_accuracy", "r2", "paired auroc")
+FIGURES = ("auroc", "balanced_accuracy", "r2", "mean_absolute_error", "paired auroc")
+OF_QUANTITY = ("r2", "mean_absolute_error")
 KINDS = ("ours", "percentile", "bca")
 SHARE_SICK = 0.3
 _TRUTH_PEOPLE = 400_000
@@ -62,7 +64,7 @@ def figures_of(one: Study, weights: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "auroc": first,
         "balanced_accuracy": measure("balanced_accuracy", one.first, weights),
-        "r2": measure("r2", one.quantity, weights),
+        **{name: measure(name, one.quantity, weights) for name in OF_QUANTITY},
         "paired auroc": first - measure("auroc", one.second, weights),
     }
 
@@ -119,13 +121,13 @@ def _ours(name: str, one: Study, draws: Draws, ids: list[str]) -> tuple[Estimate
         paired = paired_difference(ours, reference)
         apart = Estimate(paired.difference, ours.samples - reference.samples, ours.n, ours.n_people, "", draws.id)
         return apart, (paired.low, paired.high)
-    found = _estimate(name, one.quantity if name == "r2" else one.first, draws, ids)
+    found = _estimate(name, one.quantity if name in OF_QUANTITY else one.first, draws, ids)
     interval = found.interval()
     return found, (interval.low, interval.high)
 
 
 def _estimate(metric: str, said: Predictions, draws: Draws, ids: list[str]) -> Estimate:
-    return draws.estimate(lambda weights: measure(metric, said, weights), ids, "")
+    return draws.estimate(lambda weights: measure(metric, said, weights), ids, "", scale=scale_of(metric, said.scores))
 
 
 def main() -> None:

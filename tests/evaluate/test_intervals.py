@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import norm
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.intervals import LEAST_PEOPLE, Draws, Estimate, mean_estimate, paired_difference
-from octjepa.evaluate.metrics import Predictions, measure, weighted_auroc
+from octjepa.evaluate.intervals import LEAST_PEOPLE, Draws, Estimate, Interval, mean_estimate, paired_difference
+from octjepa.evaluate.metrics import Predictions, measure, value_of, weighted_auroc
+from octjepa.evaluate.scales import Scale, scale_of
 
 
 def _estimate(samples: list[float], value: float = 0.7, label_hash: str = "h", draws_id: str = "d") -> Estimate:
@@ -90,14 +91,52 @@ def test_no_interval_without_width_or_of_too_few_people() -> None:
 def test_an_interval_stays_within_shares_and_leaves_other_figures_alone() -> None:
     high = _estimate([0.9, 1.0, 0.95], 0.97).interval()
     assert 0 < high.low < 0.97 < high.high < 1
-    gain = Estimate(0.1, np.array([0.05, 0.1, 0.15]), 20, 10, "h", "d", signed=True).interval()
+    top = _estimate([0.9, 1.0, 0.95], 1.0).interval()
+    assert 0 < top.low < top.high == 1
+    gain = Estimate(0.1, np.array([0.05, 0.1, 0.15]), 20, 10, "h", "d", "difference").interval()
     assert gain.low < 0  # no resample is, and yet it may
     # R2: on log(1 - R2), longer towards the low side, never above 1. By hand: log 1.2, log 0.9, log 0.6.
-    r2 = _estimate([-0.2, 0.1, 0.4], 0.1).interval()
+    r2 = Estimate(0.1, np.array([-0.2, 0.1, 0.4]), 20, 10, "h", "d", "below_one").interval()
     factor = np.exp(2.2622 * np.std(np.log([1.2, 0.9, 0.6]), ddof=1) * np.sqrt(10 / 9))
     assert [r2.low, r2.high] == pytest.approx([1 - 0.9 * factor, 1 - 0.9 / factor], abs=1e-4)
-    years = _estimate([3.0, 4.0, 5.0], 4.0).interval()
-    assert years.high - 4 == pytest.approx(4 - years.low)
+    kappa = Estimate(0.8, np.array([0.6, 0.8, 1.0]), 20, 10, "h", "d", "below_one").interval()
+    assert kappa.low < 0.8 < kappa.high < 1  # a resample without an error has no logarithm
+    years = Estimate(4.0, np.array([3.0, 4.0, 5.0]), 20, 10, "h", "d", "error").interval()
+    assert years.high / 4 == pytest.approx(4 / years.low)
+
+
+@pytest.mark.parametrize("metric", ["mean_absolute_error", "r2"])
+def test_an_interval_does_not_depend_on_the_unit(metric: str) -> None:
+    rng = np.random.default_rng(0)
+    people = [str(index) for index in range(12)]
+    truth = rng.normal(size=12)
+    said = truth + np.abs(rng.normal(0, 0.5, 12))
+    found = {}
+    for unit, factor in (("mm", 1.0), ("um", 1000.0)):
+        of = Predictions(truth * factor, (said * factor)[:, None], (said * factor)[:, None])
+        scale = scale_of(metric, of.scores)
+        estimate = Draws(people, 300, 0).estimate(lambda w, of=of: measure(metric, of, w), people, "h", scale=scale)
+        interval = estimate.interval()
+        by = factor if metric == "mean_absolute_error" else 1.0
+        found[unit] = [estimate.value / by, interval.low / by, interval.high / by]
+    assert found["mm"] == pytest.approx(found["um"])
+    assert found["mm"][0] < 1  # as a share would be
+
+
+def test_r2_of_a_constant_is_never_said_to_be_above_zero() -> None:
+    people = [str(index) for index in range(10)]
+    truth = np.random.default_rng(0).normal(60, 5, 10)
+    said = np.full((10, 1), 61.0)
+    of = Predictions(truth, said, said)
+    draws = Draws(people, 500, 0)
+
+    def interval(scale: Scale) -> Interval:
+        return draws.estimate(lambda w: measure("r2", of, w), people, "h", scale=scale).interval()
+
+    assert interval("below_one").high > 0.05
+    scale = scale_of("r2", said)
+    assert (scale, interval(scale).high) == ("of_constant", 0)
+    assert interval(scale).low == interval("below_one").low < value_of("r2", of) < 0
 
 
 def test_a_p_value_says_what_its_interval_says() -> None:

@@ -17,6 +17,7 @@ from octjepa.evaluate.metrics import (
     value_of,
     weighted_auroc,
 )
+from octjepa.evaluate.scales import OF_METRIC
 
 
 def _predictions(classes: int, n: int = 90, seed: int = 0, ties: bool = True) -> Predictions:
@@ -140,6 +141,7 @@ def test_confusion_keeps_classes_that_are_never_said() -> None:
 
 def test_every_task_metric_is_known() -> None:
     assert {name for names in TASK_METRICS.values() for name in names} == set(METRICS)
+    assert {*METRICS, "brier"} == set(OF_METRIC)  # each names its interval's scale
 
 
 def test_quadratic_kappa_and_rank_error_are_scikit_learns() -> None:

@@ -2,9 +2,9 @@
 
 The two eyes and the repeated scans of a person are not independent, so whole people are drawn with replacement (cluster
 bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007). The interval is Student's: the figure plus and minus t standard
-errors, the error being the spread of the copies times sqrt(n / (n - 1)) and t that of n - 1 people; a figure between 0
-and 1 is moved to the logit scale for it, so that no interval leaves [0, 1], and R2 to log(1 - R2). Plain percentiles
-are too narrow for 30 people and fewer: `benchmarks/coverage.py` counts how often each kind holds the truth.
+errors, the error being the spread of the copies times sqrt(n / (n - 1)) and t that of n - 1 people; on the scale that
+follows from what the figure is (`scales`), so that no interval leaves what the figure can be. Plain percentiles are too
+narrow for 30 people and fewer: `benchmarks/coverage.py` counts how often each kind holds the truth.
 
 All figures of a run share one set of draws, which makes every difference between two rows a paired one. Before two rows
 are compared their label hashes must be equal: the same test volumes with the same labels. Probes are not refitted in a
@@ -23,6 +23,7 @@ from jaxtyping import Float
 
 from octjepa import keys
 from octjepa.errors import UsageError
+from octjepa.evaluate.scales import Scale, around, steepness
 
 LEVEL = 0.95
 # With fewer people even the wide interval holds the truth less than nine times in ten (benchmarks/coverage.py).
@@ -51,7 +52,7 @@ class Estimate:
     """A figure, its bootstrap copies, and what it was measured on.
 
     samples: the figure in every resample, NaN where it does not exist. n: volumes; n_people: people behind them.
-    signed: it is a difference or a gain, which may fall below 0 where no resample does.
+    scale: what the figure is by definition (`scales`).
     """
 
     value: float
@@ -60,10 +61,10 @@ class Estimate:
     n_people: int
     label_hash: str
     draws_id: str
-    signed: bool = False
+    scale: Scale = "share"
 
     def interval(self) -> Interval:
-        return student(self.value, self.samples, self.n_people, bounded=not self.signed)
+        return student(self.value, self.samples, self.n_people, self.scale)
 
     def figure(self) -> dict[str, Any]:
         """For JSON; None where the figure or an honest interval does not exist."""
@@ -112,13 +113,13 @@ class Draws:
         person_ids: Sequence[str],
         label_hash: str,
         centred: bool = False,
-        signed: bool = False,
+        scale: Scale = "share",
     ) -> Estimate:
         """`statistic` of weights [n, resamples] on n volumes whose people are `person_ids`, with its bootstrap copies.
 
         centred: shift the copies so that their mean is the value. For figures that grow with noise, such as a
         calibration error, every resample reads higher than the sample it is drawn from; the shift removes that bias.
-        signed: as in Estimate.
+        scale: as in Estimate.
         Raises UsageError if a person is not among those drawn.
         """
         place = {person: index for index, person in enumerate(self.people)}
@@ -133,7 +134,7 @@ class Draws:
         )
         if centred and np.isfinite(samples).any():
             samples = np.maximum(samples - np.nanmean(samples) + value, 0.0)
-        return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id, signed)
+        return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id, scale)
 
 
 def standard_error(samples: Float[np.ndarray, " resamples"], n_people: int) -> float | None:
@@ -153,13 +154,12 @@ def student(
     value: float,
     samples: Float[np.ndarray, " resamples"],
     n_people: int,
-    bounded: bool,
+    scale: Scale,
     more: Sequence[tuple[float, int]] = (),
 ) -> Interval:
-    """value +- t standard errors on the scale that fits what the copies are.
+    """value +- t standard errors on `scale`, by the delta method.
 
-    Differences (not `bounded`) and figures above 1 as they are; shares on the logit scale, by the delta method; figures
-    that end at 1 and may fall far below 0, such as R2, on that of log(1 - figure), whose copies have no long tail.
+    Of figures that end at 1 the copies themselves are moved there, where they have no long tail.
     more: (variance, degrees of freedom) of further sources of error of `value`, such as the seeds; they add up as
     squares, degrees of freedom by Welch and Satterthwaite.
     """
@@ -168,18 +168,12 @@ def student(
     error = standard_error(samples, n_people)
     if error is None or not np.isfinite(value):
         return Interval(None, None, undefined)
-    if bounded and 0 < value < 1 and defined.min() >= 0 and defined.max() <= 1:
-        steep = 1 / (value * (1 - value))
-        half = _half(steep * error, n_people, more, steep)
-        low, high = (1 / (1 + np.exp(-(np.log(value / (1 - value)) + side))) for side in (-half, half))
-    elif bounded and value < 1 and defined.min() < 0 and defined.max() < 1:
-        apart = standard_error(np.log(1 - defined), n_people) or 0.0  # as `error` exists, so does this
-        half = _half(apart, n_people, more, 1 / (1 - value))
-        low, high = (1 - (1 - value) * np.exp(side) for side in (half, -half))
-    else:
-        half = _half(error, n_people, more, 1.0)
-        low, high = value - half, value + half
-    return Interval(float(low), float(high), undefined)
+    steep = steepness(scale, value, defined)
+    apart = steep * error
+    if scale in ("below_one", "of_constant") and defined.max() < 1:
+        apart = standard_error(np.log(1 - defined), n_people) or apart
+    low, high = around(scale, value, defined, _half(apart, n_people, more, steep))
+    return Interval(low, high, undefined)
 
 
 def _half(error: float, n_people: int, more: Sequence[tuple[float, int]], steep: float) -> float:
@@ -231,7 +225,7 @@ def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
     if ours.draws_id != reference.draws_id:
         raise UsageError("the two rows were resampled with different draws: probe both in one run with one seed")
     difference, samples, people = ours.value - reference.value, ours.samples - reference.samples, ours.n_people
-    interval = student(difference, samples, people, bounded=False)
+    interval = student(difference, samples, people, "difference")
     p = None
     if interval.low is not None:
         error = standard_error(samples, people)

@@ -14,6 +14,7 @@ from octjepa.evaluate.intervals import Draws, Estimate, mean_estimate, paired_di
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.lineup import Named, twin
 from octjepa.evaluate.metrics import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
+from octjepa.evaluate.scales import scale_of
 from octjepa.evaluate.table import SPLITS
 from octjepa.evaluate.told import BASELINES, Told
 
@@ -95,7 +96,8 @@ def measured(
             def statistic(weights: np.ndarray, metric: str = metric, of: Predictions = predictions) -> np.ndarray:
                 return measure(metric, of, weights)
 
-            estimate = draws.estimate(statistic, people, target.label_hash, centred=metric == "ece")
+            scale = scale_of(metric, predictions.scores)
+            estimate = draws.estimate(statistic, people, target.label_hash, metric == "ece", scale)
             estimates[row, metric] = estimate
             if metric in wanted:
                 result.rows.append(_as_row(row, metric, estimate))

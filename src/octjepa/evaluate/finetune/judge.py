@@ -22,6 +22,7 @@ from octjepa.evaluate.lineup import feature_sets
 from octjepa.evaluate.metrics import Predictions
 from octjepa.evaluate.protocol import LEVELS, case_names
 from octjepa.evaluate.result import MACRO, Estimates, Predicted, ProbeResult, Row, add_macro, measured
+from octjepa.evaluate.scales import LOWER_IS_BETTER
 from octjepa.evaluate.space import prepare
 from octjepa.evaluate.table import Embeddings
 from octjepa.progress import bar
@@ -30,7 +31,6 @@ from octjepa.store.disk import write_atomic
 TUNED = "tuned"  # the probe of a tuned network's rows
 _BESIDE = (("untrained", "linear", POOL), ("histogram", "linear", "none"), ("covariates", "linear", "none"),
            ("majority", "constant", "none"))  # fmt: skip
-LOWER_IS_BETTER = {"ece", "mean_absolute_error", "mean_absolute_rank_error"}
 
 Scores = list[Float[np.ndarray, "n _"]]  # of each target, by its labelled volumes
 Shifts = list[Float[np.ndarray, " _"]]

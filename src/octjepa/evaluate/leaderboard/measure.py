@@ -15,6 +15,7 @@ from octjepa.evaluate.intervals import Draws, Estimate
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.leaderboard.choose import Option, Read
 from octjepa.evaluate.metrics import PRIMARY_METRIC, TASK_METRICS, Figures, Predictions, Weights, measure
+from octjepa.evaluate.scales import scale_of
 from octjepa.evaluate.statistics.calibration import brier
 from octjepa.evaluate.statistics.comparisons import benjamini_hochberg, holm
 from octjepa.evaluate.statistics.seeds import arms_difference, mean_over_seeds, recipe_interval, spread
@@ -65,7 +66,8 @@ class Arm:
         def statistic(weights: Weights) -> Figures:
             return brier(said, weights) if metric == "brier" else measure(metric, said, weights)
 
-        return self.draws.estimate(statistic, self.people, self.target.label_hash, centred=metric == "ece")
+        scale = scale_of(metric, said.scores)
+        return self.draws.estimate(statistic, self.people, self.target.label_hash, metric == "ece", scale)
 
 
 def _known(value: float) -> float | None:

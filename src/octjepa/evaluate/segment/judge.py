@@ -106,7 +106,9 @@ class Scores:
                         return _mean(dice(counts[:, which], weights))
                     return _mean(_weighed(errors[:, which, number - 1], weights))
 
-                self.estimates[name, metric, label] = self.draws.estimate(statistic, self.people, self.label_hash)
+                self.estimates[name, metric, label] = self.draws.estimate(
+                    statistic, self.people, self.label_hash, scale="share" if metric == "dice" else "error"
+                )
 
     def rows(self) -> list[dict[str, Any]]:
         """{name, metric, class, value, low, high, n, n_people, undefined}; None where a figure does not exist."""

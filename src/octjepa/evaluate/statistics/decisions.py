@@ -102,7 +102,7 @@ def decision_curve(
             treat_all = net_benefit(positive, everyone, weights, threshold)
             return net_benefit(positive, called, weights, threshold) - np.maximum(treat_all, 0)
 
-        found = draws.estimate(over_best, person_ids, "", signed=True)
+        found = draws.estimate(over_best, person_ids, "", scale="difference")
         interval = found.interval()
         ones = np.ones((len(positive), 1))
         rows.append(

@@ -66,7 +66,7 @@ def recipe_interval(estimates: Sequence[Estimate]) -> Interval:
     undefined = int((~np.isfinite(mean.samples)).sum())
     if len(estimates) < 2:
         return Interval(None, None, undefined)
-    return student(mean.value, mean.samples, mean.n_people, bounded=not mean.signed, more=[_of_seeds(estimates)])
+    return student(mean.value, mean.samples, mean.n_people, mean.scale, more=[_of_seeds(estimates)])
 
 
 def arms_difference(
@@ -86,7 +86,7 @@ def arms_difference(
     if error is None or len(ours) < 2 or len(reference) < 2:
         return paired, Interval(None, None, paired.undefined), None
     more = [_of_seeds(ours), _of_seeds(reference)]
-    interval = student(paired.difference, samples, first.n_people, bounded=False, more=more)
+    interval = student(paired.difference, samples, first.n_people, "difference", more=more)
     total, freedom = total_error(error, first.n_people, more)
     return paired, interval, float(2 * t.sf(abs(paired.difference) / total, freedom))
 

@@ -68,7 +68,7 @@ def leave_one_out(
             return measure(metric, with_it, weights) - measure(metric, without, weights)
 
         people = person_ids[test[here]].tolist()
-        found = draws.estimate(drop, people, "", signed=True)
+        found = draws.estimate(drop, people, "", scale="difference")
         interval = found.interval()
         once = np.ones((int(here.sum()), 1))
         rows.append(
@@ -92,7 +92,7 @@ def leave_one_out(
     if drops:
         people = person_ids[test].tolist()
         found = draws.estimate(
-            lambda weights: np.mean([one(weights) for one in drops], axis=0), people, "", signed=True
+            lambda weights: np.mean([one(weights) for one in drops], axis=0), people, "", scale="difference"
         )
         interval = found.interval()
         mean = {"drop": found.value, "low": interval.low, "high": interval.high, "groups": len(drops)}

@@ -13,6 +13,7 @@ import numpy as np
 
 from octjepa.evaluate.intervals import LEAST_PEOPLE, Draws, Estimate
 from octjepa.evaluate.metrics import Figures, Predictions, Weights, measure
+from octjepa.evaluate.scales import scale_of
 
 _Figure = Callable[[Weights], Figures]
 
@@ -57,7 +58,9 @@ def by_subgroup(
         def figure(weights: Weights, cut: Predictions = cut) -> Figures:
             return measure(metric, cut, weights)
 
-        estimate = draws.estimate(figure, people[inside].tolist(), f"{label_hash}\x1f{name}")
+        estimate = draws.estimate(
+            figure, people[inside].tolist(), f"{label_hash}\x1f{name}", scale=scale_of(metric, cut.scores)
+        )
         found[name] = estimate
 
         def part(weights: Weights, inside: np.ndarray = inside, figure: _Figure = figure) -> Figures:
