@@ -24,7 +24,7 @@ from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe
 from octjepa.recipe.learning import TrainRecipe
 from octjepa.store import Store, build_store
-from octjepa.train import loop
+from octjepa.train import loop, prepare
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views import masks
@@ -105,12 +105,12 @@ def other_masks(patch: pytest.MonkeyPatch) -> None:
 
 
 def longer_memory(patch: pytest.MonkeyPatch) -> None:
-    honest = loop.build_optimiser
+    honest = prepare.build_optimiser
 
     def build(model: VJEPA3D, recipe: TrainRecipe) -> torch.optim.AdamW:
         return honest(model, recipe.model_copy(update={"betas": (0.9, 0.99)}))
 
-    patch.setattr(loop, "build_optimiser", build)
+    patch.setattr(prepare, "build_optimiser", build)
 
 
 @pytest.mark.parametrize("change", [lighter_loss, faster_target, other_masks, longer_memory], ids=lambda f: f.__name__)

@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom: read a batch, forward, backward, agree, step, EMA, log, save.
+"""The training loop, from top to bottom: read a batch, forward, backward, agree, step, EMA, log, look, save.
 
 Everything random comes from the update number, so a run that goes on from a checkpoint computes what the
 uninterrupted one would have, bit for bit in fp32 on one machine.
@@ -7,45 +7,40 @@ uninterrupted one would have, bit for bit in fp32 on one machine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NoReturn
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.place import Place, name_of, place_of
+from octjepa.checkpoint.place import name_of
 from octjepa.errors import OctjepaError
-from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.disk import only_writer, write_json
-from octjepa.train.agreement import agree
+from octjepa.train.agreement import Word, agree
 from octjepa.train.alarms import FROZEN_AFTER, LEAK_CHECK_EVERY, TargetWatch, check_leak
-from octjepa.train.cohort import choose_cohort
 from octjepa.train.guard import IN_A_ROW, Guard
 from octjepa.train.health import Health
 from octjepa.train.memory import Fitting
 from octjepa.train.monitor import Audit, measure
-from octjepa.train.optimiser import build_optimiser, set_learning_rate
+from octjepa.train.optimiser import set_learning_rate
 from octjepa.train.pace import Pace
-from octjepa.train.preflight import batch_shares, check_compiler, check_same_run
-from octjepa.train.run_folder import SUMMARY, chunks_hash, data_hash, open_run, read_summary
-from octjepa.train.runtime import Runtime, joined
+from octjepa.train.prepare import Run, prepare
+from octjepa.train.run_folder import SUMMARY, read_summary
+from octjepa.train.runtime import joined
 from octjepa.train.saver import Saver, write_checkpoint
-from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
-from octjepa.train.signals import Interrupted, stop_request
-from octjepa.train.start import go_back, start_from
-from octjepa.train.tracking import open_record
+from octjepa.train.schedule import learning_rate, warmup_updates
+from octjepa.train.signals import Interrupted, StopRequest, stop_request
+from octjepa.train.start import go_back
+from octjepa.train.tracking import Record, open_record
 from octjepa.train.trail import Trail
 from octjepa.train.unread import Unread
-from octjepa.train.update import take_step
-from octjepa.train.validate import figures_of, judge, without_chance
-from octjepa.views.loader import Batch, training_batches
+from octjepa.train.update import Figures, take_step
+from octjepa.train.validate import figures_of, without_chance
+from octjepa.views.loader import Batch
 from octjepa.views.workers import deaths_told
 
 _log = logging.getLogger(__name__)
@@ -59,84 +54,81 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
     with deaths_told(), joined(recipe.train.precision) as runtime:
-        return _pretrain(recipe, store, out, resume, runtime)
+        run = prepare(recipe, store, out, resume, runtime)
+        if run.start.update == run.total:
+            finished = runtime.told(read_summary(out) if run.writes else None)
+            if finished is not None:
+                return dict(finished)
+        run.deal_and_compile()
+        return _train(run)
 
 
-def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> dict[str, Any]:
-    writes = runtime.rank == 0
-    shares = batch_shares(recipe, runtime.world)
-    cohort, stream = choose_cohort(store, recipe)
-    ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
-    seen = data_hash(store, ids), data_hash(store, held_out), chunks_hash(store, ids, recipe)
-    check_same_run(runtime, recipe, "-".join(one[:8] for one in seen))
-    judged_on = "val" if held_out else "train_fixed"
-    total = total_updates(recipe.train, len(ids))
-    lr_curve(recipe.train, total)
-    saves = None if recipe.checkpoint.dir is None else place_of(recipe.checkpoint.dir, within=out)
-    runtime.first(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
-    if writes:
-        cohort.tell()
-    if writes and not held_out:
-        _log.warning(
-            "%s holds nobody of split val: the figures of this run are of the training volumes", store.location
-        )
-    torch.manual_seed(recipe.train.seed)
-    model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-    optimiser = build_optimiser(model, recipe.train)
-    start = start_from(out, saves, store, ids, model, optimiser, recipe, runtime, resume)
-    first = start.update
-    if first == total and (finished := runtime.told(read_summary(out) if writes else None)) is not None:
-        return dict(finished)
-    if recipe.machine.parallel == "sharded" and runtime.world > 1:
-        from octjepa.train.sharding import shard  # half a second that few runs need
-
-        model, optimiser = shard(model, optimiser, recipe, runtime)
-        runtime.sharded = True
-    if recipe.machine.compile:
-        check_compiler(runtime.device)
-        model.compile_blocks()
-
-    judged = partial(judge, model, runtime, store, ids, held_out or ids)
+def _train(run: Run) -> dict[str, Any]:
+    """All updates that are left, the last judgement, the summary."""
+    recipe, start = run.recipe, run.start
     guard = Guard(recipe.train.spike_factor)
     guard.recall(start.lines)
-    stream.leave_out(start.left_out)
-    health = Health(recipe.objective.name, warmup_updates(recipe.train, total))
+    health = Health(recipe.objective.name, warmup_updates(recipe.train, run.total))
     health.recall(start.lines)
-    every = recipe.monitor.every_updates
-    audit = Audit.choose(store, recipe, held_out or ids, recipe.monitor.volumes) if every else None
-    watch, pace, unread = TargetWatch(model), Pace(recipe.train.global_batch), Unread(out, len(ids), start.lines)
-    fitting = Fitting(recipe, runtime, shares.micro)
-    saved = first
-
-    def batches_from(update: int) -> Iterator[Batch]:
-        return training_batches(stream, update, total, recipe.machine.loader_workers, runtime.rank, runtime.world)
-
     with (
-        only_writer(out) if writes else nullcontext(),
-        open_record(out, recipe, runtime.rank, keep_until=first) as journal,
+        only_writer(run.out) if run.writes else nullcontext(),
+        open_record(run.out, recipe, run.runtime.rank, keep_until=start.update) as journal,
         stop_request() as request,
         Saver() as saver,
-        bar("pretrain", total, "update", first) as progress,
-        Trail(journal, guard, health, progress, stream.names_of_update, start.skipped, runtime) as trail,
+        bar("pretrain", run.total, "update", start.update) as progress,
+        Trail(journal, guard, health, progress, run.stream.names_of_update, start.skipped, run.runtime) as trail,
     ):
+        training = _Training(run, guard, health, journal, request, saver, trail)
+        training.loop()
+        result, centred = training.last_judgement()
 
-        def save(done: int, score: float | None = None) -> None:
-            nonlocal saved
-            saved = done
-            if saves is None or not (writes or runtime.sharded):
-                return
-            tensors = state.snapshot(model, optimiser)
-            if writes:
-                prune = not guard.row  # the run may have to return to before a row of unfit updates
-                about = (recipe, trail.skipped, ids, score, journal, prune)
-                saver.start(partial(write_checkpoint, out, saves, done, tensors, *about))
+    if not run.writes:
+        return dict(run.runtime.told(None))
+    summary = {
+        "updates": run.total,
+        "judged_on": run.judged_on,
+        **figures_of(result),
+        "centred": figures_of(centred),
+        "rankme": result["rankme"],
+        "volumes": len(run.ids),
+        **training.pace.summary(),
+        "skipped_updates": trail.skipped,
+        "alarms": health.tripped,
+        "best": None if run.saves is None or (found := folder.best(run.saves)) is None else name_of(found),
+        "checkpoint": None
+        if recipe.checkpoint.dir is None
+        else f"{recipe.checkpoint.dir.rstrip('/')}/step-{run.total:08d}",
+    }
+    write_json(run.out / SUMMARY, summary)
+    return dict(run.runtime.told(summary))
 
+
+class _Training:
+    """The loop and what it does at some updates. Every rank takes every branch alike."""
+
+    def __init__(
+        self, run: Run, guard: Guard, health: Health, journal: Record, request: StopRequest, saver: Saver, trail: Trail
+    ) -> None:
+        self.run, self.guard, self.health, self.journal = run, guard, health, journal
+        self.request, self.saver, self.trail = request, saver, trail
+        recipe, start = run.recipe, run.start
+        looks = recipe.monitor.every_updates is not None
+        self.audit = Audit.choose(run.store, recipe, run.held_out or run.ids, recipe.monitor.volumes) if looks else None
+        self.watch = TargetWatch(run.model)
+        self.pace = Pace(recipe.train.global_batch)
+        self.unread = Unread(run.out, len(run.ids), start.lines)
+        self.fitting = Fitting(recipe, run.runtime, run.micro)
+        self.saved = start.update  # the newest update of which there is a checkpoint, or will be
+
+    def loop(self) -> None:
+        run, recipe, trail, journal = self.run, self.run.recipe, self.trail, self.journal
         batch: Batch | None = None
-        update, batches = first, batches_from(first)
-        while update < total:
+        update = first = run.start.update
+        batches = run.batches_from(update)
+        while update < run.total:
             missing: OctjepaError | None = None
             try:
-                with pace.waiting():
+                with self.pace.waiting():
                     batch = next(batches)
                 journal.show(update + 1, batch)
             except OctjepaError as error:
@@ -144,119 +136,140 @@ def _pretrain(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Ru
                     raise
                 missing = error  # ranks may wait for this one's part: the batch before takes its place, in vain
             if update == first or update % LEAK_CHECK_EVERY == 0:
-                check_leak(model, batch)
+                check_leak(run.model, batch)
+            figures, word = self.gradients(batch, update, missing is not None)
+            if figures is None or word.without:
+                self.end_without(update, missing)
 
-            while True:  # until the share of every rank fits into its memory
-                figures = fitting.try_batch(model, batch, update)
-                word = agree(
-                    runtime, figures is None, len(batch.unread), request.signal_number, saver.failed, batch.retried,
-                    missing is not None,
-                )  # fmt: skip
-                if word.without or (figures is not None and not word.memory):
-                    break
-                fitting.halve(model, update)
-
-            if word.without:  # on some rank: this update is taken by none
-                causes = runtime.gather([] if missing is None else [str(missing)])
-                trail.settle()
-                if update > saved and not trail.lost:
-                    save(update)
-                try:
-                    runtime.first(saver.wait)
-                except OctjepaError as error:  # a machine that lets nothing be read may let nothing be written
-                    raise OctjepaError(f"{causes[0]}; then {error}") from None
-                raise OctjepaError(f"{causes[0]}; {_ended(update, total, saves, saved)}")
-
-            assert figures is not None
-            rate = learning_rate(update, total, recipe.train)
-            m = momentum(update, total, recipe.objective.ema_base, recipe.objective.ema_final)
-            set_learning_rate(optimiser, rate)
-            figures = take_step(model, optimiser, figures, runtime, m, recipe.train.clip_norm, guard.limit(update))
-            done = update + 1
-            epoch = done * recipe.train.global_batch / len(ids)
-            line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
-            line |= pace.lap() | runtime.memory() | runtime.utilisation()
-            if word.unread:
-                line["unread"] = unread.note(batch.unread, runtime)
-            if word.retried:
-                line["retried"] = word.retried
-            trail.push(update, figures, line)
+            rate = learning_rate(update, run.total, recipe.train)
+            m = momentum(update, run.total, recipe.objective.ema_base, recipe.objective.ema_final)
+            set_learning_rate(run.optimiser, rate)
+            clip, limit = recipe.train.clip_norm, self.guard.limit(update)
+            figures = take_step(run.model, run.optimiser, figures, run.runtime, m, clip, limit)
+            trail.push(update, figures, self.line(update, rate, m, word, batch))
             if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
-                watch.check(model, m)
+                self.watch.check(run.model, m)
 
-            saving = _due(recipe.checkpoint.every_updates, done) or done == total or word.stop > 0
-            looking = audit is not None and (_due(every, done) or (saving and saves is not None))
-            judging = _due(recipe.validation.every_updates, done) and done < total
+            done = update + 1
+            saving = _due(recipe.checkpoint.every_updates, done) or done == run.total or word.stop > 0
+            looking = self.audit is not None and (
+                _due(recipe.monitor.every_updates, done) or (saving and run.saves is not None)
+            )
+            judging = _due(recipe.validation.every_updates, done) and done < run.total
             if saving or looking or judging:
                 trail.settle()
             if trail.lost:
-                runtime.first(saver.wait)
-                start = go_back(out, saves, model, optimiser, recipe, runtime, trail.unfit())
-                journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
-                trail.return_to(start.skipped)
-                saved = start.update
-                if runtime.sharded:
-                    raise OctjepaError(
-                        f"{IN_A_ROW} unfit updates in a row; go on from update {start.update} by --resume"
-                    )
-                stream.leave_out(start.left_out)
-                guard.recall(start.lines)
-                health.recall(start.lines)
-                update, batches = start.update, batches_from(start.update)
+                update = self.go_back(done)
+                batches = run.batches_from(update)
                 continue
-
             score = None
-            if audit is not None and looking:
-                seen = runtime.told(measure(model, runtime, audit, done))  # one judgement for all
-                alarms = health.judge(seen, done)
-                journal.write(done, _prefixed("monitor", seen) | ({"alarms": alarms} if alarms else {}))
-                for name, message in alarms.items():
-                    _log.warning("alarm %s at update %d: %s", name, done, message)
-                score = seen["layer_accuracy"] if done > health.warm else None
-                saving = saving or bool(alarms)  # a snapshot of the run as it was
+            if looking:
+                score, alarms = self.look(done)
+                saving = saving or alarms  # a snapshot of the run as it was
             if judging:
-                journal.write(done, _prefixed(judged_on, judged(recipe)))
+                journal.write(done, _prefixed(run.judged_on, run.judged(recipe)))
             if word.unsaved:
-                runtime.first(saver.wait)  # raises what the write ran into
+                run.runtime.first(self.saver.wait)  # raises what the write ran into
             if saving:
-                save(done, score)
-            if word.stop and done < total:
-                runtime.first(saver.wait)  # a launcher kills the others soon after one has ended
-                raise Interrupted(_ended(done, total, saves, saved), word.stop)
+                self.save(done, score)
+            if word.stop and done < run.total:
+                run.runtime.first(self.saver.wait)  # a launcher kills the others soon after one has ended
+                raise Interrupted(self.ended(done), word.stop)
             update = done
-        result, centred = judged(recipe), judged(without_chance(recipe))
-        if not any(f"{judged_on}_centred/loss" in line for line in start.lines):  # a kill after it, before the summary
-            journal.write(total, _prefixed(judged_on, result) | _prefixed(f"{judged_on}_centred", centred))
 
-    if not writes:
-        return dict(runtime.told(None))
-    summary = {
-        "updates": total,
-        "judged_on": judged_on,
-        **figures_of(result),
-        "centred": figures_of(centred),
-        "rankme": result["rankme"],
-        "volumes": len(ids),
-        **pace.summary(),
-        "skipped_updates": trail.skipped,
-        "alarms": health.tripped,
-        "best": None if saves is None or (found := folder.best(saves)) is None else name_of(found),
-        "checkpoint": None
-        if recipe.checkpoint.dir is None
-        else f"{recipe.checkpoint.dir.rstrip('/')}/step-{total:08d}",
-    }
-    write_json(out / SUMMARY, summary)
-    return dict(runtime.told(summary))
+    def gradients(self, batch: Batch, update: int, missing: bool) -> tuple[Figures | None, Word]:
+        """The gradients of the batch, in parts that fit into the memory of every rank, and what the ranks agreed on."""
+        while True:
+            figures = self.fitting.try_batch(self.run.model, batch, update)
+            word = agree(
+                self.run.runtime, figures is None, len(batch.unread), self.request.signal_number, self.saver.failed,
+                batch.retried, missing,
+            )  # fmt: skip
+            if word.without or (figures is not None and not word.memory):
+                return figures, word
+            self.fitting.halve(self.run.model, update)
 
+    def line(self, update: int, rate: float, m: float, word: Word, batch: Batch) -> dict[str, Any]:
+        """What the journal says of an update beside the figures of its step."""
+        epoch = (update + 1) * self.run.recipe.train.global_batch / len(self.run.ids)
+        line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
+        line |= self.pace.lap() | self.run.runtime.memory() | self.run.runtime.utilisation()
+        if word.unread:
+            line["unread"] = self.unread.note(batch.unread, self.run.runtime)
+        if word.retried:
+            line["retried"] = word.retried
+        return line
 
-def _ended(update: int, total: int, saves: Place | None, saved: int) -> str:
-    if saves is None:
-        kept = "nothing is kept of it, for checkpoint.dir is null"
-    elif saved == update:
-        kept = "its checkpoint is written. Go on with --resume."
-    else:
-        kept = "go on with --resume, from the checkpoint before."
-    return f"stopped after update {update} of {total}; {kept}"
+    def look(self, done: int) -> tuple[float | None, bool]:
+        """The monitor's figures and alarms: (the online probe's score, None in warm-up; whether an alarm went off)."""
+        assert self.audit is not None
+        run = self.run
+        seen = run.runtime.told(measure(run.model, run.runtime, self.audit, done))  # one judgement for all
+        alarms = self.health.judge(seen, done)
+        self.journal.write(done, _prefixed("monitor", seen) | ({"alarms": alarms} if alarms else {}))
+        for name, message in alarms.items():
+            _log.warning("alarm %s at update %d: %s", name, done, message)
+        return (seen["layer_accuracy"] if done > self.health.warm else None), bool(alarms)
+
+    def save(self, done: int, score: float | None = None) -> None:
+        """Starts a checkpoint of update `done`, to be written meanwhile."""
+        run = self.run
+        self.saved = done
+        if run.saves is None or not (run.writes or run.runtime.sharded):
+            return
+        tensors = state.snapshot(run.model, run.optimiser)
+        if run.writes:
+            prune = not self.guard.row  # the run may have to return to before a row of unfit updates
+            about = (run.recipe, self.trail.skipped, run.ids, score, self.journal, prune)
+            self.saver.start(partial(write_checkpoint, run.out, run.saves, done, tensors, *about))
+
+    def go_back(self, done: int) -> int:
+        """Too many unfit updates in a row: the checkpoint before them, their volumes left out; the update it is of."""
+        run, runtime = self.run, self.run.runtime
+        runtime.first(self.saver.wait)
+        unfit = self.trail.unfit()
+        start = go_back(run.out, run.saves, run.model, run.optimiser, run.recipe, runtime, unfit)
+        self.journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
+        self.trail.return_to(start.skipped)
+        self.saved = start.update
+        if runtime.sharded:
+            raise OctjepaError(f"{IN_A_ROW} unfit updates in a row; go on from update {start.update} by --resume")
+        run.stream.leave_out(start.left_out)
+        self.guard.recall(start.lines)
+        self.health.recall(start.lines)
+        return start.update
+
+    def end_without(self, update: int, missing: OctjepaError | None) -> NoReturn:
+        """Some rank has no batch: `update` is taken by none, and the run ends with a checkpoint and the cause."""
+        runtime = self.run.runtime
+        causes = runtime.gather([] if missing is None else [str(missing)])
+        self.trail.settle()
+        if update > self.saved and not self.trail.lost:
+            self.save(update)
+        try:
+            runtime.first(self.saver.wait)
+        except OctjepaError as error:  # a machine that lets nothing be read may let nothing be written
+            raise OctjepaError(f"{causes[0]}; then {error}") from None
+        raise OctjepaError(f"{causes[0]}; {self.ended(update)}")
+
+    def ended(self, update: int) -> str:
+        """How a run that stops after `update` goes on."""
+        if self.run.saves is None:
+            kept = "nothing is kept of it, for checkpoint.dir is null"
+        elif self.saved == update:
+            kept = "its checkpoint is written. Go on with --resume."
+        else:
+            kept = "go on with --resume, from the checkpoint before."
+        return f"stopped after update {update} of {self.run.total}; {kept}"
+
+    def last_judgement(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Figures on fixed samples as trained on, and with centred views."""
+        run = self.run
+        result, centred = run.judged(run.recipe), run.judged(without_chance(run.recipe))
+        name = run.judged_on
+        if not any(f"{name}_centred/loss" in line for line in run.start.lines):  # a kill after it, before the summary
+            self.journal.write(run.total, _prefixed(name, result) | _prefixed(f"{name}_centred", centred))
+        return result, centred
 
 
 def _due(every: int | None, done: int) -> bool:
