@@ -21,6 +21,7 @@ KINDS = {
     "different_labels": "Different test volumes",
     "few_to_choose_by": "Few people to choose by",
     "class_never_said": "Class never found",
+    "rare_class": "Class of few test people",
 }
 
 

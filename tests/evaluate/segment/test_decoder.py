@@ -90,6 +90,7 @@ def test_where_val_holds_no_class_nothing_is_chosen(encoder: PretrainedEncoder) 
     _, penalty, found = solve(of_encoder(encoder), read["train"], read["val"], PRIOR, RECIPE)
     assert (penalty, found) == (PENALTIES[1], None)
     assert mean_of_classes(np.array([[2.0, 4, 4], [0, 0, 0]])) == 0.5  # the second class is neither there nor said
+    assert mean_of_classes(np.array([[2.0, 4, 4], [0, 1, 0]])) == 0.5  # said, but not there: no other set of classes
     assert mean_of_classes(np.array([[0.0, 4, 0], [0, 0, 0]])) is None
 
 

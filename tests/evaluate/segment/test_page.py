@@ -12,7 +12,7 @@ import pytest
 
 from command_line import call
 from octjepa.evaluate.segment.cohort import LabelledVolumes
-from octjepa.evaluate.segment.fit import _tell_never_said
+from octjepa.evaluate.segment.fit import _tell_classes
 from octjepa.evaluate.segment.folder import load_head
 from octjepa.evaluate.segment.judge import Judged
 from octjepa.evaluate.segment.pictures import fullest, typical_and_worst
@@ -109,7 +109,7 @@ def test_a_class_that_is_never_said_though_it_is_there_is_a_fault() -> None:
     nothing = np.zeros((3, 9))
     one = Judged(said_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
     told = Told()
-    _tell_never_said("small", [one, one], ("band", "fluid", "hole"), told)
+    _tell_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
     assert told.faults == [
         {"kind": "class_never_said", "what": "small says fluid of no voxel of the test scans, which hold it"}
     ]

@@ -30,7 +30,6 @@ def dice(
 
 
 def mean_of_classes(counts: Float[np.ndarray, "classes 3"]) -> float | None:
-    """Mean Dice of the classes that are there or said; None where the truth holds none: nothing can be told apart."""
-    if not counts[:, 2].any():
-        return None
-    return float(np.nanmean(dice(counts[None])[:, 0]))
+    """Mean Dice of the classes that the truth holds; None where it holds none: nothing can be told apart."""
+    held = counts[:, 2] > 0
+    return float(dice(counts[None, held])[:, 0].mean()) if held.any() else None

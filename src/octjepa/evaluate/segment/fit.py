@@ -22,13 +22,13 @@ from octjepa.config import science_hash
 from octjepa.errors import UsageError
 from octjepa.evaluate.embed import refuse_another_contract
 from octjepa.evaluate.embed_part import weights_hash
-from octjepa.evaluate.intervals import Draws, paired_difference
+from octjepa.evaluate.intervals import LEAST_PEOPLE, Draws, paired_difference
 from octjepa.evaluate.seen import leaked_people, trained_from
 from octjepa.evaluate.segment import decoder
 from octjepa.evaluate.segment.cohort import LabelledVolumes, NativeLabels
 from octjepa.evaluate.segment.figure import draw_thickness
 from octjepa.evaluate.segment.folder import RESULTS, Head, is_head, save_head
-from octjepa.evaluate.segment.judge import Judged, Scores, judge
+from octjepa.evaluate.segment.judge import Judged, Scores, judge, people_with
 from octjepa.evaluate.segment.linear import solve
 from octjepa.evaluate.segment.pictures import BSCANS, write_bscans
 from octjepa.evaluate.segment.prior import Prior
@@ -95,7 +95,7 @@ def segment_store(
     say = {**{name: head.scores for name, head in heads.items()}, "place_prior": _blind(prior)}
     scores, judged, abouts = _judge(say, cohort, settings)
     ours = judged[encoder.name]
-    _tell_never_said(encoder.name, ours, cohort.classes, found)
+    _tell_classes(encoder.name, ours, cohort.classes, scores.people, found)
     out.mkdir(parents=True, exist_ok=True)
     _write_etdrs(out / "etdrs.tsv", cohort, ours, abouts)
     picture = _draw(out / "thickness.svg", cohort, ours[0], abouts[0])
@@ -179,11 +179,30 @@ def _judge(
     return scores, judged, abouts
 
 
-def _tell_never_said(name: str, judged: Sequence[Judged], classes: Sequence[str], found: Told) -> None:
-    _, said, true = np.sum([one.counts for one in judged], axis=0).T
-    for label, volume_said, volume_true in zip(classes, said, true, strict=True):
-        if volume_true and not volume_said:
+def _tell_classes(
+    name: str, judged: Sequence[Judged], classes: Sequence[str], people: Sequence[str], found: Told
+) -> None:
+    """Classes that the test scans hold and nobody finds, that too few people have, and that no test scan holds."""
+    counts = np.stack([one.counts for one in judged])
+    held, everybody = counts[:, :, 2].sum(axis=0) > 0, len(set(people))
+    for place, label in enumerate(classes):
+        said_mm3, few = float(counts[:, place, 1].sum()), people_with(people, counts[:, [place], 2])
+        if not held[place]:
+            found.note(
+                f"{label}: no test scan holds it, so the means leave it out; {name} says it of {said_mm3:.3g} mm3"
+            )
+            continue
+        if not said_mm3:
             found.fault("class_never_said", f"{name} says {label} of no voxel of the test scans, which hold it")
+        if few < LEAST_PEOPLE <= everybody:
+            text = (
+                f"{label}: {few} of {everybody} test people have it, fewer than the {LEAST_PEOPLE} that an interval "
+                "needs: its rows have none"
+            )
+            if held.sum() == 1:
+                found.note(text)
+            else:
+                found.fault("rare_class", f"{text}, and that of the means hangs on whether these people are drawn")
 
 
 def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:

@@ -4,6 +4,10 @@ dice: voxels of the scan's own grid, weighed by their volume, all scans of a cla
 volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid, mean over
 the scans where both are there. thickness_error_um: mean over A-scans of the absolute difference; etdrs_error_um: of the
 nine sectors' means.
+
+Means run over the classes that the truth of the test set holds, of a resample over those that its truth holds: the same
+classes for every row, so that a difference compares like with like. What a head says of a class that no test scan holds
+stands in that class's own rows.
 """
 
 from __future__ import annotations
@@ -11,13 +15,14 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from octjepa.evaluate.intervals import Draws, Estimate
+from octjepa.evaluate.scales import Scale
 from octjepa.evaluate.segment.cohort import NativeLabels
 from octjepa.evaluate.segment.counts import counted, dice
 from octjepa.evaluate.segment.decoder import monai
@@ -95,20 +100,28 @@ class Scores:
         self.estimates: dict[tuple[str, str, str], Estimate] = {}
 
     def add(self, name: str, judged: Sequence[Judged]) -> None:
-        """All metrics of a row, by class, and over the classes that have one ("mean")."""
+        """All metrics of a row, by class, and over the classes that the truth holds ("mean").
+
+        The people of an estimate are those whose truth holds the class, or any.
+        """
         counts, errors = np.stack([one.counts for one in judged]), np.stack([one.errors for one in judged])
+        true = counts[:, :, 2]
+        held = np.flatnonzero(true.any(axis=0))
         for number, metric in enumerate(METRICS):
             for place, label in enumerate([*self.classes, "mean"]):
-                which = slice(None) if label == "mean" else slice(place, place + 1)
+                which = held if label == "mean" else np.array([place])
 
-                def statistic(weights: np.ndarray, number: int = number, which: slice = which) -> np.ndarray:
+                def statistic(weights: np.ndarray, number: int = number, which: np.ndarray = which) -> np.ndarray:
                     if number == 0:
-                        return _mean(dice(counts[:, which], weights))
-                    return _mean(_weighed(errors[:, which, number - 1], weights))
+                        figures = dice(counts[:, which], weights)
+                    else:
+                        figures = _weighed(errors[:, which, number - 1], weights)
+                    drawn = true[:, which].T @ weights > 0
+                    return _mean(figures, drawn) if np.isin(which, held).all() else figures[0]
 
-                self.estimates[name, metric, label] = self.draws.estimate(
-                    statistic, self.people, self.label_hash, scale="share" if metric == "dice" else "error"
-                )
+                scale: Scale = "share" if metric == "dice" else "error"
+                found = self.draws.estimate(statistic, self.people, self.label_hash, scale=scale)
+                self.estimates[name, metric, label] = replace(found, n_people=people_with(self.people, true[:, which]))
 
     def rows(self) -> list[dict[str, Any]]:
         """{name, metric, class, value, low, high, n, n_people, undefined}; None where a figure does not exist."""
@@ -130,8 +143,14 @@ def _weighed(
     return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
 
 
-def _mean(parts: Float[np.ndarray, "K resamples"]) -> Float[np.ndarray, " resamples"]:
-    """Over the classes that exist in a resample."""
-    known = np.isfinite(parts)
-    total = np.where(known, parts, 0).sum(axis=0)
-    return np.divide(total, known.sum(axis=0), out=np.full(parts.shape[1], np.nan), where=known.any(axis=0))
+def _mean(
+    parts: Float[np.ndarray, "K resamples"], drawn: Bool[np.ndarray, "K resamples"]
+) -> Float[np.ndarray, " resamples"]:
+    """Over the classes that a resample's truth holds; NaN where it holds none, or one of them has no figure."""
+    total = np.where(drawn, parts, 0).sum(axis=0)
+    return np.divide(total, drawn.sum(axis=0), out=np.full(parts.shape[1], np.nan), where=drawn.any(axis=0))
+
+
+def people_with(people: Sequence[str], true: Float[np.ndarray, "volumes K"]) -> int:
+    """How many have a scan whose truth holds any of the classes."""
+    return len({person for person, has in zip(people, true.sum(axis=1), strict=True) if has})
