@@ -112,6 +112,12 @@ def test_a_class_missing_from_the_test_set_is_left_out_of_the_mean() -> None:
     assert value_of("auroc_ovr", fewer) == pytest.approx(expected, abs=1e-12)
     expected = np.mean([(fewer.decided()[fewer.truth == c] == c).mean() for c in range(3)])
     assert value_of("balanced_accuracy", fewer) == pytest.approx(expected, abs=1e-12)
+    assert (fewer.decided() == 3).any()  # falsely called: a miss of the true class, and no class of its own
+    expected = sk.f1_score(fewer.truth, fewer.decided(), labels=[0, 1, 2], average="macro")
+    assert value_of("f1_macro", fewer) == pytest.approx(expected, abs=1e-12)
+    perfect = np.eye(4)[fewer.truth]
+    right = Predictions(fewer.truth, perfect, perfect)
+    assert value_of("f1_macro", right) == sk.f1_score(fewer.truth, perfect.argmax(axis=1), average="macro") == 1
 
 
 def test_ece_against_a_plain_loop_and_known_cases() -> None:

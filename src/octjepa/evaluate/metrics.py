@@ -122,8 +122,13 @@ def _balanced_accuracy(predictions: Predictions, weights: Weights) -> Figures:
 
 
 def _f1_macro(predictions: Predictions, weights: Weights) -> Figures:
+    """Over the classes that the test set holds, as scikit-learn's with `labels` set to these.
+
+    A false call of a class that it lacks is a miss of the true class, and no class of its own.
+    """
     hits, truth, decided = _per_class_hits(predictions, weights)
-    return np.nan_to_num(_ratio(2 * hits, truth + decided)).mean(axis=0)
+    present = np.isin(np.arange(len(truth)), predictions.truth)
+    return np.nan_to_num(_ratio(2 * hits, truth + decided))[present].mean(axis=0)
 
 
 def _over_classes(curve: Callable[..., Figures]) -> Callable[[Predictions, Weights], Figures]:
