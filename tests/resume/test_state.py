@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,15 +192,13 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_last_ctrl_c_leaves_even_a_checkpoint_that_is_being_written() -> None:
+def test_ctrl_c_where_nobody_takes_it_leaves_even_a_checkpoint_that_is_being_written() -> None:
     child = subprocess.Popen([sys.executable, "-c", _WRITER], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
-    for _ in range(2):
-        child.send_signal(signal.SIGINT)
-        time.sleep(1)
+    child.send_signal(signal.SIGINT)
     try:
-        assert child.wait(timeout=20) == 130
+        assert child.wait(timeout=30) == 130
     finally:
         child.kill()
         child.stdout.close()

@@ -60,9 +60,9 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.wait()
-        elif self._thread is not None:
-            # The run ends for another reason; what was being written is finished all the same, unless Ctrl-C says
-            # otherwise: a daemon's thread does not keep the process.
+        elif self._thread is not None and not issubclass(kind, KeyboardInterrupt):
+            # The run ends for another reason, and what was being written is finished all the same. Ctrl-C ends it at
+            # once: a daemon's thread does not keep the process, and half a checkpoint is none.
             self._thread.join()
 
 

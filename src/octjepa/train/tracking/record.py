@@ -79,6 +79,8 @@ class Record:
             self._journal.__exit__(kind, *error)
         for channel in self._channels:
             channel.end(finished=kind is None)
+        if kind is not None and issubclass(kind, KeyboardInterrupt):  # at once
+            return
         until = time.monotonic() + _SECONDS_AT_THE_END
         for channel in self._channels:
             channel.wait(until - time.monotonic())
