@@ -33,6 +33,17 @@ def test_groups_and_the_scaled_figure_by_hand() -> None:
     assert found.left_out == {}
 
 
+@pytest.mark.parametrize("metric", ["r2", "quadratic_kappa", "mean_absolute_error", "ece"])
+def test_figures_that_inequality_could_flatter_are_not_scaled(metric: str) -> None:
+    """R2 of -1.4 in unequal groups, divided by how unequal, would look better than -1.7 in equal ones."""
+    said, group, people = _made()
+    if metric in ("r2", "mean_absolute_error"):
+        said = Predictions(said.truth.astype(float), said.scores[:, 1:], said.scores[:, 1:])
+    found = by_subgroup(metric, said, group, Draws(people, 20, 0), people, "h")
+    assert set(found.groups) == {"a", "b"}
+    assert found.scaled is None
+
+
 def test_groups_that_cannot_be_measured_are_named() -> None:
     said, group, people = _made()
     group = group.astype("<U9")

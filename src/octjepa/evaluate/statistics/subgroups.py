@@ -13,7 +13,7 @@ import numpy as np
 
 from octjepa.evaluate.intervals import LEAST_PEOPLE, Draws, Estimate
 from octjepa.evaluate.metrics import Figures, Predictions, Weights, measure
-from octjepa.evaluate.scales import scale_of
+from octjepa.evaluate.scales import LOWER_IS_BETTER, OF_METRIC, scale_of
 
 _Figure = Callable[[Weights], Figures]
 
@@ -35,8 +35,10 @@ def by_subgroup(
 ) -> BySubgroup:
     """`metric` within every group of test volumes ("" is a group of its own, "unknown").
 
-    scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other figures of 0..1 the
-    same scaling of them. It is resampled jointly; a resample in which a group has no figure is undefined.
+    scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
+    better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
+    unequal it is would make unequal groups look better. It is resampled jointly; a resample in which a group has no
+    figure is undefined.
     """
     names = np.array([str(group) or "unknown" for group in groups])
     people = np.array(person_ids)
@@ -68,7 +70,7 @@ def by_subgroup(
 
         parts.append(part)
     scaled = None
-    if len(found) > 1:
+    if len(found) > 1 and OF_METRIC[metric] == "share" and metric not in LOWER_IS_BETTER:
 
         def equity(weights: Weights) -> Figures:
             overall = measure(metric, predictions, weights)
