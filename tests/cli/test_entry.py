@@ -44,6 +44,15 @@ def test_every_option_of_every_verb_is_used() -> None:
     assert unused == []
 
 
+def test_the_line_of_every_verb_in_help_is_a_whole_sentence() -> None:
+    """Rich cuts what does not fit 80 columns; a verb's first sentence must, beside the longest name."""
+    from command_line import call
+
+    lines = call("--help").out.partition("Commands:")[2].strip().splitlines()
+    assert len(lines) > 15
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_it_runs_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["octjepa", "--version"])
     with pytest.raises(SystemExit) as ended:

@@ -34,7 +34,7 @@ def embed(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A vector for every volume of a store, keyed to person, eye and content. Goes on where it was stopped."""
+    """Writes a vector for every volume of a store. Keyed to person, eye and content; goes on where it was stopped."""
     from octjepa.evaluate.embed import embed_store
     from octjepa.evaluate.pools import DEFAULT
     from octjepa.store import Store
@@ -75,7 +75,7 @@ def probe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Frozen probes with person-bootstrap intervals, always beside baselines that know nothing."""
+    """Reads labels from frozen features. Intervals are over people; baselines that know nothing stand beside."""
     from octjepa.evaluate.probe import DEFAULT, run_probes
     from octjepa.evaluate.protocol import read_visit_order
     from octjepa.evaluate.table import read_embeddings
@@ -123,7 +123,9 @@ def leaderboard(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Encoders side by side: validation chooses, the test set is read once, differences are paired and corrected."""
+    """Compares encoders side by side. Validation chooses, the test set is read once, differences are paired and
+    corrected.
+    """
     from octjepa.evaluate.leaderboard.board import run_board
     from octjepa.evaluate.leaderboard.choose import DEFAULT
     from octjepa.evaluate.leaderboard.page import ready, write_board
@@ -151,7 +153,7 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained HTML page of what was read, trained and found."""
+    """Writes one HTML page of the results. It stands alone: what was read, trained and found."""
     from octjepa.report import write_report
 
     set_quiet(quiet)

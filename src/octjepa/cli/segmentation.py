@@ -33,7 +33,7 @@ def segment(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Layers and lesions: makes and judges a head on an encoder, or applies one to whole scans."""
+    """Segments layers and lesions. Makes and judges a head on an encoder, or applies one to whole scans."""
     from octjepa.evaluate.segment.folder import is_head
 
     set_quiet(quiet)

@@ -30,7 +30,7 @@ def finetune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tunes an encoder to labels in stages, and judges it beside itself frozen. Runs under torchrun unchanged."""
+    """Tunes an encoder to labels. In stages, and judged beside itself frozen; runs under torchrun unchanged."""
     from octjepa.evaluate.finetune.fit import finetune_store
     from octjepa.evaluate.finetune.settings import load_settings
     from octjepa.store import Store
