@@ -24,12 +24,14 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
     """`kind` and what that kind knows of itself.
 
     Kinds: volume, rejected, source, store, run (of pretraining), fine-tuning, segmentation (a head), checkpoint.
+    The name of an encoder that comes with the package is a checkpoint.
 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
     `spacing_mm` (slice, row, column) goes before what a scan's file says. With `verify` every chunk of a store is read
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
     Raises UsageError when nothing is there, or nothing known; CheckpointError for damaged weights.
     """
+    from octjepa.checkpoint.shipped import shipped, shipped_names
     from octjepa.ingest import describe_file
     from octjepa.ingest.audit import audit
     from octjepa.ingest.formats import recognise
@@ -37,9 +39,14 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
 
     if is_remote(path):
         return _describe_remote(str(path), spacing_mm, verify)
+    if shipped(path) is not None:
+        return _checkpoint(path)
     path = Path(path)
     if not path.exists():
-        raise UsageError(f"nothing at {path}: give a scan file, a store, a run or a checkpoint")
+        raise UsageError(
+            f"nothing at {path}: give a scan file, a store, a run or a checkpoint, or the name of an encoder of the "
+            f"package ({', '.join(shipped_names())})"
+        )
     if path.is_file() and is_archive(path.name):
         raise UsageError(f"{path} is an archive: {how_to_expand(path.name)}")
     if path.is_file() and path.suffix.lower() in _LISTS:

@@ -29,6 +29,16 @@ def test_a_split_is_written_and_told_without_ids(store: Path) -> None:
     assert "1001" not in outcome.out + outcome.err
 
 
+def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
+    found = call("inspect", "phantom-tiny", "--json")
+    assert (found.json["kind"], found.json["recipe"], found.json["dim"]) == ("checkpoint", "phantom-tiny", 192)
+    assert "of the package (phantom-tiny)" in call("inspect", "phantom-tine").err
+    dealt = call("split", store, "--deal-rest", "--against", "phantom-tiny", "--json")
+    assert dealt.code == 0, dealt.err
+    assert dealt.json["leaks"] == []  # no eye of this store was drawn for it
+    assert "of the package (phantom-tiny)" in call("split", store, "--deal-rest", "--against", "phantom-tine").err
+
+
 def test_people_without_a_recommendation_are_told_of_and_can_be_dealt(store: Path) -> None:
     refused = call("split", store)
     assert (refused.code, "--deal-rest" in refused.err) == (2, True)

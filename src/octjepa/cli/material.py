@@ -134,15 +134,13 @@ def ingest(
 
 @app.command()
 def inspect(
-    path: Annotated[
-        str, typer.Argument(help="A scan file, a store, a run, a checkpoint or its name; gs:// and s3://, too.")
-    ],
+    path: Annotated[str, typer.Argument(help="A scan file, a store, a run, a checkpoint; gs:// and s3://, too.")],
     verify: Annotated[bool, typer.Option("--verify", help="Of a store: read every volume, list damaged ones.")] = False,
     spacing: Spacing = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Says what a path is. A scan, store, run or checkpoint, or the name of a shipped encoder; and whether it is usable."""
+    """Says what a file, store, run or checkpoint is. The name of a shipped encoder is one, too."""
     from octjepa.ingest.reader import parse_spacing
     from octjepa.inspection import describe
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.place import Place, holds, place_of
+from octjepa.checkpoint.shipped import shipped, shipped_names
 from octjepa.errors import UsageError
 from octjepa.store import Store
 from octjepa.store.leaks import Trained, seen_in_pretraining
@@ -24,10 +25,13 @@ def check_against(store: Store, source: str | Path) -> dict[str, Any]:
 
 
 def trained_by(source: str | Path) -> Trained:
-    """`source`: a store (its training people), a run, a checkpoint or a weights file."""
-    place = place_of(source)
+    """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
+    place = shipped(source) or place_of(source)
     if isinstance(place, Path) and not place.exists():
-        raise UsageError(f"nothing at {source}: give --against a run, a checkpoint, a weights file or a store")
+        raise UsageError(
+            f"nothing at {source}: give --against a run, a checkpoint, a weights file, a store, or the name of an "
+            f"encoder of the package ({', '.join(shipped_names())})"
+        )
     if holds(place, "store.json"):
         table = Store.open(source).table
         rows = table[table["split"] == "train"]
