@@ -7,7 +7,7 @@ import pytest
 
 from octjepa.evaluate.intervals import Draws, paired_difference
 from octjepa.evaluate.segment.fit import _tell_classes
-from octjepa.evaluate.segment.judge import Judged, Scores
+from octjepa.evaluate.segment.judge import METRICS, Judged, Scores
 from octjepa.evaluate.told import Told
 
 PEOPLE = [str(number) for number in range(8)]
@@ -61,6 +61,8 @@ def test_both_sides_of_a_pair_average_the_classes_that_the_resamples_truth_holds
     assert scores.estimates["misses", "hd95_mm", "common"].value == pytest.approx(FAR_MM)
     assert np.isnan(scores.estimates["misses", "hd95_mm", "mean"].value)  # missing a class shortens no distance
     assert scores.estimates["finds", "hd95_mm", "mean"].value == pytest.approx(FAR_MM)
+    scales = {metric: estimate.scale for (_, metric, _), estimate in scores.estimates.items()}
+    assert scales == {"dice": "share", **dict.fromkeys(METRICS[1:], "error")}  # so that mm and um read alike
 
 
 def test_a_class_of_few_people_has_no_interval_and_is_a_fault() -> None:
