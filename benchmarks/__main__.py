@@ -1,6 +1,6 @@
 """`make bench`: which scripts measure what, a line each; with a name, runs that one.
 
-    python -m benchmarks [NAME [ARGUMENT...]]
+python -m benchmarks [NAME [ARGUMENT...]]
 """
 
 from __future__ import annotations

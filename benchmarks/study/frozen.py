@@ -18,6 +18,7 @@ from octjepa.evaluate import heads
 from octjepa.evaluate.intervals import Draws
 from octjepa.evaluate.labels import Target
 from octjepa.evaluate.metrics import Predictions, measure, weighted_auroc
+from octjepa.evaluate.scales import Scale
 from octjepa.phantom import LESIONS
 
 from .cohort import Eyes
@@ -53,9 +54,15 @@ class Bench:
         """Of the test volumes."""
         return self.eyes.labels[self.test, lesion]
 
-    def estimate(self, metric: str, statistic: Callable[[np.ndarray], np.ndarray], centred: bool = False) -> None:
+    def estimate(
+        self,
+        metric: str,
+        statistic: Callable[[np.ndarray], np.ndarray],
+        centred: bool = False,
+        scale: Scale = "share",
+    ) -> None:
         """Says a figure of the test volumes with its interval; `statistic` takes weights [test, resamples]."""
-        found = self.draws.estimate(statistic, self.eyes.people[self.test].tolist(), metric, centred)
+        found = self.draws.estimate(statistic, self.eyes.people[self.test].tolist(), metric, centred, scale)
         interval = found.interval()
         self.say(metric, found.value, interval.low, interval.high, found.n)
 
@@ -214,7 +221,7 @@ def say_vendor_left_out(bench: Bench, features: np.ndarray, full: dict[int, Pred
             return np.nanmean(falls, axis=0)  # a resample may hold no case of one vendor: the others speak
 
     if pairs:
-        bench.estimate("leave_vendor_out_drop", drop)
+        bench.estimate("leave_vendor_out_drop", drop, scale="difference")
 
 
 def say_vendor_and_fovea(bench: Bench, features: np.ndarray) -> None:
@@ -226,9 +233,13 @@ def say_vendor_and_fovea(bench: Bench, features: np.ndarray) -> None:
         said = probe(features, eyes.people, codes, bench.train, bench.test, names)
         bench.estimate("vendor_accuracy", lambda weights: measure("balanced_accuracy", said, weights))
     axes = [probe(features, eyes.people, eyes.fovea_mm[:, k], bench.train, bench.test, ()) for k in (0, 1)]
-    bench.estimate("fovea_r2", lambda weights: np.mean([measure("r2", one, weights) for one in axes], axis=0))
+    bench.estimate(
+        "fovea_r2",
+        lambda weights: np.mean([measure("r2", one, weights) for one in axes], axis=0),
+        scale="below_one",
+    )
     error = np.hypot(*(one.scores[:, 0] - one.truth for one in axes))
-    bench.estimate("fovea_error_mm", lambda weights: error @ weights / weights.sum(axis=0))
+    bench.estimate("fovea_error_mm", lambda weights: error @ weights / weights.sum(axis=0), scale="error")
 
 
 def say_all(bench: Bench, pools: dict[str, np.ndarray]) -> None:

@@ -16,12 +16,14 @@ import sys
 import time
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from octjepa import evaluate
 from octjepa.checkpoint import load_encoder
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError
@@ -36,12 +38,15 @@ from .results import Row, row
 
 FIGURES = "figures.json"
 _MEASURED_BY = ("cohort", "features", "frozen", "dense", "fluid", "supervised", "one")
+_OF_THE_PACKAGE = ("heads", "intervals", "metrics", "scales", "segment/counts", "segment/linear")
 
 
+@cache
 def measuring_hash() -> str:
-    """Of the files that turn a trained run into figures."""
-    text = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _MEASURED_BY)
-    return hashlib.sha256(text).hexdigest()[:16]
+    """Of the files that turn a trained run into figures, here and in the package."""
+    files = [Path(__file__).with_name(f"{name}.py") for name in _MEASURED_BY]
+    files += [Path(evaluate.__file__).parent / f"{name}.py" for name in _OF_THE_PACKAGE]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def figures_of(folder: Path) -> dict[str, Any] | None:
