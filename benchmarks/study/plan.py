@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from octjepa.checkpoint.shipped import shipped
 from octjepa.config import load_recipe, science_hash
+from octjepa.shipped import shipped
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))
 ARMS = ("vjepa", "vjepa_dense", "normalized_mse", "mae")

@@ -31,11 +31,11 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
     Raises UsageError when nothing is there, or nothing known; CheckpointError for damaged weights.
     """
-    from octjepa.checkpoint.shipped import shipped, shipped_names
     from octjepa.ingest import describe_file
     from octjepa.ingest.audit import audit
     from octjepa.ingest.formats import recognise
     from octjepa.ingest.source_file import how_to_expand, is_archive
+    from octjepa.shipped import shipped, shipped_names
 
     if is_remote(path):
         return _describe_remote(str(path), spacing_mm, verify)

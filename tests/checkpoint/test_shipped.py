@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import octjepa
-from octjepa.checkpoint.shipped import shipped, shipped_names
 from octjepa.checkpoint.warm_start import warm_start
 from octjepa.config import load_recipe
 from octjepa.errors import WrongCheckpointError
 from octjepa.model import VJEPA3D
+from octjepa.shipped import shipped, shipped_names
 from synthetic import volume
 
 NAME = "phantom-tiny"

@@ -20,7 +20,6 @@ from torch import nn
 from octjepa import keys
 from octjepa.checkpoint.folder import MANIFEST, list_folders, read_manifest, read_tensors
 from octjepa.checkpoint.place import Place, holds, place_of
-from octjepa.checkpoint.shipped import shipped, shipped_names
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
 from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -28,6 +27,7 @@ from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.recipe import Recipe
 from octjepa.remote import fetched, info
+from octjepa.shipped import shipped, shipped_names
 from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, light, tokens
 from octjepa.views.sample import select_tokens, token_places

@@ -10,8 +10,8 @@ import pandas as pd
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.place import Place, holds, place_of
-from octjepa.checkpoint.shipped import shipped, shipped_names
 from octjepa.errors import UsageError
+from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
 from octjepa.store.leaks import Trained, seen_in_pretraining
 

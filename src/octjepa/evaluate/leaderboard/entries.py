@@ -14,10 +14,10 @@ from pathlib import Path
 from octjepa.checkpoint.encoder import EXPORTED, newest
 from octjepa.checkpoint.folder import list_folders
 from octjepa.checkpoint.place import holds, name_of, place_of
-from octjepa.checkpoint.shipped import shipped
 from octjepa.errors import UsageError
 from octjepa.evaluate.leaderboard.adapters import is_foreign
 from octjepa.evaluate.told import BASELINES
+from octjepa.shipped import shipped
 
 RESERVED = (*BASELINES, "macro")
 TABLE = ".parquet"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_FOLDER = Path(__file__).parents[1] / "weights"
+_FOLDER = Path(__file__).with_name("weights")
 
 
 def shipped_names() -> list[str]:
