@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 
-from .results import Results
+from .results import Results, spread
 
 MACRO = "lesion_auroc_macro"
 
@@ -36,19 +36,13 @@ def aims(results: Results, arm: str, seeds: Sequence[int], ablation_seeds: Seque
     ]  # fmt: skip
     lines = ["| | found | aim | |", "|---|---|---|---|"]
     for name, values, wanted, holds, needed in rows:
-        lines.append(f"| {name} | {_said(values)} | {wanted} | {_verdict(values, holds, needed)} |")
+        found = spread(values.values()) if values else "missing"
+        lines.append(f"| {name} | {found} | {wanted} | {_verdict(values, holds, needed)} |")
     return "\n".join(lines)
 
 
 def _minus(ours: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
     return {seed: ours[seed] - others[seed] for seed in sorted(set(ours) & set(others))}
-
-
-def _said(values: Mapping[int, float]) -> str:
-    if not values:
-        return "missing"
-    known = list(values.values())
-    return f"{mean(known):.3f}" + (f" [{min(known):.3f}, {max(known):.3f}]" if len(known) > 1 else "")
 
 
 def _verdict(values: Mapping[int, float], holds: Callable[[float], bool], needed: Sequence[int]) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean
 
 from octjepa.phantom import LESIONS
 from octjepa.store.disk import write_atomic
 
 from .aims import aims
 from .plan import ABLATIONS, ARMS, CURVE, FEW_PEOPLE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, SUPERVISED, Settings
-from .results import Results, Row, chosen
+from .results import Results, Row, chosen, spread
 
 COLUMNS = {
     "lesion_auroc_macro": "lesion AUROC", "lesion_auroc_macro_within_vendor": "within a vendor",
@@ -52,7 +51,7 @@ def cell(results: Results, arm: str, metric: str) -> str:
     if len(values) == 1:
         one = next(one for one in rows if one["value"] is not None)
         return f"{one['value']:.3f}" + (f" ({one['low']:.3f} to {one['high']:.3f})" if one["low"] is not None else "")
-    return f"{mean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+    return spread(values)
 
 
 def table(results: Results, arms: Iterable[str], columns: dict[str, str], first: str = "row") -> str:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from octjepa.errors import OctjepaError
@@ -84,6 +85,12 @@ class Results:
             for one in self.rows
             if one["arm"] == arm and one["metric"] == metric and one["value"] is not None
         }
+
+
+def spread(values: Iterable[float]) -> str:
+    """Mean [lowest, highest]; of a single value that."""
+    known = list(values)
+    return f"{mean(known):.3f}" + (f" [{min(known):.3f}, {max(known):.3f}]" if len(known) > 1 else "")
 
 
 def best_arm(results: Results, arms: Iterable[str], seeds: Iterable[int]) -> str | None:

@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.evaluate.told import BASELINES
 
-_RESERVED = ("untrained", "histogram", "covariates", "majority")  # shown below the encoders, in this order
 _FIGURE = {"value", "low", "high"}  # the keys of one, with its interval
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _WHAT_TO_DO = {
@@ -134,7 +134,7 @@ def interval(row: Mapping[str, Any], key: str = "value") -> str:
 
 def _rank(name: str) -> int:
     family = name.partition(":")[0]
-    return 1 + _RESERVED.index(family) if family in _RESERVED else 0
+    return 1 + BASELINES.index(family) if family in BASELINES else 0
 
 
 def _plain(value: Any) -> Any:

@@ -26,13 +26,12 @@ from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.faults import KINDS, faults
 from octjepa.report.figures import curves, eyes, forest, mask_report, masks, tokens
 from octjepa.report.figures.eyes import EyePicture
-from octjepa.report.figures.forest import ForestGroup
+from octjepa.report.figures.forest import Difference, ForestGroup
 from octjepa.report.figures.masks import MaskPicture
 from octjepa.report.figures.tokens import TokenMaps
 from octjepa.report.findings import findings
 from octjepa.report.gather import Contents, Missing, gather
 from octjepa.report.segmentation import SegmentationPage
-from octjepa.report.tuning import Difference
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
 # Sections that a page of its kind does without.
@@ -316,6 +315,7 @@ def _probe(page: Page) -> None:
             page.segmentation = segmentation.build(segmented, lambda one: page.lacks("probe", one))
             page.all_rows = segmentation.forest_rows(segmented, probe.rows)
             page.groups = segmentation.groups(page.all_rows)
+            page.differences = segmentation.differences(segmented)
         except KeyError as error:
             raise OctjepaError(f"results.json is damaged: something lacks {error}") from None
         return

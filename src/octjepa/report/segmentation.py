@@ -29,18 +29,6 @@ BESIDE = {
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Mean Dice of the head minus that of `against`, on the same people."""
-
-    against: str
-    value: float | None
-    low: float | None
-    high: float | None
-    n_people: int
-    drawing: Markup | None
-
-
-@dataclass(frozen=True)
 class BScan:
     """One B-scan three times: as it is, with the true labels, with what the head says; and why this one."""
 
@@ -64,7 +52,6 @@ class SegmentationPage:
     chosen: str
     colours: dict[str, str]
     labelled: Mapping[str, Any]
-    differences: list[Difference]
     bscans: list[BScan]
     sectors: list[Sectors]
     thickness: str
@@ -86,7 +73,6 @@ def build(contents: SegmentationContents, lacks: Callable[[Missing], None]) -> S
         _chosen(found.get("chosen", {}).get(contents.about["encoder"])),
         {name: labels.colour(code) for code, name in enumerate(names, start=1)},
         found.get("labelled", {}),
-        [_difference(pair) for pair in found.get("paired", ())],
         part("the B-scans", lambda: _bscans(contents.path / "bscans.npz", found.get("bscans"))),
         part("the ETDRS sectors", lambda: _sectors(contents.path / "etdrs.tsv", names)),
         _inline(contents.path / "thickness.svg"),
@@ -111,6 +97,14 @@ def groups(rows: Sequence[Mapping[str, Any]]) -> list[forest.ForestGroup]:
     return sorted(found, key=lambda group: group.target != MEAN)
 
 
+def differences(contents: SegmentationContents) -> list[forest.Difference]:
+    """Mean Dice of the head minus that of each row that knows less."""
+    return [
+        forest.difference(f"Mean Dice of the head minus {BESIDE.get(pair['reference'], pair['reference'])}", pair)
+        for pair in contents.results.get("paired", ())
+    ]
+
+
 def minus(contents: SegmentationContents, reference: str) -> Mapping[str, Any] | None:
     """The paired difference of mean Dice to `reference`."""
     return next((pair for pair in contents.results.get("paired", ()) if pair["reference"] == reference), None)
@@ -126,26 +120,18 @@ def _chosen(made: Mapping[str, Any] | None) -> str:
     return f"{what}, chosen on validation people (Dice there {dice:.3f})"
 
 
-def _difference(pair: Mapping[str, Any]) -> Difference:
-    value, low, high = (forest.finite(pair.get(key)) for key in ("difference", "low", "high"))
-    drawing = None if value is None else forest.difference_drawing(value, low, high)
-    against = BESIDE.get(pair["reference"], pair["reference"])
-    return Difference(against, value, low, high, int(pair["n_people"]), drawing)
-
-
 def _bscans(path: Path, shown: Sequence[Mapping[str, Any]] | None) -> list[BScan]:
     if shown is None:
         raise OctjepaError("results.json names none: the head was made before they were kept")
     if not shown:
         return []
+    from octjepa.evaluate.segment.pictures import PARTS
+
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return [_bscan(one, *(arrays[f"{one['which']}_{part}"] for part in _PARTS)) for one in shown]
+            return [_bscan(one, *(arrays[f"{one['which']}_{part}"] for part in PARTS)) for one in shown]
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise OctjepaError(f"{path} cannot be read ({type(error).__name__})") from None
-
-
-_PARTS = ("pixels", "true", "said")
 
 
 def _bscan(one: Mapping[str, Any], pixels: np.ndarray, true: np.ndarray, said: np.ndarray) -> BScan:

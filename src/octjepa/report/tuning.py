@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from markupsafe import Markup
 
 from octjepa.report.figures import forest
 from octjepa.report.gather import ProbeContents, TuningContents
@@ -17,20 +14,6 @@ _AGAINST = {
     "best_baseline": "{0}, the best baseline on these very people, which favours it",
     "tuned_from_scratch": "the same network tuned from its first weights",
 }
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Tuned minus `against`, of one target under one metric, on the same people."""
-
-    target: str
-    metric: str
-    against: str
-    value: float | None
-    low: float | None
-    high: float | None
-    n_people: int
-    drawing: Markup | None
 
 
 def rows(tuning: TuningContents, probe: ProbeContents) -> list[dict[str, Any]]:
@@ -47,14 +30,13 @@ def against_frozen(paired: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     return [pair for pair in paired if pair["against"] == "frozen"]
 
 
-def differences(paired: Sequence[Mapping[str, Any]]) -> list[Difference]:
+def differences(paired: Sequence[Mapping[str, Any]]) -> list[forest.Difference]:
     """In the order in which they were measured."""
-    found = []
-    for pair in paired:
-        value, low, high = (forest.finite(pair.get(key)) for key in ("difference", "low", "high"))
-        against = _AGAINST.get(pair["against"], "{0}").format(pair["reference"])
-        drawing = None if value is None else forest.difference_drawing(value, low, high)
-        found.append(
-            Difference(pair["target"], pair["metric"], against, value, low, high, int(pair["n_people"]), drawing)
+    return [
+        forest.difference(
+            f"{pair['target']} {pair['metric']}, tuned minus "
+            + _AGAINST.get(pair["against"], "{0}").format(pair["reference"]),
+            pair,
         )
-    return found
+        for pair in paired
+    ]

@@ -180,6 +180,25 @@ def _svg(inner: str, css: str) -> Markup:
     )
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference, on the same people; `what` says of what."""
+
+    what: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n_people: int
+    drawing: Markup | None
+
+
+def difference(what: str, pair: Mapping[str, Any]) -> Difference:
+    """`pair` as results.json holds it, drawn."""
+    value, low, high = (finite(pair.get(key)) for key in ("difference", "low", "high"))
+    drawing = None if value is None else difference_drawing(value, low, high)
+    return Difference(what, value, low, high, int(pair["n_people"]), drawing)
+
+
 def difference_drawing(difference: float, low: float | None, high: float | None) -> Markup:
     """The paired difference on its own scale, zero marked."""
     values = [v for v in (difference, low, high, 0.0) if v is not None]

@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import UInt8
 from markupsafe import Markup
 
+from octjepa.evaluate.segment.label_files import UNSEEN
 from octjepa.report.figures import scan
 
 # Okabe & Ito (2008), which the colour-blind tell apart; more classes take them again.
 COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#999999")
-_UNLABELLED = 255
 _OPACITY, _VEIL = 140, 150  # of a class, and of what nobody labelled (dark)
 
 
@@ -32,9 +32,9 @@ def _overlay(codes: UInt8[np.ndarray, "h w"]) -> Markup:
 
     image = Image.fromarray(np.ascontiguousarray(codes)).convert("P")
     image.putdata(codes.ravel().tolist())
-    shades = [(0, 0, 0), *(_rgb(colour(code)) for code in range(1, _UNLABELLED)), (0, 0, 0)]
+    shades = [(0, 0, 0), *(_rgb(colour(code)) for code in range(1, UNSEEN)), (0, 0, 0)]
     image.putpalette([part for shade in shades for part in shade])
-    seen = bytes([0, *[_OPACITY] * (_UNLABELLED - 1), _VEIL])
+    seen = bytes([0, *[_OPACITY] * (UNSEEN - 1), _VEIL])
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True, transparency=seen)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
