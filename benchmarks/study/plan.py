@@ -132,7 +132,7 @@ def main_entries(settings: Settings) -> list[Entry]:
 
 
 def later_entries(settings: Settings, chosen: Chosen) -> list[Entry]:
-    """Everything after the main rows. Where no arm is chosen yet, what needs none."""
+    """Everything after the main rows, ablations seed by seed. Where no arm is chosen yet, what needs none."""
     entries = []
     if (weights := shipped(SHIPPED)) is not None:
         which = hashlib.sha256((weights / "model.safetensors").read_bytes()).hexdigest()[:16]
@@ -152,8 +152,8 @@ def later_entries(settings: Settings, chosen: Chosen) -> list[Entry]:
             name = f"{best}:cpu_{seconds / 60:.3g}_min"
             entries.append(_pretrain("curve", best, name, settings.seeds[0], (), seconds, settings))
     if (arm := chosen.ablated) is not None:
-        for word, overrides in ABLATIONS.items():
-            for seed in settings.ablation_seeds:
+        for seed in settings.ablation_seeds:
+            for word, overrides in ABLATIONS.items():
                 budget = settings.ablation_budget
                 entries.append(_pretrain("ablation", arm, f"{arm}:{word}", seed, overrides, budget, settings))
     return entries
