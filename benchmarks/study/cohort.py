@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from octjepa.errors import UsageError
 from octjepa.phantom import LESIONS, SURFACES, read_truth, write_cohort
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build_store
+from octjepa.store.disk import write_atomic
 from octjepa.store.native import NativeMap
 
 SHARES = (0.6, 0.1, 0.3)
@@ -84,7 +86,11 @@ class Eyes:
             raise UsageError(f"{len(strangers)} volumes of {folder} have no row in truth/eyes.tsv: make the study anew")
         rows = [known[uid] for uid in table["sop_instance_uid"]]
         labels = np.array([[row[name] == "1" for name in LESIONS] for row in rows])
-        fovea = np.array([_fovea(store, one, row) for one, row in zip(table.to_dict("records"), rows, strict=True)])
+        pairs = list(zip(table.to_dict("records"), rows, strict=True))
+        fovea = _kept(
+            folder / "coarse" / "fovea_mm.npz",
+            lambda: {"fovea_mm": np.array([_fovea(store, one, row) for one, row in pairs])},
+        )["fovea_mm"]
         people, devices, splits = (table[name].to_numpy(dtype=str) for name in ("person_id", "device", "split"))
         return cls(
             store, folder / "phantom" / "truth", list(table["volume_id"]), people, devices, splits, labels, fovea
@@ -99,11 +105,11 @@ class Eyes:
 
         Kept beside the store once made.
         """
+        made = _kept(self.store.path.parent / "coarse" / f"{self.ids[place]}.npz", lambda: self._coarse(place))
+        return made["regions"], made["lesions"]
+
+    def _coarse(self, place: int) -> dict[str, np.ndarray]:
         volume_id = self.ids[place]
-        kept = self.store.path.parent / "coarse" / f"{volume_id}.npz"
-        if kept.is_file():
-            with np.load(kept, allow_pickle=False) as file:
-                return file["regions"], file["lesions"]
         row = self.store.table.set_index("volume_id").loc[volume_id]
         truth = read_truth(self.truth / f"{row['sop_instance_uid']}.npz")
         where, inside = native_places(NativeMap.of(self.store, volume_id), self.store.preprocessing, COLUMNS)
@@ -117,11 +123,17 @@ class Eyes:
             if name in truth.masks:
                 hit = truth.masks[name][frame, where[..., 1], where[..., 2]] & inside
                 lesions |= hit.astype(np.uint8) << bit
-        kept.parent.mkdir(exist_ok=True)
-        partial = kept.with_suffix(".partial.npz")
-        np.savez_compressed(partial, allow_pickle=False, regions=regions, lesions=lesions)
-        partial.rename(kept)
-        return regions, lesions
+        return {"regions": regions, "lesions": lesions}
+
+
+def _kept(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays in `path`, made and written there where it is not there yet."""
+    if not path.is_file():
+        arrays = make()
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))  # type: ignore[arg-type]
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def native_places(

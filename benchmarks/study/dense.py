@@ -38,6 +38,13 @@ def counted(found: np.ndarray, true: np.ndarray) -> tuple[float, float, float]:
     return float((found & true).sum()), float(found.sum()), float(true.sum())
 
 
+def dice_of_thresholds(
+    counts: Float[np.ndarray, "volumes lesions thresholds 3"],
+) -> Float[np.ndarray, "lesions thresholds"]:
+    """Dice of each lesion over all volumes, 0 where there is none, at each of THRESHOLDS."""
+    return np.nan_to_num(np.stack([dice(counts[:, k])[:, 0] for k in range(counts.shape[1])]))
+
+
 Truth = Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -61,16 +68,15 @@ def say_dense(bench: Bench, found: Sequence[Tokens], grid: tuple[int, int, int])
     tried = {}
     for one in PENALTIES:
         weights = lesions.weights(one)
-        on_val = _lesion_counts(weights, found, truth, bench.val, grid)
-        on_train = _lesion_counts(weights, found, truth, bench.train, grid)
-        enough = (on_val[:, :, 0, 2] > 0).sum(axis=0) >= _LEAST_WITH_LESION
-        curves = np.stack([
-            dice((on_val if enough[k] else on_train)[:, k])[:, 0] for k in range(len(LESIONS))
-        ])  # fmt: skip
-        curves = np.nan_to_num(curves)
+        on_val = _lesion_counts(weights, found, truth, bench.val, grid, kinds)
+        curves = dice_of_thresholds(on_val)
+        rare = [k for k in kinds if (on_val[:, k, 0, 2] > 0).sum() < _LEAST_WITH_LESION]
+        if rare:
+            on_train = _lesion_counts(weights, found, truth, bench.train, grid, rare)
+            curves[rare] = dice_of_thresholds(on_train)[rare]
         tried[one] = (float(curves[kinds].max(axis=1).mean()), curves.argmax(axis=1))
     penalty = max(tried, key=lambda one: tried[one][0])
-    every = _lesion_counts(lesions.weights(penalty), found, truth, bench.test, grid)
+    every = _lesion_counts(lesions.weights(penalty), found, truth, bench.test, grid, kinds)
     chosen = np.take_along_axis(every, tried[penalty][1][None, :, None, None], axis=2)[:, :, 0]
     _say(bench, "lesion_dice", LESIONS, kinds, chosen)
 
@@ -144,19 +150,28 @@ def _layers_of(said: np.ndarray, true: np.ndarray) -> list[tuple[float, float, f
 
 
 def _lesion_counts(
-    weights: np.ndarray, found: Sequence[Tokens], truth: Truth, places: Iterable[int], grid: tuple[int, int, int]
+    weights: np.ndarray,
+    found: Sequence[Tokens],
+    truth: Truth,
+    places: Sequence[int] | np.ndarray,
+    grid: tuple[int, int, int],
+    kinds: list[int],
 ) -> Float[np.ndarray, "volumes lesions thresholds 3"]:
+    """Of the lesions `kinds`; zeros for the others."""
     every = np.arange(int(np.prod(grid)))
-    rows = []
-    for place in places:
+    weights = weights.reshape(len(weights), -1, len(LESIONS))[:, :, kinds]
+    flat = weights.reshape(len(weights), -1)
+    counts = np.zeros((len(places), len(LESIONS), len(THRESHOLDS), 3))
+    for number, place in enumerate(places):
         one = found[place]
-        scores = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(LESIONS))
+        scores = (with_one(with_place(one, grid)) @ flat).reshape(len(one.index), -1, len(kinds))
         whole = np.full((len(every), *scores.shape[1:]), -np.inf)
         whole[one.index] = scores
         regions, bits = (cells(part, grid, every) for part in truth(int(place)))
         seen = regions != UNSEEN
-        rows.append([curve(whole[..., k][seen], ((bits >> k) & 1).astype(bool)[seen]) for k in range(len(LESIONS))])
-    return np.array(rows)
+        for column, k in enumerate(kinds):
+            counts[number, k] = curve(whole[..., column][seen], ((bits >> k) & 1).astype(bool)[seen])
+    return counts
 
 
 def curve(scores: Float[np.ndarray, " n"], true: np.ndarray) -> Float[np.ndarray, "thresholds 3"]:
