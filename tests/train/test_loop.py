@@ -174,6 +174,24 @@ def test_a_finished_run_is_resumed_to_what_it_said(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
 
 
+def test_going_on_with_other_code_is_said_and_kept(tmp_path, caplog):
+    recipe, run = recipe_of(2), tmp_path / "run"
+    pretrain(recipe, store_of(recipe), run)
+    begun = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(begun | {"code_hash": "0" * 64}))
+    pretrain(recipe, store_of(recipe), run, resume=True)
+    assert "OTHER CODE" not in caplog.text  # the run has ended: nothing goes on
+    for _ in range(2):  # once for each change
+        (run / "summary.json").unlink()
+        pretrain(recipe, store_of(recipe), run, resume=True)
+    assert caplog.text.count("goes on from update 2 WITH OTHER CODE than it began with: code of octjepa 0000") == 1
+    about = json.loads((run / "run.json").read_text())
+    assert about["code_hash"] == "0" * 64
+    assert about["continued"] == [
+        {"from_update": 2, "code_hash": begun["code_hash"], "versions": begun["versions"]}
+    ]  # fmt: skip
+
+
 def test_a_kill_before_the_summary_doubles_no_line(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from octjepa.train.runtime import Runtime
 SUMMARY = "summary.json"
 _ABOUT = "run.json"
 _SAVED = "saved.json"
+_log = logging.getLogger(__name__)
 _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "scikit-learn")
 
 
@@ -67,15 +69,40 @@ def open_run(
         "contract_hash": science_hash(recipe.preprocessing),
         "data_hash": data_hash(store, volume_ids),
         "chunks_hash": chunks_hash(store, volume_ids, recipe),
-        "code_hash": code_hash(),
         "volumes": len(volume_ids),
-        "versions": {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()},
+        **_code(),
         "devices": runtime.describe(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         **cohort,
     }
     write_json(out / _ABOUT, about)
+
+
+def _code() -> dict[str, Any]:
+    versions = {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()}
+    return {"code_hash": code_hash(), "versions": versions}
+
+
+def note_other_code(out: Path, update: int) -> None:
+    """A run that goes on from `update` with other code or libraries says so, and run.json keeps both."""
+    about, now = _read_json(out / _ABOUT), _code()
+    before = about.get("continued", [about])[-1]
+    changed = [
+        f"{name} {before['versions'].get(name)} -> {one}"
+        for name, one in now["versions"].items()
+        if before["versions"].get(name) != one
+    ]
+    if before["code_hash"] != now["code_hash"]:
+        changed.append(f"code of octjepa {before['code_hash'][:12]} -> {now['code_hash'][:12]}")
+    if not changed:
+        return
+    _log.warning(
+        "%s goes on from update %d WITH OTHER CODE than it began with: %s. Its weights may differ from those of an "
+        "unbroken run; run.json keeps both",
+        out, update, ", ".join(changed),
+    )  # fmt: skip
+    write_json(out / _ABOUT, {**about, "continued": [*about.get("continued", []), {"from_update": update, **now}]})
 
 
 def check_recipe(out: Path, recipe: Recipe) -> None:

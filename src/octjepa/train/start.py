@@ -21,7 +21,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.guard import IN_A_ROW
 from octjepa.train.journal import read_lines
-from octjepa.train.run_folder import check_data, last_saved
+from octjepa.train.run_folder import check_data, last_saved, note_other_code, read_summary
 from octjepa.train.runtime import Runtime
 
 _RETURNS = 3  # to one checkpoint; then leaving volumes out is no cure
@@ -58,6 +58,8 @@ def start_from(
     def read() -> None:
         if resume:
             found[0] = _newest(out, saves, store, ids, model, optimiser, recipe)
+            if read_summary(out) is None:
+                note_other_code(out, found[0].update)
         if found[0].update == 0:  # a resumed run may have been stopped before its first checkpoint
             warm_start(model, recipe)
 
