@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,6 +119,46 @@ def test_a_permanent_failure_is_told_at_once_and_without_secrets(bucket: Bucket)
         list_objects(bucket.url.replace(f"/{BUCKET}/", "/absent/"))
     with pytest.raises(UsageError, match="no bucket"):
         put_bytes(b"", bucket.url.replace(f"/{BUCKET}/", "/absent/"))
+
+
+_NO_FILES = """
+import os, resource, sys
+from octjepa.errors import MachineRefuses, OctjepaError
+from octjepa.remote import info
+
+def said(url):
+    try:
+        info(url)
+    except OctjepaError as error:
+        return error
+
+first = said(sys.argv[1])  # the libraries are loaded, nothing listens there
+assert type(first) is OctjepaError, first
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, limit))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+then = said(sys.argv[1])
+assert type(then) is MachineRefuses, repr(then)
+print(then)
+"""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_no_free_file_for_a_socket_is_the_machines_fault_and_told_at_once(scheme: str) -> None:
+    nowhere = "http://127.0.0.1:9"
+    around = {
+        **os.environ, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL": nowhere,
+        "STORAGE_EMULATOR_HOST": nowhere, "OCTJEPA_REMOTE_TRIES": "2", "OCTJEPA_REMOTE_WAIT": "0.01",
+    }  # fmt: skip
+    command = [sys.executable, "-c", _NO_FILES, f"{scheme}://bucket/eye.dcm"]
+    made = subprocess.run(command, env=around, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    assert f"cannot look at {scheme}://bucket/eye.dcm: Too many open files: raise the limit" in made.stdout
 
 
 def test_an_etag_that_is_no_md5_is_not_taken_for_one(proxies: dict[str, FaultyProxy], tmp_path: Path) -> None:

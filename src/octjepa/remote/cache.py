@@ -26,7 +26,7 @@ from pathlib import Path
 from octjepa.errors import MachineRefuses, OctjepaError, UsageError
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
-from octjepa.remote.retry import DamagedBody, Patience, retried, told
+from octjepa.remote.retry import MORE_FILES, DamagedBody, Patience, retried, told
 
 _GB = 1_000_000_000
 _STALE_SECONDS = 24 * 3600
@@ -87,8 +87,7 @@ def fetched(wanted: str | RemoteObject) -> Iterator[Path]:
         handle, path = _held(found)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
-            to_do = "raise the limit of open files (ulimit -n), or use fewer processes"
-            raise MachineRefuses(f"{found.url} cannot be read: {error.strerror}: {to_do}") from None
+            raise MachineRefuses(f"{found.url} cannot be read: {error.strerror}: {MORE_FILES}") from None
         why = "is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else f"cannot be written ({error.strerror})"
         raise MachineRefuses(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
     try:

@@ -9,6 +9,7 @@ No message repeats what the store or its library said in words: such text can ho
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -18,8 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import MachineRefuses, OctjepaError, UsageError
 
+MORE_FILES = "raise the limit of open files (ulimit -n), or use fewer processes"
 _log = logging.getLogger(__name__)
 _mine = threading.local()
 T = TypeVar("T")
@@ -114,8 +116,16 @@ def _classes(error: BaseException) -> set[str]:
     return {name for link in _chain(error) for name in _names(link)}
 
 
+def no_file_is_free(error: BaseException) -> bool:
+    """True where no socket could be opened, for the machine has no open file left; botocore keeps the cause aside."""
+    links = [one for link in _chain(error) for one in (link, link.__context__)]
+    return any(isinstance(one, OSError) and one.errno in {errno.EMFILE, errno.ENFILE} for one in links)
+
+
 def is_transient(error: BaseException) -> bool:
     """True where the same call may succeed in a moment."""
+    if no_file_is_free(error):
+        return False
     status, code = _code(error)
     if status:
         return status in {408, 429} or (status >= 500 and status != 501) or code == "RequestTimeout"
@@ -136,6 +146,8 @@ def is_taken(error: BaseException) -> bool:
 
 def told(error: BaseException, doing: str, url: str) -> OctjepaError:
     """The message for the user: `doing` and `url`, what kind of failure it is, what to do."""
+    if no_file_is_free(error):
+        return MachineRefuses(f"cannot {doing} {url}: {os.strerror(errno.EMFILE)}: {MORE_FILES}")
     status, code = _code(error)
     found = " ".join(str(part) for part in (status or "", code if code != str(status) else "") if part)
     found = found or type(error).__name__
