@@ -25,6 +25,7 @@ from .cohort import Eyes
 from .plan import FEW_PEOPLE, PRIMARY_POOL
 
 WITHIN = "_within_vendor"
+OF_VAL = "_val"  # validation people: what choices are made by
 _DRAWS_OF_FEW = 3  # draws of the few labelled people; the figure is their mean
 Say = Callable[[str, float, float | None, float | None, int], None]
 Scores = Float[np.ndarray, " n"]
@@ -114,19 +115,25 @@ def say_lesions(
     val: dict[int, tuple[Bool[np.ndarray, " v"], Scores]],
     ending: str = "",
 ) -> None:
-    """AUROC of each lesion and their mean; without `ending` (the primary pool) also what else is said of them."""
+    """Macro AUROC on test and validation people; without `ending` (the primary pool) also what else is said of them."""
 
     def macro(metric: str, weights: np.ndarray) -> np.ndarray:
         return np.mean([measure(metric, one, weights) for one in test.values()], axis=0)
 
     if not test:
         return
+    bench.estimate(f"lesion_auroc_macro{ending}", lambda weights: macro("auroc", weights))
+    known = [
+        float(weighted_auroc(truth, scores, np.ones((len(truth), 1)))[0])
+        for truth, scores in val.values()
+        if _both(truth)
+    ]
+    if known:
+        bench.say(f"lesion_auroc_macro{ending}{OF_VAL}", float(np.mean(known)), None, None, len(bench.val))
     if ending:
-        bench.estimate(f"lesion_auroc_macro{ending}", lambda weights: macro("auroc", weights))
         return
     for k, one in test.items():
         bench.estimate(f"lesion_auroc_{LESIONS[k]}", lambda weights, one=one: measure("auroc", one, weights))
-    bench.estimate("lesion_auroc_macro", lambda weights: macro("auroc", weights))
     vendors = bench.eyes.devices[bench.test]
     inside = {
         k: lambda weights, k=k, one=one: auroc_within(bench.truth(k), one.scores[:, 1], vendors, weights)
@@ -138,13 +145,6 @@ def say_lesions(
         f"lesion_auroc_macro{WITHIN}", lambda weights: np.mean([do(weights) for do in inside.values()], axis=0)
     )
     bench.estimate("lesion_ece_macro", lambda weights: macro("ece", weights), centred=True)
-    known = [
-        float(weighted_auroc(truth, scores, np.ones((len(truth), 1)))[0])
-        for truth, scores in val.values()
-        if _both(truth)
-    ]
-    if known:
-        bench.say("lesion_auroc_macro_val", float(np.mean(known)), None, None, len(bench.val))
 
 
 def auroc_within(
