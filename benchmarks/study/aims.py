@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 
-from .results import Results, spread
+from .results import Results, minus, spread
 
 MACRO = "lesion_auroc_macro"
 
@@ -20,7 +20,7 @@ def aims(results: Results, arm: str, seeds: Sequence[int], ablation_seeds: Seque
         (f"{arm}, frozen: lesion AUROC", of(arm), "at least 0.90", lambda value: value >= 0.90, seeds),
         ("untrained: lesion AUROC", of("untrained"), "at most 0.65", lambda value: value <= 0.65, seeds),
         *(
-            (f"{arm} minus {other}", _minus(of(arm), of(other)), "at least 0.05", lambda value: value >= 0.05, seeds)
+            (f"{arm} minus {other}", minus(of(arm), of(other)), "at least 0.05", lambda value: value >= 0.05, seeds)
             for other in ("mae", "normalized_mse")
             if other != arm
         ),
@@ -30,7 +30,7 @@ def aims(results: Results, arm: str, seeds: Sequence[int], ablation_seeds: Seque
         ),
         (
             f"{arm}: all tokens minus a third of them, of tissue",
-            _minus(of(f"{arm}:tokens_all"), of(f"{arm}:tokens_third")), "at most 0.01",
+            minus(of(f"{arm}:tokens_all"), of(f"{arm}:tokens_third")), "at most 0.01",
             lambda value: value <= 0.01, ablation_seeds,
         ),
     ]  # fmt: skip
@@ -39,10 +39,6 @@ def aims(results: Results, arm: str, seeds: Sequence[int], ablation_seeds: Seque
         found = spread(values.values()) if values else "missing"
         lines.append(f"| {name} | {found} | {wanted} | {_verdict(values, holds, needed)} |")
     return "\n".join(lines)
-
-
-def _minus(ours: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
-    return {seed: ours[seed] - others[seed] for seed in sorted(set(ours) & set(others))}
 
 
 def _verdict(values: Mapping[int, float], holds: Callable[[float], bool], needed: Sequence[int]) -> str:

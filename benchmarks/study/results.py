@@ -87,10 +87,15 @@ class Results:
         }
 
 
-def spread(values: Iterable[float]) -> str:
-    """Mean [lowest, highest]; of a single value that."""
-    known = list(values)
-    return f"{mean(known):.3f}" + (f" [{min(known):.3f}, {max(known):.3f}]" if len(known) > 1 else "")
+def minus(ours: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
+    """Differences of what both have, seed by seed."""
+    return {seed: ours[seed] - others[seed] for seed in sorted(set(ours) & set(others))}
+
+
+def spread(values: Iterable[float], sign: bool = False) -> str:
+    """Mean [lowest, highest]; of a single value that. `sign`: of differences, with their plus."""
+    known, form = list(values), "+.3f" if sign else ".3f"
+    return f"{mean(known):{form}}" + (f" [{min(known):{form}}, {max(known):{form}}]" if len(known) > 1 else "")
 
 
 def best_arm(results: Results, arms: Iterable[str], seeds: Iterable[int]) -> str | None:

@@ -104,6 +104,18 @@ def test_the_page_names_what_is_missing_and_shows_spread_over_seeds(tmp_path: Pa
     assert (tmp_path / "lesions.svg").read_text().count("<circle") == 3
 
 
+def test_an_ablation_stands_beside_the_reference_of_its_own_seed(tmp_path: Path) -> None:
+    results, settings = Results(tmp_path), Settings(seeds=(0,))
+    for arm in ("vjepa", "vjepa_dense", "normalized_mse", "mae"):
+        add(results, arm, 0, "lesion_auroc_macro_val", 0.8 if arm == "vjepa" else 0.7, arm)
+    for seed, (reference, changed) in enumerate([(0.6, 0.7), (0.9, 0.85)]):
+        add(results, "vjepa:reference", seed, "lesion_auroc_macro", reference, f"r{seed}")
+        add(results, "vjepa:tokens_all", seed, "lesion_auroc_macro", changed, f"a{seed}")
+    write_page(results, settings, tmp_path)
+    row = next(line for line in (tmp_path / "README.md").read_text().splitlines() if "| vjepa:tokens_all |" in line)
+    assert row == "| vjepa:tokens_all | 0 | missing | +0.025 [-0.050, +0.100] | missing | missing |"
+
+
 def test_the_committed_results_keep_the_contract_and_the_page_is_theirs() -> None:
     folder = ROOT / "docs" / "study"
     results = Results(folder)
