@@ -93,7 +93,7 @@ def test_one_thread_gives_the_same_bits_for_any_batch_and_any_parts(run, tmp_pat
 def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     """Poolings against their definitions, on the tokens themselves."""
     store, encoder = store_of(), load_encoder(run)
-    pools = ("layers", "mean_std_max", "tissue_mean")
+    pools = ("layers", "mean_std_max_min", "tissue_mean")
     figures = embed_store(run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, part=8)
     table, kept = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
     volume = store.read("volume0006")
@@ -101,13 +101,16 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     assert table.pools == pools
     assert np.allclose(table.features("vector", "mean")[row], one.features.mean(axis=0), atol=1e-6)
     assert np.allclose(table.features("vector", "mean_std_max")[row], encoder.embed(volume, "mean_std_max"), atol=1e-6)
+    four = table.features("vector", "mean_std_max_min")[row]
+    assert np.allclose(four[: 3 * 192], encoder.embed(volume, "mean_std_max"), atol=1e-6)
+    assert np.allclose(four[3 * 192 :], one.features.min(axis=0), atol=1e-6)
     weighted = (one.features * one.tissue[:, None]).sum(axis=0) / one.tissue.sum()
     assert np.allclose(table.features("vector", "tissue_mean")[row], weighted, atol=1e-5)
     layers = embed_part.pools.layers_of(volume, encoder.recipe)[one.grid_index]
     inner = one.features[layers == 1].mean(axis=0)
     assert (layers == 1).any()
     assert np.allclose(table.features("vector", "layers")[row][192:384], inner, atol=1e-6)
-    with pytest.raises(UsageError, match="holds mean, mean_std_max, tissue_mean, layers"):
+    with pytest.raises(UsageError, match="holds mean, mean_std_max, mean_std_max_min, tissue_mean, layers"):
         table.features("vector", "sum")
 
     assert kept.weights == table.weights == embed_part.weights_hash(encoder)
@@ -187,7 +190,9 @@ def test_a_damaged_part_and_a_folder_in_the_way_are_said(run, tmp_path, monkeypa
     (tmp_path / "full" / "thesis.docx").touch()
     with pytest.raises(UsageError, match=r"holds thesis\.docx"):
         embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tmp_path / "full")
-    with pytest.raises(UsageError, match="no pool sum: known are mean, mean_std_max, tissue_mean, layers"):
+    with pytest.raises(
+        UsageError, match="no pool sum: known are mean, mean_std_max, mean_std_max_min, tissue_mean, layers"
+    ):
         embed_store(run, store_of(), tmp_path / "e.parquet", pools=["sum"])
 
 

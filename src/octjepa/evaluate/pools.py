@@ -1,6 +1,7 @@
 """How a volume's tokens become one vector: the named poolings, and which of them a table holds.
 
-mean and mean_std_max weigh every token alike; a focal lesion survives in spread and maximum better than in the mean.
+mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion survives in spread and extremes better
+than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
 other. Attention pooling is learned from labels, so it lives in the attentive probe and reads tokens.
 """
@@ -19,8 +20,10 @@ from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, tokens
 
 # Width of each pooling in multiples of the encoder's width.
-BLOCKS = {"mean": 1, "mean_std_max": 3, "tissue_mean": 1, "layers": len(tokens.LAYERS)}
+BLOCKS = {"mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS)}
 DEFAULT = ("mean_std_max",)
+# A pooling that is the head of others, and those, the widest last.
+_HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
 Layers = Int[np.ndarray, " k"]
 
@@ -34,20 +37,17 @@ def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
 
 
 def readable(stored: Sequence[str]) -> tuple[str, ...]:
-    """What can be read from a table that stores these poolings: mean is the head of mean_std_max."""
-    return tuple(name for name in BLOCKS if name in stored or (name == "mean" and "mean_std_max" in stored))
+    """What can be read from a table that stores these poolings: mean is the head of mean_std_max, and so on."""
+    return tuple(name for name in BLOCKS if name in stored or set(_HEAD_OF.get(name, ())) & set(stored))
 
 
 def columns(stored: Sequence[str], pool: str, dim: int) -> slice:
     """Where `pool` stands in rows that hold the poolings `stored` one after the other."""
-    start = 0
-    for name in stored:
-        if pool == name:
-            return slice(start, start + BLOCKS[name] * dim)
-        if pool == "mean" and name == "mean_std_max" and "mean" not in stored:
-            return slice(start, start + dim)
-        start += BLOCKS[name] * dim
-    raise UsageError(f"no pooling {pool!r} in this table: it holds {', '.join(readable(stored))}")
+    holder = next((name for name in (pool, *_HEAD_OF.get(pool, ())) if name in stored), None)
+    if holder is None:
+        raise UsageError(f"no pooling {pool!r} in this table: it holds {', '.join(readable(stored))}")
+    start = dim * sum(BLOCKS[name] for name in stored[: stored.index(holder)])
+    return slice(start, start + BLOCKS[pool] * dim)
 
 
 def layers_of(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
@@ -73,6 +73,7 @@ def _layer_means(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
 _POOL: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
     "mean": lambda one, layers: pooled(one.features, "mean"),
     "mean_std_max": lambda one, layers: pooled(one.features, "mean_std_max"),
+    "mean_std_max_min": lambda one, layers: np.append(pooled(one.features, "mean_std_max"), one.features.min(axis=0)),
     "tissue_mean": _tissue_mean,
     "layers": _layer_means,
 }
