@@ -26,6 +26,10 @@ from .plan import FEW_PEOPLE, PRIMARY_POOL
 
 WITHIN = "_within_vendor"
 OF_VAL = "_val"  # validation people: what choices are made by
+# Figures whose bootstrap copies are kept: two runs are compared on the same draws of people (`pairs`).
+COPIED = (
+    "lesion_auroc_macro", f"lesion_auroc_macro{WITHIN}", "leave_vendor_out_drop", "fovea_error_mm", "lesion_dice",
+)  # fmt: skip
 _DRAWS_OF_FEW = 3  # draws of the few labelled people; the figure is their mean
 Say = Callable[[str, float, float | None, float | None, int], None]
 Scores = Float[np.ndarray, " n"]
@@ -42,6 +46,7 @@ class Bench:
     val: Int[np.ndarray, " n"] = field(init=False)
     test: Int[np.ndarray, " n"] = field(init=False)
     draws: Draws = field(init=False)
+    copies: dict[str, np.ndarray] = field(init=False, default_factory=dict)  # of COPIED, in the order of `draws`
 
     def __post_init__(self) -> None:
         self.train, self.val, self.test = (self.eyes.rows(split) for split in ("train", "val", "test"))
@@ -65,6 +70,8 @@ class Bench:
         """Says a figure of the test volumes with its interval; `statistic` takes weights [test, resamples]."""
         found = self.draws.estimate(statistic, self.eyes.people[self.test].tolist(), metric, centred, scale)
         interval = found.interval()
+        if metric in COPIED:
+            self.copies[metric] = found.samples.astype(np.float32)
         self.say(metric, found.value, interval.low, interval.high, found.n)
 
 

@@ -28,7 +28,8 @@ from octjepa.checkpoint import load_encoder
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError
 from octjepa.store import Store
-from octjepa.store.disk import write_json
+from octjepa.store.disk import write_atomic, write_json
+from octjepa.train.run_folder import code_and_versions, data_hash
 
 from . import dense, fluid, frozen, pretrain, supervised
 from .cohort import Eyes
@@ -36,7 +37,7 @@ from .features import all_tokens, histograms, of_encoder, of_pixels, pooled, unt
 from .plan import RECIPE, Entry
 from .results import Row, row
 
-FIGURES = "figures.json"
+FIGURES, COPIES = "figures.json", "copies.npz"
 _MEASURED_BY = ("cohort", "features", "frozen", "dense", "fluid", "supervised", "one")
 _OF_THE_PACKAGE = ("heads", "intervals", "metrics", "scales", "segment/counts", "segment/linear")
 
@@ -112,8 +113,10 @@ def run_entry(job: dict[str, Any]) -> None:
     else:
         cohort = Path(job["cohort"])
         bench = frozen.Bench(Eyes.open(cohort), figures, job["bootstrap"])
-        about = _of_cohort(entry, bench, cohort, work, folder)
-    about |= {
+        about = {"eyes_hash": data_hash(bench.eyes.store, bench.eyes.ids)}
+        about |= _of_cohort(entry, bench, cohort, work, folder)
+        write_atomic(folder / COPIES, lambda file: np.savez(file, allow_pickle=False, **bench.copies))  # type: ignore[arg-type]
+    about = code_and_versions() | about | {
         "group": entry.group, "kind": entry.kind, "cohort": entry.cohort, "threads": torch.get_num_threads(),
         "machine": f"{os.cpu_count()} cores {platform.machine()}", "torch": torch.__version__,
         "measured_by": measuring_hash(),

@@ -30,6 +30,9 @@ from octjepa.train.update import accumulate
 from octjepa.views.loader import training_batches
 
 _SETTLE = 3  # first updates, not measured: caches fill, kernels are built
+_SAME_COST = (
+    "objective.ema_", "masks.tubes=", "masks.blocks=", "masks.runs=", "model.position_unit=", "model.warm_start=",
+)  # fmt: skip
 _CHECKPOINTS = 20  # a run; a kill loses a twentieth at most
 
 
@@ -82,7 +85,8 @@ def calibrations(kept: Path) -> dict[str, Any]:
 
 
 def calibration_key(recipe_name: str, overrides: Sequence[str], threads: int) -> str:
-    """Seeds and lengths cost the same an update."""
+    """Seeds, lengths and what changes no arithmetic cost the same an update: noise is to give them no other lengths."""
+    overrides = [one for one in overrides if not one.startswith(_SAME_COST)]
     return f"{science_hash(load_recipe(recipe_name, [*overrides, 'train.seed=0']))[:16]}-{threads}"
 
 
@@ -147,5 +151,6 @@ def run(
         "recipe": Path(recipe_name).name, "overrides": list(overrides), "updates": updates,
         "budget_cpu_seconds": budget, "cpu_seconds": round(cpu_used(folder / "cpu"), 1),
         **{name: about[name] for name in ("science_hash", "data_hash", "code_hash", "versions", "devices")},
+        "continued": about.get("continued", []),
         **{name: summary[name] for name in ("cosine", "baseline_cosine", "loss", "rankme", "alarms")},
     }  # fmt: skip

@@ -70,7 +70,7 @@ def open_run(
         "data_hash": data_hash(store, volume_ids),
         "chunks_hash": chunks_hash(store, volume_ids, recipe),
         "volumes": len(volume_ids),
-        **_code(),
+        **code_and_versions(),
         "devices": runtime.describe(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
@@ -79,14 +79,15 @@ def open_run(
     write_json(out / _ABOUT, about)
 
 
-def _code() -> dict[str, Any]:
+def code_and_versions() -> dict[str, Any]:
+    """Hash of this package's code, versions of it and of what its figures depend on."""
     versions = {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()}
     return {"code_hash": code_hash(), "versions": versions}
 
 
 def note_other_code(out: Path, update: int) -> None:
     """A run that goes on from `update` with other code or libraries says so, and run.json keeps both."""
-    about, now = _read_json(out / _ABOUT), _code()
+    about, now = _read_json(out / _ABOUT), code_and_versions()
     before = about.get("continued", [about])[-1]
     changed = [
         f"{name} {before['versions'].get(name)} -> {one}"
