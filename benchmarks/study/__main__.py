@@ -17,11 +17,12 @@ from pathlib import Path
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.store.disk import only_writer, write_json
 
-from .cohort import make_cohort
+from .cohort import Eyes, make_cohort
 from .fluid import are_there
 from .lanes import Lanes
 from .one import FIGURES, figures_of, is_calibrated, job_of, measuring_hash
 from .page import write_page
+from .pairs import pairs, write_pairs
 from .plan import ARMS, LATENT, RECIPE, SIMPLE, SUPERVISED, Chosen, Entry, Settings, all_entries
 from .results import Results, chosen
 
@@ -128,9 +129,12 @@ class _Work:
     ) -> None:
         self.settings, self.given, self.cohort, self.out, self.real = settings, given, cohort, out, real
         self.lanes = lanes
+        eyes = Eyes.open(cohort)
+        self.people = len(set(eyes.people[eyes.rows("test")]))
 
     def all(self) -> int:
         """Runs until nothing is left; 0, or the exit code of the first run that failed or was stopped."""
+        self._compare(Results(self.out))
         while True:
             ready = self._ready()
             unmeasured = [entry for entry in ready if not is_calibrated(entry, self.calibration, self.settings.threads)]
@@ -194,6 +198,10 @@ class _Work:
             {"OMP_NUM_THREADS": str(self.settings.threads)},
         )
 
+    def _compare(self, results: Results) -> None:
+        ablated = chosen(results, self.settings).ablated
+        write_pairs(self.out, pairs(results, self._folder(""), self.settings, ablated, self.people))
+
     def _take(self, run: str) -> None:
         """The figures of an ended run enter the results."""
         if run.startswith("calibrate "):
@@ -203,6 +211,7 @@ class _Work:
             raise OctjepaError(f"{run} ended without figures in {self._folder(run)}")
         results = Results(self.out)
         results.add(run, made["about"], made["rows"])
+        self._compare(results)
         write_page(results, self.settings, self.out)
 
 

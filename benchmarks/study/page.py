@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from octjepa.phantom import LESIONS
 from octjepa.store.disk import write_atomic
 
-from .aims import MACRO, aims
+from .aims import aims
 from .frozen import OF_VAL
-from .plan import ABLATIONS, ARMS, CURVE, FEW_PEOPLE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, SUPERVISED, Settings
-from .results import Results, Row, chosen, minus, spread
+from .pairs import read_pairs
+from .plan import ARMS, CURVE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, Settings
+from .results import Results, Row, chosen
+from .tables import COLUMNS, FLUID, MISSING, ablations, compared, differences, few, runs, table, used
 
-COLUMNS = {
-    "lesion_auroc_macro": "lesion AUROC", "lesion_auroc_macro_within_vendor": "within a vendor",
-    "lesion_ece_macro": "ECE", "leave_vendor_out_drop": "vendor left out, loss",
-    "vendor_accuracy": "vendor readable", "fovea_error_mm": "fovea, mm", "layer_dice": "layer Dice",
-    "lesion_dice": "lesion Dice",
-}  # fmt: skip
-FLUID = {
-    "fluid_dice_real": "fluid Dice", "fluid_dice_real_01_to_04": "01 to 04", "fluid_dice_real_04_to_01": "04 to 01",
-}  # fmt: skip
 HOW = """    make study                              # goes on; Ctrl-C keeps what is done, within a run too
     make study ARGS="--list"                # what is done, what remains, how long it takes
     make study ARGS="--only 'main-*'"       # some of it
@@ -31,35 +24,6 @@ HOW = """    make study                              # goes on; Ctrl-C keeps wha
 Every figure is in `results.json`, with the run it came from; `runs.json` says what each run was: recipe and overrides,
 updates, CPU-seconds given and used, versions, and the hashes of settings, data and code. Cohort, stores and checkpoints
 lie in `study/`. An arm's updates follow from its CPU-seconds an update, measured once."""
-MISSING = "missing"
-NOT_DEFINED = {
-    ("supervised", "leave_vendor_out_drop"), ("supervised", "layer_dice"), ("supervised", "lesion_dice"),
-    ("histogram", "layer_dice"), ("histogram", "lesion_dice"), ("majority", "lesion_dice"),
-    *(("majority", f"lesion_auroc_macro_{pool}") for pool in POOLS),
-    *(("histogram", f"lesion_auroc_macro_{pool}") for pool in POOLS),
-    *(("supervised", f"lesion_auroc_macro_{pool}") for pool in POOLS),
-}  # fmt: skip
-
-
-def cell(results: Results, arm: str, metric: str) -> str:
-    """Mean over seeds with their lowest and highest; of a single seed its interval over people."""
-    if (arm, metric) in NOT_DEFINED:
-        return "-"
-    rows = [one for one in results.rows if one["arm"] == arm and one["metric"] == metric]
-    values = [one["value"] for one in rows if one["value"] is not None]
-    if not values:
-        return MISSING if not rows else "not measurable"
-    if len(values) == 1:
-        one = next(one for one in rows if one["value"] is not None)
-        return f"{one['value']:.3f}" + (f" ({one['low']:.3f} to {one['high']:.3f})" if one["low"] is not None else "")
-    return spread(values)
-
-
-def table(results: Results, arms: Iterable[str], columns: dict[str, str], first: str = "row") -> str:
-    """A Markdown table of `cell`s."""
-    lines = [f"| {first} | " + " | ".join(columns.values()) + " |", "|---" * (1 + len(columns)) + "|"]
-    lines += [f"| {arm} | " + " | ".join(cell(results, arm, metric) for metric in columns) + " |" for arm in arms]
-    return "\n".join(lines)
 
 
 def write_page(results: Results, settings: Settings, out: Path) -> None:
@@ -76,6 +40,7 @@ def write_page(results: Results, settings: Settings, out: Path) -> None:
 def page(results: Results, settings: Settings) -> str:
     """The whole page."""
     best, ablated = chosen(results, settings)
+    found = read_pairs(results.folder)
     later = f"{MISSING}: the main rows come first."
     encoders = [arm for arm in settings.arms if arm in (*ARMS, "untrained")]
     rows = [*settings.arms, SHIPPED]
@@ -89,79 +54,59 @@ def page(results: Results, settings: Settings) -> str:
         _setup(results, settings),
         HOW,
         "## What it was to reach",
-        aims(results, ablated or ARMS[0], settings.seeds, settings.ablation_seeds),
+        aims(results, found, ablated or ARMS[0], settings.seeds, settings.ablation_seeds),
+        "In brackets the lowest and highest seed, which hold no chance of who is tested; in parentheses the 95 % "
+        "interval of people and seeds together, paired by person where it is a difference. The last row is of the "
+        "ablations, at their budget.",
         "## Rows at equal compute",
         table(results, rows, COLUMNS),
+        used(results, rows),
         "![Macro lesion AUROC of every run with its interval](lesions.svg)",
         "Linear probes on frozen features, fitted on training people, measured on test people. Within a vendor: only "
         "eyes of one vendor are ranked against each other. No lesion of these eyes has to do with the vendor, but by "
         "chance one is commoner among a vendor's training eyes and rarer among its test eyes; a probe that reads the "
-        "vendor is then led below 0.5. Vendor left out: fall "
+        "vendor is then led below 0.5. What is below 0.5 within a vendor as well is not explained by that. "
+        "Vendor left out: fall "
         "of AUROC within a vendor when none of its eyes has a label (the encoder saw them, unlabelled; the probe also "
         "has a quarter fewer people). Vendor readable: balanced accuracy, low is good. Layer Dice of `majority` is the "
         "commonest layer at each place; the heads of the other rows know the place, too. `supervised` without a vendor "
-        f"would need four more trainings: not tried. `{SHIPPED}` is the encoder in the package, from a run of an "
-        "earlier state of this study, on the same training people; its card tells.",
+        "would need four more trainings: not tried; it takes the epoch that is best on the labels of the validation "
+        f"people. `{SHIPPED}` is the encoder in the package, `vjepa` with seed 0 from a run of an earlier state of the "
+        "code (masks have changed since), on the same training people: so much do two trainings differ.",
+        "## Compared",
+        compared(results, found, ablated or ARMS[0]),
         "## Each lesion (AUROC)",
         table(results, rows, lesions),
         "The same, of eyes within a vendor:",
         table(results, rows, {f"{metric}_within_vendor": name for metric, name in lesions.items()}),
         "## Few labels (macro AUROC)",
         "Half of the people, or all there are, have the lesion; mean of three draws. `supervised` is trained from "
-        "nothing on so many people, at a quarter of the budget.",
-        _few(results, settings),
+        "nothing, all five lesions at once, at a quarter of the budget: one draw and one seed, in which fewer than "
+        "half of the people have each lesion, and the labels of the validation people choose its epoch.",
+        few(results, settings),
         "## Pooling (macro AUROC)",
         table(results, [*encoders, SHIPPED], pools),
-        "The same on validation people, who choose:",
+        "The same on validation people, who choose; they are a tenth of all, and few of them have a rare lesion:",
         table(results, [*encoders, SHIPPED], {f"{metric}{OF_VAL}": pool for metric, pool in pools.items()}),
         f"## Compute: {best or 'the best arm'}",
         table(results, curve, COLUMNS) if best else later,
         f"## Ablations: {ablated or 'the best arm that predicts features'}",
         f"{settings.ablation_budget / 60:.3g} CPU-minutes each, so that a cheaper update gives more of them. "
-        "Differences are to `reference`, seed by seed; validation people choose, test people tell.",
-        *([_differences(results, ablated), table(results, _ablations(ablated), COLUMNS)] if ablated else [later]),
+        "Differences are to `reference`, seed by seed [lowest, highest], of test people also with the 95 % interval of "
+        "people and seeds; validation people choose, test people tell. `warm_start` begins with an encoder that had 20 "
+        "CPU-minutes on the same training people.",
+        *([differences(results, found, ablated), table(results, ablations(ablated), COLUMNS)] if ablated else [later]),
         "## Real eyes: fluid",
         "A head learns from one of two Duke eyes with macular oedema and is asked about the other. Dice over the "
-        "B-scans of both directions. Two eyes: the interval is over B-scans, and says nothing of other people. "
+        "B-scans of both directions, on the grid of the study (0.0078 x 0.047 mm; the pitch of 0.36 mm is not in the "
+        "files), so not to be held against published figures. Two eyes: the interval is over B-scans, and "
+        "says nothing of other people. "
         "`further_real` was also pretrained, without labels, on the very volumes it is asked about.",
         table(results, [*encoders, *([f"{best}:further_real"] if best else []), *FLUID_FLOORS], FLUID),
         "## Runs",
-        _runs(results),
+        runs(results),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _ablations(arm: str) -> list[str]:
-    return [f"{arm}:{name}" for name in ABLATIONS]
-
-
-def _differences(results: Results, arm: str) -> str:
-    """Each ablation against the reference."""
-    lines = [
-        "| row | updates | lesion AUROC, validation | test | fovea, mm | lesion Dice |",
-        "|---|---|---|---|---|---|",
-    ]
-    reference, *others = _ablations(arm)
-    for name in others:
-        updates = {
-            results.runs[one["run"]].get("updates", 0) for one in results.rows if one["arm"] == name
-        }  # fmt: skip
-        found = [
-            minus(results.values(name, metric), results.values(reference, metric))
-            for metric in (f"{MACRO}{OF_VAL}", MACRO, "fovea_error_mm", "lesion_dice")
-        ]
-        told = [f"{spread(values.values(), sign=True)}" if values else MISSING for values in found]
-        lines.append(f"| {name} | {', '.join(map(str, sorted(updates))) or MISSING} | " + " | ".join(told) + " |")
-    return "\n".join(lines)
-
-
-def _few(results: Results, settings: Settings) -> str:
-    names = {f"few_label_auroc_{size}": f"{size} people" for size in FEW_PEOPLE}
-    shown = table(results, [arm for arm in (*settings.arms, SHIPPED) if arm != SUPERVISED], names)
-    if SUPERVISED not in settings.arms:
-        return shown
-    own = [cell(results, f"{SUPERVISED}:people_{size}", f"few_label_auroc_{size}") for size in FEW_PEOPLE]
-    return f"{shown}\n| {SUPERVISED} | " + " | ".join(own) + " |"
 
 
 def _setup(results: Results, settings: Settings) -> str:
@@ -173,17 +118,6 @@ def _setup(results: Results, settings: Settings) -> str:
     )
     wanted = [arm for arm in settings.arms if not results.values(arm, "vendor_accuracy")]
     return told + (f"\n\n**Not run yet:** {', '.join(wanted)}." if wanted else "")
-
-
-def _runs(results: Results) -> str:
-    lines = ["| run | updates | CPU s | alarms | ended |", "|---|---|---|---|---|"]
-    for name, about in sorted(results.runs.items()):
-        alarms = about.get("alarms") or "-"
-        alarms = ", ".join(alarms) if isinstance(alarms, list | dict) else alarms
-        lines.append(
-            f"| {name} | {about.get('updates', '-')} | {about.get('cpu_seconds', '-')} | {alarms} | {about['ended']} |"
-        )
-    return "\n".join(lines) if results.runs else MISSING
 
 
 def dots(rows: Sequence[Row]) -> str:

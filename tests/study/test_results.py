@@ -75,7 +75,7 @@ def test_ablations_are_of_the_best_arm_that_predicts_features(tmp_path: Path) ->
 
 def test_an_aim_is_met_or_missed_once_every_seed_is_there_and_in_doubt_where_they_differ(tmp_path: Path) -> None:
     def verdict(name: str) -> str:
-        return next(line for line in aims(results, "vjepa", [0, 1], [0, 1]).splitlines() if name in line)
+        return next(line for line in aims(results, [], "vjepa", [0, 1], [0, 1]).splitlines() if name in line)
 
     results = Results(tmp_path)
     add(results, "vjepa", 0, "lesion_auroc_macro", 0.95, "a")

@@ -1,0 +1,103 @@
+"""Intervals of means over seeds, and of differences between rows: `pairs.json`, from the bootstrap copies of every run.
+
+All runs are measured on the same test people with the same draws of them, so a difference is paired person by person.
+Two intervals each (`octjepa.evaluate.statistics.seeds`): of these trained networks on other people, and of the recipes
+trained anew on other people, which holds the seeds, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octjepa.evaluate.intervals import Estimate
+from octjepa.evaluate.scales import Scale
+from octjepa.evaluate.statistics.seeds import arms_difference, mean_over_seeds, recipe_interval
+from octjepa.store.disk import write_json
+
+from .frozen import COPIED
+from .one import COPIES
+from .plan import ABLATIONS, ARMS, LATENT, Settings
+from .results import Results
+
+PAIRS = "pairs.json"
+_SCALES: dict[str, Scale] = {"leave_vendor_out_drop": "difference", "fovea_error_mm": "error"}
+Pair = dict[str, Any]
+
+
+def wanted(settings: Settings, ablated: str | None) -> list[tuple[str, str | None]]:
+    """(row, what it is compared with; None: the row itself)."""
+    rows = [arm for arm in settings.arms if arm in (*ARMS, "untrained", "supervised")]
+    found: list[tuple[str, str | None]] = [(arm, None) for arm in rows]
+    found += [(arm, "untrained") for arm in rows if arm in ARMS]
+    if ablated is not None:
+        found += [(ablated, other) for other in ARMS if other != ablated]
+        reference, *others = (f"{ablated}:{name}" for name in ABLATIONS)
+        found += [(reference, None), *((one, reference) for one in others)]
+        found += [(f"{ablated}:tokens_all", f"{ablated}:tokens_third")]
+    return found
+
+
+def pairs(results: Results, runs: Path, settings: Settings, ablated: str | None, people: int) -> list[Pair]:
+    """Every wanted figure whose runs are all there. runs: the folder of the runs; people: in the test set."""
+    assert ablated is None or ablated in LATENT
+    found = []
+    for arm, other in wanted(settings, ablated):
+        for metric in COPIED:
+            ours = _estimates(results, runs, arm, metric, people)
+            theirs = _estimates(results, runs, other, metric, people) if other else []
+            seeds = settings.ablation_seeds if ":" in arm else settings.seeds
+            if len(ours) == len(seeds) and (other is None or len(theirs) == len(seeds)):
+                found.append({"arm": arm, "minus": other, "metric": metric, **_figure(ours, theirs)})
+    return found
+
+
+def write_pairs(folder: Path, found: list[Pair]) -> None:
+    write_json(folder / PAIRS, found)
+
+
+def read_pairs(folder: Path) -> list[Pair]:
+    """What `write_pairs` wrote; nothing before it did."""
+    path = folder / PAIRS
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def told_interval(found: list[Pair], arm: str, other: str | None, metric: str) -> str:
+    """ " (low to high)" of people and seeds; nothing where there is no such interval."""
+    for one in found:
+        if (one["arm"], one["minus"], one["metric"]) == (arm, other, metric):
+            low, high = one["recipe_low"], one["recipe_high"]
+            return "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    return ""
+
+
+def _figure(ours: list[Estimate], theirs: list[Estimate]) -> Pair:
+    if theirs:
+        networks, recipes, p = arms_difference(ours, theirs)
+        value, low, high = networks.difference, networks.low, networks.high
+    else:
+        mean, recipes, p = mean_over_seeds(ours), recipe_interval(ours), None
+        value, (low, high) = mean.value, (mean.interval().low, mean.interval().high)
+    return {
+        "value": value, "low": low, "high": high, "recipe_low": recipes.low, "recipe_high": recipes.high, "p": p,
+        "n_people": ours[0].n_people, "seeds": len(ours),
+    }  # fmt: skip
+
+
+def _estimates(results: Results, runs: Path, arm: str, metric: str, people: int) -> list[Estimate]:
+    """Of every seed of `arm` whose copies are there."""
+    found = []
+    for one in results.rows:
+        path = runs / one["run"] / COPIES
+        if one["arm"] != arm or one["metric"] != metric or one["value"] is None or not path.is_file():
+            continue
+        with np.load(path, allow_pickle=False) as file:
+            samples = file[metric].astype(np.float64)
+        eyes = results.runs[one["run"]].get("eyes_hash", "")
+        found.append(
+            Estimate(one["value"], samples, one["n"], people, eyes, eyes, _SCALES.get(metric, "share"))
+        )  # fmt: skip
+    return found
