@@ -72,3 +72,5 @@ def test_separability_is_chance_for_noise_and_one_for_clear_classes() -> None:
     assert separability(torch.randn(400, 8), kind) == pytest.approx(0.25, abs=0.08)
     assert separability(5 * torch.eye(8)[kind] + 0.1 * torch.randn(400, 8), kind) == 1.0
     assert math.isnan(separability(torch.randn(4, 8), torch.zeros(4, dtype=torch.long)))
+    kind[7] = 9  # a kind of one row cannot be judged, and takes nothing from the others
+    assert separability(5 * torch.eye(16)[kind] + 0.1 * torch.randn(400, 16), kind) > 0.99

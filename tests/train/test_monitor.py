@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_the_best_checkpoint_is_the_online_probes_and_is_kept(healthy: Any) -> N
     saves = out / "checkpoints"
     assert folder.read_manifest(saves / "step-00000040")["score"] == measured[-1]["monitor/layer_accuracy"]
     whole = {"schema": folder.SCHEMA, "files": {}}
-    for step, score in ((1, None), (2, 2.0), (3, 1.5)):
+    for step, score in ((0, math.nan), (1, None), (2, 2.0), (3, 1.5)):
         (saves / f"step-{step:08d}").mkdir()
         (saves / f"step-{step:08d}" / "manifest.json").write_text(json.dumps({**whole, "update": step, "score": score}))
     assert folder.best(saves).name == "step-00000002"
@@ -88,6 +89,24 @@ def test_an_alarm_rings_once_and_never_in_warm_up() -> None:
     assert list(health.judge(bad, 30)) == ["constant_solution"]
     assert health.judge(bad, 40) == {}
     assert health.tripped == {"constant_solution": 30}
+
+
+def test_a_figure_that_could_not_be_had_trips_nothing() -> None:
+    health = Health("vjepa", warm=0)
+    health.follow(0.5)
+    assert health.judge({limit.figure: math.nan for limit in LIMITS.values()}, 100) == {}
+
+
+def test_a_loss_that_is_not_finite_hides_no_divergence() -> None:
+    def told(*losses: float) -> list[str]:
+        health = Health("vjepa", warm=0)
+        for loss in losses:
+            health.follow(loss)
+        return list(health.judge({}, 100))
+
+    assert told(*[0.9] * 19, math.nan) == ["diverging"]
+    assert told(*[0.5] * 19, math.nan) == []  # one update that was not taken
+    assert told(*[math.nan, math.inf] * 10) == ["diverging"]
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))

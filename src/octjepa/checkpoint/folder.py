@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -124,7 +125,7 @@ def _score(folder: Place) -> float | None:
         score = read_manifest(folder).get("score")
     except CheckpointError:
         return None  # damaged: it is judged when somebody asks for it by name
-    return float(score) if isinstance(score, int | float) else None
+    return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
 
 
 def prune(parent: Place, keep_last: int, keep_every: int | None = None) -> None:

@@ -95,12 +95,16 @@ def position_share(features: Features, place: Int[Tensor, " n"]) -> float:
 
 
 def separability(features: Features, kind: Int[Tensor, " n"]) -> float:
-    """Balanced accuracy of telling `kind` by the nearest class mean of the other half of the rows; chance 1 / kinds."""
+    """Balanced accuracy of telling `kind` by the nearest class mean of the other half of the rows; chance 1 / kinds.
+
+    Kinds that only one half holds are left out; NaN with fewer than two left.
+    """
     unit = F.normalize(features.double() - features.double().mean(dim=0), dim=-1)
+    half = torch.arange(len(kind)) % 2
     names = kind.unique()
+    names = names[torch.isin(names, kind[half == 0]) & torch.isin(names, kind[half == 1])]
     if len(names) < 2:
         return math.nan
-    half = torch.arange(len(kind)) % 2
     hits = torch.zeros(len(names), dtype=torch.float64)
     for side in (0, 1):
         means = torch.stack([unit[(kind == name) & (half == side)].mean(dim=0) for name in names])

@@ -7,6 +7,7 @@ nothing is judged.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -81,10 +82,11 @@ class Health:
         found = {
             name: f"{limit.figure} is {figures[limit.figure]:.3g}: {limit.message}"
             for name, limit in LIMITS.items()
-            if limit.figure in figures and (figures[limit.figure] < limit.bound) == limit.below
-            and figures[limit.figure] != limit.bound
+            if math.isfinite(value := figures.get(limit.figure, math.nan))  # what could not be had says nothing
+            and (value < limit.bound) == limit.below and value != limit.bound
         }  # fmt: skip
-        loss = fmean(self._losses)
+        finite = [loss for loss in self._losses if math.isfinite(loss)]  # updates of the others were not taken
+        loss = fmean(finite) if 2 * len(finite) > len(self._losses) else math.inf
         if loss > self._trivial:
             found["diverging"] = DIVERGING.format(window=len(self._losses), loss=loss, trivial=self._trivial)
         new = {name: message for name, message in found.items() if name not in self.tripped}
