@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--list", action="store_true", help="what is done, what remains and how long it takes; runs nothing")
     add("--page", action="store_true", help="only write the page from the results")
-    add("--only", default="*", help="runs whose name fits, such as 'main-vjepa-*'")
+    add("--only", action="append", help="runs whose name fits, such as 'main-vjepa-*'; may be given again")
     add("--work", type=Path, default=ROOT / "study", help="cohort, stores and runs (default: study/)")
     add("--out", type=Path, default=None, help="results and page (default: docs/study, of the study as it is defined)")
     add("--data", type=Path, default=os.environ.get("OCTJEPA_DATA"), help="folder with the two real eyes")
@@ -226,7 +226,8 @@ def _todo(settings: Settings, results: Results, given: argparse.Namespace, real:
         if results.runs[run].get("measured_by") == measuring_hash() or not (given.work / "runs" / run).is_dir()
     }
     every = all_entries(settings, _chosen(settings, results, given), real)
-    return [(entry, entry.run in done) for entry in every if fnmatch.fnmatch(entry.run, given.only)]
+    fits = [entry for entry in every if any(fnmatch.fnmatch(entry.run, one) for one in given.only or ["*"])]
+    return [(entry, entry.run in done) for entry in fits]
 
 
 def _chosen(settings: Settings, results: Results, given: argparse.Namespace) -> Chosen:

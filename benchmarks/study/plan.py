@@ -147,7 +147,7 @@ def later_entries(settings: Settings, chosen: Chosen) -> list[Entry]:
                 Entry("few_labels", "supervised", name, settings.seeds[0], (), budget, people, cohort=settings.cohort)
             )
     if (best := chosen.best) is not None:
-        for share in CURVE:
+        for share in sorted(CURVE, reverse=True):  # the longest first, so that nothing waits for it alone at the end
             seconds = settings.budget * share
             name = f"{best}:cpu_{seconds / 60:.3g}_min"
             entries.append(_pretrain("curve", best, name, settings.seeds[0], (), seconds, settings))
