@@ -77,7 +77,7 @@ def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> 
     cohort = about["cohort"]
     return f"""## The run
 
-`{run}`, with the settings of the study (`make study`): {about["updates"]} updates,
+`{run}`, with the settings of the study (`make study`) and the code of its day: {about["updates"]} updates,
 {about["cpu_seconds"]:.0f} CPU-seconds, on phantom eyes of {cohort["people"]} synthetic people
 ({cohort["difficulty"]}, seed {cohort["seed"]}), split train. Weights are kept in
 16 bit. Everything that is known of the run is in run.json.
@@ -85,7 +85,7 @@ def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> 
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
 foundation model.
 
-Held-out phantom people, frozen:
+Held-out phantom people, frozen, as measured then (docs/study measures these weights anew whenever its code changes):
 
 | figure | value | 95 % interval |
 |---|---|---|

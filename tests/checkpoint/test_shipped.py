@@ -1,4 +1,4 @@
-"""The encoder in the package: there, whole, small, usable by name, and better than nothing at what it was made for."""
+"""The encoder in the package: there, whole, small, and usable by name. What it is worth, the study measures."""
 
 from __future__ import annotations
 
