@@ -42,11 +42,24 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_would(batch, processes, 
     assert all(part in str(refused.value) for part in parts), refused.value
 
 
-def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monkeypatch):
-    recipe = recipe_of(4, devices=3)
-    with pytest.raises(UsageError, match="over 3 processes"):
+@pytest.mark.parametrize(
+    ("batch", "objective", "told"),
+    [
+        (4, {}, "over 3 processes"),
+        (6, {"sigreg": 0.1}, "objective.sigreg looks at the spread .* on 3 processes .* Start one process"),
+        (6, {"variance_covariance": 0.1, "sigreg": 0}, "set objective.variance_covariance to 0"),
+    ],
+)
+def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monkeypatch, batch, objective, told):
+    recipe = small_recipe(train={"global_batch": batch}, machine={"devices": 3}, objective=objective)
+    with pytest.raises(UsageError, match=told):
         plan(recipe)
     monkeypatch.setattr(Runtime, "world", property(lambda self: 3))
-    with pytest.raises(UsageError, match="over 3 processes"):
+    with pytest.raises(UsageError, match=told):
         loop.pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_meter_and_a_regulariser_on_one_process_are_free():
+    assert batch_shares(small_recipe(objective={"sigreg": 0}), 2) == Shares(2, 2, 1)
+    assert batch_shares(small_recipe(objective={"sigreg": 0.1}), 1) == Shares(4, 4, 1)

@@ -47,6 +47,13 @@ class ObjectiveRecipe(Section):
         return self
 
     @property
+    def regulariser(self) -> str | None:
+        """A regulariser with a weight: it looks at the spread within what it is given, so a batch in parts, on several
+        processes or in micro-batches, would have another objective."""
+        weights = {"variance_covariance": self.variance_covariance, "sigreg": self.sigreg}
+        return next((name for name, weight in weights.items() if weight), None)
+
+    @property
     def at_visible(self) -> float:
         """The weight of the loss at visible tokens."""
         return 0.5 if self.visible_weight is None else self.visible_weight

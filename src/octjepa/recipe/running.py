@@ -57,7 +57,7 @@ class TrackingRecipe(Section):
 
 
 class MachineRecipe(Section):
-    """Nothing here changes a result beyond rounding."""
+    """Nothing here changes a result beyond rounding; what would, parts of a batch for a regulariser, is refused."""
 
     devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
     # every device holds the whole model, or its part of it (FSDP2; for models that do not fit one device)

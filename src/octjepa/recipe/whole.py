@@ -42,10 +42,10 @@ class Recipe(Section):
         counts = self.mask_counts
         if min(counts) < 1:
             raise ValueError(f"masks leave {counts[0]} context and {counts[1]} target tokens: each needs one at least")
-        added = max(self.objective.variance_covariance or 0.0, self.objective.sigreg or 0.0)
-        if added > 0 and self.machine.micro_batch is not None:
+        added = self.objective.regulariser
+        if added is not None and self.machine.micro_batch is not None:
             raise ValueError(
-                "a regulariser looks at the spread within what it is given: machine.micro_batch would change the "
+                f"objective.{added} looks at the spread within what it is given: machine.micro_batch would change the "
                 "result; set it to null, or the regulariser to 0 (a meter)"
             )
         if self.objective.name == "normalized_mse" and self.model.predictor_depth is not None:

@@ -12,7 +12,7 @@ from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
-from octjepa.train.memory import is_out_of_memory
+from octjepa.train.memory import is_out_of_memory, too_much
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.preflight import batch_shares, check_compiler
 from octjepa.train.runtime import Runtime
@@ -49,9 +49,7 @@ def time_run(recipe: Recipe, stream: Stream, updates: int) -> dict[str, Any]:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                raise UsageError(
-                    f"{micro} volumes at once do not fit into the memory of {runtime.device}: lower machine.micro_batch"
-                ) from None
+                raise UsageError(too_much(recipe, micro, f"the memory of {runtime.device}")) from None
             float(figures["train/loss"])  # waits for the device
             worked = time.perf_counter()
             taken = take_step(model, optimiser, figures, runtime, 0.99, recipe.train.clip_norm, float("inf"))

@@ -1,6 +1,7 @@
 """A micro-batch that fits: when one rank runs out of memory, all halve it and take the same batch again.
 
-The global batch stays as it is, so the run is the same but for rounding.
+The global batch stays as it is, so the run is the same but for rounding. With a regulariser it would not be: there the
+run ends.
 """
 
 from __future__ import annotations
@@ -46,19 +47,34 @@ class Fitting:
         return None
 
     def halve(self, model: VJEPA3D, update: int) -> None:
-        """After any rank ran out of memory. Raises OctjepaError when one volume is already too much."""
+        """After any rank ran out of memory. Raises OctjepaError when one volume is already too much, or the batch must
+        not be parted."""
         model.zero_grad(set_to_none=True)
         if self.micro == 1:
             raise OctjepaError(
                 f"update {update + 1}: a single volume does not fit into memory. Use machine.recompute=true, fewer "
                 "tokens (tokens.budget), a smaller model.size, or a device with more memory; octjepa plan says how much"
             )
+        if self._recipe.objective.regulariser is not None:
+            raise OctjepaError(f"update {update + 1}: {too_much(self._recipe, self.micro, 'memory')}")
         self.micro //= 2
         _log.warning(
             "out of memory at update %d: every rank now takes %d volumes at once, and more often; the global batch "
             "stays %d. Put machine.micro_batch=%d into the recipe to start with that",
             update + 1, self.micro, self._recipe.train.global_batch, self.micro,
         )  # fmt: skip
+
+
+def too_much(recipe: Recipe, micro: int, where: str) -> str:
+    """What is told of `micro` volumes that do not fit into `where`: what to do."""
+    added = recipe.objective.regulariser
+    if added is None:
+        return f"{micro} volumes at once do not fit into {where}: lower machine.micro_batch"
+    return (
+        f"{micro} volumes at once do not fit into {where}, and objective.{added} looks at the spread within what it is "
+        "given, so fewer at once would be another objective. Use machine.recompute=true or a device with more memory "
+        f"(octjepa plan says how much), or another run: a smaller train.global_batch, or objective.{added}=0 (a meter)"
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -29,8 +29,15 @@ class Shares(NamedTuple):
 
 
 def batch_shares(recipe: Recipe, processes: int) -> Shares:
-    """Raises UsageError where the processes cannot take equal whole shares of the global batch."""
-    batch = recipe.train.global_batch
+    """Raises UsageError where the processes cannot take equal whole shares of the global batch, or a regulariser must
+    not be given a share of it."""
+    batch, added = recipe.train.global_batch, recipe.objective.regulariser
+    if added is not None and processes > 1:
+        raise UsageError(
+            f"objective.{added} looks at the spread within what it is given: on {processes} processes each would look "
+            f"at its share of the batch alone, which is another objective. Start one process, or set objective.{added} "
+            "to 0 (a meter) or null"
+        )
     if batch % processes:
         fitting = [n for n in range(1, batch + 1) if batch % n == 0]
         below = max(n for n in fitting if n <= processes)
