@@ -166,6 +166,8 @@ class _Work:
         for entry, done in every:
             if done or entry.run in self.lanes.running:
                 continue
+            if entry.group == "real" and any(name.startswith("real-") for name in self.lanes.running):
+                continue  # they write to one store, one at a time
             if figures_of(self._folder(entry.run)) is not None:
                 self._take(entry.run)
                 return self._ready()
