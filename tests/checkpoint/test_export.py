@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from octjepa import load_encoder
 from octjepa.checkpoint.export import export
 from octjepa.errors import UsageError
+from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_places
+from octjepa.recipe import Recipe
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -60,6 +63,25 @@ def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     assert (ours - other).abs().max() < 1e-5
     contract = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert contract["preprocessing"]["image_size"] == [8, 64, 64]
+
+
+def test_millimetres_have_no_form_in_transformers(tmp_path: Path) -> None:
+    """Its positions count token steps: the features would differ, and nothing would tell."""
+    recipe = small_recipe(model={"positions": "rope_tiled", "position_unit": "mm"})
+    export(saved(recipe, tmp_path / "weights.safetensors"), "safetensors", tmp_path / "ours")
+    with pytest.raises(UsageError, match=r"position_unit=mm: .* Export with --format safetensors"):
+        export(tmp_path / "ours", "hf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def saved(recipe: Recipe, path: Path) -> Path:
+    """Fresh weights of `recipe`, as an exported file holds them."""
+    weights = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
+    about = {"recipe": recipe.model_dump(mode="json"), "trained_on": []}
+    save_file(
+        {f"target_encoder.{name}": value for name, value in weights.items()}, path, {"octjepa": json.dumps(about)}
+    )
+    return path
 
 
 def test_a_folder_that_holds_something_is_left_alone(run: Path, tmp_path: Path) -> None:

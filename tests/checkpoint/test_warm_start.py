@@ -77,6 +77,28 @@ def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
     warm_start(VJEPA3D.from_recipe(recipe), recipe)
     assert "model.positions=rope_tiled, the recipe says rope" in caplog.text
+    assert "position_unit" not in caplog.text
+    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf"), "position_unit": "mm"})
+    warm_start(VJEPA3D.from_recipe(recipe), recipe)
+    assert "model.position_unit=index, the recipe says mm" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("heads", "error", "told"),
+    [
+        (12, UsageError, "has 12 attention heads, model.size test has 6"),
+        (None, CheckpointError, "does not tell num_attention_heads"),
+    ],
+)
+def test_heads_are_compared_though_no_shape_tells_them(
+    heads: int | None, error: type[Exception], told: str, tmp_path: Path
+) -> None:
+    vjepa2_folder(tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "num_attention_heads": heads}))
+    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
+    with pytest.raises(error, match=told):
+        warm_start(VJEPA3D.from_recipe(recipe), recipe)
 
 
 def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:

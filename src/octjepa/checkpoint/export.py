@@ -24,7 +24,7 @@ def export(source: str | Path, form: Form, out: Path) -> list[str]:
 
     Form safetensors is read back by `load_encoder`; hf is a folder that `transformers.VJEPA2Model.from_pretrained`
     reads. Raises UsageError: `out` holds something, or the encoder has no such form (rotary positions in another
-    layout, patches that are not square); CheckpointError: the disk refuses.
+    layout or in millimetres, patches or a grid that are not square); CheckpointError: the disk refuses.
     """
     encoder = load_encoder(source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -68,6 +68,12 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, str | dict[str, Tenso
             f"{encoder.name} has no form in transformers: {error}. Pretrain with model.positions=rope_tiled, or export "
             "with --format safetensors"
         ) from None
+    if recipe.model.position_unit != "index":
+        raise UsageError(
+            f"{encoder.name} was trained with model.position_unit={recipe.model.position_unit}: VJEPA2Model counts "
+            "positions in token steps, and would place every token wrongly without a word. Export with --format "
+            "safetensors"
+        )
     grid = recipe.grid
     if grid[1] != grid[2]:
         raise UsageError(

@@ -25,8 +25,8 @@ _INDEX = "model.safetensors.index.json"
 def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
     """Fills both encoders of `model` from `recipe.model.warm_start`, in place; nothing to do where that is null.
 
-    Raises UsageError: nothing there, another width or depth, patches that cannot be carried over; CheckpointError:
-    damaged.
+    Raises UsageError: nothing there, another width, depth or number of heads, patches that cannot be carried over;
+    CheckpointError: damaged.
     """
     if recipe.model.warm_start is None:
         return
@@ -36,21 +36,24 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
             weights = from_vjepa2(_read_folder(path), recipe.tokens.patch_size)
         except (ValueError, KeyError) as error:
             raise UsageError(f"model.warm_start {path}: {error}") from None
-        wanted = "rope_tiled"
+        heads, wanted = _heads(path), {"positions": "rope_tiled", "position_unit": "index"}
     else:
         source = load_encoder(path)
-        weights, wanted = dict(source.encoder.state_dict()), source.encoder.positions
-    _check(model, weights, path)
+        weights, heads = dict(source.encoder.state_dict()), source.encoder.heads
+        wanted = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
+    _check(model, weights, heads, path)
     for encoder in (model.context_encoder, model.target_encoder):
         encoder.load_state_dict(weights)
-    if recipe.model.positions != wanted:
-        _log.warning(
-            "the weights of %s were trained with model.positions=%s, the recipe says %s: they start further from home",
-            path, wanted, recipe.model.positions,
-        )  # fmt: skip
+    for name, theirs in wanted.items():
+        ours = getattr(recipe.model, name)
+        if ours != theirs:
+            _log.warning(
+                "the weights of %s were trained with model.%s=%s, the recipe says %s: they start further from home",
+                path, name, theirs, ours,
+            )  # fmt: skip
 
 
-def _check(model: VJEPA3D, weights: dict[str, Tensor], path: Path) -> None:
+def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path) -> None:
     own = model.context_encoder.state_dict()
     odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
     extra = weights.keys() - own.keys()
@@ -62,6 +65,22 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], path: Path) -> None:
             f"model.warm_start {path} is of another size: {named} is {theirs} there and {ours} in model.size "
             f"{model.size} with patches {model.patch_size}. Choose model.size and tokens.patch_size to fit."
         )
+    if heads != model.context_encoder.heads:  # no shape tells: the same features would be parted otherwise
+        raise UsageError(
+            f"model.warm_start {path} has {heads} attention heads, model.size {model.size} has "
+            f"{model.context_encoder.heads}: choose a model.size or weights to fit"
+        )
+
+
+def _heads(folder: Path) -> int:
+    """The number of attention heads that a Hugging Face folder's config.json tells."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_attention_heads"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, int):
+        raise CheckpointError(f"{folder}/config.json does not tell num_attention_heads: fetch the folder again")
+    return found
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
