@@ -36,8 +36,8 @@ def sigreg(features: Features, step: int, directions: int = DIRECTIONS) -> Float
     """n times the squared distance of characteristic functions, weighted by exp(-t^2 / 2), mean over directions.
 
     The directions are unit vectors drawn from the step number, so that a run repeats. t runs over 17 points of [0, 3]
-    by the trapezoid rule; the other half of the axis adds as much. About 1.3 for n draws of a standard normal,
-    whatever n; it grows with n for anything else.
+    by the trapezoid rule; the other half of the axis adds as much. 1.05 on average for n draws of a standard
+    normal, whatever n; it grows with n for anything else.
     """
     count, width = features.shape
     drawn = torch.Generator().manual_seed(key("sigreg", step) % 2**63)

@@ -2,8 +2,9 @@
 
 `plain` is what the demo and the tests draw: every lesion in three eyes of ten and over millimetres, so that a few
 minutes of training have something to find. `realistic` follows the measured sizes: drusen 63-250 um wide and 30-110
-high, few of them; intraretinal cysts of 50-300 um in a small swelling; lenses of subretinal fluid and patches of
-atrophy (300 um across and more) well under a disc diameter; thin membranes with low folds; each in 8 to 15 % of eyes.
+high, few of them; intraretinal cysts of 50-300 um (one in twenty is wider, none above 500) in a small swelling; lenses
+of subretinal fluid and patches of atrophy (300 um across and more) well under a disc diameter; thin membranes with low
+folds; each in 8 to 15 % of eyes.
 Between severity 0 and 1 a figure (first, more) is first + more * severity.
 """
 
