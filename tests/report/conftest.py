@@ -64,8 +64,10 @@ def fill_store(path: Path) -> None:
     for number in range(12):
         row = row_of(number, ("train", "val", "test")[number // 6 + (number // 2 == 5)])
         pixels, band = drawn_eye(number, size)
-        shifts = np.zeros((size[0], size[2]), np.int16)
-        write_chunk(store.chunk(row["volume_id"]), CanonicalVolume(row["volume_id"], pixels, band, 120.0, 25.0, shifts))
+        shifts, frame_shifts = np.zeros((size[0], size[2]), np.int16), np.zeros((24, size[2]), np.int16)
+        frame_mm = 0.26 * (np.arange(24) - 11.5)
+        volume = CanonicalVolume(row["volume_id"], pixels, band, 120.0, 25.0, shifts, frame_shifts, frame_mm)
+        write_chunk(store.chunk(row["volume_id"]), volume)
         store.add(row)
     for refusal in REFUSED:
         store.refuse(refusal)
@@ -117,6 +119,46 @@ def probe_of(low: float, high: float) -> dict[str, Any]:
     return {"rows": rows, "paired": paired, "comparisons": [], "notes": ["drusen: 1 volume has no label"]}
 
 
+def fill_tuned(path: Path, run: Path) -> None:
+    """The encoder of `run` as if it had been tuned to drusen, with heads drawn by chance, and what it says of the two
+    test volumes: one right, one wrong."""
+    from dataclasses import asdict
+
+    import pandas as pd
+    import torch
+
+    from octjepa.checkpoint import load_encoder
+    from octjepa.checkpoint.encoder import TUNED
+    from octjepa.checkpoint.folder import write_folder
+    from octjepa.checkpoint.state import MODEL_FILE
+    from octjepa.config import science_hash
+    from octjepa.evaluate.finetune.network import TunedNetwork
+    from octjepa.evaluate.finetune.saved import HEAD_FILE, Head, weights_of
+
+    encoder = load_encoder(run)
+    network = TunedNetwork(encoder, [("binary", 2)])
+    torch.manual_seed(3)
+    torch.nn.init.normal_(network.heads[0].linear.weight, std=0.02)
+    state = weights_of(network)
+    own = {name: value for name, value in state.items() if not name.startswith("encoder.")}
+    target = {f"target_{name}": value for name, value in state.items() if name.startswith("encoder.")}
+    head = Head("drusen", "binary", ("no", "yes"), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5))
+    about = {
+        "recipe": encoder.recipe.model_dump(mode="json"),
+        "contract_hash": science_hash(encoder.recipe.preprocessing),
+        "trained_on": [],
+        TUNED: {"settings": {}, "heads": [asdict(head)]},
+    }
+    write_folder(path / TUNED, 2, {MODEL_FILE: target, HEAD_FILE: own}, about)
+    rows = [row_of(number, "test") for number in (10, 11)]
+    predictions = pd.DataFrame(
+        {"level": level, "target": "drusen", "split": "test", "truth": truth, "said": "yes", "classes": ["no", "yes"],
+         "scores": [0.25, 0.75], "volume_id": row["volume_id"] if level == "volume" else ""}
+        for level in ("volume", "eye") for row, truth in zip(rows, ("yes", "no"), strict=True)
+    )  # fmt: skip
+    predictions.to_parquet(path / "predictions.parquet", index=False)
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo folder, made once; tests that change it take `demo`."""
@@ -156,3 +198,15 @@ def rewrite_probe() -> Callable[[Path, float, float], None]:
         (folder / "probe.json").write_text(json.dumps(probe_of(low, high)), encoding="utf-8")
 
     return rewrite
+
+
+@pytest.fixture
+def as_tuned(made: Path) -> Callable[[Path], None]:
+    """Puts a tuned network and its predictions into the folder of a fine-tuning."""
+    return lambda folder: fill_tuned(folder, made / "run")
+
+
+@pytest.fixture(autouse=True)
+def few_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One eye's occlusion map on a page is enough but for `page`, which is made before and has all."""
+    monkeypatch.setattr("octjepa.report.occlusion._FEW", 1)

@@ -32,7 +32,7 @@ def test_it_is_whole_html_with_every_section_named_once(page: str) -> None:
     assert outline.open == []
     assert len(set(outline.ids)) == len(outline.ids)
     assert set(outline.targets) <= set(outline.ids)
-    for section in ("cohort", "eyes", "masks", "training", "tokens", "probe", "files", "reproduce"):
+    for section in ("cohort", "eyes", "masks", "training", "tokens", "probe", "occlusion", "files", "reproduce"):
         assert section in outline.ids
     assert outline.unlabelled == []
     assert len(page.encode()) < 5e6
@@ -41,7 +41,7 @@ def test_it_is_whole_html_with_every_section_named_once(page: str) -> None:
 def test_every_part_is_drawn(page: str) -> None:
     assert page.count('<article class="eye">') == 3
     assert page.count('class="slabs"') == 3
-    assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 3 * 4 + 3 * 2
+    assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 3 * 4 + 3 * 2 + 3 * 2
     assert page.count('<svg class="chart"') == 6 + 1
     assert "How often each place is hidden" in page
     assert page.count('class="tok-colour"') > 20
@@ -119,7 +119,7 @@ def test_missing_parts_are_named_with_what_supplies_them(demo: Path) -> None:
     (demo / "probe.json").unlink()
     (demo / "embeddings.parquet").write_bytes(b"no parquet")
     text = write_report(demo).read_text(encoding="utf-8")
-    for part in ("the token maps", "the probe", "the embeddings"):
+    for part in ("the token maps", "the occlusion maps", "the probe", "the embeddings"):
         assert f"Missing: {part}." in text
     assert "it is not known whether training helped" in text
     assert str(demo) not in text
@@ -130,7 +130,7 @@ def test_a_store_made_otherwise_gives_no_masks_and_no_maps(demo: Path) -> None:
     recipe = demo / "run" / "recipe.yaml"
     recipe.write_text(recipe.read_text(encoding="utf-8").replace("orientation: OD", "orientation: native"))
     text = write_report(demo).read_text(encoding="utf-8")
-    assert text.count("orientation: store OD, recipe native") == 2
+    assert text.count("orientation: store OD, recipe native") == 3
     assert 'class="slabs"' not in text
 
 
@@ -219,13 +219,16 @@ def fill_tuning(path: Path, store: str) -> None:
     (path / "recipe.yaml").write_text("name: two signs\n", encoding="utf-8")
 
 
-def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(made: Path, tmp_path: Path) -> None:
+def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(
+    made: Path, tmp_path: Path, as_tuned: Callable[[Path], None]
+) -> None:
     fill_tuning(tmp_path / "tuning", os.path.relpath(made / "store", tmp_path / "tuning"))
+    as_tuned(tmp_path / "tuning")
     page = write_report(tmp_path / "tuning").read_text(encoding="utf-8").replace("<wbr>", "")
     outline = Outline(page)
     assert (outline.open, outline.scripts, outline.unlabelled) == ([], 0, [])
     assert set(outline.targets) <= set(outline.ids)
-    assert {"cohort", "eyes", "training", "probe", "files", "reproduce"} <= set(outline.ids)
+    assert {"cohort", "eyes", "training", "probe", "occlusion", "files", "reproduce"} <= set(outline.ids)
     assert not {"masks", "tokens"} & set(outline.ids)
     assert page.index("test set is used for the 2nd time") < page.index('id="cohort"')
     assert "Missing" not in page
@@ -239,6 +242,13 @@ def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(made: 
     assert "All 12 rows" in page
     assert "&lt;b&gt;fluid" in page
     assert "/srv/someone" not in page
+    maps = page[page.index('<section id="occlusion">') :]
+    assert maps.index("drusen: said yes with 0.75: wrong, it is no.") < maps.index("drusen: said yes with 0.75: right.")
+    assert maps.count('<svg class="scan"') == 2 * 2
+    assert "What this does not show:" in maps
+    (tmp_path / "tuning" / "predictions.parquet").unlink()
+    unfinished = write_report(tmp_path / "tuning").read_text(encoding="utf-8")
+    assert "Missing: the occlusion maps.</strong> there is no predictions.parquet here" in unfinished
 
 
 def test_a_folder_of_a_head_that_holds_none_is_refused(tmp_path: Path) -> None:

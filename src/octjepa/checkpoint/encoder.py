@@ -48,6 +48,16 @@ class TokenFeatures(NamedTuple):
     tissue: Float[np.ndarray, " k"]
 
 
+class SelectedTokens(NamedTuple):
+    """A volume's K selected tokens as the encoder takes them; the other fields as in `TokenFeatures`."""
+
+    patches: Float[np.ndarray, "k voxels"]
+    places: Float[np.ndarray, "k 3"]
+    grid_index: Int[np.ndarray, " k"]
+    grid: tuple[int, int, int]
+    tissue: Float[np.ndarray, " k"]
+
+
 class PretrainedEncoder:
     """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` the volumes it saw."""
 
@@ -86,25 +96,24 @@ class PretrainedEncoder:
         """One vector: `[dim]` with pool mean, `[3 dim]` (mean, std, max) with mean_std_max."""
         return pooled(self.tokens(volume).features, pool)
 
+    def selected(self, volume: CanonicalVolume) -> SelectedTokens:
+        """What the encoder is given of a prepared volume: centred view, neutral light, always the same tokens."""
+        recipe, shape = self.recipe, geometry.centred(self.recipe.preprocessing)
+        view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
+        cut = tokens.cut(view, recipe.tokens.patch_size, index)
+        patches = light.table(light.Light(), volume.tissue_mean, volume.tissue_std)[cut]
+        return SelectedTokens(patches, token_places(index, recipe), index, recipe.grid, share[index])
+
     @torch.no_grad()  # XLA does not know inference_mode's tensors
     def many_tokens(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
         """`tokens` of several prepared volumes in one pass."""
-        recipe = self.recipe
-        shape = geometry.centred(recipe.preprocessing)
-        patches, places, chosen = [], [], []
-        for volume in volumes:
-            view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
-            cut = tokens.cut(view, recipe.tokens.patch_size, index)
-            patches.append(light.table(light.Light(), volume.tissue_mean, volume.tissue_std)[cut])
-            places.append(token_places(index, recipe))
-            chosen.append((index, share[index]))
+        chosen = [self.selected(volume) for volume in volumes]
         device = next(self.encoder.parameters()).device
-        features = self.encoder(
-            torch.from_numpy(np.stack(patches)).to(device), torch.from_numpy(np.stack(places)).to(device)
-        )
+        patches, places = (torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*chosen, strict=True))[:2])
+        features = self.encoder(patches, places).float().cpu().numpy()
         return [
-            TokenFeatures(one, index, recipe.grid, share)
-            for one, (index, share) in zip(features.float().cpu().numpy(), chosen, strict=True)
+            TokenFeatures(of_one, one.grid_index, one.grid, one.tissue)
+            for of_one, one in zip(features, chosen, strict=True)
         ]
 
 

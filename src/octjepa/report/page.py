@@ -20,7 +20,7 @@ from markupsafe import Markup
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.remote import is_remote
-from octjepa.report import segmentation, tuning, wording
+from octjepa.report import occlusion, segmentation, tuning, wording
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.faults import KINDS, faults
@@ -31,11 +31,12 @@ from octjepa.report.figures.masks import MaskPicture
 from octjepa.report.figures.tokens import TokenMaps
 from octjepa.report.findings import findings
 from octjepa.report.gather import Contents, Missing, gather
+from octjepa.report.occlusion import OcclusionPage
 from octjepa.report.segmentation import SegmentationPage
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
 # Sections that a page of its kind does without.
-_WITHOUT = {"tuning": ("masks", "tokens"), "segmentation": ("masks", "training", "tokens")}
+_WITHOUT = {"tuning": ("masks", "tokens"), "segmentation": ("masks", "training", "tokens", "occlusion")}
 _EYES_OF_TOKENS = 4
 _FEWEST_MASKS = 16
 _TOKENS_OF_MASKS = 8192  # that the mask figure may cost, over all its samples: about a second
@@ -65,6 +66,7 @@ class Page:
     baselines: list[dict[str, Any]] = field(default_factory=list)
     rankme: float | None = None
     tokens: TokenMaps | None = None
+    occlusion: OcclusionPage | None = None
     groups: list[ForestGroup] = field(default_factory=list)
     all_rows: list[dict[str, Any]] = field(default_factory=list)
     paired: dict[str, Any] | None = None
@@ -105,6 +107,7 @@ def render(contents: Contents) -> str:
         ("training", _training),
         ("tokens", _tokens),
         ("probe", _probe),
+        ("occlusion", _occlusion),
         ("reproduce", _reproduce),
     )
     builders = tuple(one for one in builders if one[0] not in _WITHOUT.get(contents.kind, ()))
@@ -139,6 +142,7 @@ _MISSING_NAMES = {
     "training": "the training curves",
     "tokens": "the token maps",
     "probe": "the probe",
+    "occlusion": "the occlusion maps",
     "reproduce": "the commands",
 }
 
@@ -301,6 +305,23 @@ def _tokens(page: Page) -> None:
     from octjepa.checkpoint import load_encoder
 
     page.tokens = tokens.token_maps(store, rows, load_encoder(run.path))
+
+
+def _occlusion(page: Page) -> None:
+    contents, name = page.contents, _MISSING_NAMES["occlusion"]
+    if contents.store is None or (contents.run is None and contents.tuning is None):
+        page.lacks("occlusion", *_of(contents, "the store"), *_of(contents, "the run"))
+    elif contents.tuning is not None:
+        if not (contents.root / "predictions.parquet").is_file():
+            page.lacks("occlusion", Missing(name, "there is no predictions.parquet here", "octjepa finetune --resume"))
+            return
+        page.occlusion = occlusion.of_tuning(contents.store, contents.root)
+        if page.occlusion is None:
+            page.lacks("occlusion", Missing(name, "no test volume has a label", "octjepa finetune with more labels"))
+    elif contents.run is not None and _fits(page, "occlusion"):
+        page.occlusion = occlusion.of_run(contents.store, contents.run.path)
+        if page.occlusion is None:
+            page.lacks("occlusion", Missing(name, "the store holds no held-out raster volume", "octjepa split"))
 
 
 def _probe(page: Page) -> None:

@@ -119,7 +119,7 @@ def test_the_report_shows_the_tuned_row_beside_the_others_with_their_differences
     assert page.count('class="chart"') == 4
     assert "Tuned minus frozen" in page
     assert "Missing: the store." in page  # it lay in memory
-    assert page.count("Missing:") == 3  # in cohort, eyes and files
+    assert page.count("Missing:") == 4  # in cohort, eyes, occlusion and files
     for absent in ('id="masks"', 'id="tokens"', "built-in method", "trained encoder", "Pretraining took"):
         assert absent not in page
     assert "octjepa finetune recipe.yaml --target mark --from ENCODER" in page
