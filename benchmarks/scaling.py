@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/scaling.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
 
-`octjepa pretrain tiny_cpu` as users run it, on one small phantom store, again and again in turns. Updates a second come
+`octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu` as users run it, on one
+small phantom store, again and again in turns. Updates a second come
 from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system) are what a
 long run took more than a short one, so that starting and judging cancel out; other work on the machine disturbs them
 less. Efficiency is that of two processes over that of one of two threads, by both figures; and over one of one thread
@@ -18,21 +19,18 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from octjepa.bench.scaling import ALONE, train
 from octjepa.config import load_recipe
 from octjepa.phantom import write_cohort
 from octjepa.store import build_store
 from octjepa.store.disk import write_json
-from octjepa.train.journal import read_lines
 
 PEOPLE = 40
 SETTLE = 8  # first updates, which are not counted, and the length of the short run
@@ -41,24 +39,7 @@ ARMS = {
     "one_process_of_two_threads": (1, 2),
     "one_process_of_one_thread": (1, 1),
 }
-RECIPE = ["tiny_cpu", "monitor.every_updates=null", "validation.max_samples=2", "checkpoint.dir=null",
-          "tracking.pictures_every_updates=null"]  # fmt: skip
-
-
-def run(arm: str, updates: int, store: Path, out: Path, more: list[str]) -> tuple[float, list[float]]:
-    """(CPU-seconds of all its processes, seconds of each update) of a run of `updates` updates."""
-    processes, threads = ARMS[arm]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "octjepa", "pretrain", *RECIPE, *more]
-    command += [f"train.max_updates={updates}", "--store", str(store), "--out", str(out), "--quiet"]
-    before = os.times()
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    after = os.times()  # of children that have ended, and of theirs
-    seconds = [line["seconds"] for line in read_lines(out / "metrics.jsonl") if "train/loss" in line]
-    shutil.rmtree(out)
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return cpu, seconds
+RECIPE = ["tiny_cpu", *ALONE]
 
 
 def main() -> None:
@@ -76,8 +57,9 @@ def main() -> None:
         build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu").preprocessing)
         for _ in range(given.turns):
             for arm, told in turns.items():
-                short, _ = run(arm, SETTLE, work / "store", work / "run", given.overrides)
-                whole, seconds = run(arm, SETTLE + given.updates, work / "store", work / "run", given.overrides)
+                recipe, place = [*RECIPE, *given.overrides], str(work / "store")
+                short, _ = train(*ARMS[arm], SETTLE, place, work / "run", recipe)
+                whole, seconds = train(*ARMS[arm], SETTLE + given.updates, place, work / "run", recipe)
                 told.append(
                     {
                         "updates_per_second": round(given.updates / sum(seconds[SETTLE:]), 3),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from octjepa.bench.memory import held_bytes
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.train.plan import plan
@@ -65,50 +63,6 @@ def test_without_a_store_epochs_count_the_expected_volumes():
     assert unknown["volumes_known"] is False
 
 
-_STEP = """
-import sys
-import torch
-from octjepa.config import load_recipe
-from octjepa.model import VJEPA3D
-from octjepa.objective.ema import update_target
-from octjepa.train.optimiser import build_optimiser
-from octjepa.train.runtime import Runtime
-from octjepa.train.update import accumulate
-from octjepa.views.loader import Batch
-recipe = load_recipe(sys.argv[1], sys.argv[2:])
-runtime = Runtime(recipe.train.precision)
-torch.set_num_threads(1)
-def random_batch(size):
-    t, (n, m) = recipe.token_count, recipe.mask_counts
-    index = torch.arange(t).expand(size, -1)
-    view, other = torch.randn(2, size, t, 1024)
-    names = tuple(map(str, range(size)))
-    return Batch(view, other, torch.rand(size, t, 3), index, torch.ones(size, t), index[:, :n], index[:, n:], names)
-def peak():  # not ru_maxrss, which a child inherits from the process that starts it
-    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
-def step(model, optimiser, batch):
-    accumulate(model, batch, recipe, runtime)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimiser.step()
-    update_target(model.target_encoder, model.context_encoder, 0.99)
-    optimiser.zero_grad(set_to_none=True)
-def build():
-    model = VJEPA3D.from_recipe(recipe)
-    return model, build_optimiser(model, recipe.train)
-warm = build()
-step(*warm, random_batch(1))  # libraries load their kernels
-del warm
-before = peak()
-model, optimiser = build()
-for _ in range(2):
-    step(model, optimiser, random_batch(recipe.train.global_batch))
-print(peak() - before)
-"""
-# Freed memory goes back to the system at once: else the peak is that of glibc's habits.
-_HONEST = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
 @pytest.mark.parametrize(
     "overrides",
@@ -121,10 +75,6 @@ _HONEST = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
 )
 def test_predicted_memory_is_within_15_per_cent_of_the_measured_peak(overrides):
     """On the CPU, of a batch large enough to stand out of what the interpreter holds anyway."""
-    done = subprocess.run(
-        [sys.executable, "-c", _STEP, "tiny_cpu", *overrides],
-        capture_output=True, text=True, check=True, env=os.environ | _HONEST,
-    )  # fmt: skip
-    measured = int(done.stdout)
+    measured = held_bytes(["tiny_cpu", *overrides])
     predicted = plan(load_recipe("tiny_cpu", overrides))["peak_memory_bytes"]
     assert 0.85 < predicted / measured < 1.15, (predicted, measured)

@@ -1,15 +1,15 @@
-"""Verbs about the machine: doctor."""
+"""Verbs about the machine: doctor, bench."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from octjepa.cli.options import Json, Quiet
 from octjepa.cli.root import app
-from octjepa.console import say_checks
+from octjepa.console import say, say_checks
 from octjepa.errors import OctjepaError
 from octjepa.progress import set_quiet
 
@@ -33,3 +33,25 @@ def doctor(
     if not found["ok"]:
         failed = [check["name"] for check in found["checks"] if check["state"] == "failed"]
         raise OctjepaError(f"failed: {', '.join(failed)}; what to do stands with each")
+
+
+@app.command()
+def bench(
+    subject: Annotated[
+        Literal["step", "ingest", "loader", "embed", "memory", "scaling"],
+        typer.Argument(help="What is measured; docs/bench.md says how."),
+    ],
+    against: Annotated[
+        str | None, typer.Option("--against", help="The other way, by name; default: the first of the subject's.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, help="Runs, each of both sides; default: a minute or two of them.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measures octjepa against another way of doing the same. In turns, on phantoms; says a ratio and its spread."""
+    from octjepa.bench.run import run_bench
+
+    set_quiet(quiet)
+    say(run_bench(subject, against, repeats), as_json)

@@ -1,0 +1,147 @@
+"""Training samples a second, made in the process itself, against a plain pipeline on the same store.
+
+A sample is two views of one geometry, flip and crop, with gain, gamma, blur and speckle each of its own, z-scored,
+cut into patches, and a mask. Both sides take every patch of the grid (with `tokens.select=tissue`, as recipes have it,
+ours lights only the chosen ones: that is not in the figure). Ours is a pure function of seed, epoch and volume: its
+masks are connected shapes, its tissue shares are counted. The peers draw from torch's global state, hide patches by
+`randperm` and count nothing. `torch` is a DataLoader over the store; `monai` a CacheDataset, which keeps all
+volumes in memory, with MONAI's random transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import exp
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from octjepa.bench.ingest import monai
+from octjepa.bench.material import WHOLE_GRID, phantom_store, recipe_of
+from octjepa.bench.turns import Contest, rate_of
+from octjepa.recipe import Recipe
+from octjepa.store import Store
+from octjepa.train.cohort import choose_cohort
+from octjepa.views.loader import training_batches
+
+PASSES = 2  # over the store, a turn
+View = Float[Tensor, "d h w"]
+
+
+def cut(view: View, patch: tuple[int, int, int]) -> Float[Tensor, "t voxels"]:
+    (p, q, r), (d, h, w) = patch, view.shape
+    tiles = view.reshape(d // p, p, h // q, q, w // r, r).permute(0, 2, 4, 1, 3, 5)
+    return tiles.reshape(-1, p * q * r)
+
+
+def sample_of(views: list[View], recipe: Recipe) -> tuple[Tensor, ...]:
+    """Patches of both views, and which of them are shown and hidden."""
+    order = torch.randperm(recipe.token_count)
+    shown = recipe.mask_counts[0]
+    return (*(cut(view, recipe.tokens.patch_size) for view in views), order[:shown], order[shown:])
+
+
+class PlainViews(Dataset[tuple[Tensor, ...]]):
+    """Volumes of a store with random transforms, as a person writes them in torch."""
+
+    def __init__(self, store: Store, ids: list[str], recipe: Recipe) -> None:
+        self.store, self.ids, self.recipe = store, ids, recipe
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, ...]:
+        volume = self.store.read(self.ids[number])
+        prepared = self.recipe.preprocessing
+        (a, b, c), (d, h, w) = (int(torch.randint(2 * m + 1, ())) for m in prepared.margin), prepared.image_size
+        view = torch.from_numpy(np.array(volume.pixels)).float()[a : a + d, b : b + h, c : c + w]
+        if torch.rand(()) < self.recipe.views.flip_slow:
+            view = view.flip(0)
+        return sample_of([self.lit(view, volume.tissue_mean, volume.tissue_std) for _ in range(2)], self.recipe)
+
+    def lit(self, view: View, mean: float, std: float) -> View:
+        asked = self.recipe.views
+        gain, gamma, speckle = (float(torch.rand(())) for _ in range(3))
+        if torch.rand(()) < asked.blur:
+            line = torch.tensor([0.25, 0.5, 0.25])
+            view = F.conv2d(view[:, None], torch.outer(line, line)[None, None], padding=1)[:, 0]
+        bent = exp((2 * gamma - 1) * asked.gamma)
+        view = 255 * (view / 255) ** bent - 255 * (mean / 255) ** bent
+        view = exp((2 * gain - 1) * asked.gain) * view / max(std, 1.0)
+        return view + speckle * asked.speckle * torch.randn_like(view)
+
+
+def monai_views(store: Store, ids: list[str], recipe: Recipe) -> Any:
+    """The like by MONAI's own transforms on volumes kept in memory. Raises UsageError where it is not installed."""
+    known, asked = monai("transforms"), recipe.views
+    both = ["seen", "other"]
+    each = [
+        step
+        for key in both
+        for step in (
+            known.RandGaussianSmoothd(key, prob=asked.blur, sigma_x=(0.5, 0.7), sigma_y=(0.5, 0.7), sigma_z=(0.5, 0.7)),
+            known.RandAdjustContrastd(key, prob=1.0, gamma=(exp(-asked.gamma), exp(asked.gamma))),
+            known.RandScaleIntensityd(key, factors=asked.gain, prob=1.0),
+            known.NormalizeIntensityd(key),
+            known.RandGaussianNoised(key, prob=1.0, std=asked.speckle),
+        )
+    ]
+    steps = [
+        known.CopyItemsd("seen", names="other"),
+        known.RandSpatialCropd(both, roi_size=recipe.preprocessing.image_size, random_size=False),
+        known.RandFlipd(both, prob=asked.flip_slow, spatial_axis=0),
+        *each,
+        partial(_monai_sample, recipe=recipe),
+    ]
+    volumes = [{"seen": np.array(store.read(name).pixels, np.float32)[None]} for name in ids]
+    return monai("data").CacheDataset(volumes, known.Compose(steps), progress=False)
+
+
+def _monai_sample(found: dict[str, Any], recipe: Recipe) -> tuple[Tensor, ...]:
+    return sample_of([found[key].as_tensor()[0] for key in ("seen", "other")], recipe)
+
+
+@contextmanager
+def against_torch() -> Iterator[Contest]:
+    with _against(PlainViews) as made:
+        yield made
+
+
+@contextmanager
+def against_monai() -> Iterator[Contest]:
+    monai("data")  # refused before anything is drawn
+    with _against(monai_views) as made:
+        yield made
+
+
+@contextmanager
+def _against(dataset: Any) -> Iterator[Contest]:
+    recipe = recipe_of(*WHOLE_GRID)
+    with phantom_store(recipe.preprocessing) as (_, store):
+        _, stream = choose_cohort(store, recipe)
+        size, ids = recipe.train.global_batch, stream.volume_ids
+        plain = DataLoader(dataset(store, ids, recipe), batch_size=size, shuffle=True, drop_last=True)
+        batches = PASSES * (len(ids) // size)
+        endless = training_batches(stream, 0, 10**5, workers=0)
+
+        def ours() -> int:
+            return sum(len(next(endless).volume_ids) for _ in range(batches))
+
+        def other() -> int:
+            return sum(len(batch[0]) for _ in range(PASSES) for batch in plain)
+
+        setup = {
+            "volumes": len(ids),
+            "patches": recipe.token_count,
+            "batch": size,
+            "loader_processes": 0,
+            "threads": torch.get_num_threads(),
+        }
+        yield Contest(rate_of(ours), rate_of(other), setup)

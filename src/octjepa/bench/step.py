@@ -1,0 +1,115 @@
+"""One training update of `tiny_cpu`, forward, backward, step and EMA, on random numbers in a batch's shapes.
+
+Ours is what `octjepa pretrain` calls for it: gradients with their figures, the fitness of the gradient judged on the
+device, the step, the target. `plain` takes the very same network, arm and precision through the loop that a person
+writes. `fp32`, `compiled` and `sincos` change one key of the recipe. `transformers` is in `bench.vjepa2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+
+import torch
+import torch.nn.functional as F
+
+from octjepa.bench.material import random_batch, recipe_of, wait_for
+from octjepa.bench.turns import Contest, rate_of
+from octjepa.model import VJEPA3D
+from octjepa.recipe import Recipe, TrainRecipe
+from octjepa.train.optimiser import build_optimiser
+from octjepa.train.preflight import check_compiler
+from octjepa.train.runtime import Runtime
+from octjepa.train.update import accumulate, take_step
+
+UPDATES = 2  # a turn
+MOMENTUM = 0.996
+Work = Callable[[], int]
+
+
+def update_of(recipe: Recipe) -> Work:
+    """`UPDATES` updates as `octjepa pretrain` takes them; returns how many volumes went through."""
+    runtime = Runtime(recipe.train.precision)
+    model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+    if recipe.machine.compile:
+        check_compiler(runtime.device)
+        model.compile_blocks()
+    optimiser, batch = build_optimiser(model, recipe.train), random_batch(recipe)
+
+    def work() -> int:
+        for _ in range(UPDATES):
+            figures = accumulate(model, batch, recipe, runtime)
+            take_step(model, optimiser, figures, runtime, MOMENTUM, recipe.train.clip_norm, inf)
+        wait_for(runtime.device)
+        return UPDATES * recipe.train.global_batch
+
+    return work
+
+
+def plain_update(recipe: Recipe) -> Work:
+    """The same network and loss in a loop without anything around it."""
+    runtime = Runtime(recipe.train.precision)
+    model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+    optimiser, batch = plain_adamw(model, recipe.train), random_batch(recipe)
+
+    def work() -> int:
+        for _ in range(UPDATES):
+            with runtime.compute():
+                outcome = model.predict(*batch.inputs(runtime.device))
+            F.l1_loss(outcome.predicted, outcome.target).backward()
+            plain_step(model, optimiser, model.target_encoder, model.context_encoder, recipe.train)
+        wait_for(runtime.device)
+        return UPDATES * recipe.train.global_batch
+
+    return work
+
+
+def plain_adamw(model: torch.nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
+    """As torch builds it unless told otherwise."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=train.base_lr, betas=train.betas, weight_decay=train.weight_decay)
+
+
+def plain_step(
+    model: torch.nn.Module,
+    optimiser: torch.optim.AdamW,
+    target: torch.nn.Module,
+    student: torch.nn.Module,
+    train: TrainRecipe,
+) -> None:
+    """Clip, step, and the EMA parameter by parameter."""
+    if train.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
+    optimiser.step()
+    optimiser.zero_grad()
+    with torch.no_grad():
+        for old, new in zip(target.parameters(), student.parameters(), strict=True):
+            old.lerp_(new, 1 - MOMENTUM)
+
+
+@contextmanager
+def against_plain() -> Iterator[Contest]:
+    recipe = recipe_of()
+    yield contest(update_of(recipe), plain_update(recipe), recipe)
+
+
+@contextmanager
+def against_change(change: str) -> Iterator[Contest]:
+    """The same update with one key of the recipe changed."""
+    recipe = recipe_of()
+    yield contest(update_of(recipe), update_of(recipe_of(change)), recipe)
+
+
+def contest(ours: Work, other: Work, recipe: Recipe) -> Contest:
+    setup = {
+        "recipe": recipe.name,
+        "size": recipe.model.size,
+        "tokens": recipe.token_count,
+        "batch": recipe.train.global_batch,
+        "precision": recipe.train.precision,
+        "updates_a_turn": UPDATES,
+        "device": str(Runtime(recipe.train.precision).device),
+        "threads": torch.get_num_threads(),
+    }
+    return Contest(rate_of(ours), rate_of(other), setup)

@@ -1,0 +1,183 @@
+"""The same network by the V-JEPA 2 classes of Hugging Face's transformers: trained a step, and embedding.
+
+Theirs knows whole videos on square grids, so both sides take every patch of the grid, with tiled rotary positions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octjepa.bench.material import WHOLE_GRID, phantom_store, random_batch, recipe_of, wait_for
+from octjepa.bench.step import UPDATES, Work, contest, plain_adamw, plain_step, update_of
+from octjepa.bench.turns import Contest, rate_of
+from octjepa.checkpoint import PretrainedEncoder
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.extras import to_install
+from octjepa.model import VJEPA3D
+from octjepa.model.sizes import SIZES
+from octjepa.model.vjepa2 import config_of, to_vjepa2
+from octjepa.recipe import Recipe
+from octjepa.store import CanonicalVolume, Store
+from octjepa.train.runtime import Runtime
+from octjepa.views import geometry, light
+
+BATCH = 16
+ALIKE = 1e-3  # the most that features of the same weights may differ by; they are of size 1
+
+
+def vjepa2_model(recipe: Recipe, model: VJEPA3D) -> Any:
+    """A `VJEPA2Model` of the size of `model`, with the weights of its target encoder.
+
+    Raises UsageError where transformers is not installed.
+    """
+    try:
+        transformers = import_module("transformers")
+    except ImportError:
+        raise UsageError(f"the peer transformers needs transformers: {to_install('hf')}") from None
+    size, encoder = SIZES[recipe.model.size], model.target_encoder
+    config = config_of(encoder, recipe.tokens.patch_size, recipe.grid) | {
+        "pred_hidden_size": size.predictor_width,
+        "pred_num_hidden_layers": size.predictor_depth,
+        "pred_num_attention_heads": size.predictor_heads,
+        "pred_num_mask_tokens": 1,
+    }
+    theirs = transformers.VJEPA2Model(transformers.VJEPA2Config(**config))
+    theirs.load_state_dict(to_vjepa2(encoder, recipe.tokens.patch_size), strict=False)  # the predictor keeps its own
+    return theirs
+
+
+# -- a training step --
+
+
+def step_by_vjepa2(recipe: Recipe) -> Work:
+    """Context tokens alone through a student's layers, the predictor, L1 to the layer-normed features of a teacher.
+
+    `VJEPA2Model.forward` would show the student the whole video, which is no V-JEPA training; so its parts are called.
+    """
+    runtime = Runtime(recipe.train.precision)
+    student = vjepa2_model(recipe, VJEPA3D.from_recipe(recipe)).to(runtime.device).train()
+    teacher = copy.deepcopy(student.encoder).requires_grad_(False)
+    optimiser = plain_adamw(student, recipe.train)
+    batch = random_batch(recipe)
+    d, h, w = recipe.preprocessing.image_size
+    videos = torch.randn(2, recipe.train.global_batch, d, 1, h, w)
+
+    def work() -> int:
+        for _ in range(UPDATES):
+            seen, whole = videos.to(runtime.device, non_blocking=True)
+            context, hidden = batch.context.to(runtime.device), batch.target.to(runtime.device)
+            with runtime.compute():
+                predicted = _predicted(student, seen, context, hidden)
+                with torch.no_grad():
+                    truth = teacher(pixel_values_videos=whole).last_hidden_state.float()
+            width = truth.shape[-1]
+            F.l1_loss(predicted.float(), _rows(F.layer_norm(truth, (width,)), hidden)).backward()
+            plain_step(student, optimiser, teacher, student.encoder, recipe.train)
+        wait_for(runtime.device)
+        return UPDATES * recipe.train.global_batch
+
+    return work
+
+
+def _predicted(
+    student: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"], hidden: Int[Tensor, "b m"]
+) -> Float[Tensor, "b m w"]:
+    features = _context_features(student.encoder, video, context)
+    index = context.unsqueeze(-1).expand_as(features)
+    tokens = context.shape[1] + hidden.shape[1]
+    whole = features.new_zeros(len(features), tokens, features.shape[2]).scatter(1, index, features)
+    predicted: Tensor = student.predictor(whole, [context], [hidden]).last_hidden_state
+    return predicted
+
+
+def _context_features(
+    encoder: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"]
+) -> Float[Tensor, "b n w"]:
+    features = _rows(encoder.embeddings(video), context)
+    for layer in encoder.layer:
+        features = layer(features, context)[0]
+    normed: Tensor = encoder.layernorm(features)
+    return normed
+
+
+def _rows(x: Float[Tensor, "b t w"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
+    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+@contextmanager
+def step_against_transformers() -> Iterator[Contest]:
+    recipe = recipe_of(*WHOLE_GRID, "model.positions=rope_tiled")
+    theirs = step_by_vjepa2(recipe)
+    yield contest(update_of(recipe), theirs, recipe)
+
+
+# -- embedding --
+
+
+@contextmanager
+def embed_against_transformers() -> Iterator[Contest]:
+    """Features of every patch, fp32, a batch at a time from the store. Raises OctjepaError where they are not alike."""
+    recipe = recipe_of(*WHOLE_GRID, "model.positions=rope_tiled")
+    runtime = Runtime("fp32")
+    torch.manual_seed(0)
+    model = VJEPA3D.from_recipe(recipe)
+    theirs = vjepa2_model(recipe, model).to(runtime.device).eval()
+    encoder = PretrainedEncoder(model.target_encoder, recipe, "bench").to(runtime.device)
+    with phantom_store(recipe.preprocessing) as (_, store):
+        ids = store.table["volume_id"].tolist()
+
+        def ours(names: Sequence[str]) -> Float[np.ndarray, "b t w"]:
+            return np.stack([one.features for one in encoder.many_tokens([store.read(name) for name in names])])
+
+        @torch.no_grad()
+        def other(names: Sequence[str]) -> Float[np.ndarray, "b t w"]:
+            videos = _videos(store, names, recipe).to(runtime.device)
+            features = theirs(pixel_values_videos=videos, skip_predictor=True).last_hidden_state
+            found: np.ndarray = features.float().cpu().numpy()
+            return found
+
+        apart = float(np.abs(ours(ids[:BATCH]) - other(ids[:BATCH])).max())
+        if not apart < ALIKE:
+            raise OctjepaError(
+                f"this transformers computes other features from the same weights: they differ by {apart:.2g}"
+            )
+
+        def all_by(features: Any) -> Work:
+            def work() -> int:
+                for start in range(0, len(ids), BATCH):
+                    features(ids[start : start + BATCH])
+                return len(ids)
+
+            return work
+
+        setup = {
+            "size": recipe.model.size,
+            "tokens": recipe.token_count,
+            "batch": BATCH,
+            "volumes": len(ids),
+            "features_differ_by": apart,
+            "device": str(runtime.device),
+            "threads": torch.get_num_threads(),
+        }
+        yield Contest(rate_of(all_by(ours)), rate_of(all_by(other)), setup)
+
+
+def _videos(store: Store, names: Sequence[str], recipe: Recipe) -> Float[Tensor, "b d 1 h w"]:
+    """The same centred view and z-score that ours takes."""
+    shape, size = geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
+
+    def view(volume: CanonicalVolume) -> np.ndarray:
+        exposed = light.table(light.Light(), volume.tissue_mean, volume.tissue_std)
+        return exposed[geometry.apply(volume.pixels, shape, size)]
+
+    return torch.from_numpy(np.stack([view(store.read(name)) for name in names])).unsqueeze(2)
