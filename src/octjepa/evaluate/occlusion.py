@@ -12,6 +12,9 @@ A single token is told again by its neighbours, so a place is at least `PLACE_MM
 other, too: the en face map leaves out whole columns, from the first row to the last; then the B-scans of the strongest
 column are searched in depth. Encoders of the arms that hide tokens from the context encoder have learnt to do without
 some; the arm `normalized_mse` and the heads of a fine-tuning have only seen whole sets.
+
+A map tells where an answer hangs, not why, nor what training taught: that of an untrained encoder peaks at what is
+unusual in a scan, too (`of_encoder(encoder.untrained(), volume)`; Adebayo et al. 2018 ask this of every such map).
 """
 
 from __future__ import annotations
