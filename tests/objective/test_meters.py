@@ -47,6 +47,19 @@ def test_lidar_counts_directions_that_tell_volumes_apart() -> None:
     assert lidar(signal[:, :, :1].expand(-1, -1, 12) + 0.01 * noise) < 2
 
 
+@pytest.mark.parametrize("rank", [0, 1, 5, 10])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_lidar_tells_noise_from_signal_at_the_size_of_the_monitor(rank: int, uneven: bool) -> None:
+    """32 volumes x 3 views, width 192: noise alone, which every view draws anew, separates nothing."""
+    scale = torch.arange(1, 193) ** -0.5 if uneven else torch.ones(192)
+    noise = torch.randn(32, 3, 192) * scale / scale.square().mean().sqrt()
+    directions = torch.linalg.qr(torch.randn(192, max(rank, 1)))[0][:, :rank]
+    signal = math.sqrt(192 / max(rank, 1)) * torch.randn(32, 1, rank) @ directions.T
+    assert rank * 0.75 <= lidar(noise + signal) <= rank + (4 if rank == 0 else 1)
+    assert math.isnan(lidar(noise[:1]))
+    assert lidar(torch.ones(32, 3, 192)) == 0
+
+
 def test_spread_and_pair_cosine_of_collapsed_and_of_free_features() -> None:
     same = torch.randn(1, 16).expand(100, -1)
     assert spread(same) == pytest.approx(0, abs=1e-6)
