@@ -59,6 +59,35 @@ def test_targets_are_an_even_sample_of_what_is_hidden():
     assert rate.std() < 1.3 * expected
 
 
+def test_a_part_of_the_hidden_tokens_is_tissue_first():
+    """Exact counts, within what is hidden, the same context; no tissue is asked more often than other tissue."""
+    recipe = small_recipe(masks={"target_share": 0.3})
+    tissue = (EVERY[:, 1] == 3) | (EVERY[:, 1] == 4)  # 64 of 256
+    asked = np.zeros(256)
+    for number in range(600):
+        context, target = masks.draw(EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number), tissue)
+        free, _ = masks.draw(EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number))
+        assert np.array_equal(context, free)
+        assert len(set(target) - set(context)) == 46
+        hidden_tissue = tissue.sum() - tissue[context].sum()
+        assert tissue[target].sum() == min(46, hidden_tissue)
+        asked[target] += 1
+    assert asked[tissue].std() < 0.1 * asked[tissue].mean()
+
+
+def test_the_report_shows_what_is_preferred():
+    """With every patch a token, targets are as often tissue as patches are, unless only a part is asked for."""
+    shown = {}
+    for share in (1.0, 0.3):
+        recipe = small_recipe(tokens={"select": "all", "budget": None}, masks={"target_share": share})
+        measured = mask_measure.measure_synthetic(recipe, samples=64)
+        assert all(one["exact"] for one in measured["families"].values())
+        shown[share] = measured["families"]["mix"]["targets"]["on_tissue"]
+        assert shown[share] == mask_measure.summary(measured)["targets_on_tissue"]
+    assert shown[1.0] == pytest.approx(measured["tissue"]["of_grid"], abs=0.08)
+    assert shown[0.3] > shown[1.0] + 0.25
+
+
 def test_a_bias_is_found_and_fair_masks_pass():
     rng = np.random.default_rng(0)
     people = [str(number % 20) for number in range(400)]

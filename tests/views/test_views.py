@@ -90,6 +90,9 @@ def test_tissue_comes_first_and_the_rest_by_chance():
     picked = [tokens.select(share, 15, keys.generator("pick", n)) for n in range(20)]
     assert all(set(range(10, 20)) <= set(one) and len(one) == 15 for one in picked)
     assert len({tuple(one) for one in picked}) > 1
+    reserved = tokens.select(share, 8, keys.generator("pick", 0), background=3)
+    assert ((reserved < 10) | (reserved >= 20)).sum() == 3
+    assert len(set(reserved)) == 8
 
 
 def test_more_tissue_than_tokens_leaves_no_place_out_every_time():

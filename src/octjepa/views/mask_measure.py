@@ -85,7 +85,7 @@ def measure(
                 for name, pile in piles.items():
                     purpose = ("mask",) if name == MIX else ("mask", name)  # the mix is drawn as training draws it
                     rng = keys.generator(recipe.train.seed, *purpose, epoch, volume.volume_id)
-                    drawn = masks.draw(steps, recipe.grid, pile.recipe.masks, recipe.mask_counts, rng)
+                    drawn = masks.draw(steps, recipe.grid, pile.recipe.masks, recipe.mask_counts, rng, tissue[index])
                     pile.add(person, steps, share[index], drawn, shown)
             progress.advance()
     grid, chosen, lost = np.mean(on_grid, axis=0)

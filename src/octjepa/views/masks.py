@@ -12,7 +12,7 @@ around. Cutting in raster order would starve the last B-scans. `octjepa plan --m
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from octjepa.recipe import MaskRecipe
 
@@ -27,10 +27,12 @@ def draw(
     recipe: MaskRecipe,
     counts: tuple[int, int],
     rng: np.random.Generator,
+    tissue: Bool[np.ndarray, " t"] | None = None,
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
     """(context, target) as sorted indices into the `t` selected tokens at grid `steps`; disjoint, exactly `counts`.
 
-    `counts` is `Recipe.mask_counts`; what is hidden but not a target (target_share < 1) is in neither.
+    `counts` is `Recipe.mask_counts`; what is hidden but not a target (target_share < 1) is in neither. Hidden tokens
+    with `tissue` are targets first, by chance among themselves; None: all alike.
     """
     weights = np.array([recipe.tubes, recipe.blocks, recipe.runs], dtype=np.float64)  # in the order of FAMILIES
     family = FAMILIES[rng.choice(len(FAMILIES), p=weights / weights.sum())]
@@ -38,8 +40,11 @@ def draw(
     hidden_count = len(steps) - context_count
     order = _hiding_order(steps, grid, family, hidden_count, rng)
     hidden = order[:hidden_count]
-    target = hidden if target_count == hidden_count else rng.choice(hidden, target_count, replace=False)
-    return np.sort(order[hidden_count:]), np.sort(target)
+    if target_count < hidden_count:
+        hidden = rng.permutation(hidden)
+        if tissue is not None:
+            hidden = hidden[np.argsort(~tissue[hidden], kind="stable")]
+    return np.sort(order[hidden_count:]), np.sort(hidden[:target_count])
 
 
 def _hiding_order(

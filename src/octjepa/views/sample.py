@@ -30,8 +30,11 @@ class Sample(NamedTuple):
     target: Int[np.ndarray, " m"]
 
 
-def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Sample:
-    """The training sample of `volume` in `epoch`, or (None) its fixed validation sample."""
+def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background: int = 0) -> Sample:
+    """The training sample of `volume` in `epoch`, or (None) its fixed validation sample.
+
+    `background` tokens at least hold no tissue, for those who want to look at them.
+    """
     seed = recipe.train.seed
     stage = "fixed" if epoch is None else epoch
 
@@ -39,12 +42,13 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> S
         return keys.generator(seed, purpose, stage, volume.volume_id)
 
     shape = geometry.draw(recipe.preprocessing, recipe.views, rng("geometry"))
-    view, index, share = select_tokens(volume, recipe, shape, rng("tokens"))
+    view, index, share = select_tokens(volume, recipe, shape, rng("tokens"), background)
     light_rng, noise = rng("light"), rng("speckle")
     lights = [light.Light() if epoch is None else light.draw(recipe.views, light_rng) for _ in range(2)]
     seen = [_lit(view, index, recipe, one, volume, noise) for one in lights]
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
-    context, target = masks.draw(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"))
+    tissue = share[index] >= tokens.TISSUE_SHARE
+    context, target = masks.draw(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"), tissue)
     return Sample(seen[0], seen[1], token_places(index, recipe), index, share[index], context, target)
 
 
@@ -59,7 +63,7 @@ def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) ->
 
 
 def select_tokens(
-    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator
+    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator, background: int = 0
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """(view, chosen patches in raster order, tissue share of every patch) under the geometry `shape`."""
     size = recipe.preprocessing.image_size
@@ -68,7 +72,7 @@ def select_tokens(
     share = tokens.tissue_share(mask, recipe.tokens.patch_size)
     if recipe.tokens.select == "all":
         return view, np.arange(recipe.grid_tokens), share
-    return view, tokens.select(share, recipe.token_count, rng), share
+    return view, tokens.select(share, recipe.token_count, rng, background), share
 
 
 def token_places(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:

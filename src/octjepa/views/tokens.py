@@ -36,7 +36,7 @@ _RETINA = 2 / 3  # of the tissue band; the rest is choroid under Bruch's membran
 def layer_of(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> Int[np.ndarray, " grid"]:
     """Which of `LAYERS` the centre of each patch lies in, raster order; -1 where its columns hold no tissue.
 
-    Told by the tissue band alone: above it, its upper, middle and lower third, below it.
+    Told by the tissue band alone: above it, its upper, middle and lower third, below it. No layer is segmented here.
     """
     (p, q, r), (d, h, w) = patch, mask.shape
     some = np.asarray(mask.any(axis=1))
@@ -53,13 +53,18 @@ def layer_of(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> In
     return np.where(seen[:, None], inside, kinds).reshape(-1)
 
 
-def select(share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator) -> Int[np.ndarray, " budget"]:
-    """`budget` patches in raster order: tissue first, then the rest, by chance within each.
+def select(
+    share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator, background: int = 0
+) -> Int[np.ndarray, " budget"]:
+    """`budget` patches in raster order: tissue first, then the rest, by chance within each; of the rest at least
+    `background`, where there are so many.
 
     Chance, not raster order or share: with more tissue than tokens, either would leave out the same places every time.
     """
     order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
-    return np.sort(order[:budget])
+    tissue = int((share >= TISSUE_SHARE).sum())
+    kept = min(tissue, budget - min(background, len(share) - tissue))
+    return np.sort(np.concatenate([order[:kept], order[tissue:][: budget - kept]]))
 
 
 def places(
