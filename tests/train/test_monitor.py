@@ -17,15 +17,16 @@ from octjepa.train.health import LIMITS, Health
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.runtime import Runtime
+from octjepa.views.loader import Stream
 from octjepa.views.sample import make_sample, sample_layers
-from octjepa.views.tokens import LAYERS
+from octjepa.views.tokens import LAYERS, TISSUE_SHARE
 from synthetic import MemoryStore, small_recipe
 
 TRAIN = {"max_updates": 40, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
 
 
 def run(out: Path, **sections: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    recipe = small_recipe(**{"train": TRAIN, "monitor": {"every_updates": 10, "volumes": 6}, **sections})
+    recipe = small_recipe(**{"train": TRAIN, "monitor": {"every_updates": 10, "volumes": 8}, **sections})
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing), out)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return summary, [line for line in lines if "monitor/lidar" in line]
@@ -42,9 +43,13 @@ def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> No
     assert summary["alarms"] == {}
     assert [line["update"] for line in measured] == [10, 20, 30, 40]
     names = {name.removeprefix("monitor/") for name in measured[-1] if name.startswith("monitor/")}
-    per_part = ("rankme", "alpha_req", "target_std", "student_std", "pair_cosine", "position_share", "sigreg")
-    assert {f"{name}_{part}" for name in per_part for part in ("tissue", "background")} <= names
-    assert {"lidar", "layer_accuracy", "cosine_topcon_triton", "rankme_zeiss_cirrus"} <= names
+    meters = ("rankme", "alpha_req", "target_std", "student_std", "pair_cosine", "position_share", "sigreg", "cosine")
+    parts = ("tissue", "background")
+    vendors = ("", "_topcon_triton", "_zeiss_cirrus")  # four volumes of each
+    each = {f"{name}_{part}{vendor}" for name in meters for part in parts for vendor in vendors}
+    assert names == each | {"lidar", "cosine", "loss_over_constant", "layer_accuracy"}
+    assert all(math.isfinite(measured[-1][f"monitor/{name}"]) for name in names)
+    assert measured[-1]["monitor/rankme_tissue_topcon_triton"] != measured[-1]["monitor/rankme_tissue_zeiss_cirrus"]
 
 
 def test_the_best_checkpoint_is_the_online_probes_and_is_kept(healthy: Any) -> None:
@@ -74,8 +79,11 @@ def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "run" / "checkpoints" / "step-00000030").is_dir(), "a snapshot at the alarm"
 
 
-def test_a_rate_too_high_trips_diverging(tmp_path: Path) -> None:
-    summary, measured = run(tmp_path / "run", train={**TRAIN, "base_lr": 1.0, "clip_norm": None})
+@pytest.mark.parametrize("arm", ["vjepa", "normalized_mse"])
+def test_a_rate_too_high_trips_diverging(arm: str, tmp_path: Path) -> None:
+    """Where the loss cannot explode, too: that of unit vectors that all point alike is small."""
+    train = {**TRAIN, "base_lr": 1.0, "clip_norm": None}
+    summary, measured = run(tmp_path / "run", train=train, objective={"name": arm})
     assert "diverging" in summary["alarms"]
     told = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
     assert "Lower train.base_lr" in told
@@ -125,6 +133,20 @@ def test_vendors_take_turns_in_the_audit() -> None:
     audit = Audit.choose(store, recipe, sorted(store.volumes), 5)
     assert sorted(audit.device_of).count("topcon_triton") == 3
     assert audit.batch.volume_ids == Audit.choose(store, recipe, sorted(store.volumes)[::-1], 5).batch.volume_ids
+
+
+def test_background_is_looked_at_where_training_sees_none() -> None:
+    recipe = small_recipe(tokens={"budget": 12})
+    store = MemoryStore(recipe.preprocessing)
+    ids = sorted(store.volumes)
+    seen = Stream(store, recipe, ids)
+    assert min(float(seen[place].sample.tissue.min()) for place in range(4)) >= TISSUE_SHARE
+    audit = Audit.choose(store, recipe, ids, 5)
+    assert (~audit.tissue).sum(dim=1).tolist() == [3] * 5
+    torch.manual_seed(0)
+    found = measure(VJEPA3D.from_recipe(recipe), Runtime("fp32"), audit, 1)
+    assert {"rankme_background", "cosine_background", "rankme_tissue"} <= found.keys()
+    assert not any(name.endswith(("triton", "cirrus")) for name in found), "two and three volumes are too few"
 
 
 def test_measuring_changes_nothing() -> None:

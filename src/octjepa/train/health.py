@@ -29,6 +29,11 @@ class Limit:
 
 
 LIMITS: dict[str, Limit] = {
+    "diverging": Limit(
+        "loss_over_constant", 1.25, False,
+        "hidden tokens of the audit are predicted worse than by one vector for all of them. Lower train.base_lr "
+        "(2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share.",
+    ),
     "constant_solution": Limit(
         "pair_cosine_tissue", 0.95, False,
         "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_base, or give "
@@ -45,8 +50,8 @@ LIMITS: dict[str, Limit] = {
     ),
     "low_rank": Limit(
         "rankme_tissue", 10.0, True,
-        "the features of tissue span a handful of directions. Let the target move more slowly (objective.ema_base "
-        "nearer to 1), lower train.base_lr, or give objective.variance_covariance a weight (0.04 to start with).",
+        "the features of tissue span a handful of directions. Lower train.base_lr, let the target move more slowly "
+        "(objective.ema_base nearer to 1), or give objective.variance_covariance a weight (0.04 to start with).",
     ),
 }  # fmt: skip
 DIVERGING = (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objective import meters
+from octjepa.objective.losses import loss_of
 from octjepa.objective.regularisers import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -30,11 +32,14 @@ from octjepa.views.tokens import TISSUE_SHARE
 
 VIEWS = 3  # training draws of each audit volume, for LiDAR
 _ROWS = 2048  # of features that go into one figure
+_BACKGROUND = 0.25  # of the audit's tokens at least, where tokens are selected: training may see next to none
+_VOLUMES_OF_VENDOR = 4  # at least, for figures of its own
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Fixed samples of volumes chosen in turn from each vendor, and `VIEWS` training draws of each for LiDAR."""
+    """Fixed samples of volumes chosen in turn from each vendor, in part background, and `VIEWS` training draws of each
+    for LiDAR."""
 
     batch: Batch
     draws: tuple[Batch, ...]
@@ -54,7 +59,8 @@ class Audit:
         volumes = sorted(islice((v for v in known if v is not None), count), key=lambda v: v.volume_id)
         if not volumes:
             raise OctjepaError(f"none of {len(in_turn)} volumes for the monitor can be read")
-        batch = collate([Item(v.volume_id, make_sample(v, recipe, None)) for v in volumes])
+        background = round(_BACKGROUND * recipe.token_count)
+        batch = collate([Item(v.volume_id, make_sample(v, recipe, None, background)) for v in volumes])
         draws = tuple(
             collate([Item(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes]) for epoch in range(VIEWS)
         )
@@ -82,7 +88,11 @@ def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 @uncompiled()
 @torch.no_grad()  # XLA does not know inference_mode's tensors
 def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
-    """All meters by name: `<meter>_<tissue|background>`, `<meter>_<vendor>`, `lidar`, `layer_accuracy`."""
+    """All meters by name: `<meter>_<tissue|background>`, of all volumes and, with `_<vendor>`, of each vendor that has
+    enough; `lidar`, `cosine`, `layer_accuracy` and `loss_over_constant`.
+
+    `loss_over_constant` is the arm's loss on hidden tokens over that of their mean target, said everywhere.
+    """
     batch = audit.batch
     places = batch.places.to(runtime.device)
     view = batch.target_view.to(runtime.device)
@@ -97,37 +107,53 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
         ]
     pooled = [torch.nn.functional.layer_norm(look, look.shape[-1:]).mean(dim=1).cpu() for look in looks]
     model.train(training)
-    agreement = torch.nn.functional.cosine_similarity(outcome.predicted.cpu(), outcome.target.cpu(), dim=-1)
-    hidden_tissue = torch.gather(audit.tissue, 1, batch.target)
-
-    found = {"lidar": meters.lidar(torch.stack(pooled, dim=1)), "cosine": float(agreement.mean())}
-    for name, chosen, hidden in (
-        ("tissue", audit.tissue, hidden_tissue),
-        ("background", ~audit.tissue, ~hidden_tissue),
-    ):
-        if chosen.sum() < 8:
-            continue
-        rows, index = _rows(teacher, chosen)
-        place = batch.grid_index.flatten()[index]
-        found |= {
-            f"rankme_{name}": meters.rank_me(rows),
-            f"alpha_req_{name}": meters.alpha_req(rows),
-            f"target_std_{name}": meters.spread(rows),
-            f"student_std_{name}": meters.spread(_rows(student, chosen)[0]),
-            f"pair_cosine_{name}": meters.pair_cosine(rows),
-            f"position_share_{name}": meters.position_share(rows, place),
-            f"sigreg_{name}": float(sigreg((rows - rows.mean(0)) / rows.std(0).clamp_min(1e-6), update)),
-        }
-        if hidden.any():
-            found[f"cosine_{name}"] = float(agreement[hidden].mean())
-    vendors = np.asarray(audit.device_of)
-    for vendor in sorted(set(audit.device_of)):
-        mine = torch.from_numpy(vendors == vendor)
-        rows, _ = _rows(teacher[mine], audit.tissue[mine])
-        if len(rows) >= 8:
-            found[f"rankme_{vendor}"] = meters.rank_me(rows)
-            found[f"target_std_{vendor}"] = meters.spread(rows)
-        found[f"cosine_{vendor}"] = float(agreement[mine].mean())
+    said, truth = outcome.predicted.cpu(), outcome.target.cpu()
+    agreement = torch.nn.functional.cosine_similarity(said, truth, dim=-1)
+    constant = loss_of(model.arm, truth.mean(dim=(0, 1)).expand_as(truth), truth)
     rows, index = _rows(teacher, audit.layer >= 0)
-    found["layer_accuracy"] = meters.separability(rows, audit.layer.flatten()[index])
+    found = {
+        "lidar": meters.lidar(torch.stack(pooled, dim=1)),
+        "cosine": float(agreement.mean()),
+        "loss_over_constant": float(loss_of(model.arm, said, truth) / constant.clamp_min(1e-6)),
+        "layer_accuracy": meters.separability(rows, audit.layer.flatten()[index]),
+    }
+    features = _Features(teacher, student, agreement, batch.target, batch.grid_index, update)
+    vendors = np.asarray(audit.device_of)
+    for vendor in (None, *sorted(set(audit.device_of))):
+        mine = torch.from_numpy((vendors == vendor) | (vendor is None))
+        if vendor is not None and mine.sum() < _VOLUMES_OF_VENDOR:
+            continue
+        for part, chosen in (("tissue", audit.tissue), ("background", ~audit.tissue)):
+            figures = features.figures(chosen & mine.unsqueeze(1))
+            found |= {"_".join(filter(None, (name, part, vendor))): value for name, value in figures.items()}
     return found
+
+
+class _Features(NamedTuple):
+    """Of every audit token [b, t, w], and how well hidden ones [b, m] were predicted."""
+
+    teacher: Tensor
+    student: Tensor
+    agreement: Tensor
+    target: Tensor
+    grid_index: Tensor
+    update: int
+
+    def figures(self, chosen: Tensor) -> dict[str, float]:
+        """Meters of the tokens `chosen` [b, t] by name; none of fewer than eight."""
+        if chosen.sum() < 8:
+            return {}
+        rows, index = _rows(self.teacher, chosen)
+        found = {
+            "rankme": meters.rank_me(rows),
+            "alpha_req": meters.alpha_req(rows),
+            "target_std": meters.spread(rows),
+            "student_std": meters.spread(_rows(self.student, chosen)[0]),
+            "pair_cosine": meters.pair_cosine(rows),
+            "position_share": meters.position_share(rows, self.grid_index.flatten()[index]),
+            "sigreg": float(sigreg((rows - rows.mean(0)) / rows.std(0).clamp_min(1e-6), self.update)),
+        }
+        hidden = torch.gather(chosen, 1, self.target)
+        if hidden.any():
+            found["cosine"] = float(self.agreement[hidden].mean())
+        return found
