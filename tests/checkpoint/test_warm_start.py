@@ -121,15 +121,36 @@ def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_released_shape_fits_model_size_large() -> None:
-    """ViT-L of V-JEPA 2 (1024 x 24, 16 heads, RGB, tubelet 2, patch 16): every tensor has its place."""
+@pytest.mark.timeout(600)
+def test_the_released_shape_starts_model_size_large(tmp_path: Path) -> None:
+    """Random weights in bf16, by transformers' own names and config of ViT-L (1024 x 24, RGB, tubelet 2), 0.65 GB."""
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    config = VJEPA2Config()  # its defaults are those of the released ViT-L
+    recipe = small_recipe(model={"size": "large", "positions": "rope_tiled", "warm_start": str(tmp_path)})
     with torch.device("meta"):
-        theirs = to_vjepa2(Encoder(2 * 256, 1024, 24, 16, "rope_tiled"), (2, 16, 16))
-        theirs["encoder.embeddings.patch_embeddings.proj.weight"] = torch.empty(1024, 3, 2, 16, 16)
-        own = VJEPA3D(size="large", positions="rope_tiled").context_encoder.state_dict()
-        found = from_vjepa2(theirs, PATCH)
-    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in own.items()}
-    assert sum(value.numel() for value in found.values()) == 303_361_024
+        shapes = {name: value.shape for name, value in VJEPA2Model(config).state_dict().items()}
+        model = VJEPA3D.from_recipe(recipe)
+    torch.manual_seed(0)
+    theirs = {name: torch.empty(shape, dtype=torch.bfloat16).uniform_(-1, 1) for name, shape in shapes.items()}
+    save_file(theirs, tmp_path / "model.safetensors")
+    config.save_pretrained(tmp_path)
+    model.to_empty(device="cpu")
+    warm_start(model, recipe)
+
+    kernel = theirs["encoder.embeddings.patch_embeddings.proj.weight"]
+    assert kernel.shape == (1024, 3, 2, 16, 16)
+    grey = kernel.float().sum(1).repeat_interleave(2, dim=1) / 2
+    layer = "encoder.layer.23.attention"
+    for encoder in (model.context_encoder, model.target_encoder):
+        assert torch.equal(encoder.embed.weight.view(1024, 4, 16, 16), grey)
+        joined = torch.cat([theirs[f"{layer}.{name}.weight"] for name in ("query", "key", "value")])
+        assert torch.equal(encoder.blocks[23].attention.qkv.weight, joined.float())
+        assert torch.equal(encoder.blocks[0].mlp[2].weight, theirs["encoder.layer.0.mlp.fc2.weight"].float())
+        assert torch.equal(encoder.norm.bias, theirs["encoder.layernorm.bias"].float())
+    ours = sum(value.numel() for value in model.context_encoder.parameters())
+    used = sum(value.numel() for name, value in theirs.items() if name.startswith("encoder."))
+    assert (used, ours) == (303_885_312, 303_361_024)  # 2 x 3 colours a kernel there, 4 grey slices here
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
