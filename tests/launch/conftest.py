@@ -226,6 +226,7 @@ class Stage:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_hear_signals,
         )
         self.started.append(process)
         return process
@@ -267,6 +268,12 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def _hear_signals() -> None:
+    """Bash cannot trap what was ignored when it began, as SIGHUP is under nohup and SIGINT in the background."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path)
@@ -274,7 +281,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     for process in made.started:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-            process.communicate()
     for line in made.left_over():
         with suppress(ProcessLookupError):  # it was about to end
             os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+    for process in made.started:  # only now, for those that were left over held its pipes open
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
