@@ -12,6 +12,7 @@ import fnmatch
 import os
 import sys
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from octjepa.errors import OctjepaError, UsageError
@@ -20,7 +21,7 @@ from octjepa.store.disk import only_writer, write_json
 from .cohort import Eyes, make_cohort
 from .fluid import are_there
 from .lanes import Lanes
-from .one import FIGURES, figures_of, is_calibrated, job_of, measuring_hash
+from .one import COPIES, FIGURES, figures_of, is_calibrated, job_of, measuring_hash
 from .page import write_page
 from .pairs import pairs, write_pairs
 from .plan import ARMS, LATENT, RECIPE, SIMPLE, SUPERVISED, Chosen, Entry, Settings, all_entries
@@ -129,8 +130,6 @@ class _Work:
     ) -> None:
         self.settings, self.given, self.cohort, self.out, self.real = settings, given, cohort, out, real
         self.lanes = lanes
-        eyes = Eyes.open(cohort)
-        self.people = len(set(eyes.people[eyes.rows("test")]))
 
     def all(self) -> int:
         """Runs until nothing is left; 0, or the exit code of the first run that failed or was stopped."""
@@ -201,8 +200,16 @@ class _Work:
         )
 
     def _compare(self, results: Results) -> None:
-        ablated = chosen(results, self.settings).ablated
-        write_pairs(self.out, pairs(results, self._folder(""), self.settings, ablated, self.people))
+        """Means over seeds and differences, of the runs whose bootstrap copies are kept."""
+        if any((self._folder(run) / COPIES).is_file() for run in results.runs):
+            ablated = chosen(results, self.settings).ablated
+            write_pairs(self.out, pairs(results, self._folder(""), self.settings, ablated, self.people))
+
+    @cached_property
+    def people(self) -> int:
+        """In the test set."""
+        eyes = Eyes.open(self.cohort)
+        return len(set(eyes.people[eyes.rows("test")]))
 
     def _take(self, run: str) -> None:
         """The figures of an ended run enter the results."""
