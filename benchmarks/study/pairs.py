@@ -44,11 +44,10 @@ def wanted(settings: Settings, ablated: str | None) -> list[tuple[str, str | Non
 def pairs(results: Results, runs: Path, settings: Settings, ablated: str | None, people: int) -> list[Pair]:
     """Every wanted figure whose runs are all there. runs: the folder of the runs; people: in the test set."""
     assert ablated is None or ablated in LATENT
-    found = []
+    known, found = _estimates(results, runs, people), []
     for arm, other in wanted(settings, ablated):
         for metric in COPIED:
-            ours = _estimates(results, runs, arm, metric, people)
-            theirs = _estimates(results, runs, other, metric, people) if other else []
+            ours, theirs = known.get((arm, metric), []), known.get((other or "", metric), [])
             seeds = settings.ablation_seeds if ":" in arm else settings.seeds
             if len(ours) == len(seeds) and (other is None or len(theirs) == len(seeds)):
                 found.append({"arm": arm, "minus": other, "metric": metric, **_figure(ours, theirs)})
@@ -87,17 +86,19 @@ def _figure(ours: list[Estimate], theirs: list[Estimate]) -> Pair:
     }  # fmt: skip
 
 
-def _estimates(results: Results, runs: Path, arm: str, metric: str, people: int) -> list[Estimate]:
-    """Of every seed of `arm` whose copies are there."""
-    found = []
+def _estimates(results: Results, runs: Path, people: int) -> dict[tuple[str, str], list[Estimate]]:
+    """(row, metric) -> its estimate of every seed whose copies are there; each run is read once."""
+    copies: dict[str, dict[str, np.ndarray]] = {}
+    for run in results.runs:
+        if (path := runs / run / COPIES).is_file():
+            with np.load(path, allow_pickle=False) as file:
+                copies[run] = {metric: file[metric].astype(np.float64) for metric in file.files}
+    found: dict[tuple[str, str], list[Estimate]] = {}
     for one in results.rows:
-        path = runs / one["run"] / COPIES
-        if one["arm"] != arm or one["metric"] != metric or one["value"] is None or not path.is_file():
-            continue
-        with np.load(path, allow_pickle=False) as file:
-            samples = file[metric].astype(np.float64)
-        eyes = results.runs[one["run"]].get("eyes_hash", "")
-        found.append(
-            Estimate(one["value"], samples, one["n"], people, eyes, eyes, _SCALES.get(metric, "share"))
-        )  # fmt: skip
+        run, metric = one["run"], one["metric"]
+        if metric in COPIED and one["value"] is not None and metric in copies.get(run, {}):
+            eyes = results.runs[run].get("eyes_hash", "")
+            scale = _SCALES.get(metric, "share")
+            estimate = Estimate(one["value"], copies[run][metric], one["n"], people, eyes, eyes, scale)
+            found.setdefault((one["arm"], metric), []).append(estimate)
     return found
