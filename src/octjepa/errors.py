@@ -44,6 +44,9 @@ class MachineRefuses(OctjepaError):
     """The machine gives no memory, open file, right or disk now: what was asked for is not at fault, and stays."""
 
 
+MORE_FILES = "raise the limit of open files (ulimit -n), or use fewer processes"  # what to do without a free one
+
+
 class TooManyLostError(OctjepaError):
     """The work is finished, but more was lost than the allowed share. `summary` holds the work's figures."""
 

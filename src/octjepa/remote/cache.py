@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from octjepa.errors import MachineRefuses, OctjepaError, UsageError
+from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
-from octjepa.remote.retry import MORE_FILES, DamagedBody, Patience, retried, told
+from octjepa.remote.retry import DamagedBody, Patience, retried, told
 
 _GB = 1_000_000_000
 _STALE_SECONDS = 24 * 3600

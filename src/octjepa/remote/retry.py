@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octjepa.errors import MachineRefuses, OctjepaError, UsageError
+from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
 
-MORE_FILES = "raise the limit of open files (ulimit -n), or use fewer processes"
 _log = logging.getLogger(__name__)
 _mine = threading.local()
 T = TypeVar("T")

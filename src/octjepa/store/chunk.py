@@ -11,13 +11,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from octjepa.errors import MachineRefuses, OctjepaError
+from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError
 from octjepa.store.canonical import CanonicalVolume
 from octjepa.store.disk import swap_in, write_new_folder
 
 _TO_DO = {
     errno.ENOMEM: "use fewer processes or a smaller batch, or give the machine more memory",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer processes",
+    errno.EMFILE: MORE_FILES,
     errno.ENFILE: "end other programs on this machine, or let the administrator raise fs.file-max",
     errno.EACCES: "let its owner give you the right to read it",
     errno.EPERM: "let its owner give you the right to read it",
