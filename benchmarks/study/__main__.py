@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--difficulty", choices=("plain", "realistic"), default=known.difficulty)
     add("--budget", type=float, default=known.budget, help="CPU-seconds of a main run")
     add("--ablation-budget", type=float, default=known.ablation_budget)
-    add("--fluid-budget", type=float, default=known.fluid_budget)
+    add("--unet-budget", type=float, default=known.unet_budget)
+    add("--further-budget", type=float, default=known.further_budget)
     add("--seeds", default=",".join(map(str, known.seeds)))
     add("--ablation-seeds", default=",".join(map(str, known.ablation_seeds)))
     add("--arms", default=",".join(known.arms), help="main rows to run")
@@ -86,12 +87,13 @@ def _settings(given: argparse.Namespace) -> Settings:
         seeds, later = (tuple(int(one) for one in text.split(",")) for text in (given.seeds, given.ablation_seeds))
     except ValueError:
         raise UsageError(f"seeds {given.seeds!r}, {given.ablation_seeds!r}: expected numbers such as 0,1,2") from None
-    if min(given.people, given.budget, given.ablation_budget, given.fluid_budget, given.threads, given.at_once) <= 0:
+    budgets = given.budget, given.ablation_budget, given.unet_budget, given.further_budget
+    if min(*budgets, given.people, given.threads, given.at_once) <= 0:
         raise UsageError("people, budgets, threads and runs at once must be above 0")
     return Settings(
         people=given.people, difficulty=given.difficulty, budget=given.budget, ablation_budget=given.ablation_budget,
-        fluid_budget=given.fluid_budget, seeds=seeds, ablation_seeds=later, arms=arms, threads=given.threads,
-        bootstrap=given.bootstrap, overrides=tuple(given.overrides),
+        unet_budget=given.unet_budget, further_budget=given.further_budget, seeds=seeds, ablation_seeds=later,
+        arms=arms, threads=given.threads, bootstrap=given.bootstrap, overrides=tuple(given.overrides),
     )  # fmt: skip
 
 

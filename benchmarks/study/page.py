@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from octjepa.phantom import LESIONS
+from octjepa.shipped import shipped
 from octjepa.store.disk import write_atomic
 
 from .aims import aims
@@ -71,8 +73,7 @@ def page(results: Results, settings: Settings) -> str:
         "has a quarter fewer people). Vendor readable: balanced accuracy, low is good. Layer Dice of `majority` is the "
         "commonest layer at each place; the heads of the other rows know the place, too. `supervised` without a vendor "
         "would need four more trainings: not tried; it takes the epoch that is best on the labels of the validation "
-        f"people. `{SHIPPED}` is the encoder in the package, `vjepa` with seed 0 from a run of an earlier state of the "
-        "code (masks have changed since), on the same training people: so much do two trainings differ.",
+        f"people. `{SHIPPED}` is the encoder in the package, weights in 16 bit: the run `{_shipped_run()}`.",
         "## Compared",
         compared(results, found, ablated or ARMS[0]),
         "## Each lesion (AUROC)",
@@ -93,15 +94,16 @@ def page(results: Results, settings: Settings) -> str:
         f"## Ablations: {ablated or 'the best arm that predicts features'}",
         f"{settings.ablation_budget / 60:.3g} CPU-minutes each, so that a cheaper update gives more of them. "
         "Differences are to `reference`, seed by seed [lowest, highest], of test people also with the 95 % interval of "
-        "people and seeds; validation people choose, test people tell. `warm_start` begins with an encoder that had 20 "
-        "CPU-minutes on the same training people.",
+        "people and seeds; validation people choose, test people tell. "
+        f"`warm_start` begins with `{SHIPPED}`, which had 20 CPU-minutes on the same training people.",
         *([differences(results, found, ablated), table(results, ablations(ablated), COLUMNS)] if ablated else [later]),
         "## Real eyes: fluid",
         "A head learns from one of two Duke eyes with macular oedema and is asked about the other. Dice over the "
         "B-scans of both directions, on the grid of the study (0.0078 x 0.047 mm; the pitch of 0.36 mm is not in the "
         "files), so not to be held against published figures. Two eyes: the interval is over B-scans, and "
         "says nothing of other people. "
-        "`further_real` was also pretrained, without labels, on the very volumes it is asked about.",
+        f"`unet` has {settings.unet_budget / 60:.3g} CPU-minutes each way. `further_real` was also pretrained, without "
+        "labels, on the very volumes it is asked about.",
         table(results, [*encoders, *([f"{best}:further_real"] if best else []), *FLUID_FLOORS], FLUID),
         "## Runs",
         runs(results),
@@ -118,6 +120,11 @@ def _setup(results: Results, settings: Settings) -> str:
     )
     wanted = [arm for arm in settings.arms if not results.values(arm, "vendor_accuracy")]
     return told + (f"\n\n**Not run yet:** {', '.join(wanted)}." if wanted else "")
+
+
+def _shipped_run() -> str:
+    folder = shipped(SHIPPED)
+    return MISSING if folder is None else str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["run"])
 
 
 def dots(rows: Sequence[Row]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from octjepa.config import load_recipe, science_hash
+from octjepa.errors import UsageError
 from octjepa.shipped import shipped
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))
@@ -70,7 +71,8 @@ class Settings:
     difficulty: str = "realistic"
     budget: float = 1200.0
     ablation_budget: float = 200.0  # a sixth, so that three seeds of each fit into the time of one longer run
-    fluid_budget: float = 120.0  # of the U-Net; further pretraining on the real volumes gets twice that
+    unet_budget: float = 600.0  # of each of two ways: both together have what an encoder was pretrained with
+    further_budget: float = 240.0  # of pretraining further on the real volumes
     seeds: tuple[int, ...] = (0, 1, 2)
     ablation_seeds: tuple[int, ...] = (0, 1, 2)
     arms: tuple[str, ...] = (*ARMS, *SIMPLE, SUPERVISED)
@@ -134,11 +136,9 @@ def main_entries(settings: Settings) -> list[Entry]:
 def later_entries(settings: Settings, chosen: Chosen) -> list[Entry]:
     """Everything after the main rows, ablations seed by seed. Where no arm is chosen yet, what needs none."""
     entries = []
-    if (weights := shipped(SHIPPED)) is not None:
-        which = hashlib.sha256((weights / "model.safetensors").read_bytes()).hexdigest()[:16]
-        entries.append(
-            Entry("main", "shipped", SHIPPED, settings.seeds[0], cohort={**settings.cohort, "weights": which})
-        )
+    if shipped(SHIPPED) is not None:
+        cohort = {**settings.cohort, "weights": _weights_hash()}
+        entries.append(Entry("main", "shipped", SHIPPED, settings.seeds[0], cohort=cohort))
     if SUPERVISED in settings.arms:
         for people in FEW_PEOPLE:
             budget = settings.budget / 4
@@ -166,7 +166,7 @@ def fluid_entries(settings: Settings, best: str | None) -> list[Entry]:
         if entry.kind in ("pretrain", "untrained"):
             entries.append(Entry("real", "fluid", entry.arm, entry.seed, of=entry.run, cohort=settings.cohort))
             if entry.arm == best:
-                seconds = 2 * settings.fluid_budget
+                seconds = settings.further_budget
                 name = f"{best}:further_real"
                 entries.append(
                     Entry(
@@ -175,7 +175,7 @@ def fluid_entries(settings: Settings, best: str | None) -> list[Entry]:
                     )
                 )  # fmt: skip
     for floor in FLUID_FLOORS:
-        budget = settings.fluid_budget if floor == "unet" else 0.0
+        budget = settings.unet_budget if floor == "unet" else 0.0
         for seed in settings.seeds if floor == "unet" else settings.seeds[:1]:
             entries.append(Entry("real", "fluid", floor, seed, budget=budget))
     return entries
@@ -194,4 +194,15 @@ def _pretrain(
     group: Group, objective: str, name: str, seed: int, overrides: tuple[str, ...], budget: float, settings: Settings
 ) -> Entry:
     given = (f"objective.name={objective}", *settings.overrides, *overrides)
-    return Entry(group, "pretrain", name, seed, given, budget, cohort=settings.cohort)
+    cohort = settings.cohort
+    if any(one.startswith("model.warm_start=") for one in overrides):
+        cohort = {**cohort, "weights": _weights_hash()}  # others of that name are another start
+    return Entry(group, "pretrain", name, seed, given, budget, cohort=cohort)
+
+
+@cache
+def _weights_hash() -> str:
+    folder = shipped(SHIPPED)
+    if folder is None:
+        raise UsageError(f"the package holds no weights called {SHIPPED}, or a path here is so called")
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]

@@ -22,6 +22,7 @@ from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
 from octjepa.errors import UsageError
 from octjepa.store.disk import write_json
 
+from .frozen import OF_VAL
 from .plan import SHIPPED
 from .results import Results
 
@@ -58,7 +59,8 @@ def ship(run: str, work: Path, results: Results, target: Path) -> None:
             .replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{SHIPPED}")')
         )
         card = card.replace(card.partition("\n")[0], f"# {SHIPPED}", 1)
-        (made / CARD).write_text(f"{card.rstrip()}\n\n{_figures(run, about, figures)}", encoding="utf-8")
+        text = _figures(run, about, figures, _rank(run, results))
+        (made / CARD).write_text(f"{card.rstrip()}\n\n{text}", encoding="utf-8")
         write_json(made / "run.json", {"run": run, **about, "figures": figures})
         sums = [
             f"{hashlib.sha256((made / name).read_bytes()).hexdigest()}  {name}\n"
@@ -70,7 +72,17 @@ def ship(run: str, work: Path, results: Results, target: Path) -> None:
         (target / WEIGHTS).chmod(0o644)
 
 
-def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> str:
+def _rank(run: str, results: Results) -> str:
+    """Where the run stands among the seeds of its arm on validation people, who may choose."""
+    known = {row["run"]: row for row in results.rows if row["metric"] == f"lesion_auroc_macro{OF_VAL}"}
+    arm = known[run]["arm"]
+    values = sorted((row["value"] for row in known.values() if row["arm"] == arm), reverse=True)
+    place = values.index(known[run]["value"]) + 1
+    shown = ", ".join(f"{value:.3f}" for value in values)
+    return f"On validation people (macro lesion AUROC) it is number {place} of `{arm}`'s {len(values)} seeds ({shown})."
+
+
+def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]], rank: str) -> str:
     shown = {row["metric"]: row for row in figures if row["metric"] in _SHOWN}
     lines = [[_number(shown[name][key]) for key in ("value", "low", "high")] for name in shown]
     table = [f"| {name} | {value} | {low} to {high} |" for name, (value, low, high) in zip(shown, lines, strict=True)]
@@ -79,8 +91,8 @@ def _figures(run: str, about: dict[str, Any], figures: list[dict[str, Any]]) -> 
 
 `{run}`, with the settings of the study (`make study`) and the code of its day: {about["updates"]} updates,
 {about["cpu_seconds"]:.0f} CPU-seconds, on phantom eyes of {cohort["people"]} synthetic people
-({cohort["difficulty"]}, seed {cohort["seed"]}), split train. Weights are kept in
-16 bit. Everything that is known of the run is in run.json.
+({cohort["difficulty"]}, seed {cohort["seed"]}), split train. {rank}
+Weights are kept in 16 bit. Everything that is known of the run is in run.json.
 
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
 foundation model.
