@@ -150,6 +150,7 @@ def report(
         str, typer.Argument(help="A run, fine-tuning, segmentation, store (also gs://, s3://), or a folder of them.")
     ],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
+    card: Annotated[Path | None, typer.Option("--card", help="Also a data card of the store: a Markdown file.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -157,4 +158,5 @@ def report(
     from octjepa.report import write_report
 
     set_quiet(quiet)
-    say({"report": str(write_report(source, out))}, as_json)
+    written = {"report": str(write_report(source, out, card))}
+    say(written | ({"card": str(card)} if card is not None else {}), as_json)

@@ -105,7 +105,7 @@ def cohort(store: Store) -> Cohort:
         sources.lost,
         int((words(table["uncertain"]) != "").sum()),
         int((per_person > 1).sum()),
-        _participants(store),
+        participant_facts(store),
     )
 
 
@@ -157,7 +157,7 @@ def run_flow(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {split: flow[split] for split in SPLITS if split in flow} if isinstance(flow, dict) else {}
 
 
-def _participants(store: Store) -> dict[str, str]:
+def participant_facts(store: Store) -> dict[str, str]:
     """What participants.tsv says of the people who have a volume, as counts and ranges; never of one person."""
     import pandas as pd
 

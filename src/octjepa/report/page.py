@@ -21,6 +21,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.report import occlusion, segmentation, tuning, wording
+from octjepa.report.card import data_card
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.faults import KINDS, faults
@@ -79,8 +80,10 @@ class Page:
         self.absent.setdefault(section, []).extend(missing)
 
 
-def write_report(source: str | Path, out: Path | None = None) -> Path:
+def write_report(source: str | Path, out: Path | None = None, card: Path | None = None) -> Path:
     """Writes the page about `source` to `out`; default: `report.html` in it.
+
+    With `card` the data card of its store is written there, too: Markdown.
 
     `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page
     is then written to the working folder by default.
@@ -92,8 +95,20 @@ def write_report(source: str | Path, out: Path | None = None) -> Path:
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
+    if card is not None:
+        _write(card, _card(contents, card))
     _write(out, render(contents))
     return out
+
+
+def _card(contents: Contents, card: Path) -> str:
+    if card.is_dir():
+        raise UsageError(f"{card} is a folder: give --card the name of a Markdown file")
+    if contents.store is None:
+        raise UsageError(
+            f"{contents.root.name} has no store that can be opened, and a data card tells of one: give the store itself"
+        )
+    return data_card(contents.store, contents.root.name)
 
 
 def render(contents: Contents) -> str:
@@ -170,7 +185,7 @@ def _write(out: Path, text: str) -> None:
         hidden.replace(out)
     except OSError as error:
         hidden.unlink(missing_ok=True)
-        raise OctjepaError(f"could not write {out}: {error.strerror}. Free space, or give another --out.") from None
+        raise OctjepaError(f"could not write {out}: {error.strerror}. Free space, or name another place.") from None
 
 
 def _of(contents: Contents, *parts: str) -> list[Missing]:

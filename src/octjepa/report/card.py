@@ -1,0 +1,203 @@
+"""The data card: what a store holds, how it was made and what is not known of it, in Markdown.
+
+It goes with data or weights that are passed on (Gebru et al. 2021, "Datasheets for Datasets"). Counts, medians and
+ranges alone: no line tells of one person. What octjepa cannot know stands there as a gap to fill.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from octjepa.ingest.reasons import REASONS
+from octjepa.report.cohort import SPLITS, participant_facts
+from octjepa.store.flow import Counts, cohort_table, count, sources_of, words
+from octjepa.store.leaks import find_leaks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from octjepa.store import Store
+
+_GAPS = ("Source and its version", "Terms of use", "Consent and ethics approval", "Contact")
+_AXES = (("slice", "d", "z"), ("row", "h", "y"), ("column", "w", "x"))
+
+
+def data_card(store: Store, name: str) -> str:
+    """The card of `store` as Markdown, under the title `name`."""
+    table = cohort_table(store)
+    parts = [
+        f"# Data card: {_plain(name)}",
+        f"{_told(count(table))}: retinal OCT, brought to one spacing, size and orientation by octjepa "
+        f"{version('octjepa')}. For research; not a medical device. Counts and ranges only; mind small numbers before "
+        "this is made public.",
+        "## To be filled in by whoever passes it on",
+        _rows(("", ""), [(gap, "") for gap in _GAPS]),
+        "## What it holds",
+        _rows(("device", *_COUNTED, "slices x rows x columns", "spacing, mm", "quality"), _devices(table)),
+        _rows(("split", *_COUNTED), [(split or "unassigned", *_counted(part)) for split, part in _by(table, "split")]),
+        *_sites(table),
+        _rows(("", "volumes"), _kinds(table)),
+        "Size and spacing (median of slice, row, column) are those of the scans as they came. Quality: median of a "
+        "score from 0 to 1. An eye whose side no source names counts as one of its person.",
+        "## People",
+        *_people(store),
+        "## How it was prepared",
+        _rows(("", ""), _preparation(store)),
+        "## What was left out",
+        *_left_out(store),
+        "## What is not certain, and what was noted",
+        _rows(("", "volumes"), _doubts(table)),
+        _leaks(table),
+        "## Labels that came in the files",
+        _labels(store),
+        "## Personal data in the source",
+        _personal(store),
+        "## What it is not for",
+        "Slices between those of the scan are interpolated and finer detail than the spacing is gone: measure small "
+        "things in the scans as they came. Left eyes may be mirrored (see above). Devices differ in people, protocol "
+        "and noise together, so a difference between devices here is not one between instruments alone. People without "
+        "a scan that could be read are not in it; whom that leaves out stands above, by reason and not by person.",
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+_COUNTED = ("people", "eyes", "volumes")
+
+
+def _counted(rows: pd.DataFrame) -> tuple[str, ...]:
+    found = count(rows)
+    return str(found.people), str(found.eyes), str(found.volumes)
+
+
+def _told(found: Counts) -> str:
+    return f"{found.volumes} volumes of {found.eyes} eyes of {found.people} people"
+
+
+def _by(table: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
+    """The parts of the table by value; splits in their order, others by name."""
+    values = words(table[column])
+    order = [*SPLITS, ""] if column == "split" else sorted(set(values))
+    parts = [(value, table[values == value]) for value in order]
+    return [(value, part) for value, part in parts if len(part)]
+
+
+def _devices(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    return [
+        (device or "unknown", *_counted(part), _sizes(part), _spacing(part), f"{part['quality'].median():.2f}")
+        for device, part in _by(table, "device")
+    ]
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    ends = [(int(rows[f"native_{axis}"].min()), int(rows[f"native_{axis}"].max())) for _, axis, _ in _AXES]
+    return " x ".join(str(low) if low == high else f"{low} to {high}" for low, high in ends)
+
+
+def _spacing(rows: pd.DataFrame) -> str:
+    return ", ".join(f"{rows[f'spacing_{axis}_mm'].median():.4g}" for _, _, axis in _AXES)
+
+
+def _sites(table: pd.DataFrame) -> list[str]:
+    found = _by(table, "site")
+    if all(not site for site, _ in found):
+        return []
+    return [_rows(("site", *_COUNTED), [(site or "unknown", *_counted(part)) for site, part in found])]
+
+
+def _kinds(table: pd.DataFrame) -> list[tuple[str, str]]:
+    return [
+        (f"{column}: {(value or 'unknown').replace('_', ' ')}", str(len(part)))
+        for column in ("pattern", "region", "protocol", "format")
+        if column in table
+        for value, part in _by(table, column)
+    ]
+
+
+def _people(store: Store) -> list[str]:
+    facts = participant_facts(store)
+    if not facts:
+        return ["No table of participants came with the files: age, group and site of the people are not known."]
+    return [_rows(("", ""), list(facts.items()))]
+
+
+def _preparation(store: Store) -> list[tuple[str, str]]:
+    asked = store.preprocessing
+    return [
+        ("Voxels of a volume", " x ".join(map(str, store.preprocessing.stored_size)) + " (slices, rows, columns)"),
+        ("Spacing", " x ".join(map(str, asked.target_spacing_mm)) + " mm"),
+        ("Orientation", "left eyes mirrored to look like right ones" if asked.orientation == "OD" else "as scanned"),
+        ("Grey levels", "8 bit as in the file; mean and spread of the tissue are kept beside them"),
+        ("Preprocessing contract", f"`{store.contract_hash}`, canonicalisation {store.canonical_version}"),
+    ]
+
+
+def _left_out(store: Store) -> list[str]:
+    sources = sources_of(store)
+    told = f"{sources.scans} files were read or listed as scans, {sources.accepted.files} of them are in it."
+    if sources.ignored:
+        told += f" {sum(sources.ignored.values())} side files (tables, pictures) were not read."
+    if not sources.refused:
+        return [f"{told} Nothing was refused."]
+    rows = [
+        (one.reason, str(one.files), "lost" if one.lost else "rightly", _meaning(one.reason), _listed(one.by_device))
+        for one in sources.refused
+    ]
+    return [told, _rows(("reason", "files", "left out", "meaning", "by device, as far as the path tells"), rows)]
+
+
+def _meaning(reason: str) -> str:
+    return REASONS[reason].meaning if reason in REASONS else "not known to this version of octjepa"
+
+
+def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
+    uncertain = Counter(axis for text in words(table["uncertain"]) for axis in text.split(";") if axis)
+    notes = Counter(note.partition("=")[0] for text in words(table["notes"]) for note in text.split(";") if note)
+    unsided = int((~words(table["eye"]).isin(["OD", "OS"])).sum())
+    rows = [(f"spacing uncertain: {axis}", str(uncertain[axis])) for axis, _, _ in _AXES]
+    rows += [("side of the eye unknown", str(unsided))]
+    return rows + [(f"note: {note.replace('_', ' ')}", str(number)) for note, number in sorted(notes.items())]
+
+
+def _leaks(table: pd.DataFrame) -> str:
+    kinds = Counter(str(leak["kind"]).replace("_", " ") for leak in find_leaks(table))
+    if not kinds:
+        return "No person, content, SOP instance UID or near-duplicate stands in two splits."
+    return f"**In two splits:** {_listed(kinds)}. What is measured on test people is too good."
+
+
+def _labels(store: Store) -> str:
+    from octjepa.store.labels import labels_of
+
+    named = Counter(name for row in store.rows() for name in labels_of(row))
+    return (
+        _rows(("label", "volumes"), [(name, str(number)) for name, number in sorted(named.items())])
+        if named
+        else "None."
+    )
+
+
+def _personal(store: Store) -> str:
+    found = store.describe()["personal_data"]
+    if not found:
+        return "No field of personal data was found in the files that are in it."
+    rows = [(field, str(one["kind"]), str(one["files"])) for field, one in found.items()]
+    told = "The source files hold these; their values are not in the store. The study's own ids of people are its keys."
+    return f"{told}\n\n" + _rows(("field", "kind", "files"), rows)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+
+
+def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Names from tables of others, kept from being read as Markdown or HTML."""
+    return " ".join(str(text).split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,89 @@
+"""The data card: every count is the store's, nothing on it names a person, and no text of others becomes markup."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from index_rows import index_row, store_of
+from octjepa.errors import UsageError
+from octjepa.report import write_report
+from octjepa.report.card import data_card
+
+WHEN = "2026-01-01T00:00:00+00:00"
+
+
+def rows_of(card: str, first: str) -> list[list[str]]:
+    """The cells of every table row whose first cell is `first`."""
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in card.splitlines() if line[:1] == "|"]
+    return [row[1:] for row in cells if row[0].strip() == first]
+
+
+def test_every_count_is_the_stores(tmp_path: Path) -> None:
+    rows = [index_row(number, split="train" if number < 8 else "test") for number in range(10)]
+    rows[9] |= {"pattern": "radial", "uncertain": "slice;row", "notes": "blank_frames=2;rescaled"}
+    rows[8] |= {"notes": "blank_frames=1", "eye": "unknown", "labels": json.dumps({"drusen": 1.0})}
+    store = store_of(tmp_path / "store", rows)
+    for number, reason in enumerate(["truncated", "truncated", "duplicate_content"]):
+        store.refuse(
+            {"file": f"topcon_triton/{number}.dcm", "hash": "", "stage": "read", "reason": reason, "detail": "told",
+             "when": WHEN, "file_key": f"q{number}"}
+        )  # fmt: skip
+    card = data_card(store, "eyes")
+    table = store.table
+    for split in ("train", "test"):
+        part = table[table["split"] == split]
+        counted = [part["person_id"].nunique(), len(part[["person_id", "eye"]].drop_duplicates()), len(part)]
+        assert rows_of(card, split) == [list(map(str, counted))]
+    for device, part in table.groupby("device"):
+        (found,) = rows_of(card, str(device))
+        assert found[2] == str(len(part))
+        assert found[4].split(", ")[0] == f"{part['spacing_z_mm'].median():.4g}"
+    assert rows_of(card, "pattern: radial") == [["1"]]
+    assert [rows_of(card, f"spacing uncertain: {axis}") for axis in ("slice", "row", "column")] == [
+        [["1"]], [["1"]], [["0"]],
+    ]  # fmt: skip
+    assert rows_of(card, "side of the eye unknown") == [["1"]]
+    assert rows_of(card, "note: blank frames") == [["2"]]
+    assert rows_of(card, "truncated")[0][:2] == ["2", "lost"]
+    assert rows_of(card, "duplicate_content")[0][:2] == ["1", "rightly"]
+    assert "13 files were read or listed as scans, 10 of them are in it." in card
+    assert rows_of(card, "drusen") == [["1"]]
+    assert store.contract_hash in card
+    assert "No table of participants" in card
+
+
+def test_a_person_in_two_splits_stands_on_it(tmp_path: Path) -> None:
+    rows = [index_row(number, split="train") for number in range(4)]
+    assert "stands in two splits" in data_card(store_of(tmp_path / "sound", rows), "sound")
+    rows[1] |= {"split": "test", "person_id": rows[0]["person_id"]}
+    assert "**In two splits:** person id 1" in data_card(store_of(tmp_path / "leaking", rows), "leaking")
+
+
+def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
+    rows = [index_row(number, site="a|b <script>") for number in range(4)]
+    for row in rows:
+        row["person_id"] = f"SECRET{row['person_id']}"
+    store = store_of(tmp_path / "store", rows)
+    people = [
+        {"person_id": row["person_id"], "clinical_site": "a|b <script>", "study_group": "g", "age": "61",
+         "recommended_split": "train"} for row in rows
+    ]  # fmt: skip
+    store.add_participants(people)
+    card = data_card(store, "my|eyes")
+    assert "SECRET" not in card
+    assert all(row["volume_id"] not in card for row in rows)
+    assert str(tmp_path) not in card
+    assert "<script>" not in card
+    assert "a\\|b &lt;script>" in card
+    assert "median 61 years" in card
+
+
+def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path) -> None:
+    write_report(demo, tmp_path / "page.html", tmp_path / "card.md")
+    assert (tmp_path / "card.md").read_text(encoding="utf-8").startswith("# Data card: ")
+    with pytest.raises(UsageError, match="is a folder: give --card"):
+        write_report(demo, tmp_path / "other.html", tmp_path)
+    assert not (tmp_path / "other.html").exists()
