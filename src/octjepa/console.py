@@ -39,6 +39,7 @@ _AFTER_STOP = {
     "ingest": "what was read is in the store; run the same command again to go on",
     "pretrain": "go on from the newest checkpoint with --resume, or start anew with another --out",
     "finetune": "go on from the newest checkpoint with --resume, or start anew with another --out",
+    "view": "the page answers no longer",
     "phantom": "the folder holds a part of the cohort: remove it before you run the command again",
 }
 

@@ -69,16 +69,16 @@ def test_components_find_the_directions_that_vary_and_do_not_depend_on_order() -
     rows = rng.integers(0, 8, 300)
     features = rng.normal(0, 0.01, (300, 20)).astype(np.float32)
     features[:, 3] += rows  # depth alone
-    one = tokens.principal_colours([features[:100], features[100:]], [rows[:100], rows[100:]])
-    assert [len(part) for part in one.per_volume] == [100, 200]
+    one = tokens.principal_components([features[:100], features[100:]], [rows[:100], rows[100:]])
+    assert one.colours(features[:100]).shape == (100, 3)
     assert one.explained > 0.99
     assert one.by_depth > 0.99
-    other = tokens.principal_colours([features[100:], features[:100]], [rows[100:], rows[:100]])
-    assert np.abs(other.per_volume[1].astype(int) - one.per_volume[0]).max() <= 1
-    free = tokens.principal_colours([rng.normal(size=(300, 20))], [rows])
+    other = tokens.principal_components([features[100:], features[:100]], [rows[100:], rows[:100]])
+    assert np.abs(other.colours(features[:100]).astype(int) - one.colours(features[:100])).max() <= 1
+    free = tokens.principal_components([rng.normal(size=(300, 20))], [rows])
     assert free.by_depth < 0.2
     with pytest.raises(ValueError, match="too few"):
-        tokens.principal_colours([features[:3]], [rows[:3]])
+        tokens.principal_components([features[:3]], [rows[:3]])
 
 
 def test_bins_keep_mean_and_range_of_long_curves() -> None:

@@ -160,3 +160,15 @@ def report(
     set_quiet(quiet)
     written = {"report": str(write_report(source, out, card))}
     say(written | ({"card": str(card)} if card is not None else {}), as_json)
+
+
+@app.command()
+def view(
+    source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), a run, or a demo folder.")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Shows the eyes of a store in a browser on this machine. Of a run also token maps and masks; Ctrl-C ends it."""
+    from octjepa.report.viewer import serve
+
+    serve(source, port, lambda url: say({"url": url}, as_json))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Int
 from markupsafe import Markup
 
 from octjepa.recipe import Recipe
@@ -44,20 +45,26 @@ def only(recipe: Recipe, family: str) -> Recipe:
     return recipe.model_copy(update={"masks": recipe.masks.model_copy(update=weights)})
 
 
-def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPicture:
-    """The fixed sample of `volume` under `family`."""
-    from octjepa.views import geometry
+def mask_states(volume: CanonicalVolume, recipe: Recipe, family: str) -> Int[np.ndarray, "d h w"]:
+    """UNSELECTED, CONTEXT, TARGET or HIDDEN for every place of the grid, in the fixed sample under `family`."""
     from octjepa.views.sample import make_sample
 
     sample = make_sample(volume, only(recipe, family), None)
-    view = geometry.apply(
-        np.asarray(volume.pixels), geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
-    )
     state = np.full(recipe.grid_tokens, UNSELECTED)
     state[sample.grid_index] = HIDDEN
     state[sample.grid_index[sample.context]] = CONTEXT
     state[sample.grid_index[sample.target]] = TARGET
-    per_slab = state.reshape(recipe.grid)
+    return state.reshape(recipe.grid)
+
+
+def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPicture:
+    """The fixed sample of `volume` under `family`."""
+    from octjepa.views import geometry
+
+    view = geometry.apply(
+        np.asarray(volume.pixels), geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
+    )
+    per_slab = mask_states(volume, recipe, family)
     thick, *size = recipe.tokens.patch_size
     slabs = []
     for number, states in enumerate(per_slab):
@@ -70,7 +77,7 @@ def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPi
         alt = f"{family}, B-scans {first + 1} to {first + thick}: {seen} tokens seen, {predicted} predicted"
         slabs.append(scan.picture(view[first + thick // 2], alt, overlays))
     counts = {
-        name: int(np.count_nonzero(state == value))
+        name: int(np.count_nonzero(per_slab == value))
         for name, value in (("seen", CONTEXT), ("predicted", TARGET), ("hidden", HIDDEN), ("left out", UNSELECTED))
     }
     return MaskPicture(family, FAMILIES[family], tuple(slabs), counts, getattr(recipe.masks, family) > 0)

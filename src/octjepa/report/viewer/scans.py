@@ -1,0 +1,136 @@
+"""What the viewer shows of a volume: its B-scans, en face view and band, and the token grid in colours.
+
+Pictures are PNG in the voxels of the store, so that the page can lay one over the other without knowing any geometry
+but the corner of the view. Of a person nothing is told but the eye's side.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from octjepa.report.figures import eyes, masks, tokens
+from octjepa.report.figures.eyes import geometry_of, one_per_device, records
+from octjepa.report.wording import file_name
+from octjepa.store.flow import cohort_table, words
+
+if TYPE_CHECKING:
+    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.store import CanonicalVolume, Store
+
+LAYERS = ("tokens", *masks.FAMILIES)
+_TOLD = ("eye", "device", "protocol", "pattern", "region", "split", "site")
+_KEPT = 64  # answers of each kind
+# Red, green, blue and cover of what a token is under a mask, in the order of `masks.UNSELECTED` and so on.
+_STATES = np.array([[0, 0, 0, 170], [40, 120, 220, 90], [240, 140, 20, 130], [90, 90, 90, 120]], np.uint8)
+_COVER = 150
+
+
+class Scans:
+    """The volumes of `store`, and with `encoder` their tokens and masks. Safe to ask from several threads."""
+
+    def __init__(self, store: Store, encoder: PretrainedEncoder | None) -> None:
+        self.store, self.encoder = store, encoder
+        self._table = cohort_table(store)
+        self.ids = frozenset(self._table["volume_id"])
+        self._network = threading.Lock()
+        self.grid_png = lru_cache(_KEPT)(self._grid_png)
+        self.en_face_png = lru_cache(_KEPT)(self._en_face_png)
+        self._volume = lru_cache(4)(store.read)
+
+    def about(self) -> dict[str, Any]:
+        """The shape, spacing and view that all volumes share, and the layers that can be laid over them."""
+        asked = self.store.preprocessing
+        found: dict[str, Any] = {
+            "shape": list(asked.stored_size), "spacing_mm": list(asked.target_spacing_mm), "layers": [], "encoder": "",
+            "volumes": len(self.ids),
+        }  # fmt: skip
+        if self.encoder is not None:
+            recipe = self.encoder.recipe
+            used = [name for name in masks.FAMILIES if getattr(recipe.masks, name) > 0]
+            found |= {
+                "layers": ["tokens", *used], "encoder": self.encoder.name, "grid": list(recipe.grid),
+                "patch": list(recipe.tokens.patch_size), "corner": list(asked.margin),
+            }  # fmt: skip
+        return found
+
+    def listing(self) -> list[dict[str, Any]]:
+        """A row per volume, by device and id."""
+        table = self._table.assign(uncertain=words(self._table["uncertain"]), notes=words(self._table["notes"]))
+        rows = [
+            {
+                "id": str(row["volume_id"]), "file": file_name(str(row["source"])),
+                **{name: str(row[name]) for name in _TOLD},
+                "quality": round(float(row["quality"]), 3), "mirrored": bool(row["mirrored"]),
+                "notes": [note for note in row["notes"].split(";") if note],
+                "axes": [
+                    {
+                        "axis": axis.axis, "count": axis.count, "spacing_mm": round(axis.spacing_mm, 6),
+                        "extent_mm": round(axis.extent_mm, 2), "from": axis.provenance, "uncertain": axis.uncertain,
+                    } for axis in geometry_of(row)
+                ],
+            } for row in records(table)
+        ]  # fmt: skip
+        return sorted(rows, key=lambda row: (row["device"], row["id"]))
+
+    def slice_png(self, volume_id: str, number: int) -> bytes:
+        """A B-scan. Raises IndexError: no such slice."""
+        pixels = self._volume(volume_id).pixels
+        if not 0 <= number < len(pixels):
+            raise IndexError(number)
+        return _png(np.asarray(pixels[number]))
+
+    def _en_face_png(self, volume_id: str) -> bytes:
+        volume = self._volume(volume_id)
+        row_mm = self.store.preprocessing.target_spacing_mm[1]
+        return _png(eyes.en_face(np.asarray(volume.pixels), np.asarray(volume.band), row_mm))
+
+    def band(self, volume_id: str) -> list[list[list[int]]]:
+        """[ILM, lower edge][slice][column]: rows of the store's volume, -1 where there is no tissue."""
+        found: list[list[list[int]]] = np.asarray(self._volume(volume_id).band).tolist()
+        return found
+
+    def _grid_png(self, volume_id: str, layer: str) -> bytes:
+        """A pixel a token, one slab of the grid below the other: its colour, or what it is under the mask `layer`.
+
+        Raises KeyError: no such layer here.
+        """
+        if self.encoder is None or layer not in LAYERS:
+            raise KeyError(layer)
+        volume = self._volume(volume_id)
+        depth, height, width = self.encoder.recipe.grid
+        if layer == "tokens":
+            painted = self._coloured(volume)
+        else:
+            painted = _STATES[masks.mask_states(volume, self.encoder.recipe, layer)]
+        return _png(painted.reshape(depth * height, width, 4))
+
+    def _coloured(self, volume: CanonicalVolume) -> UInt8[np.ndarray, "d h w 4"]:
+        assert self.encoder is not None
+        with self._network:
+            components = self._components
+            features, places = tokens.tissue_tokens(self.encoder, volume)
+        painted = np.zeros((*self.encoder.recipe.grid, 4), np.uint8)
+        colours = components.colours(features)
+        painted[tuple(places.T)] = np.column_stack([colours, np.full(len(colours), _COVER, np.uint8)])
+        return painted
+
+    @cached_property
+    def _components(self) -> tokens.Components:
+        """Fitted on the eyes of the report: the first of each device. One colour means one thing in all volumes."""
+        chosen = one_per_device(self._table) or records(self._table)[:4]
+        found = [tokens.tissue_tokens(self.encoder, self.store.read(str(row["volume_id"]))) for row in chosen]
+        return tokens.principal_components([features for features, _ in found], [places[:, 1] for _, places in found])
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,179 @@
+"""The viewer: answers are the store's, to this machine alone, and a page can be asked for nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from octjepa.errors import UsageError
+from octjepa.report.figures import masks
+from octjepa.report.viewer.scans import Scans
+from octjepa.report.viewer.server import app, scans_of, serve
+from octjepa.store.chunk import DamagedVolume
+from octjepa.views.tokens import TISSUE_SHARE
+
+pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(scope="module")
+def scans(made: Path) -> Scans:
+    return scans_of(made)
+
+
+@pytest.fixture(scope="module")
+def url(scans: Scans) -> Iterator[str]:
+    import uvicorn
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        server = uvicorn.Server(uvicorn.Config(app(scans), lifespan="off", log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=60) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
+def pixels(url: str) -> np.ndarray:
+    status, headers, body = ask(url)
+    assert status == 200
+    assert headers["content-type"] == "image/png"
+    return np.asarray(Image.open(io.BytesIO(body)))
+
+
+def test_a_slice_is_the_stores_to_the_voxel(url: str, scans: Scans) -> None:
+    about = json.loads(ask(f"{url}/about")[2])
+    rows = json.loads(ask(f"{url}/volumes")[2])
+    assert about["volumes"] == len(rows) == len(scans.store.table)
+    name = rows[3]["id"]
+    volume = scans.store.read(name)
+    assert about["shape"] == list(volume.pixels.shape)
+    for number in (0, len(volume.pixels) - 1):
+        np.testing.assert_array_equal(pixels(f"{url}/volumes/{name}/slices/{number}.png"), volume.pixels[number])
+    assert json.loads(ask(f"{url}/volumes/{name}/band")[2]) == volume.band.tolist()
+    depth, _, width = volume.pixels.shape
+    assert pixels(f"{url}/volumes/{name}/en_face.png").shape == (depth, width)
+
+
+def test_the_listing_tells_geometry_and_doubts_and_no_person(url: str, scans: Scans) -> None:
+    body = ask(f"{url}/volumes")[2]
+    table = scans.store.table.set_index("volume_id")
+    for row in json.loads(body):
+        known = table.loc[row["id"]]
+        assert [axis["count"] for axis in row["axes"]] == [known["native_d"], known["native_h"], known["native_w"]]
+        unsure = ["slice"] if known["uncertain"] else []
+        assert [axis["axis"] for axis in row["axes"] if axis["uncertain"]] == unsure
+        assert "person_id" not in row
+    assert b"/private/place" not in body
+
+
+def test_the_layers_are_the_encoders_tokens_and_the_recipes_masks(url: str, scans: Scans) -> None:
+    encoder = scans.encoder
+    assert encoder is not None
+    about = json.loads(ask(f"{url}/about")[2])
+    assert about["layers"] == ["tokens", *(name for name in masks.FAMILIES if getattr(encoder.recipe.masks, name) > 0)]
+    assert about["corner"] == list(scans.store.preprocessing.margin)
+    name = str(scans.store.table["volume_id"].iloc[0])
+    volume = scans.store.read(name)
+    depth, height, width = encoder.recipe.grid
+    painted = pixels(f"{url}/volumes/{name}/grid/tokens.png").reshape(depth, height, width, 4)
+    seen = encoder.tokens(volume)
+    there = np.zeros(encoder.recipe.grid_tokens, bool)
+    there[seen.grid_index[seen.tissue >= TISSUE_SHARE]] = True
+    np.testing.assert_array_equal(painted[..., 3] > 0, there.reshape(encoder.recipe.grid))
+    drawn = pixels(f"{url}/volumes/{name}/grid/tubes.png").reshape(depth, height, width, 4)
+    states = masks.mask_states(volume, encoder.recipe, "tubes")
+    colours = {state: np.unique(drawn[states == state], axis=0) for state in np.unique(states)}
+    assert all(len(found) == 1 for found in colours.values())
+    assert len({tuple(found[0]) for found in colours.values()}) == len(colours)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["volumes/../store.json/band", "volumes/nobody/band", "volumes/ID/slices/99.png", "volumes/ID/slices/-1.png",
+     "volumes/ID/grid/other.png", "viewer.py", "..%2f..%2fserver.py", "static/viewer.js", "docs", "openapi.json"],
+)  # fmt: skip
+def test_nothing_else_is_given_out(url: str, scans: Scans, path: str) -> None:
+    status, _, body = ask(f"{url}/{path.replace('ID', min(scans.ids))}")
+    assert status == 404
+    assert b"Traceback" not in body
+
+
+def test_only_to_this_machine_only_to_read_only_its_own_script(url: str) -> None:
+    assert ask(f"{url}/volumes", Host="elsewhere.example")[0] == 400  # a name that resolves to here
+    assert ask(f"{url}/volumes", method="POST")[0] == 405
+    for path in ("", "viewer.js", "viewer.css", "about", "volumes"):
+        status, headers, body = ask(f"{url}/{path}", Origin="http://elsewhere.example")
+        assert status == 200
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "access-control-allow-origin" not in headers
+        assert b"http://" not in body.replace(b"http://www.w3.org", b"")
+        assert b"https://" not in body
+
+
+def test_a_damaged_volume_is_told_and_the_others_go_on(demo: Path) -> None:
+    scans = scans_of(demo / "store")
+    assert scans.about()["layers"] == []
+    first, second = sorted(scans.ids)[:2]
+    (scans.store.chunk(first) / "pixels.npy").write_bytes(b"no array")
+    with pytest.raises(DamagedVolume, match=first):
+        scans.slice_png(first, 0)
+    assert scans.slice_png(second, 0)
+
+
+def test_a_source_without_eyes_or_a_taken_port_is_refused(demo: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder"):
+        scans_of(tmp_path / "nothing")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(UsageError, match="give another --port"):
+            serve(demo / "store", other.getsockname()[1], lambda url: None)
+
+
+def test_an_absent_library_is_told_with_its_extra(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(UsageError, match=r"\[viewer\]"):
+        serve(made / "store", 0, lambda url: None)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_verb_says_where_it_is_and_ends_by_a_signal(made: Path, number: int, code: int) -> None:
+    command = [sys.executable, "-m", "octjepa", "view", str(made / "store"), "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        assert url.startswith("http://127.0.0.1:")
+        assert b"octjepa viewer" in ask(url)[2]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert out == ""
+    assert "Traceback" not in err
