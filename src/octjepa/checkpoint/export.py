@@ -1,4 +1,4 @@
-"""Weights for others: a safetensors file with its contract, or the form of transformers' VJEPA2Model; with a card."""
+"""Weights for others: safetensors with their contract, the form of transformers' VJEPA2Model, or ONNX; with a card."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model.vjepa2 import config_of, to_vjepa2
 
-Form = Literal["safetensors", "hf"]
-WEIGHTS, CARD, SUMS = EXPORTED, "README.md", "SHA256SUMS"
+Form = Literal["safetensors", "hf", "onnx"]
+WEIGHTS, GRAPH, CARD, SUMS = EXPORTED, "model.onnx", "README.md", "SHA256SUMS"
+Content = str | bytes | dict[str, Tensor]
 
 
 def export(source: str | Path, form: Form, out: Path) -> list[str]:
     """Writes the encoder of `source` into the folder `out`; returns the names of its files.
 
     Form safetensors is read back by `load_encoder`; hf is a folder that `transformers.VJEPA2Model.from_pretrained`
-    reads. Raises UsageError: `out` holds something, or the encoder has no such form (rotary positions in another
-    layout or in millimetres, patches or a grid that are not square); CheckpointError: the disk refuses.
+    reads; onnx a graph from the patches and places of selected tokens to their features. Raises UsageError: `out` holds
+    something, the encoder has no such form (rotary positions in another layout or in millimetres, patches or a grid
+    that are not square), or the extra is not installed; CheckpointError: the disk refuses.
     """
     encoder = load_encoder(source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder: name a new one")
-    files = _safetensors(encoder) if form == "safetensors" else _hugging_face(encoder)
+    files = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             if isinstance(content, str):
                 (out / name).write_text(content, encoding="utf-8")
+            elif isinstance(content, bytes):
+                (out / name).write_bytes(content)
             else:
                 save_file(content, out / name, _about(encoder))
         sums = [f"{hashlib.sha256((out / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
@@ -54,12 +58,12 @@ def _about(encoder: PretrainedEncoder) -> dict[str, str]:
     return {"octjepa": json.dumps(about), "format": "pt"}
 
 
-def _safetensors(encoder: PretrainedEncoder) -> dict[str, str | dict[str, Tensor]]:
-    weights = {f"target_encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+def _safetensors(encoder: PretrainedEncoder) -> dict[str, Content]:
+    weights: Content = {f"target_encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
     return {WEIGHTS: weights, CARD: card(encoder, "octjepa.load_encoder(folder)")}
 
 
-def _hugging_face(encoder: PretrainedEncoder) -> dict[str, str | dict[str, Tensor]]:
+def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
     recipe = encoder.recipe
     try:
         weights = to_vjepa2(encoder.encoder, recipe.tokens.patch_size)
@@ -83,6 +87,13 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, str | dict[str, Tenso
     config = json.dumps(config_of(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
     text = card(encoder, "transformers.VJEPA2Model.from_pretrained(folder)")
     return {WEIGHTS: weights, "config.json": config, "preprocessing.json": _contract(encoder), CARD: text}
+
+
+def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
+    from octjepa.checkpoint.graph import graph_of
+
+    how = f'onnxruntime.InferenceSession("{GRAPH}").run(["features"], {{"patches": ..., "places": ...}})'
+    return {GRAPH: graph_of(encoder), "preprocessing.json": _contract(encoder), CARD: card(encoder, how)}
 
 
 def _contract(encoder: PretrainedEncoder) -> str:

@@ -105,7 +105,8 @@ def pretrain(
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url too.")],
     form: Annotated[
-        Literal["safetensors", "hf"], typer.Option("--format", help="safetensors: for octjepa; hf: for transformers.")
+        Literal["safetensors", "hf", "onnx"],
+        typer.Option("--format", help="safetensors: for octjepa; hf: for transformers; onnx: for other runtimes."),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     as_json: Json = False,
