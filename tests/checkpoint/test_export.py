@@ -63,6 +63,15 @@ def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     assert (ours - other).abs().max() < 1e-5
     contract = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert contract["preprocessing"]["image_size"] == [8, 64, 64]
+    fewer = encoder.recipe.token_count < encoder.recipe.grid_tokens
+    assert fewer == ("VJEPA2Model takes all 32 tokens" in (tmp_path / "out" / "README.md").read_text())
+
+
+def test_a_card_says_that_transformers_sees_tokens_the_encoder_never_did(tmp_path: Path) -> None:
+    recipe = small_recipe(model={"positions": "rope_tiled"}, tokens={"select": "tissue", "budget": 16})
+    export(saved(recipe, tmp_path / "weights.safetensors"), "hf", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "VJEPA2Model takes all 32 tokens of a volume, and this encoder was trained on 16 of them" in card
 
 
 def test_millimetres_have_no_form_in_transformers(tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
         )
     config = json.dumps(config_of(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
     text = card(encoder, "transformers.VJEPA2Model.from_pretrained(folder)")
+    if recipe.token_count < recipe.grid_tokens:
+        text += (
+            f"\nVJEPA2Model takes all {recipe.grid_tokens} tokens of a volume, and this encoder was trained on "
+            f"{recipe.token_count} of them, of tissue first: its features here are not those of `octjepa embed`, and "
+            "what they are worth was not measured.\n"
+        )
     return {WEIGHTS: weights, "config.json": config, "preprocessing.json": _contract(encoder), CARD: text}
 
 
