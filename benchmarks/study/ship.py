@@ -67,14 +67,19 @@ def ship(run: str, work: Path, results: Results, target: Path) -> None:
             for name in (WEIGHTS, CARD, "run.json")
         ]
         (made / SUMS).write_text("".join(sums), encoding="utf-8")
+        beside = target.with_name(f".{target.name}.new")
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.copytree(made, beside)
+        (beside / WEIGHTS).chmod(0o644)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(made, target)
-        (target / WEIGHTS).chmod(0o644)
+        beside.rename(target)
 
 
 def _rank(run: str, results: Results) -> str:
     """Where the run stands among the seeds of its arm on validation people, who may choose."""
     known = {row["run"]: row for row in results.rows if row["metric"] == f"lesion_auroc_macro{OF_VAL}"}
+    if run not in known:
+        raise UsageError(f"{run} has no figure of validation people: only runs of the study that ended can be shipped")
     arm = known[run]["arm"]
     values = sorted((row["value"] for row in known.values() if row["arm"] == arm), reverse=True)
     place = values.index(known[run]["value"]) + 1

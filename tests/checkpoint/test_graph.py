@@ -46,10 +46,17 @@ def test_onnxruntime_gives_the_same_features(
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
     contract = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert contract["preprocessing"] == encoder.recipe.preprocessing.model_dump(mode="json")
+    content = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert b".py" not in content  # nor where the exporter's files lie
+    assert str(Path.home()).encode() not in content
+    places = np.asarray(contract["inputs"]["grid_places"], np.float32)
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["octjepa"])
+    assert about["recipe"] == encoder.recipe.model_dump(mode="json")
     volumes = list(MemoryStore(encoder.recipe.preprocessing).volumes.values())[:3]
     for some in (volumes, volumes[:1]):
         chosen = [encoder.selected(volume) for volume in some]
+        assert all(np.array_equal(places[one.grid_index], one.places) for one in chosen)
         for tokens in (len(chosen[0].patches), 3):
             given = {
                 "patches": np.stack([one.patches[:tokens] for one in chosen]),
@@ -64,10 +71,19 @@ def test_onnxruntime_gives_the_same_features(
 def test_an_absent_library_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UsageError, match=r"\[onnx\]"):
-        graph.graph_of(an_encoder())
+        graph.graph_of(an_encoder(), {})
 
 
 def test_what_one_file_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "LARGEST_BYTES", 1000)
     with pytest.raises(UsageError, match="do not fit into one ONNX file"):
-        graph.graph_of(an_encoder())
+        graph.graph_of(an_encoder(), {})
+
+
+def test_an_encoder_that_has_no_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise torch.onnx.OnnxExporterError("no such operator\nat great length")
+
+    monkeypatch.setattr(torch.onnx, "export", refuses)
+    with pytest.raises(UsageError, match=r"\(no such operator\): export with --format safetensors"):
+        graph.graph_of(an_encoder(), {})

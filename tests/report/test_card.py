@@ -52,23 +52,39 @@ def test_every_count_is_the_stores(tmp_path: Path) -> None:
     assert "13 files were read or listed as scans, 10 of them are in it." in card
     assert rows_of(card, "drusen") == [["1"]]
     assert store.contract_hash in card
-    assert "No table of participants" in card
+    assert "Fewer than 6 people" in card
 
 
 def test_a_person_in_two_splits_stands_on_it(tmp_path: Path) -> None:
     rows = [index_row(number, split="train") for number in range(4)]
-    assert "stands in two splits" in data_card(store_of(tmp_path / "sound", rows), "sound")
+    assert "or SOP instance UID stands in two splits" in data_card(store_of(tmp_path / "sound", rows), "sound")
     rows[1] |= {"split": "test", "person_id": rows[0]["person_id"]}
     assert "**In two splits:** person id 1" in data_card(store_of(tmp_path / "leaking", rows), "leaking")
 
 
+def test_what_was_not_looked_for_is_not_said_to_be_clean(tmp_path: Path) -> None:
+    rows = [index_row(number, split="train") for number in range(4)]
+    assert "Near-duplicates were not looked for" in data_card(store_of(tmp_path / "one", rows), "one")
+    rows = [index_row(number, enface_hash="00ff" * 8) for number in range(4)]
+    assert "Nobody has a split yet." in data_card(store_of(tmp_path / "two", rows), "two")
+    for row in rows:
+        del row["personal"]
+    assert "Not recorded: this store is older" in data_card(store_of(tmp_path / "three", rows), "three")
+
+
+def test_what_was_done_to_the_volumes_is_said(tmp_path: Path) -> None:
+    card = data_card(store_of(tmp_path / "store", [index_row(0)]), "one")
+    assert "curvature of Bruch's membrane are taken out" in card
+    assert "from percentile 1 to 99.8, to 8 bit" in card
+
+
 def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
-    rows = [index_row(number, site="a|b <script>") for number in range(4)]
+    rows = [index_row(number, site="a|b <script> ![x](y)") for number in range(14)]
     for row in rows:
         row["person_id"] = f"SECRET{row['person_id']}"
     store = store_of(tmp_path / "store", rows)
     people = [
-        {"person_id": row["person_id"], "clinical_site": "a|b <script>", "study_group": "g", "age": "61",
+        {"person_id": row["person_id"], "clinical_site": "a|b <script> ![x](y)", "study_group": "g", "age": "61",
          "recommended_split": "train"} for row in rows
     ]  # fmt: skip
     store.add_participants(people)
@@ -77,13 +93,26 @@ def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
     assert all(row["volume_id"] not in card for row in rows)
     assert str(tmp_path) not in card
     assert "<script>" not in card
-    assert "a\\|b &lt;script>" in card
+    assert "a\\|b &lt;script> \\!\\[x\\]\\(y\\)" in card
     assert "median 61 years" in card
+    few = store_of(tmp_path / "few", rows[:6])
+    few.add_participants(people)
+    assert "61" not in data_card(few, "few").partition("## People")[2].partition("##")[0]
 
 
 def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path) -> None:
     write_report(demo, tmp_path / "page.html", tmp_path / "card.md")
     assert (tmp_path / "card.md").read_text(encoding="utf-8").startswith("# Data card: ")
+    assert "| the run's" not in (tmp_path / "card.md").read_text(encoding="utf-8")  # this run.json has no flow
+    with pytest.raises(UsageError, match="give each a file of its own"):
+        write_report(demo, tmp_path / "page.html", tmp_path / "page.html")
     with pytest.raises(UsageError, match="is a folder: give --card"):
         write_report(demo, tmp_path / "other.html", tmp_path)
     assert not (tmp_path / "other.html").exists()
+
+
+def test_of_a_run_it_says_what_the_run_chose(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "store", [index_row(number, split="train") for number in range(4)])
+    left = {"people": 1, "eyes": 2, "volumes": 2, "files": 2}
+    flow = {"train": [{"left": {**left, "people": 2}}, {"left": left}], "val": []}
+    assert rows_of(data_card(store, "eyes", flow), "the run's train") == [["1", "2", "2"]]

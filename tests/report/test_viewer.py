@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -144,6 +146,34 @@ def test_a_damaged_volume_is_told_and_the_others_go_on(demo: Path) -> None:
     with pytest.raises(DamagedVolume, match=first):
         scans.slice_png(first, 0)
     assert scans.slice_png(second, 0)
+
+
+def test_a_damaged_first_eye_does_not_take_the_colours_of_the_others(demo: Path) -> None:
+    scans = scans_of(demo)
+    assert scans.encoder is not None
+    for name in sorted(scans.ids)[:6]:  # the first of a device or two
+        (scans.store.chunk(name) / "pixels.npy").write_bytes(b"no array")
+    assert scans.grid_png(max(scans.ids), "tokens")
+
+
+def test_without_its_encoder_the_eyes_are_shown_and_the_page_says_why(demo: Path) -> None:
+    shutil.rmtree(demo / "run" / "checkpoints")
+    found = scans_of(demo / "run").about()
+    assert found["layers"] == []
+    assert "no checkpoint" in found["missing"] or "no pretrained encoder" in found["missing"]
+    (demo / "run" / "run.json").write_text("{")
+    assert "run.json" in scans_of(demo).about()["missing"]
+
+
+def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
+    index = demo / "store" / "volumes.parquet"
+    table = pd.read_parquet(index)
+    table.loc[0, "quality"] = np.nan
+    table.drop(columns=["region", "site", "mirrored"]).to_parquet(index)
+    rows = scans_of(demo / "store").listing()
+    assert sum(row["quality"] is None for row in rows) == 1
+    assert {row["region"] for row in rows} == {""}
+    assert json.dumps(rows, allow_nan=False)
 
 
 def test_a_source_without_eyes_or_a_taken_port_is_refused(demo: Path, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from octjepa.checkpoint.encoder import EXPORTED, PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model.vjepa2 import config_of, to_vjepa2
+from octjepa.views.sample import token_places
+from octjepa.views.tokens import TISSUE_SHARE
 
 Form = Literal["safetensors", "hf", "onnx"]
 WEIGHTS, GRAPH, CARD, SUMS = EXPORTED, "model.onnx", "README.md", "SHA256SUMS"
@@ -98,16 +102,30 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
 def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
     from octjepa.checkpoint.graph import graph_of
 
+    recipe = encoder.recipe
     how = f'onnxruntime.InferenceSession("{GRAPH}").run(["features"], {{"patches": ..., "places": ...}})'
-    return {GRAPH: graph_of(encoder), "preprocessing.json": _contract(encoder), CARD: card(encoder, how)}
+    inputs = {
+        "patches": f"[batch, tokens, {math.prod(recipe.tokens.patch_size)}]: voxels of a patch by slice, row and "
+        "column, minus the mean and by the standard deviation of the volume's tissue band",
+        "places": "[batch, tokens, 3]: of each patch its row of grid_places",
+        "chosen": f"{recipe.token_count} patches a volume; with tokens.select tissue, patches with a share of at least "
+        f"{TISSUE_SHARE} of tissue come first",
+        "grid": recipe.grid, "position_unit": recipe.model.position_unit,
+        "grid_places": token_places(np.arange(recipe.grid_tokens), recipe).tolist(),
+    }  # fmt: skip
+    text = card(encoder, how) + (
+        "\nA runtime refuses nothing: whoever feeds it keeps to preprocessing.json, which says what goes in.\n"
+    )
+    return {GRAPH: graph_of(encoder, _about(encoder)), "preprocessing.json": _contract(encoder, inputs), CARD: text}
 
 
-def _contract(encoder: PretrainedEncoder) -> str:
+def _contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) -> str:
     recipe = encoder.recipe
     contract: dict[str, Any] = {
         "preprocessing": recipe.preprocessing.model_dump(mode="json"),
         "tokens": recipe.tokens.model_dump(mode="json"),
         "intensity": "z-score over the tissue band, once",
+        **({} if inputs is None else {"inputs": inputs}),
     }
     return json.dumps(contract, indent=2)
 

@@ -11,6 +11,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -18,13 +19,17 @@ from octjepa.checkpoint.encoder import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.extras import to_install
 from octjepa.model.vjepa3d import grid_places
+from octjepa.progress import bar
 
 OPSET = 18
 LARGEST_BYTES = 2_000_000_000  # of one file: protobuf counts in 32 bits
 
 
-def graph_of(encoder: PretrainedEncoder) -> bytes:
-    """The file's bytes. Raises UsageError: the extra is not installed, or the weights exceed what one file can hold."""
+def graph_of(encoder: PretrainedEncoder, about: dict[str, str]) -> bytes:
+    """The file's bytes, `about` in its metadata.
+
+    Raises UsageError: the extra is not installed, torch makes no graph, or the weights exceed what one file can hold.
+    """
     try:
         import onnx
         import onnxscript  # noqa: F401 -- torch's exporter needs it
@@ -39,21 +44,39 @@ def graph_of(encoder: PretrainedEncoder) -> bytes:
     tokens = min(8, recipe.grid_tokens)
     places = grid_places(recipe.grid)[:tokens].expand(2, -1, -1).clone()
     batch, count = torch.export.Dim("batch"), torch.export.Dim("tokens")
-    with _quiet():
-        made = torch.onnx.export(
-            encoder.encoder.cpu(),
-            (torch.randn(2, tokens, voxels, generator=torch.Generator().manual_seed(0)), places),
-            input_names=["patches", "places"],
-            output_names=["features"],
-            dynamic_shapes=({0: batch, 1: count}, {0: batch, 1: count}),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-    if made is None:
-        raise UsageError("torch made no graph of this encoder: export with --format safetensors")
-    onnx.checker.check_model(made.model_proto)
-    return made.model_proto.SerializeToString()
+    try:
+        with _quiet(), bar("export", 1, "graph") as progress:
+            made = torch.onnx.export(
+                encoder.encoder.cpu(),
+                (torch.randn(2, tokens, voxels, generator=torch.Generator().manual_seed(0)), places),
+                input_names=["patches", "places"],
+                output_names=["features"],
+                dynamic_shapes=({0: batch, 1: count}, {0: batch, 1: count}),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+            progress.advance()
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"torch makes no graph of this encoder ({reason}): export with --format safetensors") from None
+    assert made is not None  # only of dynamo=False
+    model = made.model_proto
+    _forget_sources(model)
+    onnx.helper.set_model_props(model, about)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _forget_sources(model: Any) -> None:
+    """Takes out what torch notes of where in whose files each node was made."""
+    for owner in (model.graph, *model.functions):
+        parts = [owner, *owner.node, *owner.value_info]
+        if owner is model.graph:
+            parts += [*owner.initializer, *owner.input, *owner.output]
+        for part in parts:
+            part.doc_string = ""
+            del part.metadata_props[:]
 
 
 @contextlib.contextmanager

@@ -167,8 +167,10 @@ def view(
     source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), a run, or a demo folder.")],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Shows the eyes of a store in a browser on this machine. Of a run also token maps and masks; Ctrl-C ends it."""
     from octjepa.report.viewer import serve
 
+    set_quiet(quiet)
     serve(source, port, lambda url: say({"url": url}, as_json))

@@ -1,16 +1,18 @@
 """The data card: what a store holds, how it was made and what is not known of it, in Markdown.
 
 It goes with data or weights that are passed on (Gebru et al. 2021, "Datasheets for Datasets"). Counts, medians and
-ranges alone: no line tells of one person. What octjepa cannot know stands there as a gap to fill.
+ranges alone; of fewer than six people no ages or groups. What octjepa cannot know stands there as a gap to fill.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from octjepa.ingest.personal import count_fields
 from octjepa.ingest.reasons import REASONS
 from octjepa.report.cohort import SPLITS, participant_facts
 from octjepa.store.flow import Counts, cohort_table, count, sources_of, words
@@ -22,23 +24,29 @@ if TYPE_CHECKING:
     from octjepa.store import Store
 
 _GAPS = ("Source and its version", "Terms of use", "Consent and ethics approval", "Contact")
+_SHAPES = {
+    "none": "as scanned",
+    "plane": "flattened: the tilt of Bruch's membrane is taken out, B-scan motion with it",
+    "quadratic": "flattened: tilt and curvature of Bruch's membrane are taken out, B-scan motion with them",
+}
 _AXES = (("slice", "d", "z"), ("row", "h", "y"), ("column", "w", "x"))
 
 
-def data_card(store: Store, name: str) -> str:
-    """The card of `store` as Markdown, under the title `name`."""
+def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, Any]]] | None = None) -> str:
+    """The card of `store` as Markdown, under the title `name`; `flow` is what a run chose of it, as run.json has it."""
     table = cohort_table(store)
     parts = [
         f"# Data card: {_plain(name)}",
         f"{_told(count(table))}: retinal OCT, brought to one spacing, size and orientation by octjepa "
-        f"{version('octjepa')}. For research; not a medical device. Counts and ranges only; mind small numbers before "
-        "this is made public.",
+        f"{version('octjepa')}. For research; not a medical device. Counts, medians and ranges only; mind small "
+        "numbers before this is made public.",
         "## To be filled in by whoever passes it on",
         _rows(("", ""), [(gap, "") for gap in _GAPS]),
         "## What it holds",
         _rows(("device", *_COUNTED, "slices x rows x columns", "spacing, mm", "quality"), _devices(table)),
         _rows(("split", *_COUNTED), [(split or "unassigned", *_counted(part)) for split, part in _by(table, "split")]),
         *_sites(table),
+        *_chosen(flow or {}),
         _rows(("", "volumes"), _kinds(table)),
         "Size and spacing (median of slice, row, column) are those of the scans as they came. Quality: median of a "
         "score from 0 to 1. An eye whose side no source names counts as one of its person.",
@@ -57,7 +65,8 @@ def data_card(store: Store, name: str) -> str:
         _personal(store),
         "## What it is not for",
         "Slices between those of the scan are interpolated and finer detail than the spacing is gone: measure small "
-        "things in the scans as they came. Left eyes may be mirrored (see above). Devices differ in people, protocol "
+        "things in the scans as they came. Where volumes are flattened (see above) the shape of the eye is gone: no "
+        "work on curvature, tilt or staphyloma. Left eyes may be mirrored. Devices differ in people, protocol "
         "and noise together, so a difference between devices here is not one between instruments alone. People without "
         "a scan that could be read are not in it; whom that leaves out stands above, by reason and not by person.",
     ]  # fmt: skip
@@ -65,6 +74,7 @@ def data_card(store: Store, name: str) -> str:
 
 
 _COUNTED = ("people", "eyes", "volumes")
+_FEWEST = 6
 
 
 def _counted(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -116,7 +126,18 @@ def _kinds(table: pd.DataFrame) -> list[tuple[str, str]]:
     ]
 
 
+def _chosen(flow: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What a run trained on and judged itself by."""
+    ends = [(split, stages[-1]["left"]) for split, stages in flow.items() if stages]
+    if not ends:
+        return []
+    rows = [(f"the run's {split}", *(str(left[counted]) for counted in _COUNTED)) for split, left in ends]
+    return ["Of these the run chose by its recipe (its report says by which rules):", _rows(("", *_COUNTED), rows)]
+
+
 def _people(store: Store) -> list[str]:
+    if store.table["person_id"].nunique() < _FEWEST:
+        return [f"Fewer than {_FEWEST} people: their ages and groups are not told."]
     facts = participant_facts(store)
     if not facts:
         return ["No table of participants came with the files: age, group and site of the people are not known."]
@@ -129,8 +150,14 @@ def _preparation(store: Store) -> list[tuple[str, str]]:
         ("Voxels of a volume", " x ".join(map(str, store.preprocessing.stored_size)) + " (slices, rows, columns)"),
         ("Spacing", " x ".join(map(str, asked.target_spacing_mm)) + " mm"),
         ("Orientation", "left eyes mirrored to look like right ones" if asked.orientation == "OD" else "as scanned"),
-        ("Grey levels", "8 bit as in the file; mean and spread of the tissue are kept beside them"),
-        ("Preprocessing contract", f"`{store.contract_hash}`, canonicalisation {store.canonical_version}"),
+        ("Shape", _SHAPES[asked.flatten]),
+        (
+            "Grey levels",
+            "stretched volume by volume, from percentile {:g} to {:g}, to 8 bit: they do not compare between "
+            "scans; mean and spread of the tissue are kept beside them".format(*asked.clip_percentiles),
+        ),
+        ("Left out of a volume", "blank B-scans; text painted beside the retina is blanked"),
+        ("Preprocessing contract", f"{store.contract_hash}, canonicalisation {store.canonical_version}"),
     ]
 
 
@@ -162,9 +189,14 @@ def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _leaks(table: pd.DataFrame) -> str:
+    if (words(table["split"]) == "").all():
+        return "Nobody has a split yet."
     kinds = Counter(str(leak["kind"]).replace("_", " ") for leak in find_leaks(table))
     if not kinds:
-        return "No person, content, SOP instance UID or near-duplicate stands in two splits."
+        told = "No person, content or SOP instance UID stands in two splits"
+        if (words(table["enface_hash"]) != "").any():
+            return f"{told}, and no near-duplicate."
+        return f"{told}. Near-duplicates were not looked for: this store has no hashes of the images."
     return f"**In two splits:** {_listed(kinds)}. What is measured on test people is too good."
 
 
@@ -172,15 +204,14 @@ def _labels(store: Store) -> str:
     from octjepa.store.labels import labels_of
 
     named = Counter(name for row in store.rows() for name in labels_of(row))
-    return (
-        _rows(("label", "volumes"), [(name, str(number)) for name, number in sorted(named.items())])
-        if named
-        else "None."
-    )
+    rows = [(name, str(number)) for name, number in sorted(named.items())]
+    return _rows(("label", "volumes"), rows) if rows else "None."
 
 
 def _personal(store: Store) -> str:
-    found = store.describe()["personal_data"]
+    if store.table["personal"].isna().all():
+        return "Not recorded: this store is older than the search for it. `octjepa inspect FOLDER` looks at the source."
+    found = count_fields(words(store.table["personal"]))
     if not found:
         return "No field of personal data was found in the files that are in it."
     rows = [(field, str(one["kind"]), str(one["files"])) for field, one in found.items()]
@@ -200,4 +231,6 @@ def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _plain(text: str) -> str:
     """Names from tables of others, kept from being read as Markdown or HTML."""
-    return " ".join(str(text).split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return (
+        re.sub(r"([\\|\[\]()!*`#~])", r"\\\1", " ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;")
+    )

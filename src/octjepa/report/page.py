@@ -95,9 +95,12 @@ def write_report(source: str | Path, out: Path | None = None, card: Path | None 
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
-    if card is not None:
-        _write(card, _card(contents, card))
+    if card is not None and card.resolve() == out.resolve():
+        raise UsageError(f"--out and --card both name {out}: give each a file of its own")
+    told = None if card is None else _card(contents, card)
     _write(out, render(contents))
+    if card is not None and told is not None:
+        _write(card, told)
     return out
 
 
@@ -108,7 +111,9 @@ def _card(contents: Contents, card: Path) -> str:
         raise UsageError(
             f"{contents.root.name} has no store that can be opened, and a data card tells of one: give the store itself"
         )
-    return data_card(contents.store, contents.root.name)
+    store = contents.store
+    name = store.location.rstrip("/").replace("\\", "/").rpartition("/")[2]
+    return data_card(store, name or "store", None if contents.run is None else run_flow(contents.run.about))
 
 
 def render(contents: Contents) -> str:

@@ -278,13 +278,15 @@ class Store:
 
     def describe(self) -> dict[str, Any]:
         """What `octjepa inspect STORE` says."""
+        from octjepa.store.flow import words
+
         table = self.table
         return {
             "kind": "store",
             "volumes": len(table),
             "people": int(table["person_id"].nunique()),
             "people_unknown": people_unknown(table),
-            "personal_data": count_fields(table["personal"]),
+            "personal_data": count_fields(words(table["personal"])),
             "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
             "by_device": dict(sorted(Counter(table["device"]).items())),
             "by_pattern": dict(sorted(Counter(table["pattern"]).items())),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import threading
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from jaxtyping import UInt8
 from octjepa.report.figures import eyes, masks, tokens
 from octjepa.report.figures.eyes import geometry_of, one_per_device, records
 from octjepa.report.wording import file_name
+from octjepa.store.chunk import DamagedVolume
 from octjepa.store.flow import cohort_table, words
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 LAYERS = ("tokens", *masks.FAMILIES)
 _TOLD = ("eye", "device", "protocol", "pattern", "region", "split", "site")
+_SHOWN = 4
 _KEPT = 64  # answers of each kind
 # Red, green, blue and cover of what a token is under a mask, in the order of `masks.UNSELECTED` and so on.
 _STATES = np.array([[0, 0, 0, 170], [40, 120, 220, 90], [240, 140, 20, 130], [90, 90, 90, 120]], np.uint8)
@@ -34,9 +37,11 @@ _COVER = 150
 class Scans:
     """The volumes of `store`, and with `encoder` their tokens and masks. Safe to ask from several threads."""
 
-    def __init__(self, store: Store, encoder: PretrainedEncoder | None) -> None:
-        self.store, self.encoder = store, encoder
-        self._table = cohort_table(store)
+    def __init__(self, store: Store, encoder: PretrainedEncoder | None, missing: str = "") -> None:
+        """`missing` says why there is no encoder where one was to be expected."""
+        self.store, self.encoder, self.missing = store, encoder, missing
+        table = cohort_table(store)
+        self._table = table.assign(**{name: words(table[name]) for name in (*_TOLD, "uncertain", "notes")})
         self.ids = frozenset(self._table["volume_id"])
         self._network = threading.Lock()
         self.grid_png = lru_cache(_KEPT)(self._grid_png)
@@ -48,25 +53,24 @@ class Scans:
         asked = self.store.preprocessing
         found: dict[str, Any] = {
             "shape": list(asked.stored_size), "spacing_mm": list(asked.target_spacing_mm), "layers": [], "encoder": "",
-            "volumes": len(self.ids),
+            "volumes": len(self.ids), "missing": self.missing,
         }  # fmt: skip
         if self.encoder is not None:
             recipe = self.encoder.recipe
             used = [name for name in masks.FAMILIES if getattr(recipe.masks, name) > 0]
             found |= {
                 "layers": ["tokens", *used], "encoder": self.encoder.name, "grid": list(recipe.grid),
-                "patch": list(recipe.tokens.patch_size), "corner": list(asked.margin),
+                "patch": list(recipe.tokens.patch_size), "corner": list(asked.margin), "tokens": recipe.token_count,
             }  # fmt: skip
         return found
 
     def listing(self) -> list[dict[str, Any]]:
         """A row per volume, by device and id."""
-        table = self._table.assign(uncertain=words(self._table["uncertain"]), notes=words(self._table["notes"]))
         rows = [
             {
                 "id": str(row["volume_id"]), "file": file_name(str(row["source"])),
-                **{name: str(row[name]) for name in _TOLD},
-                "quality": round(float(row["quality"]), 3), "mirrored": bool(row["mirrored"]),
+                **{name: row[name] for name in _TOLD}, "mirrored": str(row["mirrored"]) == "True",
+                "quality": round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
                 "notes": [note for note in row["notes"].split(";") if note],
                 "axes": [
                     {
@@ -74,7 +78,7 @@ class Scans:
                         "extent_mm": round(axis.extent_mm, 2), "from": axis.provenance, "uncertain": axis.uncertain,
                     } for axis in geometry_of(row)
                 ],
-            } for row in records(table)
+            } for row in records(self._table)
         ]  # fmt: skip
         return sorted(rows, key=lambda row: (row["device"], row["id"]))
 
@@ -122,9 +126,20 @@ class Scans:
 
     @cached_property
     def _components(self) -> tokens.Components:
-        """Fitted on the eyes of the report: the first of each device. One colour means one thing in all volumes."""
-        chosen = one_per_device(self._table) or records(self._table)[:4]
-        found = [tokens.tissue_tokens(self.encoder, self.store.read(str(row["volume_id"]))) for row in chosen]
+        """Fitted on the eyes of the report: the first of each device. One colour means one thing in all volumes.
+
+        Damaged ones are left out. Raises ValueError: the others hold too few tokens.
+        """
+        found: list[Any] = []
+        rest = self._table
+        while len(rest) and not found:
+            chosen = one_per_device(rest) or records(rest)[:_SHOWN]
+            for row in chosen:
+                with suppress(DamagedVolume):  # its own page tells of it
+                    found.append(tokens.tissue_tokens(self.encoder, self.store.read(str(row["volume_id"]))))
+            rest = rest[~rest["volume_id"].isin([row["volume_id"] for row in chosen])]
+        if not found:
+            raise ValueError("no volume can be read to choose the colours by")
         return tokens.principal_components([features for features, _ in found], [places[:, 1] for _, places in found])
 
 

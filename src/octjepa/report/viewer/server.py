@@ -12,19 +12,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import CheckpointError, OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.report.gather import gather
 from octjepa.report.viewer.scans import Scans
+from octjepa.views.sample import check_contract
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = "127.0.0.1"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -62,19 +64,32 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
 
 
 def scans_of(source: str | Path) -> Scans:
-    """What is to be shown of a store, a run or a demo folder. Raises UsageError where that has no volumes."""
+    """What is to be shown of a store, a run, a fine-tuning or a demo folder.
+
+    Raises UsageError where that has no volumes. Without its encoder (no checkpoint yet, another contract) the eyes are
+    shown all the same, and the page says why.
+    """
     contents = gather(source)
     if contents.store is None:
         told = "; ".join(one.why for one in contents.missing if one.part == "the store")
-        raise UsageError(f"{source} has no store to show ({told}): give the store itself")
+        named = "" if contents.made is None else f" at {contents.made.about.get('store')}, as it names it"
+        raise UsageError(f"{source} has no store to show{named} ({told}): give the store itself")
     if contents.store.table.empty:
         raise UsageError(f"the store {contents.store.location} holds no volume: `octjepa ingest` puts them in")
-    encoder = None
-    if contents.run is not None:
-        from octjepa.checkpoint import load_encoder
+    if contents.kind == "store":
+        return Scans(contents.store, None)
+    trained = contents.run or contents.tuning
+    if trained is None:
+        gone = "; ".join(f"{one.part}: {one.why}" for one in contents.missing if one.part == "the run")
+        return Scans(contents.store, None, gone or f"a {contents.kind} has no token maps and masks of its own")
+    from octjepa.checkpoint import load_encoder
 
-        encoder = load_encoder(contents.run.path)
-        contents.store.check_contract(encoder.recipe.preprocessing)
+    try:
+        encoder = load_encoder(trained.path)
+        if differences := check_contract(contents.store.preprocessing, encoder.recipe):
+            raise UsageError(f"its store has another contract ({'; '.join(differences)})")
+    except (CheckpointError, UsageError) as error:
+        return Scans(contents.store, None, str(error))
     return Scans(contents.store, encoder)
 
 
@@ -89,33 +104,37 @@ def app(scans: Scans) -> Starlette:
 
     def page(name: str, kind: str) -> Callable[[Request], Response]:
         content = files("octjepa.report.viewer").joinpath("static", name).read_bytes()
-        return lambda request: Response(content, media_type=kind, headers=_HEADERS)
+        return lambda request: Response(content, media_type=kind)
 
-    def json_of(make: Callable[[], Any]) -> Callable[[Request], Response]:
-        return lambda request: JSONResponse(make(), headers=_HEADERS)
+    async def answered(make: Callable[[], Any]) -> Response:
+        try:
+            made = await run_in_threadpool(make)
+        except (KeyError, IndexError):
+            return PlainTextResponse("no such slice or layer", 404)
+        except (OctjepaError, ValueError) as error:
+            return PlainTextResponse(str(error), 500)
+        return Response(made, media_type="image/png") if isinstance(made, bytes) else JSONResponse(made)
+
+    def of_all(make: Callable[[], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            return await answered(make)
+
+        return answer
 
     def of_volume(make: Callable[[str, Request], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             volume_id = request.path_params["volume_id"]
             if volume_id not in scans.ids:
-                return PlainTextResponse("no such volume", 404, headers=_HEADERS)
-            try:
-                made = await run_in_threadpool(make, volume_id, request)
-            except (KeyError, IndexError):
-                return PlainTextResponse("no such slice or layer", 404, headers=_HEADERS)
-            except (OctjepaError, ValueError) as error:
-                return PlainTextResponse(str(error), 500, headers=_HEADERS)
-            if isinstance(made, bytes):
-                return Response(made, media_type="image/png", headers=_HEADERS)
-            return JSONResponse(made, headers=_HEADERS)
+                return PlainTextResponse("no such volume", 404)
+            return await answered(lambda: make(volume_id, request))
 
         return answer
 
     volume = "/volumes/{volume_id}"
     routes = [Route(path, page(*which)) for path, which in _PAGE.items()]
     routes += [
-        Route("/about", json_of(scans.about)),
-        Route("/volumes", json_of(scans.listing)),
+        Route("/about", of_all(scans.about)),
+        Route("/volumes", of_all(scans.listing)),
         Route(f"{volume}/band", of_volume(lambda name, request: scans.band(name))),
         Route(f"{volume}/en_face.png", of_volume(lambda name, request: scans.en_face_png(name))),
         Route(
@@ -128,4 +147,22 @@ def app(scans: Scans) -> Starlette:
         ),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
-    return Starlette(routes=routes, middleware=[hosts])
+    return Starlette(routes=routes, middleware=[Middleware(_Headers), hosts])
+
+
+class _Headers:
+    """Adds `_HEADERS` to every answer, refusals too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", []),
+                    *((name.lower().encode(), value.encode()) for name, value in _HEADERS.items()),
+                ]
+            await send(message)
+
+        await self.app(scope, receive, with_headers)

@@ -1,23 +1,26 @@
-// The page of the viewer. State is one volume, one slice and one overlay; everything drawn follows from it.
+// The page of the viewer. State is one volume, one slice and one overlay; everything drawn follows from it. A picture is
+// kept with the number of its slice, so that band and overlay are never drawn on another one. The address keeps it all.
 "use strict";
 
 const SHOWN_ASPECT = 0.62; // height over width of a B-scan, unless true proportions are asked for
 const MOST_ROWS = 500;
 const SENTENCES = {
-  tokens: "Three principal components of the tissue tokens as red, green and blue. Like colours are like features, in all volumes alike; the colours themselves mean nothing.",
+  tokens: "Three principal components of the tissue tokens as red, green and blue. Like colours are like features, in all volumes alike; the colours themselves mean nothing. Clear: no tissue, or not among the tokens that the encoder is given.",
   mask: "The fixed validation sample under this mask family:",
 };
 const at = (id) => document.getElementById(id);
-const state = { about: null, rows: [], shown: [], row: null, slice: 0, scan: null, face: null, band: null, grid: null };
+const state = { about: null, rows: [], shown: [], row: null, slice: null, scan: null, face: null, band: null, grid: null };
 const pictures = new Map(); // url -> promise of an image: the last ones asked for
 
 function picture(url) {
   if (!pictures.has(url)) {
-    pictures.set(url, (async () => {
+    const asked = (async () => {
       const answer = await fetch(url);
       if (!answer.ok) throw new Error(await answer.text());
       return createImageBitmap(await answer.blob());
-    })());
+    })();
+    asked.catch(() => pictures.delete(url)); // what failed is asked for anew
+    pictures.set(url, asked);
     if (pictures.size > 200) pictures.delete(pictures.keys().next().value);
   }
   return pictures.get(url);
@@ -41,6 +44,7 @@ const make = (name, text, className) => {
   return node;
 };
 const plain = (text) => (text || "unknown").replaceAll("_", " ");
+const good = (row) => (row.quality === null ? "unknown" : row.quality.toFixed(2));
 const doubts = (row) => row.notes.length + 100 * row.axes.filter((axis) => axis.uncertain).length;
 
 function fill(select, values, first) {
@@ -54,7 +58,7 @@ function filter() {
   state.shown = state.rows.filter((row) => is("device", row.device) && is("split", row.split)
     && (!asked || [row.id, row.file, row.device, row.site, row.protocol, ...row.notes].join(" ").toLowerCase().includes(asked)));
   const orders = {
-    worst: (a, b) => a.quality - b.quality, doubt: (a, b) => doubts(b) - doubts(a) || a.quality - b.quality,
+    worst: (a, b) => (a.quality ?? 0) - (b.quality ?? 0), doubt: (a, b) => doubts(b) - doubts(a) || (a.quality ?? 0) - (b.quality ?? 0),
   };
   if (orders[at("order").value]) state.shown.sort(orders[at("order").value]);
   const list = at("list");
@@ -65,7 +69,7 @@ function filter() {
     button.dataset.id = row.id;
     const marks = row.axes.some((axis) => axis.uncertain) ? " spacing uncertain" : "";
     button.append(make("b", `${plain(row.device)}, ${row.eye || "eye unknown"}`), make("span", marks, "mark"));
-    const told = [`quality ${row.quality.toFixed(2)}`, row.split, row.id, row.file.split("/").pop()];
+    const told = [`quality ${good(row)}`, row.split, row.id, row.file.split("/").pop()];
     button.append(make("span", told.filter(Boolean).join(" · "), "soft"));
     button.addEventListener("click", () => open(row));
     const item = make("li");
@@ -85,9 +89,8 @@ function mark() {
 
 async function open(row) {
   state.row = row;
-  state.slice = Math.min(state.slice || Math.floor(state.about.shape[0] / 2), state.about.shape[0] - 1);
+  state.slice = Math.min(state.slice ?? Math.floor(state.about.shape[0] / 2), state.about.shape[0] - 1);
   Object.assign(state, { scan: null, face: null, band: null, grid: null });
-  history.replaceState(null, "", `#${row.id}`);
   mark();
   at("title").textContent = `${plain(row.device)}, ${row.eye || "eye unknown"}`;
   at("subtitle").textContent = `volume ${row.id} · ${row.file}`;
@@ -109,7 +112,8 @@ async function load() {
   try {
     const scan = await picture(`/volumes/${row.id}/slices/${slice}.png`);
     if (state.row !== row || state.slice !== slice) return;
-    state.scan = scan;
+    state.scan = { picture: scan, slice };
+    say(null);
     draw();
     for (const near of [slice + 1, slice - 1]) {
       if (near >= 0 && near < state.about.shape[0]) picture(`/volumes/${row.id}/slices/${near}.png`).catch(() => {});
@@ -121,19 +125,26 @@ async function load() {
 
 async function overlay() {
   const [row, layer] = [state.row, at("layer").value];
+  const current = () => state.row === row && at("layer").value === layer;
   state.grid = null;
+  remember();
   legend(layer);
   if (layer) {
     try {
       const grid = await picture(`/volumes/${row.id}/grid/${layer}.png`);
-      if (state.row !== row || at("layer").value !== layer) return;
+      if (!current()) return;
       state.grid = grid;
       say(null);
     } catch (error) {
-      say(error);
+      if (current()) say(error);
     }
   }
   draw();
+}
+
+function remember() {
+  const layer = at("layer").value;
+  history.replaceState(null, "", `#${[state.row.id, state.slice + 1, ...(layer ? [layer] : [])].join("/")}`);
 }
 
 function legend(layer) {
@@ -149,11 +160,13 @@ function legend(layer) {
 }
 
 function draw() {
-  const { about, slice, scan, face, band, grid } = state;
+  const { about, face, band, grid } = state;
+  const scan = state.scan && state.scan.picture;
+  const slice = state.scan ? state.scan.slice : state.slice; // what is drawn goes with the picture that is there
   const [depth, height, width] = about.shape;
   const [dz, dy, dx] = about.spacing_mm;
-  at("slice").value = slice;
-  at("number").textContent = `${slice + 1} of ${depth}`;
+  at("slice").value = state.slice;
+  at("number").textContent = `${state.slice + 1} of ${depth}`;
   const truly = (height * dy) / (width * dx);
   const aspect = at("true").checked ? truly : SHOWN_ASPECT;
   const canvas = at("scan");
@@ -230,7 +243,7 @@ function facts(row) {
   more.append(make("caption", "What is known of it", "soft"));
   const known = {
     protocol: row.protocol, pattern: row.pattern, region: row.region, site: row.site, split: row.split,
-    quality: row.quality.toFixed(2), shown: row.mirrored ? "mirrored, as a right eye" : "as scanned",
+    quality: good(row), shown: row.mirrored ? "mirrored, as a right eye" : "as scanned",
     notes: row.notes.map(plain).join(", "),
   };
   for (const [name, value] of Object.entries(known)) {
@@ -244,6 +257,7 @@ function facts(row) {
 
 function go(slice) {
   state.slice = Math.max(0, Math.min(state.about.shape[0] - 1, slice));
+  remember();
   draw();
   load();
 }
@@ -275,6 +289,7 @@ async function start() {
   [state.about, state.rows] = await Promise.all([json("/about"), json("/volumes")]);
   const { about } = state;
   at("summary").textContent = `${about.volumes} volumes of ${about.shape.join(" x ")} voxels${about.encoder ? ` · encoder ${about.encoder}` : ""}`;
+  if (about.missing) at("summary").append(make("span", ` · without token maps and masks: ${about.missing}`, "mark"));
   at("slice").max = about.shape[0] - 1;
   fill(at("device"), state.rows.map((row) => row.device), "all");
   fill(at("split"), state.rows.map((row) => row.split), "all");
@@ -289,8 +304,12 @@ async function start() {
     go(Math.floor(((event.clientY - box.top) / box.height) * about.shape[0]));
   });
   document.addEventListener("keydown", key);
+  at("contrast").parentElement.hidden = !("filter" in CanvasRenderingContext2D.prototype);
   filter();
-  open(state.rows.find((row) => row.id === location.hash.slice(1)) || state.shown[0]);
+  const [id, slice, layer] = location.hash.slice(1).split("/");
+  if (Number(slice) >= 1) state.slice = Math.floor(Number(slice)) - 1;
+  if (about.layers.includes(layer)) at("layer").value = layer;
+  open(state.rows.find((row) => row.id === id) || state.shown[0]);
 }
 
 start().catch(say);
