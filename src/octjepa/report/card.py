@@ -12,15 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from octjepa.errors import UsageError
 from octjepa.ingest.personal import count_fields
 from octjepa.ingest.reasons import REASONS
-from octjepa.report.cohort import SPLITS, participant_facts
+from octjepa.report.cohort import SPLITS, participant_facts, run_flow
 from octjepa.store.flow import Counts, cohort_table, count, sources_of, words
 from octjepa.store.leaks import find_leaks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
+    from octjepa.report.gather import Contents
     from octjepa.store import Store
 
 _GAPS = ("Source and its version", "Terms of use", "Consent and ethics approval", "Contact")
@@ -30,6 +34,20 @@ _SHAPES = {
     "quadratic": "flattened: tilt and curvature of Bruch's membrane are taken out, B-scan motion with them",
 }
 _AXES = (("slice", "d", "z"), ("row", "h", "y"), ("column", "w", "x"))
+
+
+def card_of(contents: Contents, place: Path, page: Path) -> str:
+    """The card of the store of a report. Raises UsageError: there is none, or `place` is no place to write to."""
+    if place.is_dir():
+        raise UsageError(f"{place} is a folder: give --card the name of a Markdown file")
+    if place.resolve() == page.resolve():
+        raise UsageError(f"--out and --card both name {page}: give each a file of its own")
+    if contents.store is None:
+        raise UsageError(
+            f"{contents.root.name} has no store that can be opened, and a data card tells of one: give the store itself"
+        )
+    name = contents.store.location.rstrip("/").replace("\\", "/").rpartition("/")[2]
+    return data_card(contents.store, name, None if contents.run is None else run_flow(contents.run.about))
 
 
 def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, Any]]] | None = None) -> str:

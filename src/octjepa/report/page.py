@@ -21,7 +21,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.report import occlusion, segmentation, tuning, wording
-from octjepa.report.card import data_card
+from octjepa.report.card import card_of
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
 from octjepa.report.faults import KINDS, faults
@@ -95,25 +95,11 @@ def write_report(source: str | Path, out: Path | None = None, card: Path | None 
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
-    if card is not None and card.resolve() == out.resolve():
-        raise UsageError(f"--out and --card both name {out}: give each a file of its own")
-    told = None if card is None else _card(contents, card)
+    told = None if card is None else card_of(contents, card, out)
     _write(out, render(contents))
     if card is not None and told is not None:
         _write(card, told)
     return out
-
-
-def _card(contents: Contents, card: Path) -> str:
-    if card.is_dir():
-        raise UsageError(f"{card} is a folder: give --card the name of a Markdown file")
-    if contents.store is None:
-        raise UsageError(
-            f"{contents.root.name} has no store that can be opened, and a data card tells of one: give the store itself"
-        )
-    store = contents.store
-    name = store.location.rstrip("/").replace("\\", "/").rpartition("/")[2]
-    return data_card(store, name or "store", None if contents.run is None else run_flow(contents.run.about))
 
 
 def render(contents: Contents) -> str:
