@@ -60,7 +60,7 @@ class Scans:
             used = [name for name in masks.FAMILIES if getattr(recipe.masks, name) > 0]
             found |= {
                 "layers": ["tokens", *used], "encoder": self.encoder.name, "grid": list(recipe.grid),
-                "patch": list(recipe.tokens.patch_size), "corner": list(asked.margin), "tokens": recipe.token_count,
+                "patch": list(recipe.tokens.patch_size), "corner": list(asked.margin),
             }  # fmt: skip
         return found
 
