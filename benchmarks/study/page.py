@@ -60,7 +60,8 @@ def page(results: Results, settings: Settings) -> str:
         "In brackets the lowest and highest seed, which hold no chance of who is tested; in parentheses the 95 % "
         "interval of people and seeds together, paired by person where it is a difference. The last row is of the "
         "ablations, at their budget. What was tried towards what is missed stands in [the lab log](../../lab/LOG.md): "
-        "finer patches, other readings of the same tokens (an attentive probe, every depth, whitening), more compute, and the ablations below, none of which leads there.",
+        "finer patches, other readings of the same tokens (an attentive probe, every depth, whitening), more "
+        "compute, and the ablations below, none of which leads there.",
         "## Rows at equal compute",
         table(results, rows, COLUMNS),
         used(results, rows),
