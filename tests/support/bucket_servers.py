@@ -78,7 +78,7 @@ def environment(scheme: str, proxy: FaultyProxy, cache: Path, timeout_seconds: f
 
 
 @contextmanager
-def bucket_of(scheme: str, proxy: FaultyProxy, cache: Path, timeout_seconds: float = 0.5) -> Iterator[Bucket]:
+def bucket_of(scheme: str, proxy: FaultyProxy, cache: Path, timeout_seconds: float = 1.2) -> Iterator[Bucket]:
     """A fresh place in the bucket, an empty cache, no faults; connections are closed at the end."""
     from octjepa.remote.bucket import disconnect
 

@@ -38,7 +38,7 @@ class FaultyProxy:
     """Stands before the server at `port`; `faults` are used up in order, `requests` are (method, path and query)."""
 
     port: int
-    delay_seconds: float = 0.8
+    delay_seconds: float = 1.6
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
 
