@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +13,10 @@ import pytest
 
 from octjepa.config import load_recipe
 from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import app
-from octjepa.shipped import shipped
 from octjepa.store import Store
 from octjepa.store.chunk import write_chunk
 from synthetic import volume
+from viewer_server import served
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -44,21 +41,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def url(store: Store) -> Iterator[str]:
-    import uvicorn
-
     from octjepa import load_encoder
 
-    assert shipped("phantom-tiny") is not None
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        scans = Scans(store, load_encoder("phantom-tiny"))
-        server = uvicorn.Server(uvicorn.Config(app(scans), lifespan="off", log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with served(Scans(store, load_encoder("phantom-tiny"))) as address:
+        yield address
 
 
 def shown(url: str, profile: Path) -> tuple[str, list[str]]:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,9 +24,10 @@ from PIL import Image
 from octjepa.errors import UsageError
 from octjepa.report.figures import masks
 from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import app, scans_of, serve
+from octjepa.report.viewer.server import scans_of, serve
 from octjepa.store.chunk import DamagedVolume
 from octjepa.views.tokens import TISSUE_SHARE
+from viewer_server import served
 
 pytest.importorskip("uvicorn")
 
@@ -39,17 +39,8 @@ def scans(made: Path) -> Scans:
 
 @pytest.fixture(scope="module")
 def url(scans: Scans) -> Iterator[str]:
-    import uvicorn
-
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        server = uvicorn.Server(uvicorn.Config(app(scans), lifespan="off", log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with served(scans) as address:
+        yield address
 
 
 def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
