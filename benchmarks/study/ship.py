@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
+from octjepa.console import told
 from octjepa.errors import UsageError
 from octjepa.store.disk import write_json
 
@@ -118,5 +119,6 @@ if __name__ == "__main__":
     parser.add_argument("run")
     parser.add_argument("--work", type=Path, default=ROOT / "study")
     given = parser.parse_args()
-    ship(given.run, given.work, Results(ROOT / "docs" / "study"), ROOT / "src" / "octjepa" / "weights" / SHIPPED)
+    with told(lambda: None):
+        ship(given.run, given.work, Results(ROOT / "docs" / "study"), ROOT / "src" / "octjepa" / "weights" / SHIPPED)
     print(f"{SHIPPED} is now {given.run}")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.console import told
 from octjepa.errors import UsageError
 from octjepa.evaluate.metrics import weighted_auroc
 from octjepa.phantom import LESIONS
@@ -73,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told(lambda: None):
+        main()

@@ -13,10 +13,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
-from octjepa.ingest.personal import count_fields
-from octjepa.ingest.reasons import REASONS
 from octjepa.report.cohort import SPLITS, participant_facts, run_flow
-from octjepa.store.flow import Counts, cohort_table, count, sources_of, words
+from octjepa.report.every_file import meaning_of
+from octjepa.store.flow import UNKNOWN, Counts, cohort_table, count, count_by, sources_of, words
 from octjepa.store.leaks import find_leaks
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, 
         _rows(("", ""), [(gap, "") for gap in _GAPS]),
         "## What it holds",
         _rows(("device", *_COUNTED, "slices x rows x columns", "spacing, mm", "quality"), _devices(table)),
-        _rows(("split", *_COUNTED), [(split or "unassigned", *_counted(part)) for split, part in _by(table, "split")]),
+        _rows(("split", *_COUNTED), _splits(table)),
         *_sites(table),
         *_chosen(flow or {}),
         _rows(("", "volumes"), _kinds(table)),
@@ -95,8 +94,7 @@ _COUNTED = ("people", "eyes", "volumes")
 _FEWEST = 6
 
 
-def _counted(rows: pd.DataFrame) -> tuple[str, ...]:
-    found = count(rows)
+def _cells(found: Counts) -> tuple[str, ...]:
     return str(found.people), str(found.eyes), str(found.volumes)
 
 
@@ -114,9 +112,13 @@ def _by(table: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
 
 def _devices(table: pd.DataFrame) -> list[tuple[str, ...]]:
     return [
-        (device or "unknown", *_counted(part), _sizes(part), _spacing(part), f"{part['quality'].median():.2f}")
+        (device or "unknown", *_cells(count(part)), _sizes(part), _spacing(part), f"{part['quality'].median():.2f}")
         for device, part in _by(table, "device")
     ]
+
+
+def _splits(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    return [(split or "unassigned", *_cells(count(part))) for split, part in _by(table, "split")]
 
 
 def _sizes(rows: pd.DataFrame) -> str:
@@ -129,17 +131,16 @@ def _spacing(rows: pd.DataFrame) -> str:
 
 
 def _sites(table: pd.DataFrame) -> list[str]:
-    found = _by(table, "site")
-    if all(not site for site, _ in found):
+    found = count_by(table, "site")
+    if set(found) <= {UNKNOWN}:
         return []
-    return [_rows(("site", *_COUNTED), [(site or "unknown", *_counted(part)) for site, part in found])]
+    return [_rows(("site", *_COUNTED), [(site, *_cells(counts)) for site, counts in found.items()])]
 
 
 def _kinds(table: pd.DataFrame) -> list[tuple[str, str]]:
     return [
         (f"{column}: {(value or 'unknown').replace('_', ' ')}", str(len(part)))
         for column in ("pattern", "region", "protocol", "format")
-        if column in table
         for value, part in _by(table, column)
     ]
 
@@ -187,14 +188,16 @@ def _left_out(store: Store) -> list[str]:
     if not sources.refused:
         return [f"{told} Nothing was refused."]
     rows = [
-        (one.reason, str(one.files), "lost" if one.lost else "rightly", _meaning(one.reason), _listed(one.by_device))
+        (
+            one.reason,
+            str(one.files),
+            "lost" if one.lost else "rightly",
+            meaning_of(one.reason)[0],
+            _listed(one.by_device),
+        )
         for one in sources.refused
     ]
     return [told, _rows(("reason", "files", "left out", "meaning", "by device, as far as the path tells"), rows)]
-
-
-def _meaning(reason: str) -> str:
-    return REASONS[reason].meaning if reason in REASONS else "not known to this version of octjepa"
 
 
 def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
@@ -229,7 +232,7 @@ def _labels(store: Store) -> str:
 def _personal(store: Store) -> str:
     if store.table["personal"].isna().all():
         return "Not recorded: this store is older than the search for it. `octjepa inspect FOLDER` looks at the source."
-    found = count_fields(words(store.table["personal"]))
+    found = store.describe()["personal_data"]
     if not found:
         return "No field of personal data was found in the files that are in it."
     rows = [(field, str(one["kind"]), str(one["files"])) for field, one in found.items()]

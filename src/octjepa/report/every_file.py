@@ -75,14 +75,20 @@ def refused(store: Store, root: Path) -> list[RefusedFor]:
             files.append(_refused(row, root, common))
     found = []
     for one in sources_of(store).refused:
-        known = REASONS.get(one.reason)
-        meaning = known.meaning if known else "a reason that this version of octjepa does not know"
-        action = known.action if known else "report with the version that made the store"
+        meaning, action = meaning_of(one.reason)
         files = rows[one.reason]
         found.append(
             RefusedFor(one.reason, meaning, action, one.lost, one.files, one.by_device, one.by_site, tuple(files))
         )
     return found
+
+
+def meaning_of(reason: str) -> tuple[str, str]:
+    """What a reason code means, and what to do about it."""
+    known = REASONS.get(reason)
+    if known is None:
+        return "a reason that this version of octjepa does not know", "report with the version that made the store"
+    return known.meaning, known.action
 
 
 def _common(store: Store) -> str:

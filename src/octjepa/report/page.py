@@ -95,10 +95,9 @@ def write_report(source: str | Path, out: Path | None = None, card: Path | None 
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
-    told = None if card is None else card_of(contents, card, out)
-    _write(out, render(contents))
-    if card is not None and told is not None:
-        _write(card, told)
+    beside = {} if card is None else {card: card_of(contents, card, out)}
+    for place, text in {out: render(contents), **beside}.items():  # both are made before the first is written
+        _write(place, text)
     return out
 
 
