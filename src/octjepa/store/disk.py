@@ -172,7 +172,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _locks.discard(lock)
+            if lock in _locks:  # a forked process has let go of it
+                _locks.discard(lock)
+                # Closing the file is not enough: one forked a moment ago may still have it open.
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _let_go() -> None:
