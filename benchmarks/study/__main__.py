@@ -204,8 +204,8 @@ class _Work:
     def _compare(self, results: Results) -> None:
         """Means over seeds and differences, of the runs whose bootstrap copies are kept."""
         if any((self._folder(run) / COPIES).is_file() for run in results.runs):
-            ablated = chosen(results, self.settings).ablated
-            write_pairs(self.out, pairs(results, self._folder(""), self.settings, ablated, self.people))
+            known = chosen(results, self.settings)
+            write_pairs(self.out, pairs(results, self._folder(""), self.settings, known, self.people))
 
     @cached_property
     def people(self) -> int:
@@ -244,7 +244,9 @@ def _todo(settings: Settings, results: Results, given: argparse.Namespace, real:
 def _chosen(settings: Settings, results: Results, given: argparse.Namespace) -> Chosen:
     """What the user names goes before what the results say."""
     known = chosen(results, settings)
-    return Chosen(given.best or known.best, given.ablate or known.ablated)
+    ablated = given.ablate or known.ablated
+    further = known.finalists if ablated == known.ablated else ()
+    return Chosen(given.best or known.best, ablated, further)
 
 
 def _list(settings: Settings, results: Results, given: argparse.Namespace, real: bool) -> None:

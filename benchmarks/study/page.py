@@ -12,8 +12,8 @@ from octjepa.store.disk import write_atomic
 
 from .aims import aims
 from .frozen import OF_VAL
-from .pairs import read_pairs
-from .plan import ARMS, CURVE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, Settings
+from .pairs import Pair, read_pairs
+from .plan import ARMS, CURVE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, Settings, finalist
 from .results import Results, Row, chosen
 from .tables import COLUMNS, FLUID, MISSING, ablations, compared, differences, few, runs, table, used
 
@@ -41,7 +41,7 @@ def write_page(results: Results, settings: Settings, out: Path) -> None:
 
 def page(results: Results, settings: Settings) -> str:
     """The whole page."""
-    best, ablated = chosen(results, settings)
+    best, ablated, further = chosen(results, settings)
     found = read_pairs(results.folder)
     later = f"{MISSING}: the main rows come first."
     encoders = [arm for arm in settings.arms if arm in (*ARMS, "untrained")]
@@ -99,7 +99,18 @@ def page(results: Results, settings: Settings) -> str:
         "Differences are to `reference`, seed by seed [lowest, highest], of test people also with the 95 % interval of "
         "people and seeds; validation people choose, test people tell. "
         f"`warm_start` begins with `{SHIPPED}`, which had 20 CPU-minutes on the same training people.",
-        *([differences(results, found, ablated), table(results, ablations(ablated), COLUMNS)] if ablated else [later]),
+        *(
+            [
+                differences(results, found, ablations(ablated)[0], ablations(ablated)[1:]),
+                table(results, ablations(ablated), COLUMNS),
+            ]
+            if ablated
+            else [later]
+        ),
+        "## What validation people prefer, at the main budget",
+        "Ablations that were better than `reference` on validation people with every seed, trained for "
+        f"{settings.budget / 60:.3g} CPU-minutes as well. Differences are to the main row of the same arm.",
+        _finalists(results, found, ablated, further) if ablated else later,
         "## Real eyes: fluid",
         "A head learns from one of two Duke eyes with macular oedema and is asked about the other. Dice over the "
         "B-scans of both directions, on the grid of the study (0.0078 x 0.047 mm; the pitch of 0.36 mm is not in the "
@@ -123,6 +134,13 @@ def _setup(results: Results, settings: Settings) -> str:
     )
     wanted = [arm for arm in settings.arms if not results.values(arm, "vendor_accuracy")]
     return told + (f"\n\n**Not run yet:** {', '.join(wanted)}." if wanted else "")
+
+
+def _finalists(results: Results, found: list[Pair], arm: str, words: Sequence[str]) -> str:
+    if not words:
+        return "None is, or the ablations are not complete."
+    rows = [finalist(arm, word) for word in words]
+    return f"{differences(results, found, arm, rows)}\n\n{table(results, [arm, *rows], COLUMNS)}"
 
 
 def _shipped_run() -> str:

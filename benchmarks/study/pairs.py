@@ -20,7 +20,7 @@ from octjepa.store.disk import write_json
 
 from .frozen import COPIED
 from .one import COPIES
-from .plan import ABLATIONS, ARMS, LATENT, Settings
+from .plan import ABLATIONS, ARMS, LATENT, Chosen, Settings, finalist, seeds_of
 from .results import Results
 
 PAIRS = "pairs.json"
@@ -28,27 +28,28 @@ _SCALES: dict[str, Scale] = {"leave_vendor_out_drop": "difference", "fovea_error
 Pair = dict[str, Any]
 
 
-def wanted(settings: Settings, ablated: str | None) -> list[tuple[str, str | None]]:
+def wanted(settings: Settings, chosen: Chosen) -> list[tuple[str, str | None]]:
     """(row, what it is compared with; None: the row itself)."""
     rows = [arm for arm in settings.arms if arm in (*ARMS, "untrained", "supervised")]
     found: list[tuple[str, str | None]] = [(arm, None) for arm in rows]
     found += [(arm, "untrained") for arm in rows if arm in ARMS]
-    if ablated is not None:
+    if (ablated := chosen.ablated) is not None:
         found += [(ablated, other) for other in ARMS if other != ablated]
         reference, *others = (f"{ablated}:{name}" for name in ABLATIONS)
         found += [(reference, None), *((one, reference) for one in others)]
         found += [(f"{ablated}:tokens_all", f"{ablated}:tokens_third")]
+        found += [(finalist(ablated, word), ablated) for word in chosen.finalists]
     return found
 
 
-def pairs(results: Results, runs: Path, settings: Settings, ablated: str | None, people: int) -> list[Pair]:
+def pairs(results: Results, runs: Path, settings: Settings, chosen: Chosen, people: int) -> list[Pair]:
     """Every wanted figure whose runs are all there. runs: the folder of the runs; people: in the test set."""
-    assert ablated is None or ablated in LATENT
+    assert chosen.ablated is None or chosen.ablated in LATENT
     known, found = _estimates(results, runs, people), []
-    for arm, other in wanted(settings, ablated):
+    for arm, other in wanted(settings, chosen):
         for metric in COPIED:
             ours, theirs = known.get((arm, metric), []), known.get((other or "", metric), [])
-            seeds = settings.ablation_seeds if ":" in arm else settings.seeds
+            seeds = seeds_of(arm, settings)
             if len(ours) == len(seeds) and (other is None or len(theirs) == len(seeds)):
                 found.append({"arm": arm, "minus": other, "metric": metric, **_figure(ours, theirs)})
     return found

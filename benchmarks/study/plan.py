@@ -2,7 +2,7 @@
 
 An entry is one run: the recipe `RECIPE` with overrides, a seed and a budget in CPU-seconds. The curve over compute
 belongs to the best arm, the ablations to the best arm that predicts features; both are known once all main rows of all
-seeds are there.
+seeds are there. Ablations that validation people prefer with every seed run again at the main budget.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ CURVE = (0.25, 0.5, 2.0)  # of the main budget, beside 1 itself
 POOLS = ("mean", "mean_std_max", "mean_std_max_min")
 PRIMARY_POOL = "mean_std_max"  # named before any figure was seen; the others are there to compare
 
+_FULL = ":full"  # ends the name of a finalist
 SHIPPED = "phantom-tiny"  # the encoder in the package: a row of its own, measured as everybody loads it
 
 Kind = Literal["pretrain", "untrained", "histogram", "majority", "supervised", "shipped", "fluid"]
-Group = Literal["main", "few_labels", "curve", "ablation", "real"]
+Group = Literal["main", "few_labels", "curve", "ablation", "finalist", "real"]
 
 # name -> overrides over the ablated arm. `reference` is that arm at the ablations' own budget.
 ABLATIONS: dict[str, tuple[str, ...]] = {
@@ -56,10 +57,14 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
 
 
 class Chosen(NamedTuple):
-    """What validation people chose: of all arms for the curve, of `LATENT` for the ablations. None until known."""
+    """What validation people chose: of all arms for the curve, of `LATENT` for the ablations. None until known.
+
+    finalists: ablations that are better than `reference` with every seed; none until all ablations are there.
+    """
 
     best: str | None = None
     ablated: str | None = None
+    finalists: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,21 @@ def later_entries(settings: Settings, chosen: Chosen) -> list[Entry]:
             for word, overrides in ABLATIONS.items():
                 budget = settings.ablation_budget
                 entries.append(_pretrain("ablation", arm, f"{arm}:{word}", seed, overrides, budget, settings))
+        for seed in settings.seeds:
+            for word in chosen.finalists:
+                name = finalist(arm, word)
+                entries.append(_pretrain("finalist", arm, name, seed, ABLATIONS[word], settings.budget, settings))
     return entries
+
+
+def finalist(arm: str, word: str) -> str:
+    """The row of an ablation at the main budget."""
+    return f"{arm}:{word}{_FULL}"
+
+
+def seeds_of(row: str, settings: Settings) -> tuple[int, ...]:
+    """The seeds of a main row, a finalist or an ablation."""
+    return settings.ablation_seeds if ":" in row and not row.endswith(_FULL) else settings.seeds
 
 
 def fluid_entries(settings: Settings, best: str | None) -> list[Entry]:

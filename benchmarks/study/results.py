@@ -17,7 +17,7 @@ from typing import Any
 from octjepa.errors import OctjepaError
 from octjepa.store.disk import write_json
 
-from .plan import ARMS, LATENT, Chosen, Settings
+from .plan import ABLATIONS, ARMS, LATENT, Chosen, Settings
 
 FIELDS = {
     "arm": str, "seed": int, "metric": str, "value": (float, int, type(None)), "low": (float, int, type(None)),
@@ -114,10 +114,23 @@ def best_arm(results: Results, arms: Iterable[str], seeds: Iterable[int]) -> str
 
 
 def chosen(results: Results, settings: Settings) -> Chosen:
-    """The arms of the curve and of the ablations, as far as they are known."""
+    """The arms of the curve and of the ablations and those that go on to the main budget, as far as they are known."""
     arms = [arm for arm in settings.arms if arm in ARMS]
     latent = [arm for arm in arms if arm in LATENT]
-    return Chosen(best_arm(results, arms, settings.seeds), best_arm(results, latent, settings.seeds))
+    ablated = best_arm(results, latent, settings.seeds)
+    further = () if ablated is None else finalists(results, ablated, settings.ablation_seeds)
+    return Chosen(best_arm(results, arms, settings.seeds), ablated, further)
+
+
+def finalists(results: Results, arm: str, seeds: Iterable[int]) -> tuple[str, ...]:
+    """Ablations of `arm` that beat `reference` on *validation* people with every seed; none until all are there."""
+    wanted = set(seeds)
+    reference, *others = (results.values(f"{arm}:{word}", "lesion_auroc_macro_val") for word in ABLATIONS)
+    gains = [minus(values, reference) for values in others]
+    if any(not wanted <= set(gain) for gain in gains):
+        return ()
+    words = list(ABLATIONS)[1:]
+    return tuple(word for word, gain in zip(words, gains, strict=True) if min(gain[seed] for seed in wanted) > 0)
 
 
 def _read(path: Path, empty: Any) -> Any:

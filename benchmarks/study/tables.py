@@ -104,14 +104,13 @@ def ablations(arm: str) -> list[str]:
     return [f"{arm}:{name}" for name in ABLATIONS]
 
 
-def differences(results: Results, found: list[Pair], arm: str) -> str:
-    """Each ablation against the reference."""
+def differences(results: Results, found: list[Pair], reference: str, rows: Sequence[str]) -> str:
+    """Each row against the reference."""
     lines = [
         "| row | updates | lesion AUROC, validation | test | fovea, mm | lesion Dice |",
         "|---|---|---|---|---|---|",
     ]
-    reference, *others = ablations(arm)
-    for name in others:
+    for name in rows:
         updates = {results.runs[one["run"]].get("updates", 0) for one in results.rows if one["arm"] == name}
         metrics = (f"{MACRO}{OF_VAL}", MACRO, "fovea_error_mm", "lesion_dice")
         cells = [difference(results, found, name, reference, metric) for metric in metrics]

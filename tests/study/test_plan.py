@@ -23,7 +23,9 @@ from octjepa.config import load_recipe
 from octjepa.recipe import ObjectiveRecipe
 
 
-@pytest.mark.parametrize("chosen", [Chosen(), Chosen("mae", "vjepa"), *(Chosen(arm, arm) for arm in LATENT)])
+@pytest.mark.parametrize(
+    "chosen", [Chosen(), Chosen("mae", "vjepa", ("masks_runs",)), *(Chosen(arm, arm) for arm in LATENT)]
+)
 def test_every_run_has_a_name_of_its_own_and_a_recipe_that_is_accepted(chosen: Chosen) -> None:
     entries = all_entries(Settings(), chosen, real=True)
     assert {entry.arm.split(":")[0] for entry in entries if entry.group == "curve"} == {chosen.best} - {None}

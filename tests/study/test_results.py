@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.study.aims import aims
 from benchmarks.study.page import page, write_page
-from benchmarks.study.plan import LATENT, Chosen, Settings
+from benchmarks.study.plan import ABLATIONS, LATENT, Chosen, Settings, all_entries
 from benchmarks.study.results import Results, best_arm, check, chosen, row
 
 from octjepa.errors import OctjepaError
@@ -71,6 +71,29 @@ def test_ablations_are_of_the_best_arm_that_predicts_features(tmp_path: Path) ->
     add(results, "mae", 0, "lesion_auroc_macro_val", 0.9, "mae")
     assert chosen(results, settings) == Chosen("mae", "vjepa_dense")
     assert "mae" not in LATENT
+
+
+def test_what_validation_people_prefer_with_every_seed_goes_on_to_the_main_budget(tmp_path: Path) -> None:
+    results, settings = Results(tmp_path), Settings(seeds=(0, 1), ablation_seeds=(0, 1))
+    for arm in ("vjepa", "vjepa_dense", "normalized_mse"):
+        for seed in (0, 1):
+            add(results, arm, seed, "lesion_auroc_macro_val", 0.8 if arm == "vjepa" else 0.7, f"{arm}{seed}")
+    gains = {"masks_runs": (0.01, 0.02), "masks_blocks": (0.2, -0.01), "sigreg": (0.1, 0.0)}
+    for seed in (0, 1):
+        for word in ABLATIONS:
+            assert chosen(results, settings).finalists == ()
+            value = 0.6 + 0.1 * seed + gains.get(word, (-0.1, -0.1) if word != "reference" else (0, 0))[seed]
+            add(results, f"vjepa:{word}", seed, "lesion_auroc_macro_val", value, f"{word}{seed}")
+            add(results, f"vjepa:{word}", seed, "lesion_auroc_macro", 0.99, f"{word}{seed}")  # tells, does not choose
+    known = chosen(results, settings)
+    assert known == Chosen(None, "vjepa", ("masks_runs",))
+    entries = [entry for entry in all_entries(settings, known, real=False) if entry.group == "finalist"]
+    assert [(entry.arm, entry.seed, entry.budget) for entry in entries] == [
+        ("vjepa:masks_runs:full", seed, settings.budget) for seed in (0, 1)
+    ]
+    assert entries[0].overrides[1:] == ABLATIONS["masks_runs"]
+    add(results, "vjepa:masks_runs:full", 0, "lesion_auroc_macro", 0.7, "full")
+    assert "| vjepa:masks_runs:full | 0.700 (" in page(results, settings)
 
 
 def test_an_aim_is_met_or_missed_once_every_seed_is_there_and_in_doubt_where_they_differ(tmp_path: Path) -> None:
