@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
 from octjepa.console import told
 from octjepa.errors import UsageError
-from octjepa.store.disk import write_json
+from octjepa.store.disk import only_writer, write_json
 
 from .frozen import OF_VAL
 from .plan import SHIPPED
@@ -120,5 +120,10 @@ if __name__ == "__main__":
     parser.add_argument("--work", type=Path, default=ROOT / "study")
     given = parser.parse_args()
     with told(lambda: None):
-        ship(given.run, given.work, Results(ROOT / "docs" / "study"), ROOT / "src" / "octjepa" / "weights" / SHIPPED)
+        if not given.work.is_dir():
+            raise UsageError(f"{given.work} is not there: --work names the folder in which `make study` ran")
+        with only_writer(given.work):  # a study that runs meanwhile would measure other weights than it names
+            ship(
+                given.run, given.work, Results(ROOT / "docs" / "study"), ROOT / "src" / "octjepa" / "weights" / SHIPPED
+            )
     print(f"{SHIPPED} is now {given.run}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bucket_servers import Bucket
@@ -15,6 +17,7 @@ from octjepa import remote
 from octjepa.errors import UsageError
 from octjepa.ingest import Discovery, discover, read_volume
 from octjepa.ingest.archive import expand
+from vendor_files import e2e_bytes, write_heyex_xml
 
 TABLE = "person_id\tfilepath\tlaterality\n"
 TREE = "retinal_oct/structural_oct/topcon_maestro2"
@@ -170,6 +173,58 @@ def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) ->
     assert (volume.person_id, volume.spacing_mm) == ("P5", pytest.approx(spacing))
     put(bucket, **{"scan.json": '{"person_id": "P66"}'})
     assert discover([bucket.url]).files[0].state() != before
+
+
+def test_what_belongs_to_a_scan_comes_with_it_however_it_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    """By its url, by a list, by a row of a table: the voxels of a header, the pictures of an export."""
+    pixels, spacing = phantom()
+    header = write_itk(tmp_path / "scan.mhd", pixels, spacing)
+    export = write_heyex_xml(tmp_path / "export", [retina(6, 64, 48)])
+    here = {f"e/{path.name}": path.read_bytes() for path in export.parent.iterdir()}
+    url = put(bucket, **{
+        **here, "m/scan.mhd": header.read_bytes(), "m/scan.raw": header.with_suffix(".raw").read_bytes(),
+        "m/scan.json": '{"person_id": "P5"}', "few.lst": f"e/{export.name}\nm/scan.mhd\n",
+        "many.lst": f"e/{export.name}\nm/scan.mhd\nm/1.dcm\nm/2.dcm\nm/3.dcm\n",
+        "retinal_oct/manifest.tsv": f"{TABLE}7\te/{export.name}\tL\n8\tm/scan.mhd\tL\n",
+    })  # fmt: skip
+    put(bucket, **{f"retinal_oct/{name}": data for name, data in here.items()})
+    put(bucket, **{"retinal_oct/m/scan.mhd": header.read_bytes()})
+    put(bucket, **{"retinal_oct/m/scan.raw": header.with_suffix(".raw").read_bytes()})
+    for sources in (
+        [f"{url}/e/{export.name}", f"{url}/m/scan.mhd"],
+        [f"{url}/few.lst"],
+        [f"{url}/many.lst"],
+        [f"{url}/retinal_oct/manifest.tsv"],
+    ):
+        found = discover(sources)
+        assert [file.called.name for file in found.files] == [export.name, "scan.mhd"]
+        for file in found.files:
+            with file.local() as path:
+                volume = read_volume(path, file.row, called=file.called)
+            assert volume.pixels.shape in {(6, 64, 48), pixels.shape}
+
+
+def test_each_scan_of_an_object_is_a_scan_and_the_object_is_fetched_once(bucket: Bucket) -> None:
+    linear = np.maximum((retina(6, 64, 48).astype(np.float32) / 255) ** 4, 1e-12)
+    put(bucket, **{"eyes.e2e": e2e_bytes([linear, linear[::-1]]), "one.e2e": e2e_bytes([linear]), "bad.e2e": "x"})
+    bucket.proxy.requests.clear()
+    found = discover([bucket.url]).files
+    assert [(file.name, file.member) for file in found] == [
+        ("bad.e2e", ""), ("eyes.e2e#1", "1"), ("eyes.e2e#2", "2"), ("one.e2e", "")
+    ]  # fmt: skip
+    assert len({file.key for file in found}) == 4
+    assert [one for one in bucket.proxy.requests if "eyes.e2e" in str(one)]
+    eyes = []
+    for file in found[1:3]:
+        with file.local() as path:
+            eyes.append(read_volume(path, called=file.called, member=file.member, spacing_mm=(0.1, 0.003, 0.02)))
+    assert [eye.laterality for eye in eyes] == ["OD", "OS"]
+    shutil.rmtree(bucket.cache / "objects")  # its copies may make room for others
+    bucket.proxy.requests.clear()
+    assert [file.name for file in discover([bucket.url]).files] == [file.name for file in found]
+    assert not [one for one in bucket.proxy.requests if "eyes.e2e" in str(one)]
+    put(bucket, **{"eyes.e2e": e2e_bytes([linear])})
+    assert [file.name for file in discover([bucket.url]).files] == ["bad.e2e", "eyes.e2e", "one.e2e"]
 
 
 def test_numbered_images_beside_a_scan_are_told(bucket: Bucket) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonpath
 from pathlib import Path, PurePosixPath
 
@@ -75,18 +75,18 @@ class BucketSearch:
             there = {one.url: one for one in found if one is not None}
             for url in named:
                 if url in there:
-                    self._add_named(there[url], base)
+                    self._add_named(there[url], base, None if few else there)
                 else:
                     self.found.refuse(url, shown(_below(url, base)), "manifest_row_without_file", ABSENT)
 
-    def _add_named(self, one: RemoteObject, base: str) -> None:
-        """An object that was named: it is read, or its place in the ledger says why not."""
+    def _add_named(self, one: RemoteObject, base: str, there: Mapping[str, RemoteObject] | None = None) -> None:
+        """An object that was named: it is read, or its place in the ledger says why not. there: as `_parts`."""
         manifest = self._around(_parent(one.url))
         base = manifest.root if manifest else base
         if is_archive(one.url):
             self._refuse_archive(one, base)
         else:
-            self._keep(SourceFile(one.url, *_name_and_row(one.url, base, manifest), (one,)), manifest)
+            self._keep(SourceFile(one.url, *_name_and_row(one.url, base, manifest), _parts(one, there)), manifest)
 
     # Trees
 
@@ -145,7 +145,7 @@ class BucketSearch:
     ) -> None:
         """Judges the objects of one folder; `met` takes the filepaths of the rows that were met."""
         names = [_below(one.url, folder) for one in inside]
-        by_name = dict(zip(names, inside, strict=True))
+        there = {one.url: one for one in inside}
         whole = formats.is_scan_folder(Path(PurePosixPath(folder).name), names)
         if whole:
             images = tuple(one for one, name in zip(inside, names, strict=True) if _suffix(name) in IMAGES | {".json"})
@@ -167,10 +167,7 @@ class BucketSearch:
             elif whole and _suffix(name) in IMAGES:
                 continue
             elif row or (not whole and name.lower().endswith(_SUFFIXES)):
-                others = [by_name[other] for other in formats.beside(name) if other in by_name]
-                if _suffix(name) == ".xml":  # a HEYEX export lists images beside it
-                    others += [image for other, image in by_name.items() if _suffix(other) in IMAGES]
-                self._keep(SourceFile(one.url, label, row, (one, *others)), manifest)
+                self._keep(SourceFile(one.url, label, row, _parts(one, there)), manifest)
                 taken.append(name)
             else:
                 self.found.ignored[shown(_suffix(name)) or "no suffix"] += 1
@@ -201,15 +198,16 @@ class BucketSearch:
         for filepath in manifest.rows:
             place = f"{manifest.root}/{filepath}"
             if place in there:
-                self._add_listed_row(there[place], manifest)
+                self._add_listed_row(there[place], manifest, there)
             else:
                 self.found.refuse(place, shown(filepath), "manifest_row_without_file", ABSENT)
 
-    def _add_listed_row(self, one: RemoteObject, manifest: Manifest) -> None:
+    def _add_listed_row(self, one: RemoteObject, manifest: Manifest, there: Mapping[str, RemoteObject]) -> None:
         if is_archive(one.url):
             self._refuse_archive(one, manifest.root)
         else:
-            self._keep(SourceFile(one.url, *_name_and_row(one.url, manifest.root, manifest), (one,)), manifest)
+            name, row = _name_and_row(one.url, manifest.root, manifest)
+            self._keep(SourceFile(one.url, name, row, _parts(one, there)), manifest)
 
     def _around(self, folder: str) -> Manifest | None:
         """The manifest in a folder, or in the retinal_oct/ that holds it."""
@@ -245,6 +243,19 @@ class BucketSearch:
                         raise
                     _log.warning("%s; it is not used", error)
                 return
+
+
+def _parts(one: RemoteObject, there: Mapping[str, RemoteObject] | None) -> tuple[RemoteObject, ...]:
+    """`one` and what belongs to it among `there`, objects by url; None: the bucket is asked."""
+    folder, name = one.url.rpartition("/")[::2]
+    urls = [f"{folder}/{other}" for other in formats.beside(name)]
+    with_images = _suffix(name) == ".xml"  # a HEYEX export lists images beside it
+    if there is None:
+        found = remote.list_objects(folder, recursive=False) if with_images else filter(None, map(remote.info, urls))
+        there = {one.url: one for one in found}
+    if with_images:
+        urls += [url for url in there if _suffix(url) in IMAGES and _parent(url) == folder]
+    return (one, *(there[url] for url in urls if url in there))
 
 
 def _parent(url: str) -> str:

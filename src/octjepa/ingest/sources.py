@@ -12,15 +12,14 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from octjepa import remote
-from octjepa.errors import UsageError, VolumeRejected
-from octjepa.ingest import formats
+from octjepa.errors import UsageError
 from octjepa.ingest.bucket_tree import BucketSearch
 from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
-from octjepa.ingest.reasons import REASONS, raised_in
+from octjepa.ingest.reasons import REASONS
+from octjepa.ingest.several import each_scan
 from octjepa.ingest.source_file import Discovery, SourceFile, shown
 from octjepa.ingest.walk import WILDCARDS
 
@@ -67,27 +66,9 @@ def discover(sources: Sequence[str | Path]) -> Discovery:
         else:
             disk.add(Path(source))
     _sort(found)
-    found.files = [scan for file in found.files for scan in _scans_in(file)]
+    found.files = each_scan(found.files)
     _tell(sources, found)
     return found
-
-
-def _scans_in(file: SourceFile) -> list[SourceFile]:
-    """`file`, or one for each scan where it holds several, as a vendor's file of both eyes does.
-
-    One that cannot be looked into stays whole: its reading says why. An object in a bucket is not fetched for this: its
-    first scan is read, and a note counts the others.
-    """
-    if isinstance(file.location, str):
-        return [file]
-    try:
-        members = formats.scans_in(file.location)
-    except VolumeRejected:  # its reading meets the same, and tells the ledger
-        members = ()
-    except Exception as error:  # vendors' libraries raise whatever a damaged file made of their parser
-        _log.warning("%s was not looked into for several scans: %s", file.name, raised_in(error))
-        members = ()
-    return [replace(file, name=f"{file.name}#{member}", member=member) for member in members] or [file]
 
 
 def _add_list(source: str, disk: LocalSearch, bucket: BucketSearch) -> None:
