@@ -81,6 +81,7 @@ def _train(run: Run) -> dict[str, Any]:
         training = _Training(run, guard, health, journal, request, saver, trail)
         training.loop()
         result, centred = training.last_judgement()
+        run.runtime.first(saver.wait)
 
     if not run.writes:
         return dict(run.runtime.told(None))
@@ -215,9 +216,10 @@ class _Training:
         """Starts a checkpoint of update `done`, to be written meanwhile."""
         run = self.run
         self.saved = done
-        if run.saves is None or not (run.writes or run.runtime.sharded):
+        if run.saves is None:
             return
-        tensors = state.snapshot(run.model, run.optimiser)
+        tensors = state.snapshot(run.model, run.optimiser) if run.writes or run.runtime.sharded else {}
+        run.runtime.first(self.saver.wait)  # for the one before: all ranks know what they wait for
         if run.writes:
             prune = not self.guard.row  # the run may have to return to before a row of unfit updates
             about = (run.recipe, self.trail.skipped, run.ids, score, self.journal, prune)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -24,6 +25,8 @@ from octjepa.train import xla
 
 _log = logging.getLogger(__name__)
 _PATIENCE = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
+_BEAT_SECONDS = 60.0  # between the words of a rank 0 that is at work while the others wait
+_BUSY = "busy"
 _BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl", "hpu": "hccl"}
 
@@ -81,20 +84,27 @@ class Runtime:
         return [word for one in everyone for word in one]
 
     def first(self, do: Callable[[], object]) -> None:
-        """Rank 0 does it while the others wait. Where it raises an OctjepaError, every rank ends with its exit code."""
+        """Rank 0 does it while the others wait. Where it raises an OctjepaError, every rank ends with its exit code.
+
+        It may take as long as it likes (a large checkpoint on its way to a bucket): the others hear that it is at work.
+        """
+        if self.world == 1:
+            do()
+            return
         error: OctjepaError | None = None
         if self.rank == 0:
-            try:
-                do()
-            except OctjepaError as raised:
-                error = raised
-        if self.world > 1:
-            told = [None if error is None else (str(error), error.exit_code)]
-            _exchange(lambda: dist.broadcast_object_list(told))
-            if self.rank and told[0] is not None:
-                raise Followed(*told[0])
+            with _heard_at_work():
+                try:
+                    do()
+                except OctjepaError as raised:
+                    error = raised
+        said: Any = _BUSY
+        while said == _BUSY:
+            said = self.told(None if error is None else (str(error), error.exit_code))
         if error is not None:
             raise error
+        if said is not None:
+            raise Followed(*said)
 
     def told(self, value: Any) -> Any:
         """What rank 0 holds, on every rank."""
@@ -250,6 +260,27 @@ def _join(asked: int) -> None:
             f"rank {os.environ['RANK']} of {asked} could not reach the others at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']}: {error}"
         ) from None
+
+
+@contextmanager
+def _heard_at_work() -> Iterator[None]:
+    """Tells the ranks that wait for this one, now and then, that it is there."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_SECONDS):
+            try:
+                dist.broadcast_object_list([_BUSY])
+            except RuntimeError:  # a rank is gone: this one meets that when it has finished, and says so
+                return
+
+    thread = threading.Thread(target=beat, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _exchange(talk: Callable[[], object]) -> None:
