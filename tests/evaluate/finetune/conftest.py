@@ -48,6 +48,7 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
             "checkpoint": source / "encoder.safetensors",
             "store": planted,
             "labels": source / "labels.tsv",
+            "ledger_folder": out.parent / "looks",  # many tests that look make a fault of it
             **more,
         }
         targets = (target,) if isinstance(target, str) else target

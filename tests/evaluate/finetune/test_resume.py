@@ -16,7 +16,7 @@ from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.finetune import learn
 from octjepa.train.journal import read_lines
 from octjepa.train.signals import Interrupted
-from planted import write_labels
+from planted import PlantedStore, write_labels
 from ranks import finish, start_ranks
 
 QUICK = ("stages.head=2", "stages.last=2", "stages.all=4", "look_every=2", "save_every=3", "micro_batch=4")
@@ -97,6 +97,35 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
         tune(tmp_path / "out", *QUICK, labels=other, resume=True)
     tune(tmp_path / "out", *QUICK, resume=True)
     assert_same(out, tmp_path / "out")
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
+    alone, tune, tmp_path, monkeypatch, caplog
+) -> None:
+    out, _ = alone
+    with monkeypatch.context() as patch:
+        ending(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            tune(tmp_path / "out", *QUICK)
+    states = list_folders(tmp_path / "out" / "checkpoints")
+    assert [folder.name for folder in states] == ["step-00000003", "step-00000006"]
+    newest = states[-1] / "best.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    tune(tmp_path / "out", *QUICK, resume=True)
+    assert "NOT USED" in caplog.text
+    assert_same(out, tmp_path / "out")
+
+
+def test_volumes_that_the_store_holds_in_another_form_are_not_gone_on_with(tune, tmp_path, monkeypatch) -> None:
+    """A corrected spacing leaves the contents of the files as they are."""
+    with monkeypatch.context() as patch:
+        ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            tune(tmp_path / "out", *QUICK)
+    other = PlantedStore()
+    other.table = other.table.assign(chunk_hash="another")
+    with pytest.raises(WrongCheckpointError, match=r"what the store makes of these volumes \(their spacing.* changed"):
+        tune(tmp_path / "out", *QUICK, resume=True, store=other)
 
 
 @pytest.mark.parametrize("at", ["_accumulate", "_look"])

@@ -19,7 +19,7 @@ from octjepa.evaluate.finetune.settings import FinetuneRecipe
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.store.disk import read_object, write_atomic, write_json
-from octjepa.train.run_folder import code_hash, data_hash
+from octjepa.train.run_folder import chunks_hash, code_hash, data_hash
 from octjepa.train.runtime import Runtime
 
 RESULTS = "results.json"
@@ -30,6 +30,7 @@ _SAME = {
     "science_hash": "the recipe",
     "weights": "the encoder (--from)",
     "data_hash": "the labelled volumes of the store",
+    "chunks_hash": "what the store makes of these volumes (their spacing, for one)",
     "labels_hash": "the labels",
 }
 
@@ -75,6 +76,7 @@ def open_folder(
         "science_hash": science_hash(settings),
         "weights": weights,
         "data_hash": data_hash(store, ids),
+        "chunks_hash": chunks_hash(store, ids, settings.sampling(encoder.recipe)),
         "labels_hash": _labels_hash(cohort),
     }
     if (out / _ABOUT).is_file():

@@ -6,6 +6,7 @@ as any encoder. `trained_on` holds what pretraining and tuning saw, so that nobo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from octjepa.checkpoint.encoder import TUNED
 from octjepa.checkpoint.folder import list_folders, prune, read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.place import Place, name_of
 from octjepa.checkpoint.state import MODEL_FILE
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError
@@ -26,6 +28,7 @@ from octjepa.evaluate.finetune.network import TunedNetwork
 from octjepa.evaluate.finetune.settings import FinetuneRecipe
 from octjepa.evaluate.metrics import Task
 
+_log = logging.getLogger(__name__)
 STATE_KIND = "state of a fine-tuning"
 HEAD_FILE = "head.safetensors"
 _NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
@@ -69,7 +72,7 @@ def weights_of(network: TunedNetwork) -> dict[str, Tensor]:
 
 
 def save_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.AdamW, progress: Progress) -> None:
-    """Writes `folder/step-<update>` and removes the one before. Raises CheckpointError."""
+    """Writes `folder/step-<update>` and keeps one before it, should it be damaged. Raises CheckpointError."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     moments = {
         f"{kind}/{names[parameter]}": value
@@ -79,25 +82,35 @@ def save_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.Ad
     tensors = {_NETWORK: weights_of(network), _MOMENTS: moments, _BEST: progress.best}
     about = {"kind": STATE_KIND, **{name: getattr(progress, name) for name in _COUNTS if name != "update"}}
     write_folder(folder, progress.update, tensors, about)
-    prune(folder, 1)
+    prune(folder, 2)
 
 
 def load_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.AdamW) -> Progress:
     """Fills network and optimiser from the newest checkpoint in `folder`; a first Progress where there is none.
 
-    Raises CheckpointError where it is damaged.
+    A damaged one is told of, and the one before it taken. Raises CheckpointError where none is whole.
     """
     found = list_folders(folder)
-    if not found:
-        return Progress()
-    about = read_manifest(found[-1])
-    network.load_state_dict(read_tensors(found[-1], _NETWORK))
+    for one in reversed(found):
+        try:
+            return _load(one, network, optimiser)
+        except CheckpointError as error:
+            if one == found[0]:
+                raise
+            _log.warning("%s NOT USED: %s The tuning goes on from the checkpoint before it", name_of(one), error)
+    return Progress()
+
+
+def _load(step: Place, network: TunedNetwork, optimiser: torch.optim.AdamW) -> Progress:
+    about = read_manifest(step)
+    weights, moments, best = (read_tensors(step, name) for name in (_NETWORK, _MOMENTS, _BEST))
+    fill(network, weights, step)
     parameters = dict(network.named_parameters())
-    for key, value in read_tensors(found[-1], _MOMENTS).items():
+    for key, value in moments.items():
         kind, _, name = key.partition("/")
         one = parameters[name]
         optimiser.state[one][kind] = value if kind == "step" else value.to(one.device)
-    return Progress(**{name: about[name] for name in _COUNTS}, best=read_tensors(found[-1], _BEST))
+    return Progress(**{name: about[name] for name in _COUNTS}, best=best)
 
 
 def save_tuned(
