@@ -10,7 +10,7 @@ from octjepa.phantom import LESIONS
 from octjepa.shipped import shipped
 from octjepa.store.disk import write_atomic
 
-from .aims import aims
+from .aims import MACRO, aims
 from .frozen import OF_VAL
 from .pairs import Pair, read_pairs
 from .plan import ARMS, CURVE, FLUID_FLOORS, POOLS, PRIMARY_POOL, SHIPPED, Settings, finalist
@@ -62,6 +62,7 @@ def page(results: Results, settings: Settings) -> str:
         "ablations, at their budget. What was tried towards what is missed stands in [the lab log](../../lab/LOG.md): "
         "finer patches, other readings of the same tokens (an attentive probe, every depth, whitening), more "
         "compute, and the ablations below, none of which leads there.",
+        *_by_zones(results.folder),
         "## Rows at equal compute",
         table(results, rows, COLUMNS),
         used(results, rows),
@@ -134,6 +135,26 @@ def _setup(results: Results, settings: Settings) -> str:
     )
     wanted = [arm for arm in settings.arms if not results.values(arm, "vendor_accuracy")]
     return told + (f"\n\n**Not run yet:** {', '.join(wanted)}." if wanted else "")
+
+
+def _by_zones(folder: Path) -> list[str]:
+    """What the other reading says of the rows below, where it was measured."""
+    path = folder / "zones.json"
+    if not path.is_file():
+        return []
+    rows = [one for entry in json.loads(path.read_text(encoding="utf-8"))["entries"].values() for one in entry["rows"]]
+
+    def macro(arm: str) -> str:
+        found = [one["value"] for one in rows if (one["arm"], one["metric"]) == (f"{arm}:zones", MACRO)]
+        return f"{sum(found) / len(found):.3f}" if found else MISSING
+
+    arms = ", ".join(f"`{arm}` {macro(arm)}" for arm in ARMS)
+    return [
+        "**How tokens are read decides more than how they were made.** AUROC, ECE, vendor and fovea below weigh all "
+        f"tokens of an eye alike. [Read by zone](zones.md), the same tokens give {arms}; an untrained encoder gives {macro('untrained')}, and "
+        f"the grey of the patches without any network {macro('intensity')}. So most of what a trained encoder gains "
+        "below is what that reading loses of place; above an untrained encoder read by zone stands little."
+    ]
 
 
 def _finalists(results: Results, found: list[Pair], arm: str, words: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ def pairs(results: Results, runs: Path, settings: Settings, chosen: Chosen, peop
             ours, theirs = known.get((arm, metric), []), known.get((other or "", metric), [])
             seeds = seeds_of(arm, settings)
             if len(ours) == len(seeds) and (other is None or len(theirs) == len(seeds)):
-                found.append({"arm": arm, "minus": other, "metric": metric, **_figure(ours, theirs)})
+                found.append({"arm": arm, "minus": other, "metric": metric, **figure(ours, theirs)})
     return found
 
 
@@ -74,7 +74,8 @@ def told_interval(found: list[Pair], arm: str, other: str | None, metric: str) -
     return ""
 
 
-def _figure(ours: list[Estimate], theirs: list[Estimate]) -> Pair:
+def figure(ours: list[Estimate], theirs: list[Estimate]) -> Pair:
+    """The mean over seeds with its intervals; with `theirs`, of as many seeds, the difference (`arms_difference`)."""
     if theirs:
         networks, recipes, p = arms_difference(ours, theirs)
         value, low, high = networks.difference, networks.low, networks.high

@@ -93,7 +93,7 @@ def test_one_thread_gives_the_same_bits_for_any_batch_and_any_parts(run, tmp_pat
 def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     """Poolings against their definitions, on the tokens themselves."""
     store, encoder = store_of(), load_encoder(run)
-    pools = ("layers", "mean_std_max_min", "tissue_mean")
+    pools = ("layers", "mean_std_max_min", "tissue_mean", "zones")
     figures = embed_store(run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, part=8)
     table, kept = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
     volume = store.read("volume0006")
@@ -110,7 +110,14 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     inner = one.features[layers == 1].mean(axis=0)
     assert (layers == 1).any()
     assert np.allclose(table.features("vector", "layers")[row][192:384], inner, atol=1e-6)
-    with pytest.raises(UsageError, match="holds mean, mean_std_max, mean_std_max_min, tissue_mean, layers"):
+    by_zone = table.features("vector", "zones")[row].reshape(16, 2, 192)
+    zones = embed_part.pools.zone_of(one.grid_index, one.grid)
+    for zone in range(16):
+        some = one.features[zones == zone]
+        expected = [some.mean(axis=0), some.max(axis=0)] if len(some) else np.zeros((2, 192))
+        assert np.allclose(by_zone[zone], expected, atol=1e-6)
+    assert 1 < len(set(zones.tolist())) < 16  # some hold tissue, and some none
+    with pytest.raises(UsageError, match="holds mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"):
         table.features("vector", "sum")
 
     assert kept.weights == table.weights == embed_part.weights_hash(encoder)
@@ -191,7 +198,7 @@ def test_a_damaged_part_and_a_folder_in_the_way_are_said(run, tmp_path, monkeypa
     with pytest.raises(UsageError, match=r"holds thesis\.docx"):
         embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tmp_path / "full")
     with pytest.raises(
-        UsageError, match="no pool sum: known are mean, mean_std_max, mean_std_max_min, tissue_mean, layers"
+        UsageError, match="no pool sum: known are mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"
     ):
         embed_store(run, store_of(), tmp_path / "e.parquet", pools=["sum"])
 
@@ -237,6 +244,21 @@ def test_the_histogram_is_of_tissue_alone(run):
     shares = histogram(volume, encoder)
     assert shares.sum() == pytest.approx(1.0)
     assert shares[: 60 // 8].sum() < 0.1  # the dark vitreous is outside the band
+
+
+def test_intensity_is_the_grey_of_the_encoders_own_patches_by_zone(run, tmp_path):
+    store, encoder = store_of(), load_encoder(run)
+    embed_store(run, store, tmp_path / "e.parquet")
+    table, chosen = read_embeddings(tmp_path / "e.parquet"), encoder.selected(store.read("volume0006"))
+    said = table.features("intensity", "none")[6].reshape(16, 2, 4)  # zone, mean and maximum over its patches
+    zones = embed_part.pools.zone_of(chosen.grid_index, chosen.grid)
+    zone = int(zones[0])
+    some = chosen.patches[zones == zone]
+    assert np.allclose(said[zone, 0, :2], [some.mean(), some.std(axis=1).mean()], atol=1e-5)
+    assert np.allclose(said[zone, 1, 2:], np.percentile(some, (5, 95), axis=1).max(axis=1), atol=1e-5)
+    assert table.plain == ("histogram", "intensity")
+    part = table.take([6, 3])
+    assert (part.intensity == table.intensity[[6, 3]]).all()
 
 
 def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path):

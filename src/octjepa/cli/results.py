@@ -23,7 +23,9 @@ def embed(
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     pool: Annotated[
         list[str] | None,
-        typer.Option("--pool", help="mean, mean_std_max (default), mean_std_max_min, tissue_mean, layers; again."),
+        typer.Option(
+            "--pool", help="mean, mean_std_max (default), mean_std_max_min, tissue_mean, layers, zones; again."
+        ),
     ] = None,
     tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
     per_bscan: Annotated[bool, typer.Option("--per-bscan", help="Also OUT.bscans.parquet, a row per slice.")] = False,

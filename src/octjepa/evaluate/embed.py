@@ -29,7 +29,7 @@ from octjepa.evaluate.embed_part import Embedder, Job, Wanted, job_key, weights_
 from octjepa.evaluate.embed_part import histogram as histogram
 from octjepa.evaluate.pools import DEFAULT, check_pools
 from octjepa.evaluate.seen import leaked_people, trained_from
-from octjepa.evaluate.table import write_embeddings
+from octjepa.evaluate.table import PLAIN, write_embeddings
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.train.runtime import Runtime, joined
@@ -181,7 +181,7 @@ def _join(
     """One table from all parts, the indexes beside it, and then the parts' folder goes."""
     loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
     frame = with_participants(rows, store.participants)
-    for name in ("vector", "untrained", "histogram"):
+    for name in ("vector", "untrained", *PLAIN):
         frame[name] = list(np.concatenate([one[name] for one in loaded]))
     contract = science_hash(store.preprocessing)
     if job.wanted.per_bscan:
@@ -202,6 +202,8 @@ def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
             arrays = dict(file)
     except (OSError, ValueError, BadZipFile) as error:
         raise OctjepaError(f"{path} is damaged ({error}): delete it and run the same command again") from None
+    if not set(PLAIN) <= set(arrays):
+        raise OctjepaError(f"{path} was written by another octjepa: delete it and run the same command again")
     if arrays["volume_id"].tolist() != list(volume_ids):
         raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")
     return arrays

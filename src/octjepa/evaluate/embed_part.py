@@ -113,6 +113,7 @@ class Embedder:
             for name, m in found.items()
         ]
         rows.append(("histogram", [histogram(volume, self.encoder) for volume in volumes]))
+        rows.append(("intensity", [intensity(volume, self.encoder) for volume in volumes]))
         if self.wanted.per_bscan:
             rows.append(("bscan", [slab_means(one) for one in found["vector"]]))
             rows.append(("bscan_tokens", [slab_counts(one).astype(np.float32) for one in found["vector"]]))
@@ -142,6 +143,24 @@ def slab_means(one: TokenFeatures) -> Float[np.ndarray, "slabs dim"]:
 def histogram(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " levels"]:
     """`grey_levels` in the view of the encoder."""
     return grey_levels(volume, encoder.recipe.preprocessing)
+
+
+def intensity(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " statistics"]:
+    """What the grey of the encoder's own patches tells, by place, without a network.
+
+    Of each selected patch the mean, the spread, the 5th and the 95th percentile, read by the pooling `zones`. Whatever
+    an encoder is worth shows above this, not above the histogram: see docs/study/zones.md.
+    """
+    chosen = encoder.selected(volume)
+    said = patch_statistics(chosen.patches)
+    none = np.zeros(0, np.int64)
+    return pools.pool_tokens(TokenFeatures(said, chosen.grid_index, chosen.grid, chosen.tissue), none, ("zones",))
+
+
+def patch_statistics(patches: Float[np.ndarray, "k voxels"]) -> Float[np.ndarray, "k 4"]:
+    """Mean, standard deviation, 5th and 95th percentile of the grey of each patch."""
+    grey = patches.astype(np.float32)
+    return np.stack([grey.mean(axis=1), grey.std(axis=1), *np.percentile(grey, (5, 95), axis=1)], axis=1)
 
 
 def grey_levels(volume: CanonicalVolume, preprocessing: Preprocessing) -> Float[np.ndarray, " levels"]:

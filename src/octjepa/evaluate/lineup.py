@@ -71,11 +71,12 @@ def twin(tables: Named, index: int) -> str:
 
 
 def feature_sets(tables: Named, pools: Sequence[str]) -> Iterator[tuple[str, str, Float[np.ndarray, "rows features"]]]:
-    """(row name, pool, features) of every encoder and twin, one at a time; last the histogram, which has no pool."""
+    """(row name, pool, features) of every encoder and twin, one at a time; last what needs no network and no pool."""
     for name, index, view in _sources(tables):
         for pool in pools:
             yield name, pool, tables[index][1].features(view, pool)
-    yield "histogram", "none", tables[0][1].features("histogram", "none")
+    for view in tables[0][1].plain:
+        yield view, "none", tables[0][1].features(view, "none")
 
 
 def token_sets(tables: Named, tokens: Sequence[TokenFolder]) -> Iterator[tuple[str, TokenFolder, str]]:

@@ -3,7 +3,9 @@
 mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion survives in spread and extremes better
 than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
-other. Attention pooling is learned from labels, so it lives in the attentive probe and reads tokens.
+other. zones keeps where in the eye a token lies: a mean and a maximum for each of `ZONES` parts of the grid, which are
+bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is learned from
+labels, so it lives in the attentive probe and reads tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, tokens
 
+_BANDS = 8  # of the grid's rows; a store's volumes are flattened, so that a band holds the same layers everywhere
+ZONES = 2 * _BANDS
 # Width of each pooling in multiples of the encoder's width.
-BLOCKS = {"mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS)}
+BLOCKS = {
+    "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
+    "zones": 2 * ZONES,
+}  # fmt: skip
 DEFAULT = ("mean_std_max",)
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
@@ -70,12 +77,28 @@ def _layer_means(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     return np.concatenate([one.features[here].mean(axis=0) if here.any() else everywhere for here in inside])
 
 
+def zone_of(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Int[np.ndarray, " k"]:
+    """The zone of each token: 2 * band, and 1 more outside the middle, the central half of width and of depth."""
+    where = np.unravel_index(index, grid)
+    z, x = (np.abs((2 * where[axis] + 1) / grid[axis] - 1) for axis in (0, 2))  # 0 in the middle, 1 at the edge
+    return 2 * (where[1] * _BANDS // grid[1]) + ((z >= 0.5) | (x >= 0.5))
+
+
+def _zones(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """A zone in which no token was selected is 0: that there is no tissue says something, too."""
+    zones = zone_of(one.grid_index, one.grid)
+    inside = [one.features[zones == zone] for zone in range(ZONES)]
+    nothing = np.zeros(2 * one.features.shape[1], np.float32)
+    return np.concatenate([np.append(some.mean(axis=0), some.max(axis=0)) if len(some) else nothing for some in inside])
+
+
 _POOL: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
     "mean": lambda one, layers: pooled(one.features, "mean"),
     "mean_std_max": lambda one, layers: pooled(one.features, "mean_std_max"),
     "mean_std_max_min": lambda one, layers: np.append(pooled(one.features, "mean_std_max"), one.features.min(axis=0)),
     "tissue_mean": _tissue_mean,
     "layers": _layer_means,
+    "zones": _zones,
 }
 
 

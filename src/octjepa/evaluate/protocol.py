@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from octjepa.errors import UsageError
 from octjepa.evaluate.labels import LabelTable
 from octjepa.evaluate.metrics import Predictions
-from octjepa.evaluate.table import Embeddings
+from octjepa.evaluate.table import FEATURE_COLUMNS, Embeddings
 from octjepa.evaluate.tasks import task_of
 
 LEVELS = ("volume", "eye", "person")
@@ -173,9 +173,8 @@ def _merged(table: Embeddings, members: list[np.ndarray], frame: pd.DataFrame) -
             rows.append(np.mean(within, axis=0))
         return np.stack(rows).astype(np.float32)
 
-    return replace(
-        table, frame=frame, vector=mean(table.vector), untrained=mean(table.untrained), histogram=mean(table.histogram)
-    )
+    blocks: dict[str, Any] = {name: mean(getattr(table, name)) for name in (*FEATURE_COLUMNS, *table.plain)}
+    return replace(table, frame=frame, **blocks)
 
 
 def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str) -> tuple[LabelTable, str, list[str]]:

@@ -2,8 +2,9 @@
 
 `embed` writes it, the probes read it. Every row carries person, eye, volume id and content hash, so a join is by key
 and never by position. `vector` holds the encoder's features by the table's poolings one after the other, `untrained`
-the same from the same architecture with its first weights, `histogram` plain intensity features. Fails with UsageError
-on a file that is not such a table, on a repeated volume and on features that are not finite.
+the same from the same architecture with its first weights, `histogram` and `intensity` what grey levels tell without a
+network. Fails with UsageError on a file that is not such a table, on a repeated volume and on features that are not
+finite.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from octjepa.evaluate import pools as pooling
 
 KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
 FEATURE_COLUMNS = ("vector", "untrained", "histogram")
+# Features without poolings; tables of before, and those of encoders that are not ours, have no intensity.
+PLAIN = ("histogram", "intensity")
 # Of use to the protocol of several volumes; tables of before have neither: no visit and no quality are known then.
 OPTIONAL_COLUMNS = ("visit", "quality")
 NUMBERS = ("age", "quality")
@@ -36,7 +39,7 @@ class Embeddings:
     SPLITS or ""; quality 0..1. vector, untrained: float32 [volumes, features], the poolings `pools` one after the
     other. histogram: float32 [volumes, bins]. dim: the encoder's width. encoder: its name in result rows. contract:
     hash of the preprocessing contract. leaked: how many people of val and test the encoder was pretrained on.
-    weights: hash of the encoder's weights, "" in tables of before.
+    weights: hash of the encoder's weights, "" in tables of before. intensity: float32 [volumes, statistics of zones].
     """
 
     frame: pd.DataFrame
@@ -49,6 +52,7 @@ class Embeddings:
     leaked: int = 0
     pools: tuple[str, ...] = pooling.DEFAULT
     weights: str = ""
+    intensity: Float[np.ndarray, "volumes statistics"] | None = None
 
     def __post_init__(self) -> None:
         _check(self, f"embeddings of {self.encoder!r}")
@@ -57,13 +61,19 @@ class Embeddings:
         return len(self.frame)
 
     def features(self, view: str, pool: str) -> Float[np.ndarray, "volumes features"]:
-        """A feature view as float64: `vector` or `untrained` by one of the poolings it holds; `histogram` whole."""
-        if view == "histogram":
-            return self.histogram.astype(np.float64)
+        """A feature view as float64: `vector` or `untrained` by one of the poolings it holds; those of PLAIN whole."""
+        if view in self.plain:
+            whole: np.ndarray = getattr(self, view)
+            return whole.astype(np.float64)
         if view not in FEATURE_COLUMNS:
             raise UsageError(f"no feature view {view!r}: known are {', '.join(FEATURE_COLUMNS)}")
         block: np.ndarray = getattr(self, view)
         return block[:, pooling.columns(self.pools, pool, self.dim)].astype(np.float64)
+
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """Those of PLAIN that it holds."""
+        return tuple(name for name in PLAIN if getattr(self, name) is not None)
 
     def take(self, positions: Iterable[int]) -> Embeddings:
         """The rows at `positions`, in that order."""
@@ -74,6 +84,7 @@ class Embeddings:
             vector=self.vector[rows],
             untrained=self.untrained[rows],
             histogram=self.histogram[rows],
+            intensity=None if self.intensity is None else self.intensity[rows],
         )
 
 
@@ -97,11 +108,11 @@ def _check(table: Embeddings, where: str) -> None:
     if strange:
         raise UsageError(f"{where}: eye holds {strange}, expected OD, OS or empty")
     wide = sum(pooling.BLOCKS[name] for name in pooling.check_pools(table.pools))
-    for name in FEATURE_COLUMNS:
+    for name in dict.fromkeys((*FEATURE_COLUMNS, *table.plain)):
         block: np.ndarray = getattr(table, name)
         if block.ndim != 2 or len(block) != len(frame):
             raise UsageError(f"{where}: {name} has shape {block.shape}, expected [{len(frame)}, features]")
-        if name != "histogram" and block.shape[1] != wide * table.dim:
+        if name not in PLAIN and block.shape[1] != wide * table.dim:
             raise UsageError(
                 f"{where}: {name} has {block.shape[1]} features, expected {wide} x dim = {wide * table.dim} for "
                 f"{', '.join(table.pools)}"
@@ -121,7 +132,7 @@ def write_embeddings(
     pools: tuple[str, ...] = pooling.DEFAULT,
     weights: str = "",
 ) -> Path:
-    """Writes a frame of KEY_COLUMNS, OPTIONAL_COLUMNS and FEATURE_COLUMNS (a float32 array per volume) as parquet.
+    """Writes a frame of KEY_COLUMNS, OPTIONAL_COLUMNS, FEATURE_COLUMNS and PLAIN (float32 arrays) as parquet.
 
     All of it or nothing: a temporary file beside it, then a rename. Raises UsageError if the frame is not what
     `read_embeddings` would accept or the folder does not exist, OctjepaError if the disk refuses; what was there
@@ -134,16 +145,19 @@ def write_embeddings(
     missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in frame.columns]
     if missing:
         raise UsageError(f"the embeddings for {path} lack the column(s) {', '.join(missing)}")
-    keys = with_optional(frame[[name for name in frame if name not in FEATURE_COLUMNS]].reset_index(drop=True))
-    vector, untrained, histogram = (_stacked(frame[name], path) for name in FEATURE_COLUMNS)
-    table = Embeddings(keys, vector, untrained, histogram, dim, encoder, contract, leaked, pools, weights)
+    features = [name for name in dict.fromkeys((*FEATURE_COLUMNS, *PLAIN)) if name in frame]
+    keys = with_optional(frame[[name for name in frame if name not in features]].reset_index(drop=True))
+    blocks = {name: _stacked(frame[name], path) for name in features}
+    table = Embeddings(
+        keys, **blocks, dim=dim, encoder=encoder, contract=contract, leaked=leaked, pools=pools, weights=weights
+    )
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
     columns = {
         name: pa.array(table.frame[name].to_numpy(), pa.float64() if name in NUMBERS else pa.string())
         for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS)
     }
-    for name in FEATURE_COLUMNS:
+    for name in features:
         block = np.ascontiguousarray(getattr(table, name), dtype=np.float32)
         ends = np.arange(len(block) + 1, dtype=np.int32) * block.shape[1]
         columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(block.reshape(-1)))
@@ -213,18 +227,16 @@ def read_embeddings(path: str | Path) -> Embeddings:
         raise UsageError(f"{path} lacks the parquet metadata {', '.join(unsaid)}: it is no table of octjepa embed")
     keys = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in content.column_names]
     frame = with_optional(content.select(keys).to_pandas())
-    vector, untrained, histogram = (_matrix(content.column(name), f"{path}: {name}") for name in FEATURE_COLUMNS)
+    features = [name for name in dict.fromkeys((*FEATURE_COLUMNS, *PLAIN)) if name in content.column_names]
     return Embeddings(
         frame,
-        vector,
-        untrained,
-        histogram,
-        int(metadata[b"octjepa.dim"]),
-        metadata[b"octjepa.encoder"].decode(),
-        metadata[b"octjepa.contract"].decode(),
-        int(metadata.get(b"octjepa.leaked", b"0")),
-        tuple(metadata.get(b"octjepa.pools", b"mean_std_max").decode().split(",")),
-        metadata.get(b"octjepa.weights", b"").decode(),
+        **{name: _matrix(content.column(name), f"{path}: {name}") for name in features},
+        dim=int(metadata[b"octjepa.dim"]),
+        encoder=metadata[b"octjepa.encoder"].decode(),
+        contract=metadata[b"octjepa.contract"].decode(),
+        leaked=int(metadata.get(b"octjepa.leaked", b"0")),
+        pools=tuple(metadata.get(b"octjepa.pools", b"mean_std_max").decode().split(",")),
+        weights=metadata.get(b"octjepa.weights", b"").decode(),
     )
 
 

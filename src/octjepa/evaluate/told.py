@@ -9,7 +9,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 # Rows that know nothing of an encoder, in the order in which they stand beside it.
-BASELINES = ("untrained", "histogram", "covariates", "majority")
+BASELINES = ("untrained", "intensity", "histogram", "covariates", "majority")
 
 # Every kind of fault, as its heading in print.
 KINDS = {

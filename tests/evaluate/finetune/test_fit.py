@@ -36,7 +36,7 @@ def test_a_planted_effect_is_learnt_and_stands_beside_what_knows_nothing(done) -
     beside = {(row["name"], row["probe"]) for row in said["rows"]}
     assert beside == {
         ("small", "tuned"), ("untrained", "tuned"), ("small", "linear"), ("untrained", "linear"),
-        ("histogram", "linear"), ("covariates", "linear"), ("majority", "constant"),
+        ("intensity", "linear"), ("histogram", "linear"), ("covariates", "linear"), ("majority", "constant"),
     }  # fmt: skip
     assert figure(said, "small", "tuned")["value"] > 0.9
     assert figure(said, "histogram", "linear")["value"] < 0.8

@@ -81,7 +81,7 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
         [str(run), str(tmp_path / "vit")], labels, ["sick"], store, tmp_path / "kept", "vit", bootstrap=100
     )
     names = [row["name"] for row in board.rows if row["primary"]]
-    assert names == ["run", "vit", "untrained", "untrained:vit", "histogram", "covariates", "majority"]
+    assert names == ["run", "vit", "untrained", "untrained:vit", "histogram", "intensity", "covariates", "majority"]
     assert {one["option"].split()[0] for one in board.choices if one["name"] == "run"} == {
         *("step-00000002", "step-00000004")
     }

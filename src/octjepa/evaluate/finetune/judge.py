@@ -29,8 +29,8 @@ from octjepa.progress import bar
 from octjepa.store.disk import write_atomic
 
 TUNED = "tuned"  # the probe of a tuned network's rows
-_BESIDE = (("untrained", "linear", POOL), ("histogram", "linear", "none"), ("covariates", "linear", "none"),
-           ("majority", "constant", "none"))  # fmt: skip
+_BESIDE = (("untrained", "linear", POOL), ("intensity", "linear", "none"), ("histogram", "linear", "none"),
+           ("covariates", "linear", "none"), ("majority", "constant", "none"))  # fmt: skip
 
 Scores = list[Float[np.ndarray, "n _"]]  # of each target, by its labelled volumes
 Shifts = list[Float[np.ndarray, " _"]]
@@ -75,7 +75,7 @@ def judge(
 
 
 def _frozen_beside(cohort: Cohort, table: Embeddings, predicted: Predicted, found: ProbeResult) -> None:
-    """Frozen linear probes of the encoder, its untrained twin, the histogram and the covariates; the majority."""
+    """Frozen linear probes of the encoder, its untrained twin, grey levels and the covariates; the majority."""
 
     def keep(row: Row, one: Asked, probed: Probed) -> None:
         predicted[row] = one.measured, one.predictions(probed.predictions)

@@ -12,6 +12,7 @@ from octjepa.evaluate import pools as pooling
 from octjepa.evaluate.leaderboard.choose import ATTENTIVE, PROBES, Option, Tokens
 from octjepa.evaluate.leaderboard.embedding import Featured
 from octjepa.evaluate.protocol import Cases
+from octjepa.evaluate.table import PLAIN
 
 UNTRAINED = "untrained"
 View = tuple[str, Featured, str]  # checkpoint, its features, which block of them
@@ -49,7 +50,8 @@ def sources_of(found: list[Featured]) -> dict[tuple[str, int], list[View]]:
             twins.append((UNTRAINED if first else f"{UNTRAINED}:{one.entry.arm}", one))
     for name, one in twins:
         sources[name, 1 + sum(key[0] == name for key in sources)] = [("", one, "untrained")]
-    sources["histogram", 1] = [("", found[0], "histogram")]
+    for view in found[0].table.plain:
+        sources[view, 1] = [("", found[0], view)]
     return sources
 
 
@@ -58,10 +60,10 @@ def options_of(views: list[View], probes: Sequence[str], tokens: list[str] | Non
     options = []
     of_vectors = [name for name in probes if name != ATTENTIVE]
     for checkpoint, one, view in views:
-        plain = view == "histogram"
+        plain = view in PLAIN
         for pool in ("none",) if plain else tuple(reversed(pooling.readable(one.table.pools))):
             features = one.table.features(view, pool)
-            # A histogram has no tokens: where nothing else is asked for, the linear probe reads it.
+            # Grey levels have no tokens: where nothing else is asked for, the linear probe reads it.
             options += [Option(checkpoint, pool, probe, features) for probe in of_vectors or ("linear",) * plain]
         if tokens is not None and one.tokens is not None and not plain:
             train = np.flatnonzero((one.table.frame["split"] == "train").to_numpy())
