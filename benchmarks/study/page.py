@@ -151,7 +151,8 @@ def _by_zones(folder: Path) -> list[str]:
     arms = ", ".join(f"`{arm}` {macro(arm)}" for arm in ARMS)
     return [
         "**How tokens are read decides more than how they were made.** AUROC, ECE, vendor and fovea below weigh all "
-        f"tokens of an eye alike. [Read by zone](zones.md), the same tokens give {arms}; an untrained encoder gives {macro('untrained')}, and "
+        f"tokens of an eye alike. [Read by zone](zones.md), the same tokens give {arms}; an untrained encoder gives "
+        f"{macro('untrained')}, and "
         f"the grey of the patches without any network {macro('intensity')}. So most of what a trained encoder gains "
         "below is what that reading loses of place; above an untrained encoder read by zone stands little."
     ]
