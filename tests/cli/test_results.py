@@ -71,7 +71,9 @@ def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> Non
     for row in rows:
         assert {"name", "target", "probe", "pool", "metric", "value", "low", "high", "n"} <= row.keys()
         assert row["metric"] == row["metric"].lower()
-    assert {"smoke_test", "untrained", "histogram", "intensity", "majority", "covariates"} <= {row["name"] for row in rows}
+    assert {"smoke_test", "untrained", "histogram", "intensity", "majority", "covariates"} <= {
+        row["name"] for row in rows
+    }
     assert json.loads((line.root / "probe.json").read_text(encoding="utf-8"))["rows"] == rows
 
 
