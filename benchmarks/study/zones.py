@@ -76,18 +76,13 @@ def jobs(eyes: Eyes, runs: Path, results: Results) -> Iterator[Job]:
 
 
 def intensities(eyes: Eyes) -> list[Tokens]:
-    """The statistics of each selected patch, as `octjepa embed` takes them."""
-    found = []
-    for one in all_tokens_in_turn(eyes):
-        found.append(Tokens(patch_statistics(one.features), one.index))
-    return found
+    """The statistics of each selected patch, as `octjepa embed` takes them.
 
-
-def all_tokens_in_turn(eyes: Eyes) -> Iterator[Tokens]:
-    """Patches of one eye after the other: those of all do not fit into memory."""
+    One eye after the other: the patches of all do not fit into memory.
+    """
     cut = of_pixels(load_recipe(RECIPE))
-    for volume_id in eyes.ids:
-        yield from cut([eyes.store.read(volume_id)])
+    found = (one for volume_id in eyes.ids for one in cut([eyes.store.read(volume_id)]))
+    return [Tokens(patch_statistics(one.features), one.index) for one in found]
 
 
 def pooled(found: list[Tokens], grid: tuple[int, int, int], pool: str) -> np.ndarray:
