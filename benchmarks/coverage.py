@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
-from octjepa.evaluate.intervals import Draws, Estimate, paired_difference
-from octjepa.evaluate.metrics import Predictions, measure
-from octjepa.evaluate.scales import scale_of
+from octjepa.metrics.bootstrap import Draws, Estimate, paired_difference
+from octjepa.metrics.interval_scales import scale_of
+from octjepa.metrics.scores import Predictions, measure
 
 FIGURES = ("auroc", "balanced_accuracy", "r2", "mean_absolute_error", "paired auroc")
 OF_QUANTITY = ("r2", "mean_absolute_error")

@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/fuzz_ingest.py --files 10000 [--seconds S] [--workers N] [--results fuzz.jsonl]
     .venv/bin/python benchmarks/fuzz_ingest.py --case 4711 [--keep damaged.dcm]
 
-Each file is read and canonicalised in a worker process of the ingest job itself (`octjepa.store.crew`), with 10 s a
-file and an address space of 2 GiB above what the idle worker holds. A line per file is written as it comes, and a
-second run with the same --results goes on; a case is made again from its number alone.
+Each file is read and canonicalised in a worker process of the ingest job itself (`octjepa.store.worker_pool`), with
+10 s a file and an address space of 2 GiB above what the idle worker holds. A line per file is written as it comes, and
+a second run with the same --results goes on; a case is made again from its number alone.
 
 What an accepted file's geometry is held against:
 - Shape and spacing are those of the undamaged file: `same`.
@@ -40,7 +40,7 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
-from octjepa.store.crew import Crew
+from octjepa.store.worker_pool import Crew
 from octjepa.volume import OCTVolume
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -22,15 +22,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from octjepa.bench.alternating_runs import Contest, summary, take_turns
 from octjepa.bench.ingest import by_monai
-from octjepa.bench.turns import Contest, summary, take_turns
 from octjepa.config import load_recipe
 from octjepa.ingest import SourceFile
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build, build_store
-from octjepa.store.crew import Crew
 from octjepa.store.one_file import ingest_one
+from octjepa.store.worker_pool import Crew
 
 
 def _one_thread() -> None:

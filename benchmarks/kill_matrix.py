@@ -28,8 +28,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from octjepa.checkpoint import folder
+from octjepa.files import write_json
 from octjepa.progress import set_quiet
-from octjepa.store.disk import write_json
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe

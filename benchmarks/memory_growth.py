@@ -23,9 +23,9 @@ import numpy as np
 import yaml
 
 from octjepa.config import load_recipe
+from octjepa.files import write_json
 from octjepa.phantom import write_cohort
 from octjepa.store import build_store
-from octjepa.store.disk import write_json
 
 PEOPLE = 20
 EVERY = 500

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from octjepa.config import load_recipe
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.phantom import write_cohort
@@ -24,8 +25,7 @@ from octjepa.store import Store, build_store
 from octjepa.train.cohort import choose_cohort
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import build_optimiser
-from octjepa.train.runtime import Runtime
-from octjepa.train.update import accumulate
+from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
 PEOPLE = 40

@@ -12,8 +12,8 @@ import sys
 
 import torch
 
+from octjepa.bench.alternating_runs import Contest, rate_of, summary, take_turns
 from octjepa.bench.step import update_of
-from octjepa.bench.turns import Contest, rate_of, summary, take_turns
 from octjepa.config import load_recipe
 
 BASE = ["train.precision=bf16", "model.positions=rope"]

@@ -28,9 +28,9 @@ import torch
 
 from octjepa.bench.scaling import ALONE, train
 from octjepa.config import load_recipe
+from octjepa.files import write_json
 from octjepa.phantom import write_cohort
 from octjepa.store import build_store
-from octjepa.store.disk import write_json
 
 PEOPLE = 40
 SETTLE = 8  # first updates, which are not counted, and the length of the short run

@@ -22,11 +22,11 @@ import numpy as np
 import pandas as pd
 
 import octjepa
-from octjepa.evaluate.embed import embed_store
-from octjepa.evaluate.probe import run_probes
-from octjepa.evaluate.result import ProbeResult
-from octjepa.evaluate.table import Embeddings, read_embeddings
+from octjepa.embed.embedding import embed_store
+from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.phantom import LESIONS, write_cohort
+from octjepa.probe.probe import run_probes
+from octjepa.probe.results import ProbeResult
 from octjepa.store import Store, build_store
 
 ENCODER = "phantom-tiny"

@@ -17,8 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Every call into these packages is checked against the shapes and types of its signature. The hook has to be in
 # place before octjepa is imported, which is why no test imports octjepa in this file's head.
-CHECKED = ["octjepa.model", "octjepa.objective", "octjepa.views", "octjepa.store", "octjepa.evaluate"]
+CHECKED = [
+    f"octjepa.{package}"
+    for package in ("model", "objective", "views", "store", "embed", "probe", "metrics", "tasks", "leaderboard")
+]
 install_import_hook(CHECKED, "shape_checker.check")
+
+pytest_plugins = ["invented_cohort"]  # fixtures of tests/support
 
 ROOT = Path(__file__).resolve().parents[1]
 

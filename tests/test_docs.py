@@ -65,7 +65,7 @@ def test_make_targets_exist(path: Path, make_targets: set[str]) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_commands_options_and_recipes_exist(path: Path, cli_commands: dict[str, Any]) -> None:
-    tuning = {file.stem for file in (ROOT / "src/octjepa/evaluate").rglob("recipes/*.yaml")}
+    tuning = {file.stem for file in (ROOT / "src/octjepa/tasks").rglob("recipes/*.yaml")}
     for line in command_lines(path.read_text(encoding="utf-8")):
         words = [word.strip("'\"") for word in line.split()]
         if len(words) < 2 or words[0] != "octjepa" or words[1].startswith("-"):

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.store.disk import only_writer, write_json
+from octjepa.files import only_writer, write_json
 
 from .cohort import Eyes, make_cohort
 from .fluid import are_there

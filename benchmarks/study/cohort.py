@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Int, UInt8
 
 from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
+from octjepa.files import write_atomic
 from octjepa.phantom import LESIONS, SURFACES, read_truth, write_cohort
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build_store
-from octjepa.store.disk import write_atomic
-from octjepa.store.native import NativeMap
+from octjepa.store.native_mapping import NativeMap
 
 SHARES = (0.6, 0.1, 0.3)
 # Coarse columns of the dense truth, in voxels: 4 of 47 um are about a third of a small cyst.

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from octjepa.evaluate.segment.counts import dice
-from octjepa.evaluate.segment.linear import PENALTIES, Ridge, cells, with_one
 from octjepa.phantom import LESIONS
+from octjepa.tasks.segment.counts import dice
+from octjepa.tasks.segment.linear import PENALTIES, Ridge, cells, with_one
 
 from .cohort import LAYERS, REGIONS, UNSEEN
 from .features import Tokens

@@ -16,12 +16,12 @@ from jaxtyping import Float, Int
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import load_recipe
-from octjepa.evaluate.embed import histogram
+from octjepa.distributed.runtime import Runtime
+from octjepa.embed.embedding import histogram
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store
-from octjepa.train.runtime import Runtime
-from octjepa.views import geometry, light, tokens
+from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tokens
 
 from .plan import POOLS
@@ -66,7 +66,7 @@ def of_pixels(recipe: Recipe) -> Featurise:
             rng = keys.generator("embed", volume.volume_id)
             view, index, _ = select_tokens(volume, recipe, geometry.centred(recipe.preprocessing), rng)
             cut = tokens.cut(view, recipe.tokens.patch_size, index)
-            shown = light.table(light.Light(), volume.tissue_mean, volume.tissue_std)[cut]
+            shown = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)[cut]
             found.append(Tokens(shown.astype(np.float16), index))
         return found
 

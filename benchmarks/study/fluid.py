@@ -20,14 +20,14 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
 
 from octjepa.config import load_recipe
-from octjepa.evaluate.intervals import Draws
-from octjepa.evaluate.segment.counts import dice
-from octjepa.evaluate.segment.linear import PENALTIES, Ridge, cells, with_one
 from octjepa.ingest import read_volume
+from octjepa.metrics.bootstrap import Draws
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store, build_store
-from octjepa.store.native import NativeMap
-from octjepa.views import geometry, light
+from octjepa.store.native_mapping import NativeMap
+from octjepa.tasks.segment.counts import dice
+from octjepa.tasks.segment.linear import PENALTIES, Ridge, cells, with_one
+from octjepa.views import geometry, intensity
 
 from .cohort import native_places
 from .dense import THRESHOLDS, curve
@@ -263,7 +263,7 @@ def _flipped(*parts: Tensor) -> list[Tensor]:
 
 def _lit(eye: FluidEye, recipe: Recipe) -> Float[np.ndarray, "D H W"]:
     view = geometry.apply(eye.volume.pixels, geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size)
-    return light.table(light.Light(), eye.volume.tissue_mean, eye.volume.tissue_std)[view]
+    return intensity.table(intensity.Light(), eye.volume.tissue_mean, eye.volume.tissue_std)[view]
 
 
 def say_fluid(eyes: list[FluidEye], score: Callable[[FluidEye, FluidEye], Counts], say: Say, bootstrap: int) -> None:

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from octjepa import evaluate
+import octjepa
 from octjepa.checkpoint import load_encoder
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError
+from octjepa.files import write_atomic, write_json
 from octjepa.store import Store
-from octjepa.store.disk import write_atomic, write_json
 from octjepa.train.run_folder import code_and_versions, data_hash
 
 from . import dense, fluid, frozen, pretrain, supervised
@@ -39,14 +39,17 @@ from .results import Row, row
 
 FIGURES, COPIES = "figures.json", "copies.npz"
 _MEASURED_BY = ("cohort", "features", "frozen", "dense", "fluid", "supervised", "one")
-_OF_THE_PACKAGE = ("heads", "intervals", "metrics", "scales", "segment/counts", "segment/linear")
+_OF_THE_PACKAGE = (
+    "probe/linear_knn", "metrics/bootstrap", "metrics/scores", "metrics/interval_scales", "tasks/segment/counts",
+    "tasks/segment/linear",
+)  # fmt: skip
 
 
 @cache
 def measuring_hash() -> str:
     """Of the files that turn a trained run into figures, here and in the package."""
     files = [Path(__file__).with_name(f"{name}.py") for name in _MEASURED_BY]
-    files += [Path(evaluate.__file__).parent / f"{name}.py" for name in _OF_THE_PACKAGE]
+    files += [Path(octjepa.__file__).parent / f"{name}.py" for name in _OF_THE_PACKAGE]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from octjepa.files import write_atomic
 from octjepa.phantom import LESIONS
 from octjepa.shipped import shipped
-from octjepa.store.disk import write_atomic
 
 from .aims import MACRO, aims
 from .frozen import OF_VAL

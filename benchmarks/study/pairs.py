@@ -1,7 +1,7 @@
 """Intervals of means over seeds, and of differences between rows: `pairs.json`, from the bootstrap copies of every run.
 
 All runs are measured on the same test people with the same draws of them, so a difference is paired person by person.
-Two intervals each (`octjepa.evaluate.statistics.seeds`): of these trained networks on other people, and of the recipes
+Two intervals each (`octjepa.metrics.seeds`): of these trained networks on other people, and of the recipes
 trained anew on other people, which holds the seeds, too.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.evaluate.intervals import Estimate
-from octjepa.evaluate.scales import Scale
-from octjepa.evaluate.statistics.seeds import arms_difference, mean_over_seeds, recipe_interval
-from octjepa.store.disk import write_json
+from octjepa.files import write_json
+from octjepa.metrics.bootstrap import Estimate
+from octjepa.metrics.interval_scales import Scale
+from octjepa.metrics.seeds import arms_difference, mean_over_seeds, recipe_interval
 
 from .frozen import COPIED
 from .one import COPIES

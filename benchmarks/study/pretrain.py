@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from octjepa.config import load_recipe, science_hash
+from octjepa.distributed.runtime import Runtime
+from octjepa.files import write_json
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.store.disk import write_json
 from octjepa.train.cohort import choose_cohort
 from octjepa.train.loop import pretrain
 from octjepa.train.optimiser import build_optimiser
-from octjepa.train.runtime import Runtime
-from octjepa.train.update import accumulate
+from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
 _SETTLE = 3  # first updates, not measured: caches fill, kernels are built

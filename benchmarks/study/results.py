@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from octjepa.errors import OctjepaError
-from octjepa.store.disk import write_json
+from octjepa.files import write_json
 
 from .plan import ABLATIONS, ARMS, LATENT, Chosen, Settings
 

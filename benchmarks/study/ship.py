@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
 from octjepa.console import told
 from octjepa.errors import UsageError
-from octjepa.store.disk import only_writer, write_json
+from octjepa.files import only_writer, write_json
 
 from .frozen import OF_VAL
 from .plan import SHIPPED

@@ -20,7 +20,7 @@ import torch
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.console import told
 from octjepa.errors import UsageError
-from octjepa.evaluate.metrics import weighted_auroc
+from octjepa.metrics.scores import weighted_auroc
 from octjepa.phantom import LESIONS
 
 from .cohort import Eyes

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.config import load_recipe
-from octjepa.evaluate.metrics import Predictions, measure
+from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.signals import Interrupted, StopRequest, stop_request
+from octjepa.files import write_atomic, write_json
+from octjepa.metrics.scores import Predictions, measure
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe
-from octjepa.store.disk import write_atomic, write_json
-from octjepa.train.runtime import Runtime
-from octjepa.train.signals import Interrupted, StopRequest, stop_request
-from octjepa.views import geometry, light
+from octjepa.views import geometry, intensity
 
 from .cohort import Eyes
 from .frozen import Bench, few, say_lesions, say_vendor_and_fovea
@@ -66,9 +66,9 @@ def _view(bench: Bench, recipe: Recipe, place: int, rng: np.random.Generator | N
         if rng is None
         else geometry.draw(recipe.preprocessing, recipe.views, rng)
     )
-    shown = light.Light() if rng is None else light.draw(recipe.views, rng)
+    shown = intensity.Light() if rng is None else intensity.draw(recipe.views, rng)
     view = geometry.apply(volume.pixels, shape, recipe.preprocessing.image_size)
-    return light.table(shown, volume.tissue_mean, volume.tissue_std)[view]
+    return intensity.table(shown, volume.tissue_mean, volume.tissue_std)[view]
 
 
 def _batch(bench: Bench, recipe: Recipe, places: np.ndarray, draw: tuple[int, int] | None) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
     python -m benchmarks.study.zones [--work DIR] [--out DIR]
 
 For each run whose encoder is in the work folder, and for untrained encoders, the study's linear probe reads
-`mean_std_max` and `zones` (`octjepa.evaluate.pools`) of the same tokens. Beside them stands `intensity`: the mean, the
+`mean_std_max` and `zones` (`octjepa.embed.pooling`) of the same tokens. Beside them stands `intensity`: the mean, the
 spread and two percentiles of each of the same patches, pooled likewise, which no network has touched. Written to
 docs/study/zones.json as each row ends, and shown in docs/study/zones.md. A repeated call goes on where it stopped.
 """
@@ -24,13 +24,13 @@ from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.encoder import TokenFeatures
 from octjepa.config import load_recipe
 from octjepa.console import told
+from octjepa.embed.pooling import pool_tokens
+from octjepa.embed.shard import patch_statistics
 from octjepa.errors import UsageError
-from octjepa.evaluate.embed_part import patch_statistics
-from octjepa.evaluate.intervals import Estimate
-from octjepa.evaluate.pools import pool_tokens
+from octjepa.files import only_writer, write_atomic, write_json
+from octjepa.metrics.bootstrap import Estimate
 from octjepa.phantom import LESIONS
 from octjepa.progress import bar
-from octjepa.store.disk import only_writer, write_atomic, write_json
 from octjepa.train.run_folder import data_hash
 
 from . import frozen

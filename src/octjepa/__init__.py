@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import load_encoder
-    from octjepa.evaluate.transformer import VolumeEmbedder
+    from octjepa.embed.sklearn_transformer import VolumeEmbedder
     from octjepa.ingest import read_volume
     from octjepa.model import VJEPA3D
     from octjepa.store import Store
@@ -23,7 +23,7 @@ _HOME = {
     "VJEPA3D": "octjepa.model",
     "OCTVolume": "octjepa.volume",
     "Store": "octjepa.store",
-    "VolumeEmbedder": "octjepa.evaluate.transformer",
+    "VolumeEmbedder": "octjepa.embed.sklearn_transformer",
     "load_encoder": "octjepa.checkpoint",
     "read_volume": "octjepa.ingest",
 }

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.evaluate.told import BASELINES
+from octjepa.metrics.findings import BASELINES
 
 _FIGURE = {"value", "low", "high"}  # the keys of one, with its interval
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -70,7 +70,7 @@ def say(payload: Mapping[str, Any], as_json: bool, rows: str = "", primary: Coll
 
 def say_probes(payload: dict[str, Any], rows: str, as_json: bool) -> None:
     """As text: a table of each target's primary metric, then on stderr what it comes to and where the rest is."""
-    from octjepa.evaluate.metrics import PRIMARY_METRIC
+    from octjepa.metrics.scores import PRIMARY_METRIC
 
     primary = set(PRIMARY_METRIC.values())
     paired = payload["paired"]

@@ -43,9 +43,9 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
     build_store([str(cohort)], out / "store", recipe.preprocessing, workers=workers)
     store = Store.open(out / "store")
 
-    from octjepa.evaluate.embed import embed_store
-    from octjepa.evaluate.probe import run_probes
-    from octjepa.evaluate.table import read_embeddings
+    from octjepa.embed.embedding import embed_store
+    from octjepa.embed.table import read_embeddings
+    from octjepa.probe.probe import run_probes
     from octjepa.report import write_report
     from octjepa.train.loop import pretrain
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
+from octjepa.files import read_object
 from octjepa.remote import fetched, info, is_remote
 from octjepa.remote.address import parse
-from octjepa.store.disk import read_object
 
 if TYPE_CHECKING:
     from octjepa.ingest.reader import AskedSpacing
@@ -58,7 +58,7 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
     if (path / "run.json").is_file():
         return _run(path)
     if (path / "head").is_dir() and _holds_head(path):
-        from octjepa.evaluate.segment.describe import describe as describe_head
+        from octjepa.tasks.segment.describe import describe as describe_head
 
         return describe_head(path)
     if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):
@@ -78,13 +78,13 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
 def _personal(path: Path) -> dict[str, str]:
     """{field: "name, masked"} of the personal data that a scan's file holds; the values stay in the file."""
     from octjepa.ingest.audit import personal_in
-    from octjepa.ingest.personal import KIND_OF
+    from octjepa.ingest.personal_data import KIND_OF
 
     return {field: f"{KIND_OF.get(field, 'other')}, masked" for field in personal_in(path)}
 
 
 def _describe_remote(url: str, spacing_mm: AskedSpacing, verify: bool) -> dict[str, Any]:
-    from octjepa.checkpoint.place import holds
+    from octjepa.checkpoint.location import holds
     from octjepa.ingest import describe_file
 
     if holds(url, "store.json"):
@@ -124,13 +124,13 @@ def _run(path: Path) -> dict[str, Any]:
     about = read_object(path / "run.json", _ANEW)
     if "kind" not in about:
         return {"kind": "run", **about, **_figures(path)}
-    from octjepa.evaluate.finetune.describe import describe as describe_tuning
+    from octjepa.tasks.finetune.describe import describe as describe_tuning
 
     return describe_tuning(path)
 
 
 def _holds_head(path: Path) -> bool:
-    from octjepa.evaluate.segment.folder import is_head
+    from octjepa.tasks.segment.folder import is_head
 
     return is_head(path)
 

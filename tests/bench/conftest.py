@@ -12,8 +12,8 @@ SMALL = (
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octjepa.bench.material.RECIPE", SMALL)
-    monkeypatch.setattr("octjepa.bench.material.PEOPLE", 2)
+    monkeypatch.setattr("octjepa.bench.data.RECIPE", SMALL)
+    monkeypatch.setattr("octjepa.bench.data.PEOPLE", 2)
     monkeypatch.setattr("octjepa.bench.memory.VOLUMES", 4)
     monkeypatch.setattr("octjepa.bench.scaling.SETTLE", 1)
     monkeypatch.setattr("octjepa.bench.scaling.UPDATES", 2)

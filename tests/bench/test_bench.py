@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from command_line import call
+from octjepa.bench.alternating_runs import Contest
+from octjepa.bench.benchmarks import SUBJECTS, Peer, Subject
 from octjepa.bench.run import run_bench
-from octjepa.bench.subjects import SUBJECTS, Peer, Subject
-from octjepa.bench.turns import Contest
 from octjepa.errors import OctjepaError, UsageError
 
 QUICK = [
@@ -117,7 +117,7 @@ def test_every_comparison_in_small(subject: str, peer: str) -> None:
 @pytest.mark.usefixtures("small")
 def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself is in tests/train/test_plan.py."""
-    from octjepa.bench.material import RECIPE
+    from octjepa.bench.data import RECIPE
 
     asked = []
 

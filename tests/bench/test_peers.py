@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from octjepa.bench import embed, loader, vjepa2
+from octjepa.bench.data import WHOLE_GRID, one_thread, phantom_files, phantom_store, random_batch, recipe_of
 from octjepa.bench.ingest import by_monai, by_scipy, read_plainly
-from octjepa.bench.material import WHOLE_GRID, one_thread, phantom_files, phantom_store, random_batch, recipe_of
 from octjepa.bench.memory import held_bytes
+from octjepa.embed.embedding import embed_store
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.evaluate.embed import embed_store
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe

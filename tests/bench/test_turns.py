@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octjepa.bench.turns import Contest, rate_of, summary, take_turns
+from octjepa.bench.alternating_runs import Contest, rate_of, summary, take_turns
 from octjepa.progress import is_quiet, set_quiet
 
 

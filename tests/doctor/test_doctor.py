@@ -13,7 +13,7 @@ import torch
 
 from command_line import call
 from octjepa.config import load_recipe
-from octjepa.doctor import codecs, devices, install, machine, material
+from octjepa.doctor import codecs, devices, inputs, install, machine
 from octjepa.errors import UsageError
 from octjepa.extras import to_install
 from octjepa.train.plan import plan
@@ -212,23 +212,23 @@ def test_files_dated_otherwise_are_a_warning(tmp_path, monkeypatch):
 
 def opened(monkeypatch, store):
     store.describe = lambda: {"volumes": len(store.table), "by_split": dict(store.table["split"].value_counts())}
-    monkeypatch.setattr(material.Store, "open", classmethod(lambda cls, location: store))
+    monkeypatch.setattr(inputs.Store, "open", classmethod(lambda cls, location: store))
 
 
 def test_a_store_is_opened_read_and_held_against_the_recipe(monkeypatch):
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing, train=6, val=2)
     opened(monkeypatch, store)
-    found = material.store_check("somewhere", recipe)
+    found = inputs.store_check("somewhere", recipe)
     assert (found.state, found.found) == ("ok", "8 volumes (train 6, val 2); one was read")
     other = small_recipe(preprocessing={"image_size": [8, 128, 64]})
-    found = material.store_check("somewhere", other)
+    found = inputs.store_check("somewhere", other)
     assert found.state == "failed"
     assert "image_size: store (8, 64, 64), recipe (8, 128, 64)" in found.found
     store.table["split"] = ""
-    assert material.store_check("somewhere", recipe).state == "warning"
+    assert inputs.store_check("somewhere", recipe).state == "warning"
     store.table = store.table.iloc[:0]
-    assert material.store_check("somewhere", recipe).state == "failed"
+    assert inputs.store_check("somewhere", recipe).state == "failed"
 
 
 def test_a_recipe_whose_batch_cannot_be_dealt_fails(tmp_path, monkeypatch):

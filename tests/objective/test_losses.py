@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from octjepa.objective.baselines import PlaceMeans, copy_nearest
 from octjepa.objective.losses import cosine, l1, loss_of, normalized_mse
-from octjepa.objective.trivial import PlaceMeans, copy_nearest
 
 
 def test_l1_by_hand():

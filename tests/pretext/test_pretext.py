@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from octjepa import keys
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import ARMS
 from octjepa.objective import ema
 from octjepa.objective.losses import l1, loss_of
-from octjepa.train import update, validate
+from octjepa.train import step, validate
 from octjepa.train.alarms import FROZEN_AFTER, PretextAlarm
 from octjepa.train.loop import pretrain
 from octjepa.train.optimiser import build_optimiser
-from octjepa.train.runtime import Runtime
-from octjepa.train.update import accumulate
+from octjepa.train.step import accumulate
 from octjepa.views import geometry, masks
 from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
 from octjepa.views.sample import make_sample
@@ -284,7 +284,7 @@ def test_8_a_healthy_run_trips_no_alarm(tmp_path):
 
 
 def test_8_a_frozen_target_trips_an_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr(update, "update_target", lambda target, student, m, healthy: None)
+    monkeypatch.setattr(step, "update_target", lambda target, student, m, healthy: None)
     with pytest.raises(PretextAlarm) as caught:
         run(tmp_path)
     assert caught.value.alarm == "frozen_target"

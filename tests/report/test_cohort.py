@@ -12,7 +12,7 @@ from octjepa.recipe import DataRecipe
 from octjepa.report import write_report
 from octjepa.report.cohort import cohort
 from octjepa.report.every_file import ROWS, ROWS_OF_A_REASON, accepted, refused
-from octjepa.store.flow import record_ignored
+from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.select import select
 
 WHEN = "2026-01-01T00:00:00+00:00"

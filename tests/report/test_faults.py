@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 
-from octjepa.evaluate.result import ProbeResult
+from octjepa.probe.results import ProbeResult
 from octjepa.report import write_report
 from octjepa.store import Store
 

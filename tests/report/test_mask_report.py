@@ -10,15 +10,15 @@ import pytest
 
 from command_line import call
 from octjepa.errors import UsageError
+from octjepa.report import mask_statistics
 from octjepa.report.figures.mask_report import mask_chart, report_masks
-from octjepa.views import mask_measure
 from synthetic import MemoryStore, small_recipe
 
 
 @pytest.fixture(autouse=True)
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_measure, "SAMPLES", 16)
-    monkeypatch.setattr(mask_measure, "MOST_VOLUMES", 8)
+    monkeypatch.setattr(mask_statistics, "SAMPLES", 16)
+    monkeypatch.setattr(mask_statistics, "MOST_VOLUMES", 8)
 
 
 def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from octjepa.errors import OctjepaError
-from octjepa.evaluate.occlusion import Occlusion
 from octjepa.report import occlusion
 from octjepa.report.figures.occlusion import LEVELS, Shown, occlusion_maps, shades
 from octjepa.store import Store
+from octjepa.tasks.occlusion import Occlusion
 
 NAN = np.nan
 

@@ -26,12 +26,12 @@ recipe = recipe_of()
 told["whole"] = pretrain(recipe, store(recipe), out / "two")
 
 # in parts: one process before (made by the test), two now, one after
-right = memory.accumulate
+right = micro_batch.accumulate
 def stopping(model, batch, recipe, runtime, update, micro):
     if update == 3 and rank == 1:  # one rank alone is told to stop
         os.kill(os.getpid(), signal.SIGTERM)
     return right(model, batch, recipe, runtime, update, micro)
-memory.accumulate = stopping
+micro_batch.accumulate = stopping
 try:
     pretrain(recipe, store(recipe), out / "parts", resume=True)
 except OctjepaError as error:
@@ -43,7 +43,7 @@ def bad(model, batch, recipe, runtime, update, micro):
     if update == 2 and rank == 1:
         next(model.predictor.parameters()).grad.fill_(float("nan"))
     return figures
-memory.accumulate = bad
+micro_batch.accumulate = bad
 told["nan"] = pretrain(recipe, store(recipe), out / "nan")
 
 # one rank runs out of memory once
@@ -52,9 +52,9 @@ def full(model, batch, recipe, runtime, update, micro):
         right(model, batch, recipe, runtime, update, micro)
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
     return right(model, batch, recipe, runtime, update, micro)
-memory.accumulate = full
+micro_batch.accumulate = full
 told["memory"] = pretrain(recipe, store(recipe), out / "memory")
-memory.accumulate = right
+micro_batch.accumulate = right
 
 # a volume cannot be read, by whichever rank meets it
 lossy = store(recipe)
@@ -90,12 +90,12 @@ honest_save = loop.state.save
 def slow(*arguments):
     time.sleep(3)
     return honest_save(*arguments)
-loop.state.save, memory.accumulate = slow, stopping
+loop.state.save, micro_batch.accumulate = slow, stopping
 try:
     pretrain(recipe, store(recipe), out / "slow")
 except OctjepaError as error:
     told["slow"] = sorted(path.name for path in (out / "slow" / "checkpoints").glob("step-*"))
-loop.state.save, memory.accumulate = honest_save, right
+loop.state.save, micro_batch.accumulate = honest_save, right
 
 # a rank has another copy of the store
 other = MemoryStore(recipe.preprocessing, train=12 + 2 * rank, val=8 - 2 * rank)
@@ -140,10 +140,10 @@ def stopped_at(update, out):
     """A run of one process that was told to stop, and stopped after `update`."""
     import os
 
-    from octjepa.train import memory
-    from octjepa.train.signals import Interrupted
+    from octjepa.distributed.signals import Interrupted
+    from octjepa.train import micro_batch
 
-    honest = memory.accumulate
+    honest = micro_batch.accumulate
 
     def stopping(model, batch, recipe, runtime, now, micro):
         if now == update - 1:
@@ -151,7 +151,7 @@ def stopped_at(update, out):
         return honest(model, batch, recipe, runtime, now, micro)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "accumulate", stopping)
+        patch.setattr(micro_batch, "accumulate", stopping)
         with pytest.raises(Interrupted):
             run_alone(out)
 

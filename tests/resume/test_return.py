@@ -12,7 +12,7 @@ import torch
 
 from octjepa.checkpoint import folder
 from octjepa.errors import CheckpointError, OctjepaError
-from octjepa.train import loop, memory
+from octjepa.train import loop, micro_batch
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views.loader import Stream, select_volumes
@@ -41,7 +41,7 @@ def bad(monkeypatch):
     store = store_of(recipe)
     stream = Stream(store, recipe, select_volumes(store, recipe, "train").volume_ids)
     names = {name for update in range(5, 10) for name in stream.names_of_update(update)}
-    honest = memory.accumulate
+    honest = micro_batch.accumulate
 
     def poisoned(model, batch, *arguments):
         figures = honest(model, batch, *arguments)
@@ -49,7 +49,7 @@ def bad(monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
-    monkeypatch.setattr(memory, "accumulate", poisoned)
+    monkeypatch.setattr(micro_batch, "accumulate", poisoned)
     return names
 
 
@@ -96,7 +96,7 @@ def test_a_kill_after_the_return_changes_nothing(tmp_path, bad, monkeypatch):
 
 def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
     recipe = recipe_of(40)
-    honest = memory.accumulate
+    honest = micro_batch.accumulate
 
     def poisoned(model, batch, recipe, runtime, update, micro):
         figures = honest(model, batch, recipe, runtime, update, micro)
@@ -104,7 +104,7 @@ def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
-    monkeypatch.setattr(memory, "accumulate", poisoned)
+    monkeypatch.setattr(micro_batch, "accumulate", poisoned)
     with pytest.raises(OctjepaError, match=r"5 updates in a row from \d+ on .* for the 4th time after step-00000006"):
         pretrain(recipe, MemoryStore(recipe.preprocessing, train=200, val=2), tmp_path / "run")
 

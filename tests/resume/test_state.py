@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from octjepa.checkpoint import folder
+from octjepa.distributed.signals import Interrupted
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.train import health, loop, memory
+from octjepa.train import health, loop, micro_batch
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
-from octjepa.train.signals import Interrupted
 from synthetic import MemoryStore, small_recipe
 
 TIMES = {"seconds", "volumes_per_second", "data_wait_share", "cpu_cores_busy", "memory/process_bytes"}
@@ -103,14 +103,14 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
-    honest = memory.accumulate
+    honest = micro_batch.accumulate
 
     def stopping(model: Any, batch: Any, recipe: Any, runtime: Any, now: int, micro: Any) -> Any:
         if now == update:
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(model, batch, recipe, runtime, now, micro)
 
-    monkeypatch.setattr(memory, "accumulate", stopping)
+    monkeypatch.setattr(micro_batch, "accumulate", stopping)
 
 
 def test_the_same_scans_made_otherwise_are_other_data(stopped: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_stop_without_checkpoints_promises_none(tmp_path: Path, monkeypatch: p
 def test_a_checkpoint_within_a_row_of_unfit_updates_does_not_drive_out_the_one_to_return_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, seen = memory.accumulate, []
+    honest, seen = micro_batch.accumulate, []
 
     def bad(model: Any, batch: Any, recipe: Any, runtime: Any, now: int, micro: Any) -> Any:
         figures = honest(model, batch, recipe, runtime, now, micro)
@@ -148,7 +148,7 @@ def test_a_checkpoint_within_a_row_of_unfit_updates_does_not_drive_out_the_one_t
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
-    monkeypatch.setattr(memory, "accumulate", bad)
+    monkeypatch.setattr(micro_batch, "accumulate", bad)
     recipe = recipe_of(8, keep_last=1)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=40, val=2), tmp_path / "run")
     assert summary["skipped_updates"] == 0

@@ -26,7 +26,7 @@ from test_likeness import flipped, index
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
-from octjepa.store.likeness import near_duplicates
+from octjepa.store.near_duplicates import near_duplicates
 from octjepa.volume import OCTVolume
 from shaped_eye import LESIONS, shaped_eye
 

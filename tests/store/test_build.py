@@ -246,8 +246,8 @@ def test_wrong_stores_and_sources_are_told_apart(built: tuple[Path, dict], cohor
 
 
 def test_one_writer_at_a_time(tmp_path: Path, tiny: Path) -> None:
+    from octjepa.files import only_writer
     from octjepa.store import Store, build_store
-    from octjepa.store.disk import only_writer
 
     store = Store.create(tmp_path / "store", PREPROCESSING)
     with only_writer(store.path), pytest.raises(UsageError, match="another process"):
@@ -313,7 +313,7 @@ def test_no_memory_and_a_failing_disk_are_told_as_such(
     built: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, number: int, told: str
 ) -> None:
     from octjepa.store import Store
-    from octjepa.store.native import NativeMap
+    from octjepa.store.native_mapping import NativeMap
 
     def refuses(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -329,16 +329,16 @@ def test_no_memory_and_a_failing_disk_are_told_as_such(
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octjepa.store import disk
+    from octjepa import files
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OctjepaError, match="disk is full"):
-        disk.write_new_folder(tmp_path / "chunks", {"a": lambda file: file.write(b"x")})
+        files.write_new_folder(tmp_path / "chunks", {"a": lambda file: file.write(b"x")})
     with pytest.raises(OctjepaError, match="disk is full"):
-        disk.write_json(tmp_path / "a.json", {})
+        files.write_json(tmp_path / "a.json", {})
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -11,10 +11,10 @@ import pytest
 from eye_files import write_images
 from octjepa.config import load_recipe
 from octjepa.errors import UsageError
-from octjepa.evaluate.labels import read_labels
 from octjepa.ingest.reader import parse_spacing
 from octjepa.inspection import describe
 from octjepa.phantom import make_eye
+from octjepa.probe.labels import read_labels
 from octjepa.store import Store, build_store
 
 EYES = [make_eye(7, person, "OD", "zeiss_cirrus") for person in range(2)]

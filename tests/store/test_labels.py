@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octjepa.evaluate.labels import read_labels
+from octjepa.probe.labels import read_labels
 from octjepa.store.labels import labels_of, labels_table, labels_text
 
 FIRST, SECOND = {"glaucoma": 1.0, "age": 61.5, "eye": "x"}, {"glaucoma": 0.0, "stage": "mild\tnone"}

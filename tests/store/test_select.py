@@ -12,7 +12,7 @@ from index_rows import index_row, store_of
 from octjepa.errors import UsageError
 from octjepa.recipe import DataRecipe
 from octjepa.store import Store
-from octjepa.store.flow import count
+from octjepa.store.cohort_flow import count
 from octjepa.store.select import refuse_empty, select
 
 # Ten training volumes; each says something that none of the others does.

@@ -12,10 +12,10 @@ from benchmarks.study.features import Tokens
 from benchmarks.study.frozen import Bench
 
 from invented_eyes import Said, invented
-from octjepa.evaluate.segment import linear
-from octjepa.evaluate.segment.counts import dice
-from octjepa.evaluate.segment.linear import cells, with_one
 from octjepa.phantom import LESIONS
+from octjepa.tasks.segment import linear
+from octjepa.tasks.segment.counts import dice
+from octjepa.tasks.segment.linear import cells, with_one
 
 GRID = (1, 2, 2)
 SHAPE = (1, 4, 4)  # places: a patch is 1 x 2 x 2 of them

@@ -25,7 +25,7 @@ from benchmarks.study.plan import RECIPE, Chosen, Entry, Settings, all_entries, 
 from benchmarks.study.results import Results, row
 
 from invented_eyes import Said
-from octjepa.train.signals import Interrupted, StopRequest
+from octjepa.distributed.signals import Interrupted, StopRequest
 
 _SMALL = supervised.SmallNet
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from octjepa.errors import OctjepaError
 from octjepa.ingest import SourceFile
-from octjepa.store.crew import AHEAD
+from octjepa.store.worker_pool import AHEAD
 
 
 def obey(source: SourceFile) -> dict[str, Any]:

@@ -58,7 +58,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from octjepa.errors import OctjepaError
-from octjepa.train import loop, memory
+from octjepa.train import loop
+from octjepa.train import micro_batch
 from octjepa.train.loop import pretrain
 from ranks import recipe_of
 from synthetic import MemoryStore

@@ -19,12 +19,12 @@ import torch
 
 from octjepa.config import recipe_from
 from octjepa.model import VJEPA3D
-from octjepa.objective import total
+from octjepa.objective import loss
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe
 from octjepa.recipe.learning import TrainRecipe
 from octjepa.store import Store, build_store
-from octjepa.train import loop, prepare
+from octjepa.train import loop, setup
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views import masks
@@ -91,8 +91,8 @@ def test_the_loss_curve_is_the_golden_one(name: str, store: Store, tmp_path: Pat
 
 
 def lighter_loss(patch: pytest.MonkeyPatch) -> None:
-    honest = total.loss_of
-    patch.setattr(total, "loss_of", lambda *asked: 0.99 * honest(*asked))
+    honest = loss.loss_of
+    patch.setattr(loss, "loss_of", lambda *asked: 0.99 * honest(*asked))
 
 
 def faster_target(patch: pytest.MonkeyPatch) -> None:
@@ -105,12 +105,12 @@ def other_masks(patch: pytest.MonkeyPatch) -> None:
 
 
 def longer_memory(patch: pytest.MonkeyPatch) -> None:
-    honest = prepare.build_optimiser
+    honest = setup.build_optimiser
 
     def build(model: VJEPA3D, recipe: TrainRecipe) -> torch.optim.AdamW:
         return honest(model, recipe.model_copy(update={"betas": (0.9, 0.99)}))
 
-    patch.setattr(prepare, "build_optimiser", build)
+    patch.setattr(setup, "build_optimiser", build)
 
 
 @pytest.mark.parametrize("change", [lighter_loss, faster_target, other_masks, longer_memory], ids=lambda f: f.__name__)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from octjepa.errors import OctjepaError
-from octjepa.train import memory
+from octjepa.train import micro_batch
 from octjepa.train.loop import pretrain
 from octjepa.views.workers import deaths_told
 from synthetic import MemoryStore, small_recipe
@@ -91,7 +91,7 @@ def test_a_death_in_the_midst_of_the_arithmetic_is_told_alike(tmp_path: Path, mo
     def interrupted(*_: Any) -> Any:
         raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(memory, "accumulate", interrupted)
+    monkeypatch.setattr(micro_batch, "accumulate", interrupted)
     with pytest.raises(OctjepaError, match="a loader process was killed") as told:
         run_with(lambda: None, tmp_path / "run")
     assert told.value.exit_code == 1

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from octjepa.checkpoint import folder, load_encoder
+from octjepa.distributed.signals import Interrupted
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
-from octjepa.store.disk import only_writer
-from octjepa.train import memory
+from octjepa.files import only_writer
+from octjepa.train import micro_batch
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
-from octjepa.train.signals import Interrupted
 from synthetic import MemoryStore, small_recipe
 
 EVERY_2 = {"every_updates": 2}
@@ -85,7 +85,7 @@ def test_the_same_recipe_gives_the_same_weights(tmp_path):
 def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
-    honest, calls = memory.accumulate, []
+    honest, calls = micro_batch.accumulate, []
 
     def stopping(*arguments):
         calls.append(1)
@@ -93,12 +93,12 @@ def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(*arguments)
 
-    monkeypatch.setattr(memory, "accumulate", stopping)
+    monkeypatch.setattr(micro_batch, "accumulate", stopping)
     with pytest.raises(Interrupted) as stopped:
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     assert stopped.value.exit_code == 143
     assert folder.list_folders(tmp_path / "parts" / "checkpoints")[-1].name == "step-00000003"
-    monkeypatch.setattr(memory, "accumulate", honest)
+    monkeypatch.setattr(micro_batch, "accumulate", honest)
     pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     losses = [
@@ -135,7 +135,7 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
     stop_at = reached + 4
     for run, resume in (("killed", True), ("whole", False)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "accumulate", _signal_at(stop_at))
+            patch.setattr(micro_batch, "accumulate", _signal_at(stop_at))
             with pytest.raises(Interrupted):
                 pretrain(recipe, store_of(recipe), tmp_path / run, resume=resume)
     kept = [folder.list_folders(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
@@ -144,7 +144,7 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
 
 
 def _signal_at(update):
-    honest = memory.accumulate
+    honest = micro_batch.accumulate
 
     def accumulate(model, batch, recipe, runtime, now, micro):
         if now == update - 1:
@@ -213,7 +213,7 @@ def test_lost_checkpoints_stop_a_resume(tmp_path):
 def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tmp_path, monkeypatch):
     recipe = recipe_of(4)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
-    monkeypatch.setattr(memory, "accumulate", _failing_at(2))
+    monkeypatch.setattr(micro_batch, "accumulate", _failing_at(2))
     with pytest.raises(ZeroDivisionError):
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     monkeypatch.undo()
@@ -228,7 +228,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tm
 
 
 def _failing_at(call):
-    honest, calls = memory.accumulate, []
+    honest, calls = micro_batch.accumulate, []
 
     def failing(*arguments):
         calls.append(1)
@@ -317,7 +317,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, mo
 
 def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
     recipe = recipe_of(4)
-    honest, calls = memory.accumulate, []
+    honest, calls = micro_batch.accumulate, []
 
     def sometimes_bad(model, *arguments):
         measured = honest(model, *arguments)
@@ -326,7 +326,7 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return measured
 
-    monkeypatch.setattr(memory, "accumulate", sometimes_bad)
+    monkeypatch.setattr(micro_batch, "accumulate", sometimes_bad)
     assert pretrain(recipe, store_of(recipe), tmp_path / "run")["skipped_updates"] == 1
     lines = [line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "skipped" in line]
     assert [line["update"] for line in lines] == [2]
@@ -336,7 +336,9 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
 def test_a_run_that_never_gives_a_finite_gradient_stops(tmp_path, monkeypatch):
     recipe = recipe_of(30)
     monkeypatch.setattr(
-        memory, "accumulate", lambda *_: {"train/loss": torch.tensor(float("nan")), "train/cosine": torch.zeros(())}
+        micro_batch,
+        "accumulate",
+        lambda *_: {"train/loss": torch.tensor(float("nan")), "train/cosine": torch.zeros(())},
     )
     with pytest.raises(OctjepaError, match=r"5 updates in a row from 1 on .* no checkpoint before them"):
         pretrain(recipe, store_of(recipe), tmp_path / "run")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from octjepa.train import loop, memory
+from octjepa.train import loop, micro_batch
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -52,7 +52,7 @@ def test_a_run_holds_as_much_at_its_end_as_at_its_beginning(tmp_path: Path, monk
 
 
 def test_a_planted_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest: Callable[..., Any] = memory.accumulate
+    honest: Callable[..., Any] = micro_batch.accumulate
     kept: list[Any] = []
 
     def leaking(*asked: Any) -> Any:
@@ -60,6 +60,6 @@ def test_a_planted_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         kept.append(figures["train/loss"])
         return figures
 
-    monkeypatch.setattr(memory, "accumulate", leaking)
+    monkeypatch.setattr(micro_batch, "accumulate", leaking)
     held = held_in_a_run(tmp_path / "run", monkeypatch)
     assert [tensors - held[0][0] for tensors, _ in held] == [0, EVERY, 2 * EVERY]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from octjepa.checkpoint import folder
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.train.health import LIMITS, Health
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import Audit, measure
-from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Stream
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import LAYERS, TISSUE_SHARE

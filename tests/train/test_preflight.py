@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.train import loop
 from octjepa.train.plan import plan
 from octjepa.train.preflight import Shares, batch_shares
-from octjepa.train.runtime import Runtime
 from synthetic import MemoryStore, small_recipe
 
 

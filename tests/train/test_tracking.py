@@ -20,7 +20,7 @@ from PIL import Image
 from octjepa.config import science_hash
 from octjepa.errors import RecipeError
 from octjepa.extras import to_install
-from octjepa.train import memory
+from octjepa.train import micro_batch
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.tracking import backends, channel, open_record, record
@@ -252,7 +252,7 @@ def test_a_tracker_that_falls_behind_is_let_go(monkeypatch, caplog):
 
 def test_a_run_that_failed_is_closed_as_failed(tmp_path, monkeypatch):
     tracker = Bad(refuse, at=99)
-    monkeypatch.setattr(memory, "accumulate", _fail_at_the_second(memory.accumulate))
+    monkeypatch.setattr(micro_batch, "accumulate", _fail_at_the_second(micro_batch.accumulate))
     with pytest.raises(ZeroDivisionError):
         run_with(tracker, tmp_path, monkeypatch)
     assert tracker.taken == [1, False]

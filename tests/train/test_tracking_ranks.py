@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import RecipeError
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
-from octjepa.train.runtime import Runtime
 from octjepa.train.tracking import record
 from ranks import SUPPORT
 from synthetic import MemoryStore, small_recipe

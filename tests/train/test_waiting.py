@@ -9,7 +9,7 @@ from ranks import BEGIN, finish, losses_of, start_ranks
 IMPATIENT = """
 import time
 from datetime import timedelta
-from octjepa.train import runtime
+from octjepa.distributed import runtime
 runtime._PATIENCE, runtime._BEAT_SECONDS = timedelta(seconds=4), 0.5
 """
 

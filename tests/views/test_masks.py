@@ -8,8 +8,9 @@ import torch
 
 from octjepa import keys
 from octjepa.model import VJEPA3D
+from octjepa.report import mask_bias, mask_nearest, mask_statistics
 from octjepa.store.resample import centred
-from octjepa.views import mask_bias, mask_measure, mask_nearest, masks, tokens
+from octjepa.views import masks, tokens
 from octjepa.views.sample import make_sample, token_places
 from synthetic import MemoryStore, small_recipe, volume
 
@@ -80,10 +81,10 @@ def test_the_report_shows_what_is_preferred():
     shown = {}
     for share in (1.0, 0.3):
         recipe = small_recipe(tokens={"select": "all", "budget": None}, masks={"target_share": share})
-        measured = mask_measure.measure_synthetic(recipe, samples=64)
+        measured = mask_statistics.measure_synthetic(recipe, samples=64)
         assert all(one["exact"] for one in measured["families"].values())
         shown[share] = measured["families"]["mix"]["targets"]["on_tissue"]
-        assert shown[share] == mask_measure.summary(measured)["targets_on_tissue"]
+        assert shown[share] == mask_statistics.summary(measured)["targets_on_tissue"]
     assert shown[1.0] == pytest.approx(measured["tissue"]["of_grid"], abs=0.08)
     assert shown[0.3] > shown[1.0] + 0.25
 
@@ -155,7 +156,7 @@ def test_the_report_measures_what_training_draws():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
     ids = list(store.volumes)[:6]
-    measured = mask_measure.measure_store(recipe, store, ids, samples=12)
+    measured = mask_statistics.measure_store(recipe, store, ids, samples=12)
     mix = measured["families"]["mix"]
     seen, asked = np.zeros(32), np.zeros(32)
     for one in ids:
@@ -172,16 +173,16 @@ def test_the_report_measures_what_training_draws():
     assert measured["samples"] == 12
     assert mix["bias"].keys() == {"depth", "width"}  # two slabs of slices have an edge and nothing else
     assert measured["tissue"]["of_tokens"] > measured["tissue"]["of_grid"]
-    assert mask_measure.summary(measured)["copy_nearest"].keys() == set(masks.FAMILIES)
+    assert mask_statistics.summary(measured)["copy_nearest"].keys() == set(masks.FAMILIES)
 
 
 def test_without_a_store_nothing_is_said_of_pixels():
     recipe = small_recipe()
-    measured = mask_measure.measure_synthetic(recipe, samples=8)
+    measured = mask_statistics.measure_synthetic(recipe, samples=8)
     assert measured["synthetic"]
     assert "copy_nearest" not in measured["families"]["mix"]
-    assert "copy_nearest" not in mask_measure.summary(measured)
-    band = mask_measure.synthetic_band(recipe, 0)
+    assert "copy_nearest" not in mask_statistics.summary(measured)
+    band = mask_statistics.synthetic_band(recipe, 0)
     assert 0.1 < tokens.tissue_share(band_mask(band), (4, 8, 8)).mean() < 0.7
 
 
@@ -199,8 +200,8 @@ def test_a_short_count_is_not_called_exact(monkeypatch):
         return context, target[1:]
 
     monkeypatch.setattr(masks, "draw", short)
-    measured = mask_measure.measure(recipe, [("one", volume(recipe.preprocessing))], 1, samples=2)
-    assert not mask_measure.summary(measured)["exact"]
+    measured = mask_statistics.measure(recipe, [("one", volume(recipe.preprocessing))], 1, samples=2)
+    assert not mask_statistics.summary(measured)["exact"]
 
 
 # Millimetres

@@ -8,7 +8,7 @@ import torch
 
 from octjepa import keys
 from octjepa.errors import ContractError, UsageError
-from octjepa.views import geometry, light, tokens
+from octjepa.views import geometry, intensity, tokens
 from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches, select_volumes, training_batches
 from octjepa.views.sample import make_sample
 from synthetic import MemoryStore, small_recipe, volume
@@ -51,11 +51,11 @@ def test_the_z_score_is_applied_once():
 def test_light_neutral_changes_nothing_and_each_part_changes_something():
     patches = np.random.default_rng(0).integers(0, 256, size=(3, 64), dtype=np.uint8)
     rng = keys.generator("light")
-    neutral = light.expose(patches, light.Light(), 100.0, 50.0, rng)
+    neutral = intensity.expose(patches, intensity.Light(), 100.0, 50.0, rng)
     assert np.allclose(neutral, (patches - 100.0) / 50.0, atol=1e-5)
-    for one in (light.Light(gain=1.2), light.Light(gamma=1.2), light.Light(speckle=0.2)):
-        assert not np.allclose(light.expose(patches, one, 100.0, 50.0, rng), neutral, atol=1e-2)
-    noise = light.expose(np.full((4, 4096), 100, np.uint8), light.Light(speckle=0.2), 100.0, 50.0, rng)
+    for one in (intensity.Light(gain=1.2), intensity.Light(gamma=1.2), intensity.Light(speckle=0.2)):
+        assert not np.allclose(intensity.expose(patches, one, 100.0, 50.0, rng), neutral, atol=1e-2)
+    noise = intensity.expose(np.full((4, 4096), 100, np.uint8), intensity.Light(speckle=0.2), 100.0, 50.0, rng)
     assert noise.std() == pytest.approx(0.2, rel=0.05)
     assert abs(noise.mean()) < 0.01
 
@@ -64,7 +64,7 @@ def test_soften_is_the_binomial_filter_within_each_patch():
     patches = np.zeros((2, 1, 5, 5), dtype=np.uint8)
     patches[0, 0, 2, 2] = 160
     patches[1, 0, 0, 0] = 160
-    blurred = light.soften(patches.reshape(2, 25), (1, 5, 5)).reshape(2, 5, 5)
+    blurred = intensity.soften(patches.reshape(2, 25), (1, 5, 5)).reshape(2, 5, 5)
     assert blurred[0, 1:4, 1:4].tolist() == [[10, 20, 10], [20, 40, 20], [10, 20, 10]]
     assert blurred[0, 0].sum() == 0
     assert blurred[1, :2, :2].tolist() == [[160, 40], [40, 10]]

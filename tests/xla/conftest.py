@@ -19,7 +19,7 @@ def xla_device() -> torch.device:
         pytest.skip("torch_xla is not installed: it has an environment of its own, run make test-xla")
     if os.environ.get("PJRT_DEVICE") != "CPU":
         pytest.skip("PJRT_DEVICE is not CPU: run make test-xla")
-    from octjepa.train import xla
+    from octjepa.distributed import xla
 
     return xla.device()
 

@@ -6,8 +6,8 @@ import importlib.util
 
 import pytest
 
+from octjepa.distributed import xla
 from octjepa.errors import UsageError
-from octjepa.train import xla
 
 
 @pytest.mark.parametrize(("platform", "asked"), [("", False), ("CPU", True), ("TPU", True)])

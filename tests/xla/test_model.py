@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.distributed import xla
 from octjepa.model import VJEPA3D
-from octjepa.objective.total import token_steps, training_loss
+from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
-from octjepa.train import xla
 from octjepa.train.alarms import PretextAlarm, check_leak
 from octjepa.views.loader import Batch, Stream, training_batches
 from synthetic import MemoryStore, small_recipe

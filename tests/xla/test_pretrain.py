@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from octjepa.checkpoint import load_encoder
+from octjepa.distributed.runtime import Runtime
 from octjepa.recipe import Recipe
 from octjepa.train.loop import pretrain
-from octjepa.train.runtime import Runtime
 from synthetic import MemoryStore, small_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,7 +28,7 @@ def losses(recipe: Recipe, out: Path, resume: bool = False) -> list[float]:
 def test_a_run_is_that_of_the_cpu(xla_device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses within 1e-5, weights within 1e-4 after six updates at rates up to 1e-3."""
     if Runtime("fp32").device != xla_device:
-        pytest.skip("octjepa.train.runtime does not take its device from octjepa.train.xla")
+        pytest.skip("octjepa.distributed.runtime does not take its device from octjepa.distributed.xla")
     recipe = small_recipe(
         tokens={"budget": 12},
         model={"predictor_depth": 1, "predictor_width": 48},

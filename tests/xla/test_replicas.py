@@ -17,7 +17,7 @@ _REPLICA = """
 import time
 import torch, torch_xla
 import torch_xla.debug.metrics as metrics
-from octjepa.train import xla
+from octjepa.distributed import xla
 
 def work(number):
     device = xla.device()

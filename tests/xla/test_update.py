@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from octjepa.distributed import xla
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum
-from octjepa.train import xla
 from octjepa.train.optimiser import build_optimiser, set_learning_rate
-from octjepa.train.runtime import Runtime
 from octjepa.train.schedule import learning_rate
-from octjepa.train.update import accumulate, take_step
+from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import Stream, training_batches
 from synthetic import MemoryStore, small_recipe
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from octjepa.bench.material import phantom_store
-from octjepa.bench.turns import Contest, rate_of
+from octjepa.bench.alternating_runs import Contest, rate_of
+from octjepa.bench.data import phantom_store
 from octjepa.checkpoint import load_encoder
-from octjepa.evaluate.embed import embed_store
-from octjepa.evaluate.embed_part import histogram
+from octjepa.distributed.runtime import Runtime
+from octjepa.embed.embedding import embed_store
+from octjepa.embed.shard import histogram
 from octjepa.store import Store
-from octjepa.train.runtime import Runtime
 
 ENCODER = "phantom-tiny"
 POOL = "mean_std_max"

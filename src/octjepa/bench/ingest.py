@@ -27,8 +27,8 @@ import torch
 from jaxtyping import Float
 from scipy import ndimage
 
-from octjepa.bench.material import one_thread, phantom_files, recipe_of
-from octjepa.bench.turns import Contest, rate_of
+from octjepa.bench.alternating_runs import Contest, rate_of
+from octjepa.bench.data import one_thread, phantom_files, recipe_of
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.recipe import Preprocessing

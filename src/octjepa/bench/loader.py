@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from octjepa.bench.alternating_runs import Contest, rate_of
+from octjepa.bench.data import WHOLE_GRID, phantom_store, recipe_of
 from octjepa.bench.ingest import monai
-from octjepa.bench.material import WHOLE_GRID, phantom_store, recipe_of
-from octjepa.bench.turns import Contest, rate_of
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.cohort import choose_cohort

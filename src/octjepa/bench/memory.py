@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from octjepa.bench import material
-from octjepa.bench.turns import Contest
+from octjepa.bench import data
+from octjepa.bench.alternating_runs import Contest
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.train.plan import plan
 
@@ -33,7 +33,7 @@ def held_bytes(recipe: Sequence[str]) -> int:
     """By `bench.held`. Raises UsageError where the system does not tell, OctjepaError where it fails."""
     if not _STATUS.is_file():
         raise UsageError(f"the peak of a process is read from {_STATUS}, which this system has not: measure on Linux")
-    command = [sys.executable, "-m", "octjepa.bench.held", *recipe]
+    command = [sys.executable, "-m", "octjepa.bench.peak_memory", *recipe]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _HONEST)
     if done.returncode:
         last = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
@@ -44,7 +44,7 @@ def held_bytes(recipe: Sequence[str]) -> int:
 @contextmanager
 def against_measured() -> Iterator[Contest]:
     batch = f"train.global_batch={VOLUMES}"
-    recipe = material.recipe_of(batch)
+    recipe = data.recipe_of(batch)
     predicted = plan(recipe)["peak_memory_bytes"]
     setup = {
         "recipe": recipe.name,
@@ -54,4 +54,4 @@ def against_measured() -> Iterator[Contest]:
         "device": "cpu",
         "threads": 1,
     }
-    yield Contest(lambda: predicted, lambda: held_bytes([*material.RECIPE, batch]), setup, warms_up=False)
+    yield Contest(lambda: predicted, lambda: held_bytes([*data.RECIPE, batch]), setup, warms_up=False)

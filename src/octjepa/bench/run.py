@@ -8,8 +8,8 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
-from octjepa.bench.subjects import SUBJECTS
-from octjepa.bench.turns import summary, take_turns
+from octjepa.bench.alternating_runs import summary, take_turns
+from octjepa.bench.benchmarks import SUBJECTS
 from octjepa.errors import UsageError
 
 _log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from octjepa.bench import material
-from octjepa.bench.material import phantom_store, recipe_of
-from octjepa.bench.turns import Contest
+from octjepa.bench import data
+from octjepa.bench.alternating_runs import Contest
+from octjepa.bench.data import phantom_store, recipe_of
 from octjepa.errors import OctjepaError
 from octjepa.store import Store
 from octjepa.train.journal import read_lines
@@ -75,7 +75,7 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 def _rate(processes: int, threads: int, store: Store, out: Path) -> float:
     """Volumes a second."""
-    recipe = [*material.RECIPE, *ALONE]
+    recipe = [*data.RECIPE, *ALONE]
     _, seconds = train(processes, threads, SETTLE + UPDATES, store.location, out, recipe)
     return UPDATES * recipe_of().train.global_batch / sum(seconds[SETTLE:])
 

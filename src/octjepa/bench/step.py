@@ -14,14 +14,14 @@ from math import inf
 import torch
 import torch.nn.functional as F
 
-from octjepa.bench.material import random_batch, recipe_of, wait_for
-from octjepa.bench.turns import Contest, rate_of
+from octjepa.bench.alternating_runs import Contest, rate_of
+from octjepa.bench.data import random_batch, recipe_of, wait_for
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe, TrainRecipe
 from octjepa.train.optimiser import build_optimiser
 from octjepa.train.preflight import check_compiler
-from octjepa.train.runtime import Runtime
-from octjepa.train.update import accumulate, take_step
+from octjepa.train.step import accumulate, take_step
 
 UPDATES = 2  # a turn
 MOMENTUM = 0.996

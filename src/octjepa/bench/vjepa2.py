@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.bench.material import WHOLE_GRID, phantom_store, random_batch, recipe_of, wait_for
+from octjepa.bench.alternating_runs import Contest, rate_of
+from octjepa.bench.data import WHOLE_GRID, phantom_store, random_batch, recipe_of, wait_for
 from octjepa.bench.step import UPDATES, Work, contest, plain_adamw, plain_step, update_of
-from octjepa.bench.turns import Contest, rate_of
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.model import VJEPA3D
@@ -28,8 +29,7 @@ from octjepa.model.sizes import SIZES
 from octjepa.model.vjepa2 import config_of, to_vjepa2
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store
-from octjepa.train.runtime import Runtime
-from octjepa.views import geometry, light
+from octjepa.views import geometry, intensity
 
 BATCH = 16
 ALIKE = 1e-3  # the most that features of the same weights may differ by; they are of size 1
@@ -177,7 +177,7 @@ def _videos(store: Store, names: Sequence[str], recipe: Recipe) -> Float[Tensor,
     shape, size = geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
 
     def view(volume: CanonicalVolume) -> np.ndarray:
-        exposed = light.table(light.Light(), volume.tissue_mean, volume.tissue_std)
+        exposed = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)
         return exposed[geometry.apply(volume.pixels, shape, size)]
 
     return torch.from_numpy(np.stack([view(store.read(name)) for name in names])).unsqueeze(2)

@@ -19,7 +19,7 @@ from torch import nn
 
 from octjepa import keys
 from octjepa.checkpoint.folder import MANIFEST, list_folders, read_manifest, read_tensors
-from octjepa.checkpoint.place import Place, holds, place_of
+from octjepa.checkpoint.location import Place, holds, place_of
 from octjepa.checkpoint.state import MODEL_FILE, recipe_of
 from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -29,7 +29,7 @@ from octjepa.recipe import Recipe
 from octjepa.remote import fetched, info
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import CanonicalVolume, canonicalise
-from octjepa.views import geometry, light, tokens
+from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tokens, token_places
 from octjepa.volume import OCTVolume
 
@@ -101,7 +101,7 @@ class PretrainedEncoder:
         recipe, shape = self.recipe, geometry.centred(self.recipe.preprocessing)
         view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
         cut = tokens.cut(view, recipe.tokens.patch_size, index)
-        patches = light.table(light.Light(), volume.tissue_mean, volume.tissue_std)[cut]
+        patches = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)[cut]
         return SelectedTokens(patches, token_places(index, recipe), index, recipe.grid, share[index])
 
     @torch.no_grad()  # XLA does not know inference_mode's tensors

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from octjepa.checkpoint.place import Place, below, folders, holds, local_folder, name_of, opened, remove, upload
+from octjepa.checkpoint.location import Place, below, folders, holds, local_folder, name_of, opened, remove, upload
 from octjepa.errors import CheckpointError, WrongCheckpointError
 
 MANIFEST = "manifest.json"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.place import Place
+from octjepa.checkpoint.location import Place
 from octjepa.config import recipe_from, science, science_hash
+from octjepa.distributed.tensors import whole
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
-from octjepa.model.dealt import whole
 from octjepa.recipe import Recipe
 
 MODEL_FILE = "model.safetensors"

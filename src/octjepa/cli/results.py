@@ -37,8 +37,8 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Writes a vector for every volume of a store. Keyed to person, eye and content; goes on where it was stopped."""
-    from octjepa.evaluate.embed import embed_store
-    from octjepa.evaluate.pools import DEFAULT
+    from octjepa.embed.embedding import embed_store
+    from octjepa.embed.pooling import DEFAULT
     from octjepa.store import Store
 
     set_quiet(quiet)
@@ -78,11 +78,11 @@ def probe(
     quiet: Quiet = False,
 ) -> None:
     """Reads labels from frozen features. Intervals are over people; baselines that know nothing stand beside."""
-    from octjepa.evaluate.probe import DEFAULT, run_probes
-    from octjepa.evaluate.protocol import read_visit_order
-    from octjepa.evaluate.table import read_embeddings
-    from octjepa.evaluate.token_folder import TokenFolder
-    from octjepa.store.disk import write_json
+    from octjepa.embed.table import read_embeddings
+    from octjepa.embed.token_folder import TokenFolder
+    from octjepa.files import write_json
+    from octjepa.probe.aggregation import read_visit_order
+    from octjepa.probe.probe import DEFAULT, run_probes
 
     set_quiet(quiet)
     if out is not None:
@@ -128,9 +128,9 @@ def leaderboard(
     """Compares encoders side by side. Validation chooses, the test set is read once, differences are paired and
     corrected.
     """
-    from octjepa.evaluate.leaderboard.board import run_board
-    from octjepa.evaluate.leaderboard.choose import DEFAULT
-    from octjepa.evaluate.leaderboard.page import ready, write_board
+    from octjepa.leaderboard.board import run_board
+    from octjepa.leaderboard.choose import DEFAULT
+    from octjepa.leaderboard.page import ready, write_board
     from octjepa.store import Store
 
     set_quiet(quiet)

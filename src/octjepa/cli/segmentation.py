@@ -34,13 +34,13 @@ def segment(
     quiet: Quiet = False,
 ) -> None:
     """Segments layers and lesions. Makes and judges a head on an encoder, or applies one to whole scans."""
-    from octjepa.evaluate.segment.folder import is_head
+    from octjepa.tasks.segment.folder import is_head
 
     set_quiet(quiet)
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out a folder")
     if is_head(recipe):
-        from octjepa.evaluate.segment.apply import segment_scans
+        from octjepa.tasks.segment.apply import segment_scans
 
         if any(one is not None for one in (store, labels, classes, ledger)) or overrides:
             raise UsageError(
@@ -49,9 +49,9 @@ def segment(
         forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
         say(segment_scans(recipe, checkpoint, scan or [], out, forms), as_json)
         return
-    from octjepa.evaluate.segment.fit import segment_store
-    from octjepa.evaluate.segment.settings import load_settings
     from octjepa.store import Store
+    from octjepa.tasks.segment.fit import segment_store
+    from octjepa.tasks.segment.settings import load_settings
 
     settings = load_settings(recipe, overrides or ())
     if checkpoint is None or store is None or labels is None:

@@ -56,7 +56,7 @@ def plan(
         about["masks"] = report_masks(resolved, opened, ids, masks)
     planned = plan_recipe(resolved, None if ids is None else len(ids))
     if measure and stream is not None:
-        from octjepa.train.clock import time_run
+        from octjepa.train.timing import time_run
 
         planned |= time_run(resolved, stream, planned["updates"])
     if not as_json:
@@ -86,7 +86,7 @@ def pretrain(
     quiet: Quiet = False,
 ) -> None:
     """Pretrains an encoder on the training people of a store."""
-    from octjepa.checkpoint.place import place_of
+    from octjepa.checkpoint.location import place_of
     from octjepa.config import load_recipe
     from octjepa.store import Store
     from octjepa.train.loop import pretrain as run

@@ -14,7 +14,7 @@ import torch
 from octjepa.config import load_recipe
 from octjepa.doctor.check import Check, gigabytes, tried
 from octjepa.model import VJEPA3D
-from octjepa.objective.total import token_steps, training_loss
+from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
 from octjepa.views.sample import token_places
 

@@ -12,7 +12,7 @@ from typing import Any
 from octjepa.config import load_recipe
 from octjepa.doctor import codecs, devices, install, machine
 from octjepa.doctor.check import Check, tried
-from octjepa.doctor.material import recipe_check, store_check
+from octjepa.doctor.inputs import recipe_check, store_check
 from octjepa.errors import UsageError
 from octjepa.extras import to_install
 from octjepa.progress import bar

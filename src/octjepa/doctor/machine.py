@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from octjepa.doctor.check import Check, gigabytes, tried
+from octjepa.files import only_writer, write_atomic
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
-from octjepa.store.disk import only_writer, write_atomic
 from octjepa.train.plan import JOURNAL_BYTES
 
 _LITTLE = 2e9  # bytes of memory or disk that even the smallest run wants

@@ -7,14 +7,14 @@ from pathlib import PurePath
 import numpy as np
 
 from octjepa.ingest.geometry import Geometry, SpacingSources, plausible, resolve
+from octjepa.ingest.header_fields import Pair, RawScan
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow
-from octjepa.ingest.pattern import circles, scan_pattern
-from octjepa.ingest.personal import masked_path
+from octjepa.ingest.orientation import is_transposed, is_upside_down
+from octjepa.ingest.personal_data import masked_path
 from octjepa.ingest.protocols import known_spacing
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import Pair, RawScan
-from octjepa.ingest.upright import is_transposed, is_upside_down
+from octjepa.ingest.scan_pattern import circles, scan_pattern
 from octjepa.volume import OCTVolume
 
 LEAST_FRAMES = 4

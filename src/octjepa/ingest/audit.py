@@ -15,7 +15,7 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.dicom import has_dicom_magic
 from octjepa.ingest.formats import read, recognise
 from octjepa.ingest.identity import device_of
-from octjepa.ingest.personal import count_fields, masked_path, personal_fields
+from octjepa.ingest.personal_data import count_fields, masked_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.frames import frame_facts, measures
-from octjepa.ingest.personal import is_placeholder, personal_fields
+from octjepa.ingest.header_fields import RawScan, Said
+from octjepa.ingest.personal_data import is_placeholder, personal_fields
 from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
 from octjepa.ingest.reasons import raised_in, rejected
-from octjepa.ingest.scan import RawScan, Said
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset

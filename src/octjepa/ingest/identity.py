@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from octjepa.ingest.header_fields import Said
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
-from octjepa.ingest.personal import is_placeholder, tells_who
-from octjepa.ingest.scan import Said
+from octjepa.ingest.personal_data import is_placeholder, tells_who
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 

@@ -18,8 +18,8 @@ from octjepa import remote
 from octjepa.errors import UsageError
 from octjepa.ingest.bucket_tree import BucketSearch
 from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
+from octjepa.ingest.multi_scan import each_scan
 from octjepa.ingest.reasons import REASONS
-from octjepa.ingest.several import each_scan
 from octjepa.ingest.source_file import Discovery, SourceFile, shown
 from octjepa.ingest.walk import WILDCARDS
 

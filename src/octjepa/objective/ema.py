@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from octjepa.model.dealt import local
+from octjepa.distributed.tensors import local
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.errors import UsageError
 from octjepa.report.cohort import SPLITS, participant_facts, run_flow
 from octjepa.report.every_file import meaning_of
-from octjepa.store.flow import UNKNOWN, Counts, cohort_table, count, count_by, sources_of, words
+from octjepa.store.cohort_flow import UNKNOWN, Counts, cohort_table, count, count_by, sources_of, words
 from octjepa.store.leaks import find_leaks
 
 if TYPE_CHECKING:

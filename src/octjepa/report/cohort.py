@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octjepa.store.flow import Counts, cohort_table, count, sources_of, words
+from octjepa.store.cohort_flow import Counts, cohort_table, count, sources_of, words
 
 if TYPE_CHECKING:
     import pandas as pd

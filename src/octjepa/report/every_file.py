@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.ingest.reasons import REASONS
 from octjepa.report.figures.eyes import AxisGeometry, geometry_of, records
 from octjepa.report.wording import file_name, without_paths
-from octjepa.store.flow import cohort_table, sources_of, words
+from octjepa.store.cohort_flow import cohort_table, sources_of, words
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.files import read_object
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
-from octjepa.store.disk import read_object
 
 if TYPE_CHECKING:
     from octjepa.store import Store
@@ -251,8 +251,8 @@ def read_segmentation(path: Path) -> SegmentationContents:
     """The folder of a segmentation head. Raises UsageError (no head in it), OctjepaError (its manifest is damaged)."""
     from octjepa.checkpoint.folder import read_manifest
     from octjepa.config import to_yaml
-    from octjepa.evaluate.segment.folder import find_head
-    from octjepa.evaluate.segment.settings import RECIPES
+    from octjepa.tasks.segment.folder import find_head
+    from octjepa.tasks.segment.settings import RECIPES
 
     folder = find_head(path)
     if folder is None:

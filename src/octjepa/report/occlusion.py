@@ -49,7 +49,7 @@ def of_run(store: Store, path: Path) -> OcclusionPage | None:
     Raises OctjepaError: no encoder, too much work for a page, fewer than two held-out people to scale by.
     """
     from octjepa.checkpoint import load_encoder
-    from octjepa.evaluate import occlusion
+    from octjepa.tasks import occlusion
 
     encoder = load_encoder(path).to(_device())
     rows = eyes.one_per_device(store.table, splits=("test", "val"))[:_FEW]
@@ -75,9 +75,9 @@ def of_tuning(store: Store, path: Path) -> OcclusionPage | None:
 
     Raises OctjepaError: no tuned network, a store made otherwise, too much work for a page, damaged predictions.
     """
-    from octjepa.evaluate import occlusion
-    from octjepa.evaluate.embed import refuse_another_contract
-    from octjepa.evaluate.finetune.apply import load_tuned
+    from octjepa.embed.embedding import refuse_another_contract
+    from octjepa.tasks import occlusion
+    from octjepa.tasks.finetune.apply import load_tuned
 
     tuned = load_tuned(path, _device())
     refuse_another_contract(tuned.encoder, store, path)
@@ -155,7 +155,7 @@ def _affordable(encoder: PretrainedEncoder) -> int:
     """How many eyes a page may map with `encoder`. Raises OctjepaError: none."""
     import torch
 
-    from octjepa.evaluate.occlusion import forward_passes
+    from octjepa.tasks.occlusion import forward_passes
 
     on_cpu = next(encoder.encoder.parameters()).device.type == "cpu"
     most = _FLOP_A_THREAD * torch.get_num_threads() if on_cpu else _FLOP_ACCELERATOR
@@ -164,6 +164,6 @@ def _affordable(encoder: PretrainedEncoder) -> int:
     if one > most:
         raise OctjepaError(
             f"the map of an eye costs {one / 1e12:.0f} TFLOP, more than the {most / 1e12:.0f} that a page may take on "
-            "this machine: make the report on one with an accelerator, or call octjepa.evaluate.occlusion"
+            "this machine: make the report on one with an accelerator, or call octjepa.tasks.occlusion"
         )
     return int(most / one)

@@ -223,7 +223,7 @@ def _masks(page: Page) -> None:
         why = f"at {run.recipe.token_count} tokens a volume it takes longer than a page may"
         page.lacks("masks", Missing("the figure of all masks", why, "octjepa plan RECIPE --store STORE --masks DIR"))
         return
-    from octjepa.views.mask_measure import measure_store
+    from octjepa.report.mask_statistics import measure_store
 
     trained = store.table[(store.table["pattern"] == "raster") & (store.table["split"] == "train")]["volume_id"]
     chosen = list(trained if len(trained) else store.table[store.table["pattern"] == "raster"]["volume_id"])

@@ -28,8 +28,8 @@ from typing import Any
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.files import PARTS, clear_folder, only_writer
 from octjepa.store.chunk import DamagedVolume
-from octjepa.store.disk import PARTS, clear_folder, only_writer
 
 _log = logging.getLogger(__name__)
 _INDEX = {".json", ".jsonl", ".parquet", ".tsv"}

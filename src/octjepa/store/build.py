@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError
+from octjepa.files import clear_unfinished, swap_in
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
 from octjepa.ingest.identity import device_of
-from octjepa.ingest.personal import count_fields
+from octjepa.ingest.personal_data import count_fields
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import volume_id
-from octjepa.store.crew import Crew, Work
-from octjepa.store.disk import clear_unfinished, swap_in
-from octjepa.store.flow import record_ignored
+from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown
-from octjepa.store.likeness import strangers_alike
-from octjepa.store.on_ray import on_ray
+from octjepa.store.near_duplicates import strangers_alike
 from octjepa.store.one_file import Result, Spacing, by_hand, ingest_one, is_done, refused, sha256
+from octjepa.store.ray_pool import on_ray
 from octjepa.store.split import split_the_rest
+from octjepa.store.worker_pool import Crew, Work
 
 _log = logging.getLogger(__name__)
 Engine = Literal["local", "ray"]

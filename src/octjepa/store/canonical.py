@@ -16,7 +16,7 @@ from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import level_beside, mask_fill
-from octjepa.store.likeness import enface, enface_hash
+from octjepa.store.near_duplicates import enface, enface_hash
 from octjepa.store.quality import check_layered, judge, lively_frames
 from octjepa.store.resample import centred, weights
 from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, robust_surface
@@ -36,7 +36,7 @@ class CanonicalVolume:
     `tissue_mean` and `tissue_std` are of the pixels within the band. Canonical row r of an A-scan was row
     r - `shifts` before flattening, counted in canonical rows from the top of the native B-scan; that is a mean over
     the B-scans that were averaged. `frame_shifts` says it of each of the N native ones, and `frame_mm` where it lay
-    about the scan's centre: what `octjepa.store.native` needs. A store's reader leaves those two out.
+    about the scan's centre: what `octjepa.store.native_mapping` needs. A store's reader leaves those two out.
     """
 
     volume_id: str

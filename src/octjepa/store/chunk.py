@@ -12,8 +12,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError
+from octjepa.files import swap_in, write_new_folder
 from octjepa.store.canonical import CanonicalVolume
-from octjepa.store.disk import swap_in, write_new_folder
 
 _TO_DO = {
     errno.ENOMEM: "use fewer processes or a smaller batch, or give the machine more memory",

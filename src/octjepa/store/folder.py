@@ -26,14 +26,7 @@ import numpy as np
 
 from octjepa.config import science_hash
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.ingest.personal import count_fields
-from octjepa.recipe import Preprocessing
-from octjepa.remote import is_remote, put_bytes
-from octjepa.store.bucket import Bucket, Writer
-from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
-from octjepa.store.chunk import DamagedVolume, geometry_of, reading
-from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
-from octjepa.store.disk import (
+from octjepa.files import (
     PARTS,
     Journal,
     chunk_hash,
@@ -41,8 +34,15 @@ from octjepa.store.disk import (
     write_atomic,
     write_json,
 )
+from octjepa.ingest.personal_data import count_fields
+from octjepa.recipe import Preprocessing
+from octjepa.remote import is_remote, put_bytes
+from octjepa.store.bucket import Bucket, Writer
+from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
+from octjepa.store.chunk import DamagedVolume, geometry_of, reading
+from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
 from octjepa.store.labels import LABELS_FILE, labels_table
-from octjepa.store.people import PARTICIPANT_COLUMNS, merged_people
+from octjepa.store.participants import PARTICIPANT_COLUMNS, merged_people
 from octjepa.store.rows import Rows
 from octjepa.store.rows import file_key as file_key
 
@@ -278,7 +278,7 @@ class Store:
 
     def describe(self) -> dict[str, Any]:
         """What `octjepa inspect STORE` says."""
-        from octjepa.store.flow import words
+        from octjepa.store.cohort_flow import words
 
         table = self.table
         return {

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octjepa.store.flow import words
-from octjepa.store.likeness import near_duplicates
+from octjepa.store.cohort_flow import words
+from octjepa.store.near_duplicates import near_duplicates
 
 if TYPE_CHECKING:
     import pandas as pd

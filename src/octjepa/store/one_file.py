@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.files import PARTS, chunk_hash
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
-from octjepa.ingest.personal import name_to_tell
+from octjepa.ingest.personal_data import name_to_tell
 from octjepa.ingest.reader import AskedSpacing
 from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import Canonicalised, canonicalise
 from octjepa.store.chunk import stage_chunk
-from octjepa.store.disk import PARTS, chunk_hash
 from octjepa.store.labels import labels_text
 from octjepa.volume import OCTVolume
 

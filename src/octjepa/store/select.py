@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from octjepa import keys
 from octjepa.errors import UsageError
 from octjepa.recipe import DataRecipe
-from octjepa.store.flow import UNKNOWN, Flow, cohort_table, stage, words
+from octjepa.store.cohort_flow import UNKNOWN, Flow, cohort_table, stage, words
 from octjepa.volume import AXES
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 
 from octjepa.errors import UsageError
 from octjepa.keys import key
-from octjepa.store.flow import UNKNOWN, words
+from octjepa.store.cohort_flow import UNKNOWN, words
 from octjepa.store.leaks import find_leaks
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from octjepa.distributed.tensors import local
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D, Prediction
 from octjepa.model.blocks import uncompiled
-from octjepa.model.dealt import local
 from octjepa.views.loader import Batch
 
 LEAK_CHECK_EVERY = 200

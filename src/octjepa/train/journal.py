@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from octjepa.errors import OctjepaError
-from octjepa.store.disk import write_atomic
+from octjepa.files import write_atomic
 
 
 class Journal:

@@ -13,32 +13,32 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.place import name_of
+from octjepa.checkpoint.location import name_of
+from octjepa.distributed.flags import Word, agree
+from octjepa.distributed.runtime import joined
+from octjepa.distributed.signals import Interrupted, StopRequest, stop_request
 from octjepa.errors import OctjepaError
+from octjepa.files import only_writer, write_json
 from octjepa.objective.ema import momentum
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.store.disk import only_writer, write_json
-from octjepa.train.agreement import Word, agree
 from octjepa.train.alarms import FROZEN_AFTER, LEAK_CHECK_EVERY, TargetWatch, check_leak
-from octjepa.train.guard import IN_A_ROW, Guard
 from octjepa.train.health import Health
-from octjepa.train.memory import Fitting
+from octjepa.train.metrics_buffer import Trail
+from octjepa.train.micro_batch import Fitting
 from octjepa.train.monitor import Audit, measure
 from octjepa.train.optimiser import set_learning_rate
-from octjepa.train.pace import Pace
-from octjepa.train.prepare import Run, prepare
+from octjepa.train.resume import go_back
 from octjepa.train.run_folder import SUMMARY, read_summary
-from octjepa.train.runtime import joined
 from octjepa.train.saver import Saver, write_checkpoint
 from octjepa.train.schedule import learning_rate, warmup_updates
-from octjepa.train.signals import Interrupted, StopRequest, stop_request
-from octjepa.train.start import go_back
+from octjepa.train.setup import Run, prepare
+from octjepa.train.spike_guard import IN_A_ROW, Guard
+from octjepa.train.step import Figures, take_step
+from octjepa.train.throughput import Pace
 from octjepa.train.tracking import Record, open_record
-from octjepa.train.trail import Trail
-from octjepa.train.unread import Unread
-from octjepa.train.update import Figures, take_step
+from octjepa.train.unreadable import Unread
 from octjepa.train.validate import figures_of, without_chance
 from octjepa.views.loader import Batch
 from octjepa.views.workers import deaths_told

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
-from octjepa.objective import meters
+from octjepa.objective import rank_metrics
 from octjepa.objective.losses import loss_of
 from octjepa.objective.regularisers import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch, Item, collate, read_or_tell
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import TISSUE_SHARE
@@ -112,10 +112,10 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     constant = loss_of(model.arm, truth.mean(dim=(0, 1)).expand_as(truth), truth)
     rows, index = _rows(teacher, audit.layer >= 0)
     found = {
-        "lidar": meters.lidar(torch.stack(pooled, dim=1)),
+        "lidar": rank_metrics.lidar(torch.stack(pooled, dim=1)),
         "cosine": float(agreement.mean()),
         "loss_over_constant": float(loss_of(model.arm, said, truth) / constant.clamp_min(1e-6)),
-        "layer_accuracy": meters.separability(rows, audit.layer.flatten()[index]),
+        "layer_accuracy": rank_metrics.separability(rows, audit.layer.flatten()[index]),
     }
     features = _Features(teacher, student, agreement, batch.target, batch.grid_index, update)
     vendors = np.asarray(audit.device_of)
@@ -145,12 +145,12 @@ class _Features(NamedTuple):
             return {}
         rows, index = _rows(self.teacher, chosen)
         found = {
-            "rankme": meters.rank_me(rows),
-            "alpha_req": meters.alpha_req(rows),
-            "target_std": meters.spread(rows),
-            "student_std": meters.spread(_rows(self.student, chosen)[0]),
-            "pair_cosine": meters.pair_cosine(rows),
-            "position_share": meters.position_share(rows, self.grid_index.flatten()[index]),
+            "rankme": rank_metrics.rank_me(rows),
+            "alpha_req": rank_metrics.alpha_req(rows),
+            "target_std": rank_metrics.spread(rows),
+            "student_std": rank_metrics.spread(_rows(self.student, chosen)[0]),
+            "pair_cosine": rank_metrics.pair_cosine(rows),
+            "position_share": rank_metrics.position_share(rows, self.grid_index.flatten()[index]),
             "sigreg": float(sigreg((rows - rows.mean(0)) / rows.std(0).clamp_min(1e-6), self.update)),
         }
         hidden = torch.gather(chosen, 1, self.target)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from octjepa.distributed import xla
 from octjepa.recipe import TrainRecipe
-from octjepa.train import xla
 
 
 def build_optimiser(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:

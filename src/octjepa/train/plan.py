@@ -1,7 +1,7 @@
 """What a recipe will cost, before it runs: tokens, parameters, arithmetic, memory, updates, learning rate.
 
 Counted, not guessed: the very model is built without storage and run on shapes alone, once while torch's own counter
-adds up its arithmetic, once while `octjepa.train.peak` adds up what lives in memory.
+adds up its arithmetic, once while `octjepa.train.peak_memory` adds up what lives in memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from octjepa.model import VJEPA3D
-from octjepa.objective.total import training_loss
+from octjepa.objective.loss import training_loss
 from octjepa.recipe import Recipe
-from octjepa.train.peak import peak_bytes
+from octjepa.train.peak_memory import peak_bytes
 from octjepa.train.preflight import batch_shares
 from octjepa.train.schedule import lr_curve, total_updates, warmup_updates
 
@@ -27,8 +27,8 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     """All figures of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
 
     `peak_memory_bytes` is of one device, weights, gradients, moments, activations and one micro-batch of views together
-    (`octjepa.train.peak` says what is not in it; in sharded mode it is not divided). Raises UsageError when the batch
-    cannot be dealt over `machine.devices`.
+    (`octjepa.train.peak_memory` says what is not in it; in sharded mode it is not divided). Raises UsageError when the
+    batch cannot be dealt over `machine.devices`.
     """
     devices = recipe.machine.devices or 1
     _, micro, accumulation = batch_shares(recipe, devices)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
 from octjepa.train.run_folder import code_hash
-from octjepa.train.runtime import Runtime
 
 
 class Shares(NamedTuple):

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.checkpoint.folder import list_folders
-from octjepa.checkpoint.place import Place, refuse_unreachable
+from octjepa.checkpoint.location import Place, refuse_unreachable
 from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
+from octjepa.files import read_object, write_atomic, write_json
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.store import Store
-from octjepa.store.disk import read_object, write_atomic, write_json
 from octjepa.train.journal import read_lines
-from octjepa.train.runtime import Runtime
 
 SUMMARY = "summary.json"
 _ABOUT = "run.json"

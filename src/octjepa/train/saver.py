@@ -15,7 +15,7 @@ from typing import Self
 from torch import Tensor
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.place import Place, below
+from octjepa.checkpoint.location import Place, below
 from octjepa.recipe import Recipe
 from octjepa.train.run_folder import note_saved
 from octjepa.train.tracking import Record

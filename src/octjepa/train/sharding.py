@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Block
 from octjepa.recipe import Recipe
 from octjepa.train.optimiser import build_optimiser
-from octjepa.train.runtime import Runtime
 
 _ENTRIES = ("predict", "encode", "teach")  # ways into the model beside forward; none of them calls another
 

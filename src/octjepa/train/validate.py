@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
-from octjepa.objective import trivial
+from octjepa.objective import baselines
+from octjepa.objective.loss import token_steps
 from octjepa.objective.losses import cosine, loss_of
-from octjepa.objective.meters import rank_me
-from octjepa.objective.total import token_steps
+from octjepa.objective.rank_metrics import rank_me
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.runtime import Runtime
 from octjepa.views.loader import Batch, FixedSamples, fixed_batches
 
 _TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
@@ -25,13 +25,13 @@ _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well
 
 @uncompiled()
 @torch.no_grad()
-def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> trivial.PlaceMeans:
+def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> baselines.PlaceMeans:
     """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
-    means: trivial.PlaceMeans | None = None
+    means: baselines.PlaceMeans | None = None
     for batch in batches:
         with runtime.compute():
             targets = model.teach(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
-        means = means or trivial.PlaceMeans(grid_tokens, targets.shape[-1])
+        means = means or baselines.PlaceMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
     if means is None:
         raise ValueError("no training batch to learn the trivial predictors from")
@@ -51,7 +51,7 @@ def validate(
     model: VJEPA3D,
     runtime: Runtime,
     batches: Iterable[Batch],
-    means: trivial.PlaceMeans,
+    means: baselines.PlaceMeans,
     grid: tuple[int, int, int],
 ) -> dict[str, float]:
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
@@ -68,7 +68,7 @@ def validate(
         guesses = {
             "constant": means.constant().expand_as(truth),
             "position_mean": means.at(index),
-            "copy_nearest": trivial.copy_nearest(targets, steps, batch.context, batch.target),
+            "copy_nearest": baselines.copy_nearest(targets, steps, batch.context, batch.target),
         }
         values = {"loss": loss_of(model.arm, outcome.predicted.cpu(), truth)}
         values["cosine"] = cosine(outcome.predicted.cpu(), truth)

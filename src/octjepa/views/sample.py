@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from octjepa import keys
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.views import geometry, light, masks, tokens
+from octjepa.views import geometry, intensity, masks, tokens
 
 
 class Sample(NamedTuple):
@@ -44,7 +44,7 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     shape = geometry.draw(recipe.preprocessing, recipe.views, rng("geometry"))
     view, index, share = select_tokens(volume, recipe, shape, rng("tokens"), background)
     light_rng, noise = rng("light"), rng("speckle")
-    lights = [light.Light() if epoch is None else light.draw(recipe.views, light_rng) for _ in range(2)]
+    lights = [intensity.Light() if epoch is None else intensity.draw(recipe.views, light_rng) for _ in range(2)]
     seen = [_lit(view, index, recipe, one, volume, noise) for one in lights]
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
     tissue = share[index] >= tokens.TISSUE_SHARE
@@ -95,14 +95,14 @@ def _lit(
     view: np.ndarray,
     index: np.ndarray,
     recipe: Recipe,
-    one: light.Light,
+    one: intensity.Light,
     volume: CanonicalVolume,
     rng: np.random.Generator,
 ) -> Float[np.ndarray, "k voxels"]:
     patches = tokens.cut(view, recipe.tokens.patch_size, index)
     if one.blur:
-        patches = light.soften(patches, recipe.tokens.patch_size)
-    return light.expose(patches, one, volume.tissue_mean, volume.tissue_std, rng)
+        patches = intensity.soften(patches, recipe.tokens.patch_size)
+    return intensity.expose(patches, one, volume.tissue_mean, volume.tissue_std, rng)
 
 
 def check_contract(preprocessing: Preprocessing, recipe: Recipe) -> list[str]:

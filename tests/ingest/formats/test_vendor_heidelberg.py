@@ -11,8 +11,8 @@ from oct_dicom import retina
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats.vendor import heyex_e2e, heyex_xml
-from octjepa.ingest.formats.vendor.grey import FILL, heyex_grey
 from octjepa.ingest.formats.vendor.heidelberg_vol import read_vol
+from octjepa.ingest.formats.vendor.intensity import FILL, heyex_grey
 from vendor_files import (
     PATTERN_CIRCLE,
     PATTERN_STAR,

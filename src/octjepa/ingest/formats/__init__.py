@@ -17,8 +17,8 @@ from octjepa.extras import to_install
 from octjepa.ingest.formats import signs, vendor
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
+from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
 
 _HEAD_BYTES = 1024
 

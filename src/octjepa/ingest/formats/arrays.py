@@ -16,11 +16,11 @@ from typing import IO
 import numpy as np
 
 from octjepa.ingest.formats.axes import oriented
-from octjepa.ingest.formats.grey import check_size, to_grey
+from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.members import Small, is_small, left_out, scan_member, small_members
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
 
 _CONVENTION = "DHW"
 _HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python literal

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.ingest.geometry import plausible
+from octjepa.ingest.header_fields import Triple
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import Triple
 
 _ROLES = {"D": "slice", "H": "row", "W": "column"}
 _LAYERED = 2.0  # times the brightness profile of the runner-up

@@ -14,11 +14,11 @@ import numpy as np
 from PIL import Image
 
 from octjepa.ingest.formats.axes import oriented
-from octjepa.ingest.formats.grey import check_size, luminance, to_grey
+from octjepa.ingest.formats.intensity import check_size, luminance, to_grey
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES, LEAST_FRAMES, Sequence, sequences
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
 
 Size = tuple[int, int]  # columns, rows, as Pillow says it
 _MODES = {"L", "I;16", "I;16B", "I;16L", "I", "F", "RGB", "RGBA", "LA", "P"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from octjepa.ingest.formats import library
-from octjepa.ingest.formats.grey import check_size
+from octjepa.ingest.formats.intensity import check_size
+from octjepa.ingest.header_fields import Triple
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import Triple
 
 
 def known_mm(spacing: tuple[float, ...]) -> Triple:

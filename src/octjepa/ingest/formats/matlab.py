@@ -14,12 +14,12 @@ import numpy as np
 
 from octjepa.ingest.formats import library
 from octjepa.ingest.formats.axes import oriented
-from octjepa.ingest.formats.grey import check_size, to_grey
+from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.mat5 import check_lengths
 from octjepa.ingest.formats.members import Small, is_small, left_out, scan_member, small_members
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
 
 _ITEM_BYTES = {
     "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "single": 4,

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from octjepa.ingest.header_fields import Said, Triple
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import Said, Triple
 
 # FairVision keeps 200 x 200 x 200 `oct_bscans`, Duke's DME set `images` of height x width x B-scan.
 SCAN_NAMES = ("oct_bscans", "bscans", "oct", "volume", "images", "image", "pixels", "data", "img", "vol")

@@ -10,11 +10,11 @@ import math
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from octjepa.ingest.formats.axes import oriented
-from octjepa.ingest.formats.grey import check_size, to_grey
+from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.itk import known_mm, read_itk
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
 
 _BYTES = {
     "MET_CHAR": 1, "MET_UCHAR": 1, "MET_SHORT": 2, "MET_USHORT": 2, "MET_INT": 4, "MET_UINT": 4,

@@ -16,11 +16,11 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from octjepa.ingest.formats.axes import oriented
-from octjepa.ingest.formats.grey import check_size, to_grey
+from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.itk import known_mm, read_itk
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan
 
 _HEADER_BYTES = 348
 _PAIR = b"ni1\0"

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from octjepa.evaluate.told import BASELINES
+from octjepa.metrics.findings import BASELINES
 
 _CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5}
 _WITHIN_ONE = ("auroc", "auprc", "accuracy", "f1", "dice", "ece")

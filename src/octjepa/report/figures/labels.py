@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import UInt8
 from markupsafe import Markup
 
-from octjepa.evaluate.segment.label_files import UNSEEN
 from octjepa.report.figures import scan
+from octjepa.tasks.segment.label_files import UNSEEN
 
 # Okabe & Ito (2008), which the colour-blind tell apart; more classes take them again.
 COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#999999")

@@ -1,7 +1,7 @@
 """The mask report as one figure: coverage along each axis, bias, distances and copying, family by family.
 
-Enters what `octjepa.views.mask_measure` measured; leaves a PNG beside its JSON (`octjepa plan --masks`), or an element
-of the page in the page's own colours.
+Enters what `octjepa.report.mask_statistics` measured; leaves a PNG beside its JSON (`octjepa plan --masks`), or an
+element of the page in the page's own colours.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from octjepa.errors import UsageError
+from octjepa.files import write_json
 from octjepa.recipe import Recipe
 from octjepa.report.figures import curves
-from octjepa.store.disk import write_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def report_masks(recipe: Recipe, store: Store | None, volume_ids: Sequence[str] 
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from octjepa.views.mask_measure import measure_store, measure_synthetic, summary
+    from octjepa.report.mask_statistics import measure_store, measure_synthetic, summary
 
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: give --masks the name of a folder")

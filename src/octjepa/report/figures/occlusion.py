@@ -18,9 +18,9 @@ from markupsafe import Markup
 from octjepa.report.figures import eyes, scan
 
 if TYPE_CHECKING:
-    from octjepa.evaluate.occlusion import Occlusion
     from octjepa.recipe import Recipe
     from octjepa.store import CanonicalVolume, Store
+    from octjepa.tasks.occlusion import Occlusion
 
 LEVELS = 8  # of a colour's strength; the page's style holds one rule for each
 
@@ -77,7 +77,7 @@ def occlusion_maps(
 
     least: the change, before division, that the full colour stands for at the least.
     """
-    from octjepa.evaluate.occlusion import patch_mm, reach
+    from octjepa.tasks.occlusion import patch_mm, reach
 
     most_en_face, most_b_scan = (
         max(least, *(float(np.nanmax(np.abs(values))) for values in maps))
@@ -144,7 +144,7 @@ def shades(
 
 def _native(store: Store, volume_id: str, slice_: float, column: float) -> tuple[tuple[int, int], tuple[int, int]]:
     """(B-scan, A-scan) of the scan as it was read that lie nearest a stored place, from 1; and how many there are."""
-    from octjepa.store.native import NativeMap
+    from octjepa.store.native_mapping import NativeMap
 
     mapped = NativeMap.of(store, volume_id)
     place = mapped.to_native(np.array([[slice_, 0.0, column]]))[0]

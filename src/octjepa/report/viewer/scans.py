@@ -19,7 +19,7 @@ from octjepa.report.figures import eyes, masks, tokens
 from octjepa.report.figures.eyes import geometry_of, one_per_device, records
 from octjepa.report.wording import file_name
 from octjepa.store.chunk import DamagedVolume
-from octjepa.store.flow import cohort_table, words
+from octjepa.store.cohort_flow import cohort_table, words
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder

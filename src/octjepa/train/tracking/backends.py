@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.store.disk import write_atomic
+from octjepa.files import write_atomic
 from octjepa.train.tracking.channel import Tracker, in_one_line
 
 _SYNC = "`wandb login`, then `wandb sync` of the folder tracking/wandb/offline-run-* sends it."

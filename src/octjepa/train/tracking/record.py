@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from octjepa.checkpoint.place import Place
+from octjepa.checkpoint.location import Place
 from octjepa.config import science, science_hash
 from octjepa.extras import to_install
 from octjepa.recipe import Recipe

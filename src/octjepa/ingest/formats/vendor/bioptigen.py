@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from octjepa.ingest.formats import library
-from octjepa.ingest.formats.grey import to_grey
+from octjepa.ingest.formats.intensity import to_grey
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan, Said
 from octjepa.ingest.reasons import raised_in, rejected
-from octjepa.ingest.scan import RawScan, Said
 from octjepa.volume import Pattern
 
 _LINEAR, _RECT, _CIRCLE, _RADIAL = 0, 1, 2, 3

@@ -14,9 +14,9 @@ import numpy as np
 
 from octjepa.ingest.formats.vendor import is_vol
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size, line_facts, text
-from octjepa.ingest.formats.vendor.grey import heyex_grey
+from octjepa.ingest.formats.vendor.intensity import heyex_grey
+from octjepa.ingest.header_fields import RawScan, Said
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan, Said
 from octjepa.volume import Pattern
 
 _HEADER_BYTES = 2048

@@ -24,9 +24,9 @@ from jaxtyping import UInt8
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.formats import library
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size, line_facts, mend
-from octjepa.ingest.formats.vendor.grey import heyex_grey
+from octjepa.ingest.formats.vendor.intensity import heyex_grey
+from octjepa.ingest.header_fields import RawScan, Said
 from octjepa.ingest.reasons import raised_in, rejected
-from octjepa.ingest.scan import RawScan, Said
 
 MM_PER_DEGREE = 0.2896
 _FILE_HEADER, _DIRECTORY, _ENTRY, _CONTAINER, _IMAGE_HEADER = 36, 52, 44, 60, 20

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from octjepa.ingest.formats.vendor.bounds import check_shape, day, file_size, line_facts
+from octjepa.ingest.header_fields import RawScan, Said
 from octjepa.ingest.reasons import raised_in, rejected
-from octjepa.ingest.scan import RawScan, Said
 
 MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
 _CONTEXT = "OphthalmicAcquisitionContext"

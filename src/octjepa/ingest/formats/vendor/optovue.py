@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octjepa.ingest.formats.grey import to_grey
+from octjepa.ingest.formats.intensity import to_grey
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan, Said
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan, Said
 
 _NUMBER = re.compile(r"(?<![\d.])(\d{1,6})(?![\d.])")
 _MOST_TEXT = 1 << 20

@@ -15,8 +15,8 @@ import numpy as np
 
 from octjepa.ingest.formats.vendor.bounds import check_shape, day, file_size
 from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.header_fields import RawScan, Said, Triple
 from octjepa.ingest.reasons import rejected
-from octjepa.ingest.scan import RawScan, Said, Triple
 
 ROWS = 1024
 _DEPTH_MM = 2.0

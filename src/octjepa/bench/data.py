@@ -1,0 +1,78 @@
+"""What is worked on: the recipe `tiny_cpu`, and a few phantom eyes in a folder that goes when the work is done."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from octjepa.config import load_recipe
+from octjepa.objective.loss import token_steps
+from octjepa.phantom import write_cohort
+from octjepa.recipe import Preprocessing, Recipe
+from octjepa.store import Store, build_store
+from octjepa.views.loader import Batch
+
+RECIPE: tuple[str, ...] = ("tiny_cpu",)  # its name, and keys that differ
+WHOLE_GRID = ("tokens.select=all", "tokens.budget=null")  # every patch: others know nothing of tissue
+PEOPLE = 12
+SEED = 41
+
+
+def recipe_of(*more: str) -> Recipe:
+    name, *overrides = RECIPE
+    return load_recipe(name, [*overrides, *more])
+
+
+@contextmanager
+def phantom_files(people: int | None = None) -> Iterator[tuple[Path, Path]]:
+    """(empty folder to work in, folder of a cohort beside it); two eyes a person, all of them for training."""
+    with tempfile.TemporaryDirectory(prefix="octjepa-bench-") as name:
+        work, cohort = Path(name, "work"), Path(name, "phantom")
+        work.mkdir()
+        write_cohort(cohort, people or PEOPLE, SEED, split_shares=(1.0, 0.0, 0.0))
+        yield work, cohort
+
+
+@contextmanager
+def phantom_store(preprocessing: Preprocessing, people: int | None = None) -> Iterator[tuple[Path, Store]]:
+    """(empty folder to work in, store of a cohort)."""
+    with phantom_files(people) as (work, cohort):
+        place = work.with_name("store")
+        build_store([cohort], place, preprocessing)
+        yield work, Store.open(place)
+
+
+def random_batch(recipe: Recipe, size: int | None = None) -> Batch:
+    """Random numbers in the shapes of a batch of `size` volumes, by default the global batch."""
+    count, tokens, (context, target) = size or recipe.train.global_batch, recipe.token_count, recipe.mask_counts
+    p, q, r = recipe.tokens.patch_size
+    seen, other = torch.randn(2, count, tokens, p * q * r)
+    order = torch.stack([torch.randperm(tokens) for _ in range(count)])
+    index = torch.arange(tokens).expand(count, -1)
+    places = token_steps(index, recipe.grid)
+    hidden = order[:, context : context + target]
+    names = tuple(map(str, range(count)))
+    return Batch(seen, other, places, index, torch.ones(count, tokens), order[:, :context], hidden, names)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Of torch, BLAS and OpenMP: the work of one core on both sides."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all that was asked of an accelerator is done; a CPU is never behind."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()

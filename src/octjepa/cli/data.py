@@ -1,0 +1,211 @@
+"""Verbs from files to a store: demo, phantom, expand, ingest, inspect, split."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from octjepa.cli.options import Json, MaxLost, Quiet, Spacing, StorePath, Workers
+from octjepa.cli.root import app
+from octjepa.console import say, say_probes
+from octjepa.errors import OctjepaError, TooManyLostError, UsageError
+from octjepa.progress import set_quiet
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything it makes.")] = Path("demo"),
+    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="About how many minutes it may take.")] = 5.0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Shows the whole line on synthetic eyes, offline. Phantom, ingest, pretrain, embed, probe, report."""
+    from octjepa.demo import run_demo
+
+    set_quiet(quiet)
+    say_probes(run_demo(out, minutes), "probe", as_json)
+
+
+@app.command()
+def phantom(
+    out: Annotated[Path, typer.Argument(help="Folder for the cohort.")],
+    people: Annotated[int, typer.Option("--people", min=1, help="How many people, two eyes each.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other people.")] = 0,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Such as topcon_triton,zeiss_cirrus; default: all four.")
+    ] = None,
+    size: Annotated[
+        Literal["small", "full"],
+        typer.Option("--size", help="small: quick to draw; full: as large as the instruments' own scans."),
+    ] = "small",
+    broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
+    difficulty: Annotated[
+        Literal["plain", "realistic"], typer.Option("--difficulty", help="realistic: small and rare lesions.")
+    ] = "plain",
+    group_effect: Annotated[
+        float,
+        typer.Option("--group-effect", min=0, help="How strongly lesions follow the study group: 1 as usual, 0 not."),
+    ] = 1.0,
+    shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.7,0.15,0.15",
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draws synthetic eyes with known truth. They are written as DICOM, in the folders of AI-READI."""
+    from octjepa.phantom import write_cohort
+    from octjepa.recipe import DEVICES
+
+    set_quiet(quiet)
+    chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
+    unknown = [device for device in chosen if device not in DEVICES]
+    if unknown:
+        raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
+    parts = [share.strip() for share in shares.split(",")]
+    if len(parts) != 3 or not all(share.replace(".", "", 1).isdigit() for share in parts):
+        raise UsageError(f"--shares {shares!r} is not of the form 0.7,0.15,0.15")
+    train, val, test = map(float, parts)
+    given = (train, val, test)
+    say(
+        write_cohort(out, people, seed, chosen, size, given, _cores(workers), broken, difficulty, group_effect), as_json
+    )
+
+
+@app.command()
+def expand(
+    source: Annotated[str, typer.Argument(help="A ZIP archive, a folder of them, or a gs:// or s3:// address.")],
+    target: Annotated[str, typer.Argument(help="Folder or url of the tree; may hold a part of it already.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Unpacks ZIP archives to the tree that ingest reads. One archive a device, or any other."""
+    from octjepa.ingest.archive import expand as run
+
+    set_quiet(quiet)
+    try:
+        say(run(source, target, dry_run), as_json)
+    except TooManyLostError as error:
+        say(error.summary, as_json)
+        raise
+
+
+@app.command()
+def ingest(
+    sources: Annotated[
+        list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")
+    ],
+    store: StorePath,
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="The recipe whose spacing and size the store follows.")
+    ] = "tiny_cpu",
+    workers: Workers = None,
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option("--engine", help="Processes of this machine, or a Ray cluster (RAY_ADDRESS)."),
+    ] = "local",
+    seconds_per_file: Annotated[
+        float, typer.Option("--seconds-per-file", min=1.0, help="A file that takes longer is refused.")
+    ] = 600.0,
+    spacing: Spacing = None,
+    max_lost: MaxLost = 0.2,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Reads scans into a store, or refuses them with a reason. Every file ends as a volume or in the quarantine."""
+    from octjepa.config import load_recipe
+    from octjepa.ingest.reader import parse_spacing
+    from octjepa.store import build_store
+
+    set_quiet(quiet)
+    preprocessing = load_recipe(recipe).preprocessing
+    try:
+        made = build_store(
+            sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file,
+            spacing_mm=None if spacing is None else parse_spacing(spacing),
+        )  # fmt: skip
+        say(made, as_json)
+    except TooManyLostError as error:
+        say(error.summary, as_json)  # the work is done: its figures are told before the exit code complains
+        raise
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(help="A scan file, a store, a run, a checkpoint; gs:// and s3://, too.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Of a store: read every volume, list damaged ones.")] = False,
+    spacing: Spacing = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Says what a file, store, run or checkpoint is. The name of a shipped encoder is one, too."""
+    from octjepa.ingest.reader import parse_spacing
+    from octjepa.inspection import describe
+
+    set_quiet(quiet)
+    found = describe(path, None if spacing is None else parse_spacing(spacing), verify)
+    flow = {} if as_json else found.pop("flow", {})
+    say(found, as_json)
+    if flow:
+        from octjepa.store.cohort_flow import Flow
+
+        for cohort, stages in flow.items():
+            print("\n".join([f"{cohort} cohort", *Flow.of(stages).lines()]))
+    if found.get("damaged"):
+        raise OctjepaError(
+            f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "
+            "aa being the first two signs of ID) and run the same ingest again"
+        )
+
+
+@app.command()
+def split(
+    store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="recommended: as participants.tsv says; stratified: dealt evenly by device, region, eye and label.",
+        ),
+    ] = "recommended",
+    shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.8,0.1,0.1",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed deals anew.")] = 0,
+    deal_rest: Annotated[
+        bool, typer.Option("--deal-rest", help="Deal the people of whom participants.tsv says nothing.")
+    ] = False,
+    labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV with person_id and the --target.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="The column of --labels that is dealt evenly, too.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="Split nothing; count whom this run, weights file or other store has seen."),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Splits a store by person, and checks for leaks. Also against what an encoder was pretrained on."""
+    from octjepa.store import Store
+    from octjepa.store.split import apply_split, read_shares
+
+    set_quiet(quiet)
+    opened = Store.open(store)
+    if against is not None:
+        from octjepa.embed.leakage import check_against
+
+        say(check_against(opened, against), as_json)
+        return
+    values = None
+    if labels is not None or target is not None:
+        from octjepa.probe.labels import read_labels
+
+        if labels is None or target is None:
+            raise UsageError("--labels and --target belong together: name the file and its column")
+        values = read_labels(labels, [target]).values[target]
+    say(apply_split(opened, by, seed, read_shares(shares), deal_rest, values), as_json)
+
+
+def _cores(workers: int | None) -> int:
+    return workers or os.cpu_count() or 1

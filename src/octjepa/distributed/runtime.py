@@ -1,0 +1,295 @@
+"""The only file that knows devices and ranks: where to compute, in which precision, and how ranks agree.
+
+Processes are started by torchrun and find each other by its environment. Host numbers (flags, counts) travel over gloo
+whatever the device, so that agreeing never waits for a device; tensors travel by the device's own backend.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from octjepa.distributed import xla
+from octjepa.errors import OctjepaError, UsageError
+
+_log = logging.getLogger(__name__)
+_PATIENCE = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
+_BEAT_SECONDS = 60.0  # between the words of a rank 0 that is at work while the others wait
+_BUSY = "busy"
+_BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once
+_BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl", "hpu": "hccl"}
+
+
+class Followed(OctjepaError):
+    """Rank 0 failed at something that it does for all; the other ranks end with its exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(f"rank 0: {message}")
+        self.exit_code = exit_code
+
+
+class Runtime:
+    """This process's device and its place among the processes (one, unless a process group is up)."""
+
+    def __init__(self, precision: str) -> None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self.device = xla.device() if xla.asked() else accelerator or torch.device("cpu")
+        if accelerator is not None and dist.is_initialized():
+            self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
+        self.precision = precision
+        self.sharded = False  # whether the model is dealt over the ranks
+        # torch.cuda has it, others may; it asks the driver, and never waits for the device
+        self._utilisation = getattr(getattr(torch, self.device.type, None), "utilization", None)
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def world(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    def compute(self) -> AbstractContextManager[object]:
+        """bf16 products over fp32 masters, or plain fp32."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def agree(self, numbers: Sequence[float]) -> list[float]:
+        """The sum over ranks of each of these host numbers, the same on every rank."""
+        if self.world == 1:
+            return [float(number) for number in numbers]
+        together = torch.tensor(list(numbers), dtype=torch.float64)
+        _exchange(lambda: dist.all_reduce(together))
+        return together.tolist()
+
+    def gather(self, words: Iterable[str]) -> list[str]:
+        """The words of all ranks, by rank; the same on every rank."""
+        mine = list(words)
+        if self.world == 1:
+            return mine
+        everyone: list[Any] = [None] * self.world
+        _exchange(lambda: dist.all_gather_object(everyone, mine))
+        return [word for one in everyone for word in one]
+
+    def first(self, do: Callable[[], object]) -> None:
+        """Rank 0 does it while the others wait. Where it raises an OctjepaError, every rank ends with its exit code.
+
+        It may take as long as it likes (a large checkpoint on its way to a bucket): the others hear that it is at work.
+        """
+        if self.world == 1:
+            do()
+            return
+        error: OctjepaError | None = None
+        if self.rank == 0:
+            with _heard_at_work():
+                try:
+                    do()
+                except OctjepaError as raised:
+                    error = raised
+        said: Any = _BUSY
+        while said == _BUSY:
+            said = self.told(None if error is None else (str(error), error.exit_code))
+        if error is not None:
+            raise error
+        if said is not None:
+            raise Followed(*said)
+
+    def told(self, value: Any) -> Any:
+        """What rank 0 holds, on every rank."""
+        if self.world == 1:
+            return value
+        held = [value]
+        _exchange(lambda: dist.broadcast_object_list(held))
+        return held[0]
+
+    def spread(self, tensor: Tensor) -> None:
+        """In place: rank 0's values, on every rank."""
+        if self.world == 1:
+            return
+        host = tensor.cpu() if tensor.device.type == "xla" else tensor
+        _exchange(lambda: dist.broadcast(host, 0))
+        if host is not tensor:
+            tensor.copy_(host)
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """In place."""
+        if tensor.device.type == "xla":
+            xla.sum_over_ranks([tensor])
+        elif self.world > 1:
+            _exchange(lambda: dist.all_reduce(tensor))
+        return tensor
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Every gradient becomes the sum over ranks, several at once.
+
+        By two ranks to the bit what one process adds; by more in the order of the backend.
+        """
+        if self.world == 1 or self.sharded:  # FSDP2 has summed them
+            return
+        if self.device.type == "xla":
+            xla.sum_over_ranks([p.grad for p in parameters if p.grad is not None])
+            return
+        bucket: list[Tensor] = []
+        size = 0
+        for gradient in [p.grad for p in parameters if p.grad is not None]:
+            bucket.append(gradient)
+            size += gradient.numel() * gradient.element_size()
+            if size >= _BUCKET_BYTES:
+                self._sum_bucket(bucket)
+                bucket, size = [], 0
+        if bucket:
+            self._sum_bucket(bucket)
+
+    def _sum_bucket(self, gradients: list[Tensor]) -> None:
+        flat = self.sum_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+
+    def mean_over_ranks(self, total: Tensor, count: Tensor) -> Tensor:
+        """The mean of a sum over every rank's items, not the mean of the ranks' means."""
+        pair = torch.stack([total.double(), count.double()])
+        if dist.is_initialized():
+            _exchange(lambda: dist.all_reduce(pair))
+        return pair[0] / pair[1]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process holds now, and the most that its tensors held on the accelerator; never waits."""
+        statm = Path("/proc/self/statm")
+        if statm.is_file():
+            held = int(statm.read_text().split()[1]) * resource.getpagesize()
+        else:  # macOS: the most so far, in bytes
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = {"memory/process_bytes": held}
+        if self.device.type == "xla":
+            found |= xla.memory()
+        if torch.accelerator.is_available():
+            with suppress(RuntimeError):  # not every accelerator's allocator counts
+                found["memory/device_bytes"] = torch.accelerator.max_memory_allocated()
+        return found
+
+    def utilisation(self) -> dict[str, float]:
+        """The share of the last moments, 0 to 1, in which the device computed; nothing where the driver is silent."""
+        if self._utilisation is None:
+            return {}
+        try:
+            return {"device_utilisation": self._utilisation(self.device) / 100}
+        except (ImportError, RuntimeError, OSError) as error:
+            self._utilisation = None
+            _log.info("no device utilisation in the journal: %s", str(error).splitlines()[0])
+            return {}
+
+    def start_copy(self, tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
+        """A copy on its way to the host, and the event after which it is there. On XLA the update's graph ends here."""
+        if self.device.type == "xla":
+            xla.sync()
+        if self.device.type in ("xla", "cpu"):
+            return tensor, None
+        host, event = tensor.to("cpu", non_blocking=True), torch.Event(self.device)
+        event.record()
+        return host, event
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "device": str(self.device),
+            "processes": self.world,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "cores": os.cpu_count() or 0,
+        }
+
+
+@contextmanager
+def joined(precision: str) -> Iterator[Runtime]:
+    """The runtime among the processes that a launcher started, or alone; leaves them at the end.
+
+    Raises UsageError: the launcher's environment is incomplete, or the other processes do not come.
+    """
+    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    joins = asked > 1 and not dist.is_initialized()
+    if joins:
+        _join(asked)
+    try:
+        yield Runtime(precision)
+    finally:
+        if joins:
+            dist.destroy_process_group()
+
+
+def _join(asked: int) -> None:
+    missing = [n for n in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if missing:
+        raise UsageError(
+            f"WORLD_SIZE is {asked}, but {', '.join(missing)} is not set: start the processes with torchrun, which "
+            "sets all of them, or unset WORLD_SIZE"
+        )
+    backend = "gloo"
+    if xla.asked():
+        xla.join(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        if xla.world() != asked:
+            raise UsageError(
+                f"the launcher started {asked} processes, but torch_xla sees {xla.world()} replicas: start one process "
+                "for every chip of the slice"
+            )
+    if torch.accelerator.is_available():
+        device, local = torch.accelerator.current_accelerator(), int(os.environ["LOCAL_RANK"])
+        assert device is not None
+        count = torch.accelerator.device_count()
+        if local >= count:
+            raise UsageError(
+                f"process {local} of this machine has no device of its own: there are {count}. Start torchrun with "
+                f"--nproc-per-node {count}"
+            )
+        torch.accelerator.set_device_index(local)
+        backend = f"cpu:gloo,{device.type}:{_BACKENDS.get(device.type, 'gloo')}"
+    try:
+        dist.init_process_group(backend, timeout=_PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"rank {os.environ['RANK']} of {asked} could not reach the others at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']}: {error}"
+        ) from None
+
+
+@contextmanager
+def _heard_at_work() -> Iterator[None]:
+    """Tells the ranks that wait for this one, now and then, that it is there."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_SECONDS):
+            try:
+                dist.broadcast_object_list([_BUSY])
+            except RuntimeError:  # a rank is gone: this one meets that when it has finished, and says so
+                return
+
+    thread = threading.Thread(target=beat, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _exchange(talk: Callable[[], object]) -> None:
+    """Raises OctjepaError where a rank is gone: the run ends here, and goes on from its last checkpoint."""
+    try:
+        talk()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise OctjepaError(
+            f"rank {dist.get_rank()} lost the others ({reason}). One of them ended or hangs: see its log. Start the "
+            "processes again with --resume; the run goes on from its last checkpoint."
+        ) from None

@@ -1,0 +1,222 @@
+"""A vector for every volume of a store, beside two that know nothing: the same network untrained, and a histogram.
+
+The volumes, sorted by id, are cut into parts. Processes of torchrun, workers of a Ray cluster or this process alone
+take them in turn and write each as it ends (`embed_part`), so a killed run goes on where it was, and one table comes
+out whatever the division. Tokens and features of B-scans are written beside it on demand.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.checkpoint.location import place_of
+from octjepa.config import science_hash
+from octjepa.distributed.runtime import Runtime, joined
+from octjepa.embed import token_folder
+from octjepa.embed.bscans import write_bscans
+from octjepa.embed.leakage import leaked_people, trained_from
+from octjepa.embed.pooling import DEFAULT, check_pools
+from octjepa.embed.shard import Embedder, Job, Wanted, job_key, weights_hash
+from octjepa.embed.shard import histogram as histogram
+from octjepa.embed.table import PLAIN, write_embeddings
+from octjepa.errors import ContractError, OctjepaError, UsageError
+from octjepa.progress import bar
+from octjepa.store import Store
+from octjepa.views.sample import check_contract
+
+_log = logging.getLogger(__name__)
+
+PART = 64  # volumes; what a kill can cost, and what a rank takes at a time
+_STALLED_SECONDS = 1800.0
+Engine = Literal["local", "ray"]
+
+
+def embed_store(
+    checkpoint: str | Path,
+    store: Store,
+    out: Path,
+    pools: Sequence[str] = DEFAULT,
+    tokens: Path | None = None,
+    per_bscan: bool = False,
+    engine: Engine = "local",
+    workers: int | None = None,
+    batch: int = 16,
+    part: int = PART,
+) -> dict[str, Any]:
+    """Writes the embeddings of every volume of `store` whose pattern the weights know to `out`; returns its figures.
+
+    Only `data.patterns` of the recipe chooses here: what another device, site or quality does to an encoder is for the
+    evaluation to find out. `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features
+    beside `out`. Under torchrun each process takes its part, and each returns the figures.
+
+    `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
+
+    Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
+    UsageError (none to embed, an unknown pool, a folder that cannot be used).
+    """
+    wanted = Wanted(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
+    if tokens is not None:
+        token_folder.check_folder(tokens)
+    encoder = load_encoder(checkpoint)
+    refuse_another_contract(encoder, store, checkpoint)
+    rows = rows_for(encoder, store)
+    weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
+    key = job_key(weights, science_hash(store.preprocessing), contents, wanted, part)
+    folder = out.parent.resolve() / f".{out.name}.{key[:12]}.parts"
+    job = Job(_absolute(checkpoint), _absolute(store.location), folder, key, wanted)
+    ids = rows["volume_id"].tolist()
+    parts = [ids[start : start + part] for start in range(0, len(ids), part)]
+    started = time.perf_counter()
+    with joined("fp32") as runtime:
+        runtime.first(partial(folder.mkdir, exist_ok=True))
+        todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
+        before = len(parts) - len(todo)
+        runtime.agree([before])  # nobody writes before everybody has seen what there is
+        with bar("embed", len(ids), "volume", done=sum(map(len, parts)) - sum(len(parts[n]) for n in todo)) as shown:
+            if engine == "ray":
+                from octjepa.embed.ray_tasks import on_ray
+
+                if runtime.world > 1:
+                    raise UsageError("--engine ray under torchrun would divide the work twice: use one of them")
+                for number in on_ray(job, [(number, parts[number]) for number in todo], workers):
+                    shown.advance(len(parts[number]))
+            else:
+                worker = Embedder(encoder, wanted, runtime.device)
+                for number in todo[runtime.rank :: runtime.world]:
+                    worker.write(job, number, store, parts[number])
+                    shown.advance(len(parts[number]))
+        _wait_for_all(runtime, job, len(parts))
+        seconds = time.perf_counter() - started
+        leaked = leaked_people(rows, trained_from(encoder.trained_on, place_of(checkpoint)))
+        runtime.first(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
+    computed = sum(len(parts[number]) for number in todo)
+    figures = {
+        "rows": len(rows),
+        "dim": encoder.dim,
+        "pools": list(wanted.pools),
+        "missing": len(store.table) - len(rows),
+        "leaked": leaked,
+        "resumed": len(rows) - computed,
+        "volumes_per_second": computed / seconds,
+        "embeddings": str(out),
+    }
+    beside = {"bscans": str(bscan_file(out)) if per_bscan else None, "tokens": None if tokens is None else str(tokens)}
+    return figures | {name: place for name, place in beside.items() if place is not None}
+
+
+def bscan_file(out: Path) -> Path:
+    """Where features of B-scans go: `eyes.parquet` -> `eyes.bscans.parquet`."""
+    return out.with_name(f"{out.stem}.bscans.parquet")
+
+
+def _absolute(place: str | Path) -> str:
+    """As it is named from any folder; urls and names of weights in the package stay."""
+    return str(Path(place).resolve()) if Path(place).exists() else str(place)
+
+
+def refuse_another_contract(encoder: PretrainedEncoder, store: Store, named: str | Path) -> None:
+    """Raises ContractError where `store` was not prepared as the weights, which the user knows as `named`, expect."""
+    differences = check_contract(store.preprocessing, encoder.recipe)
+    if differences:
+        raise ContractError(
+            f"store {store.location} was prepared otherwise than the weights of {named} expect:\n  "
+            + "\n  ".join(differences)
+            + "\nIngest the files into a new store with the recipe of the weights (octjepa ingest ... --recipe)."
+        )
+
+
+def rows_for(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
+    """The index rows to embed, sorted by volume id; a device or site of which nothing is left is named."""
+    table, patterns = store.table, encoder.recipe.data.patterns
+    rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
+    if rows.empty:
+        raise UsageError(f"store {store.location} holds no {' or '.join(patterns)} volume to embed")
+    for column in ("device", "site"):
+        for name in sorted(set(table[column]) - set(rows[column]) - {""}):
+            _log.warning(
+                "%s %s is lost: none of its %d volumes is %s", column, name, int((table[column] == name).sum()),
+                " or ".join(patterns),
+            )  # fmt: skip
+    return rows
+
+
+def _wait_for_all(runtime: Runtime, job: Job, count: int) -> None:
+    """Until the parts of every process are there. By their files: who waits for hours is no dead rank."""
+    missing, since = set(range(count)), time.monotonic()
+    while missing:
+        still = {number for number in missing if not job.file(number).is_file()}
+        if len(still) < len(missing):
+            missing, since = still, time.monotonic()
+        elif time.monotonic() - since > _STALLED_SECONDS:
+            raise OctjepaError(
+                f"no part has come for {_STALLED_SECONDS / 60:.0f} minutes, {len(still)} of {count} are missing: do "
+                f"all machines see {job.folder.parent}? What is finished is kept: run the same command again"
+            )
+        if missing:
+            time.sleep(0.2)
+    runtime.agree([1.0])
+
+
+def _join(
+    out: Path,
+    job: Job,
+    parts: Sequence[Sequence[str]],
+    rows: pd.DataFrame,
+    store: Store,
+    encoder: PretrainedEncoder,
+    weights: str,
+    leaked: int,
+) -> None:
+    """One table from all parts, the indexes beside it, and then the parts' folder goes."""
+    loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
+    frame = with_participants(rows, store.participants)
+    for name in ("vector", "untrained", *PLAIN):
+        frame[name] = list(np.concatenate([one[name] for one in loaded]))
+    contract = science_hash(store.preprocessing)
+    if job.wanted.per_bscan:
+        means, counts = (np.concatenate([one[name] for one in loaded]) for name in ("bscan", "bscan_tokens"))
+        write_bscans(bscan_file(out), frame, means, counts, encoder)
+    if job.wanted.tokens:
+        about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
+        named = {job.name(number): ids for number, ids in enumerate(parts)}
+        token_folder.finish(Path(job.wanted.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
+    write_embeddings(out, frame, encoder.dim, encoder.name, contract, leaked, job.wanted.pools, weights)
+    for left in out.parent.glob(f".{out.name}.*.parts"):  # of this job, and of others that were given up
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, BadZipFile) as error:
+        raise OctjepaError(f"{path} is damaged ({error}): delete it and run the same command again") from None
+    if not set(PLAIN) <= set(arrays):
+        raise OctjepaError(f"{path} was written by another octjepa: delete it and run the same command again")
+    if arrays["volume_id"].tolist() != list(volume_ids):
+        raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")
+    return arrays
+
+
+def with_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
+    """The keys of an embedding table for index rows of a store, with age and clinical site where they are known."""
+    kept = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
+    frame = rows[kept].reset_index(drop=True)
+    known = participants.set_index("person_id") if len(participants) else pd.DataFrame()
+    age = dict(known["age"]) if "age" in known else {}
+    site = dict(known["clinical_site"]) if "clinical_site" in known else {}
+    frame["age"] = pd.to_numeric(pd.Series([age.get(person) for person in frame["person_id"]]), errors="coerce")
+    frame["age"] = frame["age"].astype(float)
+    frame["clinical_site"] = [str(site.get(person) or "") for person in frame["person_id"]]
+    return frame

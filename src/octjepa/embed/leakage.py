@@ -1,0 +1,73 @@
+"""What a run, a weights file or the training side of a store was pretrained on, to hold an evaluation against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.location import Place, holds, place_of
+from octjepa.errors import UsageError
+from octjepa.shipped import shipped, shipped_names
+from octjepa.store import Store
+from octjepa.store.leaks import Trained, seen_in_pretraining
+
+
+def check_against(store: Store, source: str | Path) -> dict[str, Any]:
+    """Whom of `store` the pretraining that `source` stands for has seen: `seen_in_pretraining`'s figures.
+
+    Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
+    """
+    return seen_in_pretraining(store.table, trained_by(source))
+
+
+def trained_by(source: str | Path) -> Trained:
+    """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
+    place = shipped(source) or place_of(source)
+    if isinstance(place, Path) and not place.exists():
+        raise UsageError(
+            f"nothing at {source}: give --against a run, a checkpoint, a weights file, a store, or the name of an "
+            f"encoder of the package ({', '.join(shipped_names())})"
+        )
+    if holds(place, "store.json"):
+        table = Store.open(source).table
+        rows = table[table["split"] == "train"]
+        return Trained(frozenset(rows["volume_id"]), rows)
+    ids = load_encoder(source).trained_on
+    if not ids:
+        raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
+    return trained_from(ids, place)
+
+
+def trained_from(ids: frozenset[str], place: Place) -> Trained:
+    """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
+    index = _store_of(place) if isinstance(place, Path) else None
+    rows = None if index is None else index[index["volume_id"].isin(ids)]
+    return Trained(ids, None if rows is None or rows.empty else rows)
+
+
+def leaked_people(rows: pd.DataFrame, trained: Trained) -> int:
+    """People of val and test of whom anything was pretrained on: a person, a content or an instance, not a likeness."""
+    if not trained.volume_ids:
+        return 0
+    exact = rows.drop(columns="enface_hash", errors="ignore")
+    known = None if trained.rows is None else trained.rows.drop(columns="enface_hash", errors="ignore")
+    leaks = seen_in_pretraining(exact, Trained(trained.volume_ids, known))["leaks"]
+    met = {volume for leak in leaks for volume in leak["volumes"]}
+    return int(rows.loc[rows["volume_id"].isin(met), "person_id"].nunique())
+
+
+def _store_of(source: Path) -> Any:
+    """The index of the store that the run of `source` names; None where it is not there any more."""
+    for folder in (source, *source.resolve().parents[:2]):
+        about = folder / "run.json"
+        if about.is_file():
+            try:
+                place = place_of(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
+            except (ValueError, KeyError, TypeError):
+                return None
+            return Store.open(place).table if holds(place, "store.json") else None
+    return None

@@ -1,0 +1,76 @@
+"""Parts of an embedding as tasks of a Ray cluster: many machines, one folder of parts that all of them see.
+
+Each Ray worker keeps the encoder it loaded for its next part. When a machine is lost, its parts are given to others.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from octjepa.checkpoint import load_encoder
+from octjepa.distributed.runtime import Runtime
+from octjepa.embed.shard import Embedder, Job
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.store import Store
+from octjepa.store.ray_pool import RETRIES, cluster, of_worker
+
+Part = tuple[int, list[str]]
+
+
+def on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterator[int]:
+    """Numbers of the parts as they are finished, from the cluster at RAY_ADDRESS or one started here for the time.
+
+    Each task takes a CPU, and a GPU where the cluster has any. Raises UsageError: Ray is not installed, no such
+    cluster, a machine that does not see the parts; OctjepaError: the cluster was lost, or what a worker met.
+    """
+    with cluster(workers) as ray:
+        gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_on_a_machine)
+        shared = ray.put(job)
+        busy = [task.remote(part, shared) for part in parts]
+        try:
+            while busy:
+                (ended,), busy = ray.wait(busy, num_returns=1)
+                number, blind = _result(ray, ended)
+                if blind:
+                    raise UsageError(
+                        f"the machine {blind} of the Ray cluster does not see {job.folder}: put --out (and --tokens) "
+                        "on a disk that all machines share under the same path"
+                    )
+                yield number
+        finally:
+            for reference in busy:
+                ray.cancel(reference, force=True)
+
+
+def _result(ray: object, reference: object) -> tuple[int, str]:
+    try:
+        result: tuple[int, str] = ray.get(reference)  # type: ignore[attr-defined]
+    except ray.exceptions.RayTaskError as error:  # type: ignore[attr-defined]
+        raise of_worker(error) from error
+    except ray.exceptions.RayError as error:  # type: ignore[attr-defined]
+        raise OctjepaError(
+            f"the Ray cluster failed ({type(error).__name__}); finished parts are kept: run the same command again"
+        ) from error
+    return result
+
+
+# -- on the machines of the cluster --
+
+_kept: tuple[str, Embedder, Store] | None = None  # of this Ray worker, from task to task
+
+
+def _on_a_machine(part: Part, job: Job) -> tuple[int, str]:
+    """(number, "") once the part is written, or (number, machine) where the folder of parts is not to be seen."""
+    global _kept
+    number, volume_ids = part
+    if not job.folder.is_dir() or (job.wanted.tokens and not Path(job.wanted.tokens).is_dir()):
+        return number, socket.gethostname()
+    if _kept is None or _kept[0] != job.key:
+        worker = Embedder(load_encoder(job.checkpoint), job.wanted, Runtime("fp32").device)
+        _kept = job.key, worker, Store.open(job.store)
+    _, worker, store = _kept
+    worker.write(job, number, store, volume_ids)
+    return number, ""

@@ -1,0 +1,144 @@
+"""A frozen encoder as a transformer of scikit-learn: scans in, a matrix out, in any pipeline and cross-validation.
+
+Enter: paths, `OCTVolume`s, or ids of a store's volumes. Leaves: float32 [n, features], a row for each scan in the order
+given, equal to `PretrainedEncoder.embed`. Nothing is learnt from the scans: `fit` loads the weights, so embedding
+before cross-validation gives the same features as embedding inside it, once instead of in every fold. Fails with
+UsageError on what is no scan, VolumeRejected on a file that cannot be read, ContractError on another preprocessing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.distributed.runtime import Runtime
+from octjepa.embed import pooling
+from octjepa.embed.embedding import refuse_another_contract
+from octjepa.errors import UsageError, VolumeRejected
+from octjepa.progress import bar
+from octjepa.store import CanonicalVolume, Store
+from octjepa.volume import OCTVolume
+
+_log = logging.getLogger(__name__)
+
+Scan = str | Path | OCTVolume
+
+
+class VolumeEmbedder(TransformerMixin, BaseEstimator):
+    """Frozen features of OCT volumes.
+
+    encoder: a run, a checkpoint, a weights file, a name of weights in the package, or a loaded encoder (such as
+        `load_encoder(...).untrained()`, the baseline). pool: one of `octjepa embed --pool`. store: a store, or where it
+        lies; texts are then ids of its volumes. batch: scans in one forward; it changes no value.
+
+    After `fit`: `encoder_`, the loaded `PretrainedEncoder`; `store_`, the opened store or None.
+    """
+
+    def __init__(
+        self,
+        encoder: str | Path | PretrainedEncoder,
+        *,
+        pool: str = "mean_std_max",
+        store: str | Path | Store | None = None,
+        batch: int = 16,
+    ) -> None:
+        self.encoder = encoder
+        self.pool = pool
+        self.store = store
+        self.batch = batch
+
+    def fit(self, X: Any = None, y: Any = None) -> VolumeEmbedder:
+        """Loads the weights and opens the store; looks at neither scans nor labels.
+
+        Raises UsageError (an unknown pool, a batch below 1, no store there), ContractError (a store prepared
+        otherwise), CheckpointError (no or damaged weights).
+        """
+        pooling.check_pools([self.pool])
+        if self.batch < 1:
+            raise UsageError(f"batch is {self.batch}, expected at least 1 volume")
+        given = self.encoder
+        encoder = given if isinstance(given, PretrainedEncoder) else load_encoder(given)
+        self.store_ = self.store if isinstance(self.store, Store | None) else Store.open(self.store)
+        if self.store_ is not None:
+            refuse_another_contract(encoder, self.store_, encoder.name)
+        self.encoder_ = encoder.to(Runtime("fp32").device)
+        return self
+
+    def transform(self, X: Any) -> Float[np.ndarray, "n features"]:
+        """A row of features for each scan of `X`, in its order, float32.
+
+        Raises NotFittedError before `fit`, UsageError (no scan, something that is none, an id that the store lacks),
+        VolumeRejected (a file that cannot be read or made canonical; the message says which).
+        """
+        check_is_fitted(self, "encoder_")
+        scans = _listed(X)
+        rows, known = [], 0
+        with bar("embed", len(scans), "volume") as shown:
+            for some in _batched(scans, self.batch):
+                volumes = [self._canonical(scan, number) for number, scan in some]
+                known += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
+                for volume, one in zip(volumes, self.encoder_.many_tokens(volumes), strict=True):
+                    layers = pooling.layers_of(volume, self.encoder_.recipe)[one.grid_index]
+                    rows.append(pooling.pool_tokens(one, layers, [self.pool]))
+                    shown.advance()
+        if known:
+            _log.warning(
+                "%s was pretrained on %d of these %d volumes: what is measured on them is too good",
+                self.encoder_.name, known, len(scans),
+            )  # fmt: skip
+        return np.stack(rows)
+
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
+        """`<encoder>_<pool>_<number>` for each column."""
+        check_is_fitted(self, "encoder_")
+        width = pooling.BLOCKS[self.pool] * self.encoder_.dim
+        return np.array([f"{self.encoder_.name}_{self.pool}_{number}" for number in range(width)], dtype=object)
+
+    def _canonical(self, scan: Scan, number: int) -> CanonicalVolume:
+        if isinstance(scan, str) and self.store_ is not None:
+            return self.store_.read(str(scan))
+        try:
+            return self.encoder_.canonical(scan)
+        except VolumeRejected as error:
+            where = scan.source or "an OCTVolume" if isinstance(scan, OCTVolume) else scan
+            raise VolumeRejected(error.reason, f"scan {number} ({where}): {error.detail}") from None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        tags.no_validation = True
+        return tags
+
+
+def _listed(X: Any) -> list[Scan]:
+    """Raises UsageError for what holds no scan, for one scan alone, for a table and for what is no scan in a list."""
+    if isinstance(X, Scan):
+        raise UsageError("one scan was given, expected a list of scans: write [scan]")
+    if getattr(X, "ndim", 1) != 1:
+        raise UsageError(
+            f"a table of {getattr(X, 'ndim', 0)} dimensions was given, expected a list of scans: name one column"
+        )
+    scans = list(X)
+    if not scans:
+        raise UsageError("no scan was given: nothing can be embedded")
+    for number, scan in enumerate(scans):
+        if not isinstance(scan, Scan):
+            raise UsageError(
+                f"scan {number} is {type(scan).__name__}, expected a path, an OCTVolume or the id of a store's volume"
+            )
+    return scans
+
+
+def _batched(scans: Sequence[Scan], size: int) -> Iterator[list[tuple[int, Scan]]]:
+    numbered = list(enumerate(scans))
+    for start in range(0, len(numbered), size):
+        yield numbered[start : start + size]

@@ -1,0 +1,119 @@
+"""Thresholds and what they cost: chosen on validation people, carried to test people unchanged.
+
+`sensitivity_at_specificity_90` of the probes reads the best point of the test's own ROC curve, which nobody has before
+the test. Here a threshold is chosen where labels were allowed, and both its sensitivity and its specificity are told
+where it is used. Decision curves say at which stakes a model does more good than treating everyone or no one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from octjepa.errors import UsageError
+from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.scores import Figures, Weights
+
+
+def threshold_at_specificity(
+    positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], specificity: float
+) -> float:
+    """The lowest threshold t, of the scores seen, at which "score >= t" has at least this specificity.
+
+    Where no seen score is high enough, the next number above the highest: nobody is called positive.
+    Raises UsageError: no negative case, or a specificity outside 0..1.
+    """
+    if not 0 <= specificity <= 1:
+        raise UsageError(f"specificity is {specificity}, expected 0 to 1")
+    negatives = np.sort(score[~positive])
+    if not len(negatives):
+        raise UsageError("a threshold at a given specificity needs cases without the finding; validation holds none")
+    if not np.isfinite(score).all():
+        raise UsageError("a threshold cannot be chosen on scores that are not finite")
+    candidates = np.append(np.unique(score), np.nextafter(score.max(), np.inf))
+    below = np.searchsorted(negatives, candidates, side="left") / len(negatives)
+    return float(candidates[np.argmax(below >= specificity - 1e-12)])
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A threshold where it is used; estimates, so that two of them can be paired."""
+
+    threshold: float
+    sensitivity: Estimate
+    specificity: Estimate
+
+
+def carried(
+    threshold: float,
+    positive: Bool[np.ndarray, " n"],
+    score: Float[np.ndarray, " n"],
+    draws: Draws,
+    person_ids: list[str],
+    label_hash: str,
+) -> Carried:
+    """Sensitivity and specificity of "score >= threshold" on test volumes, resampled by person."""
+    called = score >= threshold
+
+    def rate(right: np.ndarray, among: np.ndarray, weights: Weights) -> Figures:
+        total = among.astype(float) @ weights
+        return np.divide((right & among) @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+    return Carried(
+        threshold,
+        draws.estimate(lambda weights: rate(called, positive, weights), person_ids, label_hash),
+        draws.estimate(lambda weights: rate(~called, ~positive, weights), person_ids, label_hash),
+    )
+
+
+def net_benefit(
+    positive: Bool[np.ndarray, " n"], called: Bool[np.ndarray, " n"], weights: Weights, threshold: float
+) -> Figures:
+    """True positives per person less false ones at the exchange rate of the threshold (Vickers & Elkin 2006)."""
+    total = weights.sum(axis=0)
+    gain = (called & positive) @ weights - (called & ~positive) @ weights * threshold / (1 - threshold)
+    return np.divide(gain, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def decision_curve(
+    positive: Bool[np.ndarray, " n"],
+    probability: Float[np.ndarray, " n"],
+    draws: Draws,
+    person_ids: list[str],
+    thresholds: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
+) -> list[dict[str, Any]]:
+    """Net benefit of the model, of treating all and of treating none (0), per threshold probability.
+
+    `over_best` is the model less the better of the two, with its interval on the same people. Probabilities must be
+    those of the population, `Predictions.calibrated`. Raises UsageError on a threshold outside 0..1.
+    """
+    rows = []
+    everyone = np.ones(len(positive), dtype=bool)
+    for threshold in thresholds:
+        if not 0 < threshold < 1:
+            raise UsageError(f"a threshold probability is {threshold}, expected between 0 and 1")
+        called = probability >= threshold
+
+        def over_best(weights: Weights, called: np.ndarray = called, threshold: float = threshold) -> Figures:
+            treat_all = net_benefit(positive, everyone, weights, threshold)
+            return net_benefit(positive, called, weights, threshold) - np.maximum(treat_all, 0)
+
+        found = draws.estimate(over_best, person_ids, "", scale="difference")
+        interval = found.interval()
+        ones = np.ones((len(positive), 1))
+        rows.append(
+            {
+                "threshold": threshold,
+                "model": float(net_benefit(positive, called, ones, threshold)[0]),
+                "all": float(net_benefit(positive, everyone, ones, threshold)[0]),
+                "none": 0.0,
+                "over_best": found.value,
+                "low": interval.low,
+                "high": interval.high,
+            }
+        )
+    return rows

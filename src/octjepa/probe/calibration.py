@@ -1,0 +1,102 @@
+"""From held-out scores to a setting and to the decision between the classes.
+
+The setting of least held-out loss is taken; the same held-out predictions place the decision between the classes, so
+that each class weighs the same. The test split is only ever predicted, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from octjepa.metrics.scores import Predictions
+from octjepa.probe.labels import Target
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Predictions on the test split, the chosen setting, and how many fits stopped before they converged."""
+
+    predictions: Predictions
+    setting: float
+    unconverged: int
+
+
+def shares(target: Target) -> Float[np.ndarray, " classes"]:
+    """How common each class is among the training volumes."""
+    return np.bincount(target.values["train"], minlength=len(target.classes)) / len(target.values["train"])
+
+
+def shifted(scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> np.ndarray:
+    """Class probabilities with `shift` added to their logarithms."""
+    logits = np.log(np.clip(scores, 1e-12, 1)) + shift
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: np.ndarray = raised / raised.sum(axis=1, keepdims=True)
+    return probabilities
+
+
+def _balancing_shift(
+    scores: Float[np.ndarray, "n classes"], weight: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " classes"]:
+    """The shift of the class logits of least weighted log loss: every class is then expected as often as the others.
+
+    Newton's method; `weight` sums to 1 and gives every class the same share.
+    """
+    classes = scores.shape[1]
+    shift = np.zeros(classes)
+    for _ in range(25):
+        said = shifted(scores, shift)
+        gradient = weight @ said - 1 / classes
+        curvature = np.diag(weight @ said) - (said * weight[:, None]).T @ said
+        step = np.linalg.solve(curvature + 1e-6 * np.eye(classes), gradient)
+        shift -= np.clip(step, -1, 1)
+        if np.abs(gradient).max() < 1e-8:
+            break
+    return shift - shift.mean()
+
+
+def choose(
+    target: Target, truth: np.ndarray, held_out: list[Float[np.ndarray, "n classes"]]
+) -> tuple[int, Float[np.ndarray, " classes"]]:
+    """Place of the setting of least held-out loss (the first of equals), and its shift of the class logits.
+
+    Loss: log loss in which every class weighs the same, after the shift; mean squared error in regression. The shift is
+    needed because with more features than volumes, class weights alone leave every unseen volume on the side of the
+    commoner class: an AUROC of 0.8 could stand beside a balanced accuracy of 0.5.
+    """
+    if not target.classes:
+        return int(np.argmin([np.mean((truth - scores[:, 0]) ** 2) for scores in held_out])), np.zeros(1)
+    counts = np.bincount(truth, minlength=len(target.classes))
+    weight = 1 / (len(counts) * counts[truth])
+    shifts = [_balancing_shift(scores, weight) for scores in held_out]
+    right = np.arange(len(truth)), truth
+    losses = [
+        -weight @ np.log(np.clip(shifted(scores, shift)[right], 1e-12, 1))
+        for scores, shift in zip(held_out, shifts, strict=True)
+    ]
+    best = int(np.argmin(losses))
+    return best, shifts[best]
+
+
+def result(target: Target, scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> Predictions:
+    """Balanced class probabilities and, for calibration, the same at the training shares (Saerens et al. 2002)."""
+    if not target.classes:
+        return Predictions(target.values["test"], scores, scores)
+    balanced = shifted(scores, shift)
+    return Predictions(target.values["test"], balanced, at_shares(balanced, shares(target)))
+
+
+def at_shares(balanced: Float[np.ndarray, "n classes"], common: Float[np.ndarray, " classes"]) -> np.ndarray:
+    """Balanced probabilities of n volumes brought to classes that are as common as `common` says."""
+    calibrated = balanced * common
+    of_each: np.ndarray = calibrated / calibrated.sum(axis=1, keepdims=True)
+    return of_each
+
+
+def class_weights(truth: Int[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " classes"]:
+    """Inverse frequency: every class weighs the same in total, a volume 1 on average; 0 where a class is absent."""
+    counts = np.bincount(truth, minlength=classes)
+    weights: np.ndarray = np.divide(len(truth), classes * counts, out=np.zeros(classes), where=counts > 0)
+    return weights

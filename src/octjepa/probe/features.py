@@ -1,0 +1,109 @@
+"""Features made ready for a probe, and who chooses its setting.
+
+Features enter standardised by the training volumes and scaled so that a training volume has length one on average: one
+grid then serves 192 or 1,728 features alike. The setting is chosen by loss on the validation split, or, where that
+holds too few people, by person-grouped cross-validation inside the training split. Every feature set, the untrained
+encoder's included, goes through exactly this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from octjepa.probe.labels import Target
+
+MOST_NEIGHBOURS = 49
+FOLDS = 5
+# A validation split with fewer people (of each class) chooses worse than cross-validation over the training people.
+LEAST_VAL_PEOPLE = 20
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """How a target's setting is chosen: by "val", by "cv" over `folds` (a fold per training volume), or "fixed"."""
+
+    by: str
+    folds: Int[np.ndarray, " train"]
+
+
+@dataclass
+class Space:
+    """One feature set over one set of labelled volumes, ready for any number of targets.
+
+    Coordinates are those of the training volumes' principal axes: with an L2 penalty the solution lies in their span,
+    so this rotation changes no prediction, and 1,728 features of 400 volumes become at most 399.
+    """
+
+    train: Float[np.ndarray, "train axes"]
+    val: Float[np.ndarray, "val axes"]
+    test: Float[np.ndarray, "test axes"]
+    orders: dict[str, Int[np.ndarray, "queries neighbours"]] = field(default_factory=dict)
+
+    def neighbours(self, queries: str, folds: Int[np.ndarray, " train"] | None = None) -> Int[np.ndarray, "q k"]:
+        """Training volumes by falling cosine similarity to each query; with `folds`, those of its own fold left out."""
+        key = queries if folds is None else queries + folds.tobytes().hex()
+        if key not in self.orders:
+            similarity = _unit(getattr(self, queries)) @ _unit(self.train).T
+            if folds is not None:
+                similarity[folds[:, None] == folds] = -np.inf
+            self.orders[key] = np.argsort(-similarity, axis=1, kind="stable")[:, :MOST_NEIGHBOURS]
+        return self.orders[key]
+
+
+def _unit(rows: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n axes"]:
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+
+
+def prepare(features: Float[np.ndarray, "volumes features"], target: Target) -> Space:
+    """Standardises by the training volumes of `target`, scales, and rotates to their principal axes."""
+    train = features[target.rows["train"]]
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    # The others are constant: they say nothing, and their spread is nothing to divide by.
+    varied = std > 1e-8 * np.maximum(np.abs(mean), 1e-12)
+    if not varied.any():
+        blank = {split: np.zeros((len(rows), 1)) for split, rows in target.rows.items()}
+        return Space(blank["train"], blank["val"], blank["test"])
+    scale = std[varied] * np.sqrt(varied.sum())
+    parts = {split: (features[rows][:, varied] - mean[varied]) / scale for split, rows in target.rows.items()}
+    train = parts["train"]
+    if len(train) <= train.shape[1]:
+        power, axes = np.linalg.eigh(train @ train.T)
+        kept = power > 1e-10 * power[-1]
+        rotation = train.T @ (axes[:, kept] / np.sqrt(power[kept]))
+        parts = {split: rows @ rotation for split, rows in parts.items()}
+    return Space(parts["train"], parts["val"], parts["test"])
+
+
+def choosing(target: Target, person_ids: np.ndarray, seed: int) -> Choosing:
+    """Validation split if it holds enough people, else person-grouped folds over the training volumes.
+
+    Fixed to the middle of the grid where even two folds cannot hold every class; the result rows say which it was.
+    """
+    from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
+
+    people, truth = person_ids[target.rows["train"]], target.values["train"]
+    val_people, val_truth = person_ids[target.rows["val"]], target.values["val"]
+    none = np.zeros(len(people), dtype=np.int64)
+    if target.classes:
+        codes = range(len(target.classes))
+        if min(len(set(val_people[val_truth == code])) for code in codes) >= LEAST_VAL_PEOPLE:
+            return Choosing("val", none)
+        count = min(FOLDS, *(len(set(people[truth == code])) for code in codes))
+    else:
+        if len(set(val_people)) >= LEAST_VAL_PEOPLE:
+            return Choosing("val", none)
+        count = min(FOLDS, len(set(people)))
+    if count < 2:
+        return Choosing("fixed", none)
+    stratified = StratifiedGroupKFold(n_splits=count, shuffle=True, random_state=seed)
+    splitter = stratified if target.classes else GroupKFold(n_splits=count)
+    folds = none.copy()
+    for number, (_, held_out) in enumerate(splitter.split(np.zeros((len(people), 1)), truth, people)):
+        folds[held_out] = number
+    if target.classes and any(len(set(truth[folds != number])) < len(target.classes) for number in range(count)):
+        return Choosing("fixed", none)
+    return Choosing("cv", folds)

@@ -1,0 +1,138 @@
+"""The network that is tuned: an encoder, its tokens pooled as for the frozen probe, and a linear head for each target.
+
+Mean, standard deviation and maximum over tokens enter the heads standardised by training volumes, and heads start at
+zero: tuning begins where the linear probe does, so that what it gains is the encoder's (Kumar et al. 2022, LP-FT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from octjepa import keys
+from octjepa.checkpoint import PretrainedEncoder
+from octjepa.metrics.scores import Task
+from octjepa.probe.networks import Outputs
+from octjepa.store import CanonicalVolume
+from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.layer_decay import layer_groups
+
+POOL = "mean_std_max"
+_EPS = 1e-6
+
+
+def pooled(tokens: Float[Tensor, "b k dim"]) -> Float[Tensor, "b features"]:
+    """As `checkpoint.encoder.pooled` with mean_std_max; where all tokens are alike the gradient stays finite."""
+    std = (tokens.var(dim=1, correction=0) + _EPS**2).sqrt()
+    return torch.cat([tokens.mean(dim=1), std, tokens.amax(dim=1)], dim=1)
+
+
+class TunedNetwork(nn.Module):
+    """`tasks` names each head's task and number of classes (0: a quantity); what it says of each is `Outputs`'."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, pretrained: PretrainedEncoder, tasks: Sequence[tuple[Task, int]]) -> None:
+        super().__init__()
+        self.pretrained = pretrained  # the same module as `encoder`, with the protocol of evaluation
+        self.encoder = pretrained.encoder
+        heads = [Outputs(3 * pretrained.dim, task, classes) for task, classes in tasks]
+        for head in heads:
+            for parameter in head.linear.parameters():
+                nn.init.zeros_(parameter)
+        self.heads = nn.ModuleList(heads)
+        self.register_buffer("mean", torch.zeros(3 * pretrained.dim))
+        self.register_buffer("std", torch.ones(3 * pretrained.dim))
+
+    def forward(
+        self, patches: Float[Tensor, "b k voxels"], places: Float[Tensor, "b k 3"], paths: Tensor | None = None
+    ) -> Float[Tensor, "b k dim"]:
+        """Token features, fp32; `paths` as in `model.blocks.Stack`."""
+        self.encoder.blocks.paths = paths
+        try:
+            features: Tensor = self.encoder(patches, places)
+        finally:
+            self.encoder.blocks.paths = None
+        return features.float()
+
+    def say(self, tokens: Float[Tensor, "b k dim"]) -> list[Float[Tensor, "b _"]]:
+        """Of each head, from token features: log-probabilities of the classes, or the standardised quantity."""
+        x = (pooled(tokens) - self.mean) / self.std
+        return [head(x) for head in self.heads]
+
+    @torch.no_grad()
+    def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
+        """The heads' input of whole volumes as embedding sees them (centred, neutral light), not yet standardised."""
+        device = self.mean.device
+        tokens = np.stack([one.features for one in self.pretrained.many_tokens(volumes)])
+        return pooled(torch.from_numpy(tokens).to(device))
+
+    @torch.no_grad()
+    def say_of(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:
+        """`say` of whole volumes as embedding sees them."""
+        x = (self.pool(volumes) - self.mean) / self.std
+        return [head(x) for head in self.heads]
+
+    def unfreeze(self, blocks: int) -> None:
+        """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it."""
+        depth = len(self.encoder.blocks)
+        self.encoder.requires_grad_(blocks > depth)
+        if 0 < blocks <= depth:
+            for part in (*list(self.encoder.blocks)[depth - blocks :], self.encoder.norm):
+                part.requires_grad_(True)
+        for head in self.heads:
+            head.requires_grad_(True)
+
+    def groups(self, settings: FinetuneRecipe) -> list[dict[str, Any]]:
+        """AdamW's groups: `peak` the highest rate, `start` the update at which they begin to learn; no decay of 1-D."""
+        depth = len(self.encoder.blocks)
+        last, everything = settings.starts
+        of_layers = layer_groups(self.encoder, settings.encoder_lr, settings.layer_decay)
+        parts = [(list(self.heads.parameters()), settings.head_lr, 0)]
+        for level, group in enumerate(of_layers):  # level 0 is the patch embedding, level n block n
+            early = settings.stages.last > 0 and level > depth - settings.last_blocks
+            parts.append((group["params"], group["lr"], last if early else everything))
+        return [
+            {"params": kept, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
+            for params, rate, start in parts
+            for kept, decay in (
+                ([p for p in params if p.ndim >= 2], settings.weight_decay), ([p for p in params if p.ndim < 2], 0.0),
+            )
+            if kept
+        ]  # fmt: skip
+
+
+def draw_paths(
+    settings: FinetuneRecipe, depth: int, learning: int, positions: Sequence[int]
+) -> Float[Tensor, "depth 2 b"] | None:
+    """Drop-path of the samples at `positions` of the stream, of blocks that learn: a function of seed and position."""
+    if settings.drop_path == 0 or learning == 0:
+        return None
+    rates = settings.drop_path * np.linspace(0, 1, depth)
+    rates[: max(0, depth - learning)] = 0
+    drawn = np.stack([keys.generator(settings.seed, "drop path", p).random((depth, 2)) for p in positions], axis=-1)
+    kept = (drawn >= rates[:, None, None]) / (1 - rates[:, None, None])
+    return torch.from_numpy(kept.astype(np.float32))
+
+
+def each_loss(
+    said: Float[Tensor, "b outputs"], truth: Float[Tensor, " b"], weight: Float[Tensor, " classes"] | None,
+    smoothing: float,
+) -> Float[Tensor, " b"]:  # fmt: skip
+    """`networks.loss` volume by volume, so that shares of a batch add up over processes; NaN truth: no label, 0.
+
+    weight: of each class, 1 on average over the training volumes; None: a standardised quantity, squared error.
+    """
+    known = torch.isfinite(truth)
+    if weight is None:
+        return torch.where(known, (said[:, 0] - truth.nan_to_num()) ** 2, 0.0)
+    codes = truth.nan_to_num().long()
+    wanted = F.one_hot(codes, len(weight)) * (1 - smoothing) + smoothing / len(weight)
+    return torch.where(known, -weight[codes] * (wanted * said).sum(dim=1), 0.0)

@@ -1,0 +1,108 @@
+"""The settings of a fine-tuning: a small recipe of its own, by name (`study_group`) or as a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, model_validator
+
+from octjepa.config import RecipeKind
+from octjepa.metrics.scores import METRICS
+from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
+from octjepa.recipe.base import Positive, Share, machine
+
+Updates = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+
+class Stages(Section):
+    """Updates of each stage: the head alone, the encoder's last blocks with it, everything."""
+
+    head: Updates = 100
+    last: Updates = 100
+    all: Updates = 200
+
+    @property
+    def updates(self) -> int:
+        return self.head + self.last + self.all
+
+    @model_validator(mode="after")
+    def _something_learns(self) -> Stages:
+        if not self.updates:
+            raise ValueError("every stage has 0 updates: give head, last or all some")
+        return self
+
+
+class FinetuneRecipe(Section):
+    """How an encoder is tuned and judged; docs/finetune.md tells of every key."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    targets: tuple[str, ...] = ()  # columns of the label table; --target goes before them
+    task: Literal["auto", "binary", "multiclass", "ordinal", "multilabel", "regression"] = "auto"
+    level: Literal["volume", "eye", "person"] = "volume"  # what a case is; its volumes' scores are averaged
+    metric: str | None = None  # of the paired differences; null: the task's own
+    stages: Stages = Stages()
+    last_blocks: Positive = 2  # that learn in stage last
+    batch: Positive = 16  # volumes an update, all processes together
+    head_lr: Rate = 1e-3
+    encoder_lr: Rate = 5e-4  # the last block learns at encoder_lr x layer_decay, each one below at so much less
+    layer_decay: Rate = 0.65
+    warmup: Updates = 20  # of every part, from the update at which it begins to learn
+    min_lr_ratio: Share = 0.05  # of the cosine's end to its begin
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of the last block; falls to 0 at the first
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    class_weights: StrictBool = True  # by inverse frequency among the training volumes
+    look_every: Positive = 20  # updates between two looks at validation people
+    patience: Positive = 5  # looks without a better one, in the last stage, after which it ends
+    scratch: StrictBool = False  # also tune the network from its first weights, as a row of its own
+    views: ViewRecipe = ViewRecipe()
+    precision: Literal["fp32", "bf16"] = "bf16"
+    seed: Annotated[int, Field(ge=0)] = 0
+    resamples: Positive = 2000
+    micro_batch: Positive | None = machine(None)  # volumes that a process takes at once; null: its whole share
+    loader_workers: Annotated[int, Field(ge=0)] = machine(0)
+    save_every: Positive = machine(100)  # updates between two checkpoints to go on from
+
+    @model_validator(mode="after")
+    def _known_metric(self) -> FinetuneRecipe:
+        if self.metric is not None and self.metric not in METRICS:
+            raise ValueError(f"metric {self.metric!r} is unknown: one of {', '.join(METRICS)}")
+        return self
+
+    def sampling(self, encoder: Recipe) -> Recipe:
+        """The encoder's recipe with our views, batch, length and seed: what makes and orders the training samples."""
+        train = TrainRecipe(
+            max_updates=self.stages.updates, global_batch=self.batch, base_lr=1.0, min_lr_ratio=self.min_lr_ratio,
+            warmup_share=0.0, precision=self.precision, seed=self.seed,
+        )  # fmt: skip
+        data = encoder.data.model_copy(update={"balance": "none", "balance_power": 0.0})
+        return encoder.model_copy(update={"train": train, "views": self.views, "data": data})
+
+    @property
+    def starts(self) -> tuple[int, int]:
+        """The updates at which the last blocks and the rest of the encoder begin to learn."""
+        first = self.stages.head
+        return first, first + self.stages.last
+
+    @property
+    def last_stage(self) -> int:
+        """The update at which the last stage that has any begins: from there on it may end early."""
+        stages = (self.stages.all, self.stages.last, self.stages.head)
+        return self.stages.updates - next(updates for updates in stages if updates)
+
+    def learning_blocks(self, update: int, depth: int) -> int:
+        """How many of the encoder's last blocks learn in `update` (from 0); depth + 1 is everything below them, too."""
+        last, everything = self.starts
+        return 0 if update < last else min(self.last_blocks, depth) if update < everything else depth + 1
+
+
+RECIPES = RecipeKind(FinetuneRecipe, Path(__file__).parent / "recipes", "fine-tuning recipe", "stages.all=500")
+
+
+def load_settings(name_or_path: str | Path, overrides: Iterable[str] = ()) -> FinetuneRecipe:
+    """A shipped recipe or a YAML file, `key=value` overrides applied. Raises RecipeError."""
+    return RECIPES.load(name_or_path, overrides)

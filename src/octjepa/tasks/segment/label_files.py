@@ -1,0 +1,239 @@
+"""A folder of label volumes: which file belongs to which scan, and what each voxel is.
+
+A label volume has the shape of the scan's file: B-scans in the file's order, rows, columns. It is one of
+
+    <key>.nii, <key>.nii.gz   whole numbers, their names in `classes.json` beside them: {"1": "fluid"}; 0 is background
+    <key>.npz                 `labels` (whole numbers) and `names` (of 1, 2, ...); or the truth of a phantom
+    *.dcm                     binary DICOM Segmentation, found by the SOP instance it references
+
+and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. 255 is "not labelled".
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from octjepa.errors import UsageError, VolumeRejected
+from octjepa.phantom import LESIONS, SURFACES, read_truth
+from octjepa.tasks.segment.dicom_read import is_segmentation, read_segmentation, referenced_scan
+
+UNSEEN = 255  # not labelled, or outside the scan
+MOST_CLASSES = 60
+# Layers of a phantom's truth, each between two of its surfaces. Its lesions lie on top of them where both are asked.
+PHANTOM_LAYERS: Mapping[str, tuple[str, str]] = {
+    "inner": ("ilm", "ipl_inl"),
+    "inl_opl": ("ipl_inl", "opl_onl"),
+    "onl": ("opl_onl", "elm"),
+    "photoreceptors_rpe": ("elm", "bm"),
+    "choroid": ("bm", "choroid_sclera"),
+}
+_SPACING_DIFFERS = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class LabelVolume:
+    """`codes` 0 background, k = `names[k - 1]`, 255 not labelled; in the order of the scan's file.
+
+    `spacing_mm` and `fovea_mm` ((slice, column) from the first voxel's centre) where the file tells them.
+    """
+
+    codes: UInt8[np.ndarray, "N R C"]
+    names: tuple[str, ...]
+    spacing_mm: tuple[float, float, float] | None = None
+    fovea_mm: tuple[float, float] | None = None
+
+    def check(self, shape: tuple[int, int, int], spacing_mm: tuple[float, float, float], where: str) -> None:
+        """Raises UsageError: not the scan's shape, or another spacing."""
+        if self.codes.shape != shape:
+            raise UsageError(
+                f"{where} has {_by(self.codes.shape)} voxels, its scan {_by(shape)} (B-scans, rows, columns): labels "
+                "must have the geometry of the scan's own file"
+            )
+        for axis, mine, its in zip(("slice", "row", "column"), self.spacing_mm or spacing_mm, spacing_mm, strict=True):
+            if abs(mine / its - 1) > _SPACING_DIFFERS and mine != 1.0:  # 1 is what writers put who know none
+                raise UsageError(
+                    f"{where} has {mine:.4g} mm between {axis}s, its scan {its:.4g} mm: the labels are of another scan "
+                    "or were resampled; give them in the geometry of the scan's own file"
+                )
+
+    def as_classes(self, classes: Sequence[str]) -> UInt8[np.ndarray, "N R C"]:
+        """Codes by `classes`: 1 for the first; what is not among them is background."""
+        table = np.zeros(256, np.uint8)
+        table[UNSEEN] = UNSEEN
+        for code, name in enumerate(self.names, start=1):
+            table[code] = classes.index(name) + 1 if name in classes else 0
+        return table[self.codes]
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+class LabelFolder:
+    """The label files below `path`. Raises UsageError: no folder, nothing in it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UsageError(f"no folder of labels at {path}: expected label volumes in it (docs/segment.md)")
+        self.files: dict[str, Path] = {}
+        for file in sorted(self.path.rglob("*")):
+            key = _key(file)
+            if not key:
+                continue
+            if key in self.files:
+                raise UsageError(f"{self.path} holds two label files for {key}: keep one")
+            self.files[key] = file
+        if not self.files:
+            raise UsageError(f"{self.path} holds no label volume: expected .nii, .nii.gz, .npz or DICOM-SEG .dcm files")
+
+    def of(self, row: Mapping[str, Any]) -> Path | None:
+        """The label file of a row of the store's index."""
+        for key in (row["sop_instance_uid"], _stem(str(row["file"]).rpartition("/")[2]), row["volume_id"]):
+            if key and str(key) in self.files:
+                return self.files[str(key)]
+        return None
+
+    @cached_property
+    def nifti_names(self) -> tuple[str, ...]:
+        """Names of 1, 2, ... in `classes.json`; "" for a number without one. Raises UsageError."""
+        file = self.path / "classes.json"
+        example = 'expected {"1": "rnfl", "2": "gcl"}'
+        if not file.is_file():
+            raise UsageError(f"{self.path} holds NIfTI labels and no classes.json that names their numbers: {example}")
+        try:
+            named = {int(code): str(name) for code, name in json.loads(file.read_text(encoding="utf-8")).items()}
+        except (ValueError, AttributeError, OSError):
+            raise UsageError(f"{file} is no mapping of whole numbers to names: {example}") from None
+        named.pop(0, None)
+        if not named or min(named) < 1 or max(named) > MOST_CLASSES or len(set(named.values())) < len(named):
+            raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MOST_CLASSES}; {example}")
+        return tuple(named.get(code, "") for code in range(1, max(named) + 1))
+
+    def names(self, file: Path) -> tuple[str, ...]:
+        """What the file's voxels can be, without reading them where that is possible."""
+        if file.suffix == ".npz":
+            with _arrays(file) as found:
+                return (*PHANTOM_LAYERS, *LESIONS) if "surfaces" in found else _names_in(found, file)
+        if file.suffix == ".dcm":
+            return read_segmentation(file, pixels=False).names
+        return tuple(name for name in self.nifti_names if name)
+
+    def read(self, file: Path, wanted: Sequence[str], frames: int) -> LabelVolume:
+        """Of a scan of `frames` B-scans. Raises UsageError: damaged, no whole numbers, a number without a name."""
+        if file.suffix == ".npz":
+            with _arrays(file) as found:
+                phantom = "surfaces" in found
+            return _phantom(file, wanted) if phantom else _npz(file)
+        if file.suffix == ".dcm":
+            made = read_segmentation(file, frames)
+            return LabelVolume(made.codes, made.names, made.spacing_mm)
+        return _nifti(file, self.nifti_names)
+
+
+def default_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """What is segmented when nothing was asked: everything; of a phantom's truth its layers."""
+    known = tuple(dict.fromkeys(names))
+    return tuple(PHANTOM_LAYERS) if set(known) == {*PHANTOM_LAYERS, *LESIONS} else known
+
+
+def _stem(name: str) -> str:
+    lower = name.lower()
+    return name[: -len(".nii.gz")] if lower.endswith(".nii.gz") else name.rpartition(".")[0] or name
+
+
+def _key(file: Path) -> str:
+    if not file.is_file():
+        return ""
+    if file.name.lower().endswith((".nii", ".nii.gz", ".npz")):
+        return _stem(file.name)
+    return referenced_scan(file) if file.suffix == ".dcm" and is_segmentation(file) else ""
+
+
+@contextmanager
+def _arrays(file: Path) -> Iterator[Any]:
+    """The arrays of an .npz. Raises UsageError: none, or damaged."""
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
+            yield found
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"{file} is no label file: it cannot be read as .npz ({type(error).__name__})") from None
+
+
+def _names_in(found: Any, file: Path) -> tuple[str, ...]:
+    if "labels" not in found or "names" not in found:
+        raise UsageError(f"{file} holds {', '.join(found) or 'nothing'}: expected the arrays `labels` and `names`")
+    names = tuple(map(str, np.atleast_1d(found["names"])))
+    if not names or len(set(names)) < len(names) or len(names) > MOST_CLASSES:
+        raise UsageError(f"{file}: `names` has {len(names)} entries; expected 1 to {MOST_CLASSES}, each once")
+    return names
+
+
+def _npz(file: Path) -> LabelVolume:
+    with _arrays(file) as found:
+        names, values = _names_in(found, file), found["labels"]
+        spacing = tuple(map(float, found["spacing_mm"])) if "spacing_mm" in found else None
+        fovea = tuple(map(float, found["fovea_mm"])) if "fovea_mm" in found else None
+    if (spacing is not None and len(spacing) != 3) or (fovea is not None and len(fovea) != 2):
+        raise UsageError(f"{file}: `spacing_mm` has three numbers and `fovea_mm` two (slice, column)")
+    return LabelVolume(_codes(values, names, file), names, spacing, fovea)
+
+
+def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.ndarray, "N R C"]:
+    """Raises UsageError: not three axes, no whole numbers, a number without a name."""
+    if values.ndim != 3:
+        raise UsageError(f"{file} has {values.ndim} axes; expected B-scans, rows, columns")
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    found = np.unique(values)
+    if values.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found != np.rint(found)).any():
+        raise UsageError(f"{file} holds values that are no whole numbers: a label volume numbers its classes")
+    known = {0, UNSEEN, *(code for code, name in enumerate(names, start=1) if name)}
+    strange = [int(code) for code in found if int(code) not in known]
+    if strange:
+        shown = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
+        named = ", ".join(f"{code} {name}" for code, name in enumerate(names, start=1) if name)
+        raise UsageError(
+            f"{file} holds the unknown classes {shown}: named are {named}; 0 is background, 255 unlabelled"
+        )
+    return values.astype(np.uint8)
+
+
+def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
+    from octjepa.ingest.formats.nifti import read_values
+
+    try:
+        values, spacing = read_values(file)
+    except VolumeRejected as error:
+        raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
+    return LabelVolume(_codes(values, names, file), names, (float(spacing[0]), float(spacing[1]), float(spacing[2])))
+
+
+def _phantom(file: Path, wanted: Sequence[str]) -> LabelVolume:
+    """Layers between true surfaces, then lesions, each over what was there."""
+    truth = read_truth(file)
+    names = [name for name in (*PHANTOM_LAYERS, *LESIONS) if name in wanted]
+    with _arrays(file) as found:
+        _, height, _ = map(int, found["shape"])
+        dz, dy, dx = map(float, found["spacing_mm"])
+    frames, columns = truth.surfaces_row.shape[1:]
+    codes = np.zeros((frames, height, columns), np.uint8)
+    row = np.arange(height)[None, :, None]
+    for code, name in enumerate(names, start=1):
+        if name in PHANTOM_LAYERS:
+            top, bottom = (truth.surfaces_row[SURFACES.index(edge)][:, None] for edge in PHANTOM_LAYERS[name])
+            codes[(row >= top) & (row < bottom)] = code
+        elif name in truth.masks:
+            codes[truth.masks[name]] = code
+    return LabelVolume(codes, tuple(names), (dz, dy, dx), truth.fovea_mm)

@@ -1,0 +1,189 @@
+"""Encoders of other projects, with random weights written as their libraries write them: read, applied, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octjepa.errors import CheckpointError, UsageError
+from octjepa.extras import to_install
+from octjepa.leaderboard.adapters import is_foreign, load_adapter
+
+VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    """A 2D vision transformer of transformers, of seconds."""
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=16
+    )
+    ViTModel(config).save_pretrained(tmp_path / "vit")
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.4, 0.4, 0.4], "image_std": [1, 1, 1]}'
+    )
+    return tmp_path / "vit"
+
+
+def _video(folder: Path) -> Path:
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    config = VJEPA2Config(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, crop_size=32, patch_size=16, frames_per_clip=4,
+        tubelet_size=2, pred_hidden_size=24, pred_num_hidden_layers=1, pred_num_attention_heads=2, mlp_ratio=2,
+    )  # fmt: skip
+    VJEPA2Model(config).save_pretrained(folder)
+    return folder
+
+
+def _monai(folder: Path, network: str, arguments: dict, **more: object) -> Path:
+    from monai.networks import nets
+
+    folder.mkdir()
+    made = getattr(nets, network)(**arguments)
+    save_file({name: value.contiguous() for name, value in made.state_dict().items()}, folder / "model.safetensors")
+    (folder / "monai.json").write_text(json.dumps({"network": network, "arguments": arguments, **more}))
+    return folder
+
+
+def test_a_vision_transformer_sees_every_b_scan(vit):
+    encoder = load_adapter(vit)
+    tokens = encoder.tokens(VIEW)
+    assert tokens.shape == (6 * 5, 16)  # 6 B-scans of 4 patches and the class token
+    assert np.array_equal(encoder.embed(VIEW), tokens.mean(axis=0))
+    assert encoder.embed(VIEW, "mean_std_max").shape == (48,)
+    # As the library itself computes it, B-scan by B-scan.
+    from transformers import ViTModel
+
+    image = torch.from_numpy(VIEW[3] / 255.0).float().expand(1, 3, 32, 32) - 0.4
+    with torch.inference_mode():
+        expected = ViTModel.from_pretrained(vit).eval()(pixel_values=image).last_hidden_state[0]
+    assert np.allclose(tokens[15:20], expected.numpy(), atol=1e-5)
+
+
+def test_a_convolutional_network_gives_the_places_of_its_map(tmp_path):
+    from transformers import ResNetConfig, ResNetModel
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetModel(config).save_pretrained(tmp_path / "resnet")
+    tokens = load_adapter(tmp_path / "resnet").tokens(VIEW)
+    assert tokens.shape[1] == 16
+    assert len(tokens) % 6 == 0
+
+
+def test_video_weights_see_b_scans_as_frames(tmp_path):
+    encoder = load_adapter(_video(tmp_path / "video"))
+    tokens = encoder.tokens(VIEW)
+    assert tokens.shape == (2 * 2 * 2, 24)
+    moved = VIEW.copy()
+    moved[2] = 255 - moved[2]  # frames 0, 2, 3 and 5 are the four evenly chosen ones
+    assert not np.allclose(encoder.tokens(moved), tokens)
+    unseen = VIEW.copy()
+    unseen[1] = 0
+    assert np.array_equal(encoder.tokens(unseen), tokens)
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments", "width"),
+    [
+        ("resnet10", {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}, 64),
+        ("DenseNet121", {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_features": 8, "growth_rate": 4,
+                         "block_config": [1, 1, 1, 1]}, None),
+        ("SegResNet", {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_filters": 8,
+                       "blocks_down": [1, 1, 1, 1]}, 64),
+    ],
+)  # fmt: skip
+def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width):
+    encoder = load_adapter(_monai(tmp_path / "net", network, arguments, input_size=[32, 32, 32]))
+    tokens = encoder.tokens(VIEW)
+    assert tokens.ndim == 2
+    assert width in (None, tokens.shape[1])
+    assert np.isfinite(tokens).all()
+    assert np.array_equal(tokens, encoder.tokens(VIEW))  # nothing is drawn in use
+    other = encoder.untrained()
+    assert not np.allclose(other.tokens(VIEW), tokens)
+
+
+def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
+    encoder = load_adapter(vit)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, second = encoder.untrained(), encoder.untrained()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(first.tokens(VIEW), second.tokens(VIEW))
+    assert not np.allclose(first.tokens(VIEW), encoder.tokens(VIEW))
+
+
+def test_a_pickle_is_never_read(vit):
+    (vit / "model.safetensors").rename(vit / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="safetensors alone"):
+        load_adapter(vit)
+
+
+def test_code_beside_weights_is_never_run(vit):
+    config = json.loads((vit / "config.json").read_text())
+    marker = vit / "ran"
+    (vit / "mine.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
+    (vit / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="transformers does not read"):
+        load_adapter(vit)
+    assert not marker.exists()
+
+
+def test_weights_that_would_be_random_in_part_are_refused(vit, tmp_path):
+    weights = load_file(vit / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "layernorm_before" not in name}
+    save_file(kept, vit / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="would be random"):
+        load_adapter(vit)
+    without_pooler = {name: value for name, value in weights.items() if not name.startswith("pooler")}
+    save_file(without_pooler, vit / "model.safetensors", {"format": "pt"})
+    load_adapter(vit)  # it is not used
+    arguments = {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}
+    net = _monai(tmp_path / "net", "resnet10", arguments)
+    save_file({"conv1.weight": torch.zeros(1)}, net / "model.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_adapter(net)
+    (net / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_adapter(net)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("config.json", "{", "cannot be read as JSON"),
+        ("config.json", "[]", "no JSON object"),
+        ("monai.json", '{"network": "os.system"}', "known are resnet10"),
+        ("monai.json", '{"network": "resnet10", "arguments": {"absent": 1}}', "does not build resnet10"),
+    ],
+)
+def test_descriptions_that_describe_nothing_are_refused(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    assert is_foreign(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        load_adapter(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(UsageError, match="no known encoder"):
+        load_adapter(tmp_path)
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=re.escape(to_install("hf"))):
+        load_adapter(vit)
+    (tmp_path / "monai.json").write_text('{"network": "resnet10", "arguments": {}}')
+    monkeypatch.setitem(sys.modules, "monai.networks", None)
+    with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
+        load_adapter(tmp_path)

@@ -1,0 +1,200 @@
+"""Each arm and regulariser against its equations, written out token by token, and against other people's code."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+from torch.nn import functional as F
+
+from octjepa import keys
+from octjepa.errors import RecipeError
+from octjepa.model import VJEPA3D, Prediction
+from octjepa.model.encoder import take
+from octjepa.model.vjepa3d import grid_places
+from octjepa.objective.loss import fading, token_steps, training_loss
+from octjepa.objective.losses import loss_of, pixel_mse
+from octjepa.objective.regularisers import sigreg, variance_covariance
+from octjepa.recipe import ObjectiveRecipe
+from synthetic import small_recipe
+
+GRID = (2, 4, 4)
+
+
+def predicted(arm: str, seed: int = 0) -> tuple[VJEPA3D, Prediction, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(seed)
+    model = VJEPA3D(arm)
+    patches = torch.randn(2, 32, 1024)
+    places = grid_places(GRID).expand(2, -1, -1)
+    order = torch.stack([torch.randperm(32) for _ in range(2)])
+    inputs = (patches, patches + 0.1 * torch.randn_like(patches), places, order[:, :20], order[:, 20:])
+    outcome = model.predict(*inputs)
+    return model, outcome, inputs
+
+
+def test_mae_is_that_of_transformers() -> None:
+    """Another implementation of the normalised-pixel loss: ViTMAE in Hugging Face's transformers, on 2D patches."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    config = ViTMAEConfig(
+        image_size=16, patch_size=4, num_channels=1, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=8, decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_num_attention_heads=1,
+        decoder_intermediate_size=8, norm_pix_loss=True,
+    )  # fmt: skip
+    image = torch.randn(2, 1, 16, 16)
+    theirs = ViTMAEForPreTraining(config)(image)
+    hidden = theirs.mask.nonzero()[:, 1].view(2, -1)
+    model = VJEPA3D("mae", patch_size=(1, 4, 4))
+    truth = take(model.targets(model.patches(image), torch.zeros(2, 16, 3)), hidden)
+    ours = pixel_mse(take(theirs.logits.detach(), hidden), truth)
+    assert float(ours) == pytest.approx(float(theirs.loss.detach()), rel=1e-4)
+
+
+def test_mae_targets_are_normalised_pixels_and_a_blank_patch_is_zero() -> None:
+    model = VJEPA3D("mae")
+    patches = 50 + 7 * torch.randn(1, 3, 1024)
+    patches[0, 2] = 4.0
+    targets = model.targets(patches, torch.zeros(1, 3, 3))
+    assert targets[0, :2].mean(-1).abs().max() < 1e-4
+    assert torch.allclose(targets[0, :2].var(-1), torch.ones(2), atol=1e-3)
+    assert targets[0, 2].abs().max() == 0
+
+
+@pytest.mark.parametrize("arm", ["vjepa", "mae", "normalized_mse"])
+def test_the_sparse_arms_are_their_loss_at_hidden_tokens_alone(arm: str) -> None:
+    _, outcome, inputs = predicted(arm)
+    loss, parts = training_loss(ObjectiveRecipe(name=arm), outcome, *inputs[2:], update=0)
+    assert loss == loss_of(arm, outcome.predicted, outcome.target)
+    assert list(parts) == ["hidden"]
+
+
+def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
+    model, outcome, (_, seen_by_target, places, context, target) = predicted("vjepa_dense")
+    assert model.depths == (2, 3, 5, 6)
+    # Targets: every depth by itself, layer-normed, beside the others.
+    stream = model.target_encoder.embed_patches(seen_by_target)
+    from octjepa.model.positions import rope_tables
+
+    tables = rope_tables(places, model.target_encoder.width // model.target_encoder.heads)
+    levels = []
+    for number, block in enumerate(model.target_encoder.blocks, start=1):
+        stream = block(stream, tables)
+        if number in model.depths:
+            levels.append(F.layer_norm(stream if number < 6 else model.target_encoder.norm(stream), (192,)))
+    assert torch.allclose(outcome.all_targets, torch.cat(levels, -1), atol=1e-4)
+    # Loss: mean |p - t| over hidden tokens, and half of that over visible ones, each over the root of its distance.
+    said, truth = outcome.visible
+    hidden = sum(
+        float((outcome.predicted[b, i] - outcome.target[b, i]).abs().mean().detach())
+        for b in range(2)
+        for i in range(12)
+    ) / (2 * 12)
+    visible = 0.0
+    for b in range(2):
+        for i in range(20):
+            here = places[b, context[b, i]]
+            nearest = min(math.dist(here.tolist(), places[b, j].tolist()) for j in target[b])
+            visible += float((said[b, i] - truth[b, i]).abs().mean().detach()) / math.sqrt(max(nearest, 1.0))
+    loss, parts = training_loss(ObjectiveRecipe(name="vjepa_dense"), outcome, places, context, target, update=0)
+    assert float(parts["hidden"]) == pytest.approx(hidden, rel=1e-5)
+    assert float(parts["visible"]) == pytest.approx(visible / 40, rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(hidden + 0.5 * visible / 40, rel=1e-5)
+    light = ObjectiveRecipe(name="vjepa_dense", visible_weight=0.1)
+    faint = training_loss(light, outcome, places, context, target, 0)[0].detach()
+    assert float(faint) == pytest.approx(hidden + 0.1 * visible / 40, rel=1e-5)
+
+
+def test_dense_supervises_every_depth() -> None:
+    model, outcome, (_, _, places, context, target) = predicted("vjepa_dense")
+    width = model.context_encoder.width
+    (outcome.predicted[..., :width] - outcome.target[..., :width]).abs().mean().backward()
+    assert model.context_encoder.blocks[1].mlp[0].weight.grad.abs().max() > 0
+    assert outcome.predicted.shape[-1] == 4 * width
+    assert fading(places, context, target).max() <= 1.0
+
+
+@pytest.mark.parametrize("arm", ["vjepa_dense", "mae", "normalized_mse"])
+def test_an_encoder_starts_the_same_whichever_arm_trains_it(arm: str) -> None:
+    states = []
+    for one in ("vjepa", arm):
+        torch.manual_seed(0)
+        states.append(VJEPA3D(one).context_encoder.state_dict())
+    first, other = states
+    assert first.keys() == other.keys()
+    assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_steps_are_the_grids() -> None:
+    index = torch.arange(32)[None]
+    assert torch.equal(token_steps(index, GRID)[0], grid_places(GRID))
+
+
+def test_variance_covariance_by_loops() -> None:
+    features = np.random.default_rng(0).normal(0, [0.3, 1.5, 0.9], (50, 3))
+    features[:, 2] += features[:, 0]
+    hinge = sum(max(0.0, 1 - math.sqrt(np.var(features[:, i], ddof=1) + 1e-4)) for i in range(3)) / 3
+    cov = np.cov(features.T)
+    off = sum(cov[i, j] ** 2 for i in range(3) for j in range(3) if i != j) / 3
+    assert float(variance_covariance(torch.from_numpy(features))) == pytest.approx(hinge + off, rel=1e-4)
+
+
+def test_sigreg_is_the_integral_of_the_characteristic_functions() -> None:
+    features = np.random.default_rng(1).normal(0.3, 1.4, (40, 5))
+    drawn = torch.Generator().manual_seed(keys.key("sigreg", 7) % 2**63)
+    basis = F.normalize(torch.randn(5, 64, generator=drawn), dim=0).numpy()
+    values = []
+    for direction in basis.T:
+        along = features @ direction
+
+        def gap(t: float, along: np.ndarray = along) -> float:
+            return float(abs(np.exp(1j * t * along).mean() - math.exp(-t * t / 2)) ** 2 * math.exp(-t * t / 2))
+
+        values.append(40 * 2 * integrate.quad(gap, 0, 3)[0])
+    assert float(sigreg(torch.from_numpy(features), step=7)) == pytest.approx(np.mean(values), rel=2e-2)
+
+
+def test_sigreg_tells_a_normal_from_what_collapses() -> None:
+    torch.manual_seed(0)
+    normal = [float(sigreg(torch.randn(n, 32), step=0)) for n in (200, 2000)]
+    assert normal == pytest.approx([1.05, 1.05], rel=0.35)
+    for spoilt in (torch.zeros(200, 32), 0.1 * torch.randn(200, 32), 3 * torch.randn(200, 1).expand(-1, 32)):
+        assert float(sigreg(spoilt, step=0)) > 10 * normal[0]
+    assert float(sigreg(torch.ones(9, 4), step=1)) != float(sigreg(torch.arange(36.0).reshape(9, 4), step=2))
+
+
+@pytest.mark.parametrize("term", ["variance_covariance", "sigreg"])
+def test_a_weight_trains_and_weight_0_only_measures(term: str) -> None:
+    model, outcome, inputs = predicted("vjepa")
+    plain, _ = training_loss(ObjectiveRecipe(), outcome, *inputs[2:], update=3)
+    meter, parts = training_loss(ObjectiveRecipe(**{term: 0.0}), outcome, *inputs[2:], update=3)
+    assert meter == plain
+    assert not parts[term].requires_grad
+    trained, _ = training_loss(ObjectiveRecipe(**{term: 2.0}), outcome, *inputs[2:], update=3)
+    assert float(trained.detach()) == pytest.approx(float(plain.detach()) + 2 * float(parts[term]), rel=1e-5)
+    trained.backward()
+    assert model.context_encoder.embed.weight.grad.abs().max() > 0
+
+
+def test_settings_that_nothing_would_use_are_refused() -> None:
+    with pytest.raises(RecipeError, match="visible_weight is unused by vjepa"):
+        small_recipe(objective={"visible_weight": 0.3})
+    with pytest.raises(RecipeError, match="micro_batch would change the result"):
+        small_recipe(objective={"sigreg": 0.1}, machine={"micro_batch": 2})
+    small_recipe(objective={"sigreg": 0.0}, machine={"micro_batch": 2})
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    grads = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = VJEPA3D("vjepa", recompute=recompute)
+        patches, places = torch.randn(1, 32, 1024), grid_places(GRID)[None]
+        order = torch.arange(32)[None]
+        outcome = model.predict(patches, patches, places, order[:, :20], order[:, 20:])
+        loss_of("vjepa", outcome.predicted, outcome.target).backward()
+        grads.append([p.grad for p in model.parameters() if p.grad is not None])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, atol=1e-7)

@@ -1,0 +1,117 @@
+"""Worker processes that crash or hang: one file is lost, all others are not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from crew_work import obey, poisoned
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.ingest import SourceFile
+from octjepa.recipe import Preprocessing
+
+PREPROCESSING = Preprocessing(
+    image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
+)
+
+
+def sources(folder: Path, *names: str) -> list[SourceFile]:
+    return [SourceFile(folder / name, name) for name in names]
+
+
+def reasons(files: list[SourceFile], workers: int = 2, seconds: float = 60) -> dict[str, tuple[str, str]]:
+    from octjepa.store.worker_pool import Crew
+
+    with Crew(obey, workers, seconds) as crew:
+        told = list(crew.results(files))
+    assert [file for file, _ in told] == files
+    return {file.name: (row["refused"]["reason"], row["refused"].get("detail", "")) for file, row in told}
+
+
+def test_a_file_that_ends_its_process_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    names = ["a", "segfault.dcm", "b", "slow.1", "killed.dcm", "c", "once.dcm", "d", "e", "f"]
+    told = reasons(sources(tmp_path, *names))
+    assert told.pop("segfault.dcm") == ("worker_died", "the process ended with SIGSEGV, twice")
+    assert told.pop("killed.dcm") == ("worker_died", "the process ended with SIGKILL (out of memory?), twice")
+    assert {reason for reason, _ in told.values()} == {"read"}
+    assert len(told) == 8
+
+
+def test_a_file_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
+    told = reasons(sources(tmp_path, "a", "hang.dcm", "b", "slow.1", "c", "d"), seconds=1.0)
+    assert told.pop("hang.dcm") == ("timed_out", "not done after 1 s")
+    assert {reason for reason, _ in told.values()} == {"read"}
+
+
+def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octjepa.store import worker_pool as module
+
+    at_once: dict[str, int] = {}
+    give = module._Worker.give
+
+    def watched(worker: module._Worker, number: int, files: list[SourceFile], seconds: float) -> None:
+        give(worker, number, files, seconds)
+        busy = [other for other in crew._workers if other.number is not None]
+        at_once[f"{files[number].name} {crew._suspects}"] = len(busy)
+
+    monkeypatch.setattr(module._Worker, "give", watched)
+    with module.Crew(obey, 2, 60) as crew:
+        list(crew.results(sources(tmp_path, "pair.1", "pair.2", "once.dcm", "slow.1", "slow.2", "slow.3")))
+    assert at_once["once.dcm {2}"] == 1
+    assert max(at_once.values()) == 2
+
+
+def test_what_is_no_file_s_fault_ends_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OctjepaError, match="the disk is full"):
+        reasons(sources(tmp_path, "a", "full", "b"))
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    from octjepa.store.worker_pool import Crew
+
+    with Crew(obey, 2, 60) as crew:
+        results = crew.results(sources(tmp_path, "a", "hang", "b"))
+        next(results)
+        processes = [worker._process.pid for worker in crew._workers]
+        results.close()
+    assert len(processes) == 2
+    for process in processes:
+        assert not Path(f"/proc/{process}").exists()
+    assert threading.active_count() < 20
+
+
+def test_few_results_wait_for_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octjepa.store import worker_pool as module
+
+    given: list[int] = []
+    give = module._Worker.give
+
+    def counted(worker: module._Worker, number: int, *rest: object) -> None:
+        given.append(number)
+        give(worker, number, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module._Worker, "give", counted)
+    with module.Crew(obey, 2, 60) as crew:
+        results = crew.results(sources(tmp_path, "gate", *(f"fast.{number}" for number in range(40))))
+        next(results)
+        results.close()
+    assert given == list(range(2 * module.AHEAD))
+
+
+def test_a_poisonous_file_stands_in_the_ledger(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octjepa.store import Store, build, build_store
+
+    monkeypatch.setattr(build, "ingest_one", poisoned)
+    summary = build_store([tiny], tmp_path / "store", PREPROCESSING, workers=2)
+    assert (summary["accepted"], summary["by_reason"]) == (9, {"worker_died": 1})
+    (row,) = Store.open(tmp_path / "store").quarantine
+    assert (row["file"].rpartition("/")[2], row["stage"], row["reason"]) == ("eye3.dcm", "read", "worker_died")
+
+
+def test_wrong_settings_are_told(tiny: Path, tmp_path: Path) -> None:
+    from octjepa.store import build_store
+
+    with pytest.raises(UsageError, match="above 0"):
+        build_store([tiny], tmp_path / "store", PREPROCESSING, seconds_per_file=0)

@@ -1,0 +1,64 @@
+"""A planted effect, an encoder that was never trained, and what tuning it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octjepa.tasks.finetune.fit import finetune_store
+from octjepa.tasks.finetune.settings import FinetuneRecipe, load_settings
+from planted import QUICK, PlantedStore, write_encoder, write_labels
+
+
+def quick(*overrides: str, name: str = "finetune") -> FinetuneRecipe:
+    return load_settings(name, (*QUICK, *overrides))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def planted() -> PlantedStore:
+    return PlantedStore()
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with encoder.safetensors and labels.tsv."""
+    folder = tmp_path_factory.mktemp("source")
+    write_encoder(folder / "encoder.safetensors")
+    write_labels(folder / "labels.tsv")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
+    """tune(out, *overrides, target=..., ...) -> what the verb says."""
+
+    def run(
+        out: Path, *overrides: str, target: str | tuple[str, ...] = "mark", name: str = "finetune", **more: Any
+    ) -> dict[str, Any]:
+        given = {
+            "checkpoint": source / "encoder.safetensors",
+            "store": planted,
+            "labels": source / "labels.tsv",
+            "ledger_folder": out.parent / "looks",  # many tests that look make a fault of it
+            **more,
+        }
+        targets = (target,) if isinstance(target, str) else target
+        return finetune_store(quick(*overrides, name=name), out=out, targets=targets, **given)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def done(tune: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """(folder, what the verb said) of one tuning, a person at a time, beside one from scratch."""
+    out = tmp_path_factory.mktemp("done") / "out"
+    return out, tune(out, "level=person", "scratch=true")

@@ -1,0 +1,173 @@
+"""The tuned network's parts: what learns when, drop-path without a state, and a loss that adds up over processes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.config import to_yaml
+from octjepa.errors import RecipeError
+from octjepa.model.blocks import Stack
+from octjepa.probe import networks
+from octjepa.probe.results import ProbeResult
+from octjepa.tasks.finetune.cohort import choose_cohort
+from octjepa.tasks.finetune.learn import set_rates
+from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
+from octjepa.tasks.finetune.settings import RECIPES, FinetuneRecipe, load_settings
+from planted import write_labels
+
+DEPTH = 6
+
+
+@pytest.fixture
+def network(source) -> TunedNetwork:
+    return TunedNetwork(load_encoder(source / "encoder.safetensors"), [("binary", 2), ("regression", 0)])
+
+
+def learning(network: TunedNetwork) -> set[str]:
+    return {".".join(name.split(".")[:3]) for name, one in network.named_parameters() if one.requires_grad}
+
+
+def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwork) -> None:
+    settings = load_settings("finetune", ["stages.head=2", "stages.last=3", "stages.all=4"])
+    assert [settings.learning_blocks(update, DEPTH) for update in range(9)] == [0, 0, 2, 2, 2, 7, 7, 7, 7]
+    network.unfreeze(0)
+    assert {name.split(".")[0] for name in learning(network)} == {"heads"}
+    network.unfreeze(2)
+    assert {name for name in learning(network) if name.startswith("encoder")} == {
+        "encoder.blocks.4", "encoder.blocks.5", "encoder.norm.weight", "encoder.norm.bias",
+    }  # fmt: skip
+    network.unfreeze(DEPTH + 1)
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(network: TunedNetwork) -> None:
+    settings = load_settings(
+        "finetune", ["stages.head=20", "stages.last=20", "stages.all=60", "warmup=5", "layer_decay=0.5", "head_lr=0.01",
+                     "encoder_lr=0.004", "min_lr_ratio=0.1"],
+    )  # fmt: skip
+    optimiser = torch.optim.AdamW(network.groups(settings))
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(network.parameters()))
+    assert all((group["weight_decay"] == 0) == (group["params"][0].ndim < 2) for group in optimiser.param_groups)
+    train = settings.sampling(network.pretrained.recipe).train
+    curves: dict[int, list[float]] = {}
+    for update in range(100):
+        set_rates(optimiser, settings, train, update)
+        for number, group in enumerate(optimiser.param_groups):
+            curves.setdefault(number, []).append(group["lr"])
+    begins = {
+        id(parameter): (next(u for u, rate in enumerate(curves[number]) if rate > 0), group["peak"])
+        for number, group in enumerate(optimiser.param_groups)
+        for parameter in group["params"]
+    }
+    assert begins[id(network.heads[0].linear.weight)] == (0, 0.01)
+    last, first = network.encoder.blocks[DEPTH - 1], network.encoder.blocks[0]
+    assert begins[id(last.attention.qkv.weight)] == (20, 0.002)
+    assert begins[id(first.attention.qkv.weight)] == (40, pytest.approx(0.004 * 0.5**6))
+    assert begins[id(network.encoder.embed.weight)] == (40, pytest.approx(0.004 * 0.5**7))
+    for number, group in enumerate(optimiser.param_groups):
+        after = curves[number][group["start"] + 5 :]
+        assert all(later <= earlier for earlier, later in pairwise(after))
+        assert curves[number][-1] == pytest.approx(0.1 * group["peak"], rel=0.02)
+
+
+def test_drop_path_is_a_function_of_the_position_and_off_by_default() -> None:
+    settings = load_settings("finetune", ["drop_path=0.5"])
+    whole, half = draw_paths(settings, DEPTH, 7, range(64)), draw_paths(settings, DEPTH, 7, range(32, 64))
+    assert torch.equal(whole[..., 32:], half)
+    dropped = (whole == 0).float().mean(dim=(1, 2))
+    assert dropped[0] == 0
+    assert dropped.tolist() == pytest.approx([0.1 * n for n in range(DEPTH)], abs=0.12)
+    assert float(whole.mean()) == pytest.approx(1, abs=0.1)  # what is kept makes up for what is not
+    frozen = draw_paths(settings, DEPTH, 2, range(64))
+    assert (frozen[:4] == 1).all()  # blocks that do not learn are whole
+    assert draw_paths(settings, DEPTH, 0, range(4)) is None
+    assert Stack.paths is None
+
+
+def test_a_dropped_sample_passes_a_block_unchanged(source) -> None:
+    torch.manual_seed(0)
+    block = load_encoder(source / "encoder.safetensors").encoder.blocks[0]
+    x = torch.randn(3, 5, 192)
+    plain = block(x, None)
+    paths = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    mixed = block(x, None, paths)
+    assert torch.equal(mixed[0], plain[0])
+    assert torch.equal(mixed[1], x[1])
+    assert not torch.equal(mixed[2], plain[2])
+    assert not torch.equal(mixed[2], x[2])
+
+
+def test_pools_as_the_frozen_probe_does(planted, source) -> None:
+    encoder: PretrainedEncoder = load_encoder(source / "encoder.safetensors")
+    one = planted.read("volume0003")
+    found = TunedNetwork(encoder, [("binary", 2)]).pool([one])[0].numpy()
+    assert np.abs(found - encoder.embed(one, "mean_std_max")).max() < 1e-5
+
+
+def test_the_loss_is_that_of_the_probes_volume_by_volume() -> None:
+    torch.manual_seed(0)
+    said, truth = torch.randn(8, 3).log_softmax(dim=1), torch.tensor([0.0, 1, 2, 0, 0, 1, 0, 0])
+    weight = torch.tensor([0.5, 1.5, 4.0])
+    each = each_loss(said, truth, weight, 0.1)
+    expected = networks.loss(said, truth.long(), weight, 0.1)
+    assert float(each.sum() / weight[truth.long()].sum()) == pytest.approx(float(expected), rel=1e-6)
+    truth[3] = torch.nan
+    assert float(each_loss(said, truth, weight, 0.1)[3]) == 0
+    wanted = torch.tensor([1.0, float("nan")])
+    assert each_loss(torch.tensor([[0.5], [9.0]]), wanted, None, 0.0).tolist() == [0.25, 0.0]
+
+
+def test_classes_weigh_by_inverse_frequency_and_test_labels_are_not_in_the_loop(planted, source, tmp_path) -> None:
+    labels = write_labels(tmp_path / "labels.tsv", mark=[int(number % 4 == 0) for number in range(40)])
+    encoder, path = load_encoder(source / "encoder.safetensors"), source / "encoder.safetensors"
+
+    def weights(*overrides: str) -> list[float]:
+        settings = load_settings("finetune", overrides)
+        cohort = choose_cohort(settings, encoder, path, planted, labels, ["mark"], ProbeResult())
+        tested = (cohort.frame["split"] == "test").to_numpy()
+        assert np.isnan(cohort.tunings[0].truth[tested]).all()
+        assert np.isfinite(cohort.tunings[0].truth[~tested]).all()
+        return cohort.tunings[0].weight.tolist()
+
+    assert weights() == pytest.approx([20 / 30, 20 / 10])  # 15 people without, 5 with, of 20
+    assert weights("class_weights=false") == [1, 1]
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_shipped_recipes_are_read_back_as_they_are_written(name: str, tmp_path) -> None:
+    settings = load_settings(name)
+    (tmp_path / "again.yaml").write_text(to_yaml(settings))
+    assert load_settings(tmp_path / "again.yaml") == settings
+    assert settings.name == name
+
+
+def test_study_group_is_a_person_at_a_time_by_balanced_accuracy() -> None:
+    settings: FinetuneRecipe = load_settings("study_group")
+    assert (settings.targets, settings.level, settings.metric) == (("study_group",), "person", "balanced_accuracy")
+    assert settings.class_weights
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("encoder_rate=1", "encoder_rate: unknown key; did you mean 'encoder_lr'?"),
+        ("stages.first=1", "stages.first: unknown key; known here: head, last, all"),
+        ("views.flip=1", "views.flip: unknown key; did you mean 'flip_slow'?"),
+        ("stage.all=1", "stage: unknown key; did you mean 'stages'?"),
+        ("stages={head: 0, last: 0, all: 0}", "every stage has 0 updates"),
+        ("metric=accuracy", "metric 'accuracy' is unknown: one of auroc"),
+        ("head_lr=yes", "switches"),
+        ("batch", "not of the form key=value, such as stages.all=500"),
+        ("targets=drusen", "targets: Input should be a valid tuple (found 'drusen')"),
+        ("level=scan", "level: Input should be 'volume', 'eye' or 'person'"),
+    ],
+)
+def test_a_recipe_that_is_wrong_is_told(override: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=r"refused|form") as error:
+        load_settings("finetune", [override])
+    assert told in str(error.value)

@@ -1,0 +1,216 @@
+"""Stopped, killed, or on two processes: a tuning computes what one that was left alone does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+import planted
+from command_line import call
+from octjepa.checkpoint.folder import list_folders, read_tensors
+from octjepa.distributed.signals import Interrupted
+from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
+from octjepa.tasks.finetune import learn
+from octjepa.train.journal import read_lines
+from planted import PlantedStore, write_labels
+from ranks import finish, start_ranks
+
+QUICK = ("stages.head=2", "stages.last=2", "stages.all=4", "look_every=2", "save_every=3", "micro_batch=4")
+
+
+def weights_of(out):
+    (folder,) = list_folders(out / "tuned")
+    return {
+        name: value for file in ("model", "head") for name, value in read_tensors(folder, f"{file}.safetensors").items()
+    }
+
+
+def assert_same(out, other):
+    ours, theirs = weights_of(out), weights_of(other)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert read_lines(out / "metrics.jsonl") == read_lines(other / "metrics.jsonl")
+
+
+@pytest.fixture(scope="module")
+def alone(tune, tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone") / "out"
+    return out, tune(out, *QUICK)
+
+
+def ending(monkeypatch, update, end):
+    """Before the gradient of `update` (from 0), `end` happens."""
+    honest = learn._accumulate
+
+    def accumulate(network, settings, cohort, batch, rows, learning, now, runtime):
+        if now == update:
+            end()
+        return honest(network, settings, cohort, batch, rows, learning, now, runtime)
+
+    monkeypatch.setattr(learn, "_accumulate", accumulate)
+
+
+def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, tmp_path, monkeypatch) -> None:
+    out, said = alone
+    with monkeypatch.context() as patch:
+        ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted, match="stopped after update 5 of 8; its checkpoint is written") as stopped:
+            tune(tmp_path / "out", *QUICK)
+    assert stopped.value.exit_code == 143
+    resumed = tune(tmp_path / "out", *QUICK, resume=True)
+    assert_same(out, tmp_path / "out")
+    assert resumed["metrics"] == said["metrics"]
+    assert (
+        tune(tmp_path / "out", *QUICK, resume=True)["summary"] == resumed["summary"]
+    )  # finished: nothing is done again
+    with pytest.raises(UsageError, match="already holds a fine-tuning: add --resume"):
+        tune(tmp_path / "out", *QUICK)
+
+
+def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, tmp_path, monkeypatch) -> None:
+    out, _ = alone
+
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        ending(patch, 5, kill)
+        with pytest.raises(Killed):
+            tune(tmp_path / "out", *QUICK)
+    assert [folder.name for folder in list_folders(tmp_path / "out" / "checkpoints")] == ["step-00000003"]
+    found = call("inspect", tmp_path / "out", "--json").json
+    assert not found["finished"]
+    told = [found[name] for name in ("stopped_in", "last_update", "resumes_after_update", "updates")]
+    assert told == ["tuned", 5, 3, 8]
+    with pytest.raises(WrongCheckpointError, match="since it was begun, the recipe changed"):
+        tune(tmp_path / "out", *QUICK, "head_lr=0.5", resume=True)
+    other = write_labels(
+        tmp_path / "other.tsv", mark=[(number + (number < 4)) % 2 for number in range(40)]
+    )  # training people
+    with pytest.raises(WrongCheckpointError, match="since it was begun, the labels changed"):
+        tune(tmp_path / "out", *QUICK, labels=other, resume=True)
+    tune(tmp_path / "out", *QUICK, resume=True)
+    assert_same(out, tmp_path / "out")
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
+    alone, tune, tmp_path, monkeypatch, caplog
+) -> None:
+    out, _ = alone
+    with monkeypatch.context() as patch:
+        ending(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            tune(tmp_path / "out", *QUICK)
+    states = list_folders(tmp_path / "out" / "checkpoints")
+    assert [folder.name for folder in states] == ["step-00000003", "step-00000006"]
+    newest = states[-1] / "best.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    tune(tmp_path / "out", *QUICK, resume=True)
+    assert "NOT USED" in caplog.text
+    assert_same(out, tmp_path / "out")
+
+
+def test_volumes_that_the_store_holds_in_another_form_are_not_gone_on_with(tune, tmp_path, monkeypatch) -> None:
+    """A corrected spacing leaves the contents of the files as they are."""
+    with monkeypatch.context() as patch:
+        ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            tune(tmp_path / "out", *QUICK)
+    other = PlantedStore()
+    other.table = other.table.assign(chunk_hash="another")
+    with pytest.raises(WrongCheckpointError, match=r"what the store makes of these volumes \(their spacing.* changed"):
+        tune(tmp_path / "out", *QUICK, resume=True, store=other)
+
+
+@pytest.mark.parametrize("at", ["_accumulate", "_look"])
+def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_path, monkeypatch, at) -> None:
+    """torch raises it in the midst of what the main process does just then."""
+
+    def interrupted(*_):
+        raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(learn, at, interrupted)
+    told = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
+    with pytest.raises(OctjepaError, match=told) as error:
+        tune(tmp_path / "out", *QUICK, "loader_workers=1")
+    assert error.value.exit_code == 1
+
+
+def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tune, tmp_path, monkeypatch) -> None:
+    losses = iter([0.5, 0.9, 0.6, 0.7])  # at updates 2, 4, ...: the last stage begins after update 4
+    seen = []
+    honest = learn.read_scores
+
+    def look(network, *others):
+        seen.append({name: value.clone() for name, value in network.state_dict().items()})
+        return honest(network, *others)
+
+    monkeypatch.setattr(learn, "read_scores", look)
+    monkeypatch.setattr(learn, "held_out", lambda *_: (next(losses), None))
+    tune(tmp_path / "out", *QUICK, "patience=1")
+    looks = [line for line in read_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
+    assert [line["update"] for line in looks] == [2, 4, 6]
+    assert [folder.name for folder in list_folders(tmp_path / "out" / "tuned")] == ["step-00000002"]
+    kept = weights_of(tmp_path / "out")["heads.0.linear.weight"]
+    assert torch.equal(kept, seen[0]["heads.0.linear.weight"])
+    assert not torch.equal(kept, seen[-1]["heads.0.linear.weight"])
+
+
+def test_updates_without_a_finite_gradient_change_nothing_and_end_the_run_when_they_do_not_end(
+    tune, tmp_path, monkeypatch
+) -> None:
+    honest = learn.each_loss
+    calls = iter(range(100))
+    monkeypatch.setattr(learn, "each_loss", lambda *a: honest(*a) * (float("nan") if next(calls) in (2, 3) else 1))
+    said = tune(tmp_path / "out", *QUICK)
+    assert any("1 updates without a finite gradient were skipped" in text for text in said["notes"])
+    assert all(torch.isfinite(value).all() for value in weights_of(tmp_path / "out").values())
+    monkeypatch.setattr(learn, "each_loss", lambda *a: honest(*a) * float("nan"))
+    with pytest.raises(Exception, match="5 updates in a row without a finite gradient"):
+        tune(tmp_path / "broken", *QUICK)
+
+
+TWO = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from octjepa.errors import OctjepaError
+from octjepa.tasks.finetune.fit import finetune_store
+from octjepa.tasks.finetune.settings import load_settings
+from planted import PlantedStore
+torch.set_num_threads(1)
+source, out, *overrides = sys.argv[1:]
+dist.init_process_group("gloo")
+told = {}
+def tune(out, *more):
+    settings = load_settings("finetune", [*overrides, *more])
+    given = Path(source) / "encoder.safetensors", PlantedStore(), Path(source) / "labels.tsv"
+    return finetune_store(settings, *given, Path(out), ["mark"])
+told["said"] = tune(out)
+for name, more in (("again", ()), ("odd", ("batch=7",))):
+    try:
+        tune(out if name == "again" else out + "odd", *more)
+    except OctjepaError as error:
+        told[name] = [error.exit_code, str(error)]
+print(json.dumps(told))
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_tune_the_weights_of_one(alone, source, tmp_path) -> None:
+    out, said = alone
+    ended = finish(start_ranks(TWO, source, tmp_path / "out", *planted.QUICK, *QUICK))
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
+    told = [json.loads(text.splitlines()[-1]) for _, text, _ in ended]
+    assert told[0]["said"] == told[1]["said"]
+    assert told[0]["said"]["metrics"] == said["metrics"]
+    assert_same(out, tmp_path / "out")
+    assert [one["again"][0] for one in told] == [2, 2]
+    assert "cannot be dealt evenly over 2 processes" in told[0]["odd"][1]

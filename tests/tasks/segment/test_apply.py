@@ -1,0 +1,141 @@
+"""A head on whole scans: files in the scan's geometry that are read back as what was said, and nothing personal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+
+from command_line import call
+from octjepa.ingest import read_volume
+from octjepa.tasks.segment.apply import segment_volume
+from octjepa.tasks.segment.dicom_read import read_segmentation
+from octjepa.tasks.segment.dicom_write import write_segmentation
+from octjepa.tasks.segment.folder import load_head
+from octjepa.tasks.segment.label_files import LabelFolder
+
+from .conftest import Line
+
+pytestmark = pytest.mark.timeout(400)  # the first one makes the cohort and imports MONAI
+
+
+@pytest.fixture(scope="module")
+def applied(line: Line, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    out = tmp_path_factory.mktemp("applied")
+    scans = [word for device in ("maestro2", "cirrus") for word in ("--scan", line.scan(device))]
+    outcome = call("segment", line.out, "--from", line.encoder, *scans, "--out", out, "--json")
+    assert outcome.code == 0, outcome.err
+    return out, outcome.json
+
+
+def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tuple[Path, dict]) -> None:
+    out, said = applied
+    head = load_head(line.out, str(line.encoder))
+    for device, told in zip(("maestro2", "cirrus"), said["scans"], strict=True):
+        scan = read_volume(line.scan(device))
+        turned = "frames_reversed" in scan.notes
+        assert turned == (device == "maestro2")
+        codes, _ = segment_volume(head, scan)
+        expected = codes[::-1] if turned else codes
+        labels = LabelFolder(out)
+        nifti = labels.read(Path(told["nifti"]), head.classes, scan.shape[0])
+        nifti.check(scan.shape, scan.spacing_mm, "the answer")
+        assert np.array_equal(nifti.codes, expected)
+        made = read_segmentation(Path(told["dicom"]), scan.shape[0])
+        assert made.names == head.classes
+        assert np.array_equal(made.codes, np.where(expected == 255, 0, expected))
+        assert made.spacing_mm == pytest.approx(scan.spacing_mm, rel=1e-4)
+        assert 60 < told["mean_um"]["inner"] < 200
+
+
+def test_the_dicom_segmentation_references_its_scan_and_holds_nobodys_name(
+    line: Line, applied: tuple[Path, dict]
+) -> None:
+    source = pydicom.dcmread(line.scan("cirrus"), stop_before_pixels=True)
+    made = pydicom.dcmread(applied[1]["scans"][1]["dicom"])
+    assert source.PatientID
+    assert made.StudyInstanceUID == source.StudyInstanceUID
+    assert made.ReferencedSeriesSequence[0].SeriesInstanceUID == source.SeriesInstanceUID
+    (instance,) = made.ReferencedSeriesSequence[0].ReferencedInstanceSequence
+    assert instance.ReferencedSOPInstanceUID == source.SOPInstanceUID
+    assert (made.Rows, made.Columns) == (source.Rows, source.Columns)
+    frame = made.PerFrameFunctionalGroupsSequence[0]
+    assert 1 <= frame.DerivationImageSequence[0].SourceImageSequence[0].ReferencedFrameNumber <= source.NumberOfFrames
+    for name in ("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyID"):
+        assert not made.get(name), name
+    text = made.to_json()
+    for secret in (str(source.PatientID), str(source.get("PatientName", "")), str(source.get("StudyDate", ""))):
+        assert not secret or f'"{secret}"' not in text
+
+
+def test_a_scan_wider_than_the_view_is_read_window_by_window(line: Line) -> None:
+    head = load_head(line.out, str(line.encoder))
+    scan = read_volume(line.scan("cirrus"))
+    wide = replace(scan, pixels=np.concatenate([scan.pixels, scan.pixels[..., ::-1]], axis=2), content_hash="")
+    codes, _ = segment_volume(head, wide)
+    assert codes.shape == wide.shape
+    inside = codes != 255
+    seen = inside.any(axis=(0, 1))
+    assert seen[3:-3].all()
+    thick = [(codes[..., half] == 1).sum() for half in (slice(0, 168), slice(168, None))]
+    alone, _ = segment_volume(head, scan)
+    assert thick[0] == pytest.approx((alone == 1).sum(), rel=0.4)
+    assert thick[1] == pytest.approx((alone == 1).sum(), rel=0.4)
+
+
+def test_what_cannot_be_segmented_is_told_and_the_rest_is_done(line: Line, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.dcm"
+    broken.write_bytes(line.scan("cirrus").read_bytes()[:3000])
+    arguments = ("segment", line.out, "--from", line.encoder, "--out", tmp_path / "out", "--format", "nifti", "--json")
+    outcome = call(*arguments, "--scan", broken, "--scan", line.scan("cirrus"))
+    assert outcome.code == 0
+    assert len(outcome.json["scans"]) == 1
+    assert "number 1" in outcome.json["failed"][0]["scan"]
+    assert not list((tmp_path / "out").glob("*.dcm"))
+    assert call(*arguments, "--scan", broken).code == 2
+    nothing = call(*arguments)
+    assert nothing.code == 2
+    assert "--scan" in nothing.err
+
+
+def test_a_segmentation_of_nothing_or_of_another_scan_is_not_written(line: Line, tmp_path: Path) -> None:
+    from octjepa.errors import UsageError
+
+    scan = read_volume(line.scan("cirrus"))
+    empty = np.zeros(scan.shape, np.uint8)
+    with pytest.raises(UsageError, match="no class was found"):
+        write_segmentation(tmp_path / "a.dcm", empty, ("fluid",), scan.spacing_mm, line.scan("cirrus"))
+    with pytest.raises(UsageError, match="other frames"):
+        write_segmentation(tmp_path / "a.dcm", empty[1:], ("fluid",), scan.spacing_mm, line.scan("cirrus"))
+
+
+def test_a_segmentation_that_says_two_things_or_of_another_scan_is_refused(
+    applied: tuple[Path, dict], tmp_path: Path
+) -> None:
+    from octjepa.errors import UsageError
+
+    source = applied[1]["scans"][1]["dicom"]
+
+    def spoilt(how: str) -> Path:
+        made = pydicom.dcmread(source)
+        frames = made.PerFrameFunctionalGroupsSequence
+        if how == "overlap":  # the same B-scan's pixels once more, as another class
+            made.PixelData, made.NumberOfFrames = bytes([255]) * (made.Rows * made.Columns // 8 * 2), 2
+            made.PerFrameFunctionalGroupsSequence = [frames[0], frames[0]]
+        elif how == "fractional":
+            made.SegmentationType = "FRACTIONAL"
+        made.save_as(tmp_path / f"{how}.dcm")
+        return tmp_path / f"{how}.dcm"
+
+    for how, said in (("overlap", "segments overlap"), ("fractional", "expected a binary one")):
+        with pytest.raises(UsageError, match=said):
+            read_segmentation(spoilt(how), 32)
+    with pytest.raises(UsageError, match="of another scan"):
+        read_segmentation(Path(source), 5)
+    cut = tmp_path / "cut.dcm"
+    cut.write_bytes(Path(source).read_bytes()[:4000])
+    with pytest.raises(UsageError, match="cut"):
+        read_segmentation(cut, 32)

@@ -1,0 +1,187 @@
+"""The decoder learns what its tokens and the volume tell, only where labels are, and leaves a frozen encoder alone."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.errors import UsageError
+from octjepa.extras import to_install
+from octjepa.tasks.segment import decoder
+from octjepa.tasks.segment.counts import counted, dice, mean_of_classes
+from octjepa.tasks.segment.folder import load_head, save_head
+from octjepa.tasks.segment.judge import hd95_mm
+from octjepa.tasks.segment.linear import PENALTIES, Labelled, solve
+from octjepa.tasks.segment.prior import Prior, refined
+from octjepa.tasks.segment.settings import DecoderSettings, SegmentRecipe
+from octjepa.tasks.segment.windows import corners, encode, of_encoder, window
+from synthetic import small_recipe, volume
+
+from .conftest import write_encoder
+
+pytestmark = pytest.mark.timeout(400)  # the first one imports MONAI
+RECIPE = small_recipe()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> PretrainedEncoder:
+    return load_encoder(write_encoder(tmp_path_factory.mktemp("decoder") / "encoder.safetensors", RECIPE))
+
+
+def labelled(number: int) -> Labelled:
+    """The bright band of a synthetic volume, whose height depends on `number`; its last slice is not labelled."""
+    made = volume(RECIPE.preprocessing, number)
+    rows = np.arange(made.pixels.shape[1])[None, :, None]
+    labels = ((rows >= made.band[0][:, None]) & (rows < made.band[1][:, None])).astype(np.uint8)
+    labels[-1] = 255
+    return made, labels
+
+
+def volumes(split: str) -> Sequence[Callable[[], Labelled]]:
+    numbers = {"train": range(6), "val": range(6, 8), "test": range(8, 11)}[split]
+    return [lambda number=number: labelled(number) for number in numbers]
+
+
+PRIOR = Prior.of((read()[1] for read in volumes("train")), 2, 4)
+
+
+def test_trained_it_beats_the_prior_and_the_encoder_is_as_it_was(encoder: PretrainedEncoder) -> None:
+    before = copy.deepcopy(encoder.encoder.state_dict())
+    head, update, found = decoder.train(encoder, DecoderSettings(updates=24, lr=1e-2), 0, PRIOR, volumes)
+    assert update in (6, 12, 18, 24)
+    assert found is not None
+    counts = np.zeros((2, 1, 3))
+    for read in volumes("test"):
+        made, labels = read()
+        for number, scores in enumerate((head.scores(made), PRIOR.scores(made.pixels.shape))):
+            counts[number] += counted(scores.argmax(axis=0).astype(np.uint8), labels, 1)
+    ours, prior = (float(dice(one[None])[0, 0]) for one in counts)
+    assert ours > prior + 0.02
+    assert ours > 0.93
+    for name, value in encoder.encoder.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -> None:
+    made, _ = labelled(0)
+    blank = decoder.Decoder(encoder.dim, RECIPE.grid, 4, 2)
+    head = decoder.DecoderHead(encoder.encoder, blank, PRIOR, RECIPE)
+    assert np.array_equal(head.scores(made).argmax(axis=0), PRIOR.scores(made.pixels.shape).argmax(axis=0))
+
+
+def test_where_val_holds_no_class_nothing_is_chosen(encoder: PretrainedEncoder) -> None:
+    def without(split: str) -> Sequence[Callable[[], Labelled]]:
+        def empty(read: Callable[[], Labelled]) -> Labelled:
+            volume, labels = read()
+            return volume, np.where(labels == 1, np.uint8(0), labels)
+
+        return volumes(split) if split == "train" else [lambda read=read: empty(read) for read in volumes(split)]
+
+    _, update, found = decoder.train(encoder, DecoderSettings(updates=4), 0, PRIOR, without)
+    assert (update, found) == (4, None)  # not the first look's, of which none is better
+    read = {split: (one() for one in without(split)) for split in ("train", "val")}
+    _, penalty, found = solve(of_encoder(encoder), read["train"], read["val"], PRIOR, RECIPE)
+    assert (penalty, found) == (PENALTIES[1], None)
+    assert mean_of_classes(np.array([[2.0, 4, 4], [0, 0, 0]])) == 0.5  # the second class is neither there nor said
+    assert mean_of_classes(np.array([[2.0, 4, 4], [0, 1, 0]])) == 0.5  # said, but not there: no other set of classes
+    assert mean_of_classes(np.array([[0.0, 4, 0], [0, 0, 0]])) is None
+
+
+def test_tuning_changes_the_encoder_and_the_head_carries_it(encoder: PretrainedEncoder, tmp_path: Path) -> None:
+    settings = DecoderSettings(width=4, updates=2, batch=1, encoder_decay=0.5)
+    before = copy.deepcopy(encoder.encoder.state_dict())
+    head, _, _ = decoder.train(encoder, settings, 0, PRIOR, volumes)
+    assert head.network is not encoder.encoder
+    assert any(not torch.equal(value, before[name]) for name, value in head.network.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in encoder.encoder.state_dict().items())
+    save_head(tmp_path, head, ("band",), SegmentRecipe(name="t", decoder=settings), encoder)
+    loaded = load_head(tmp_path, None)  # needs no other weights
+    made, _ = labelled(9)
+    assert np.allclose(loaded.head.scores(made), head.scores(made), atol=1e-6)
+
+
+def test_rates_fall_block_by_block(encoder: PretrainedEncoder) -> None:
+    groups = decoder.layer_groups(encoder.encoder, 1.0, 0.5)
+    depth = len(encoder.encoder.blocks)
+    assert [group["lr"] for group in groups] == pytest.approx(
+        [0.5 ** (depth + 1 - level) for level in range(depth + 1)]
+    )
+    assert sum(len(group["params"]) for group in groups) == len(list(encoder.encoder.parameters()))
+    norm = {id(parameter) for parameter in encoder.encoder.norm.parameters()}
+    assert norm <= {id(parameter) for parameter in groups[-1]["params"]}
+
+
+def test_places_without_a_label_give_no_loss_and_no_gradient() -> None:
+    loss_of = decoder.losses()
+    rng = np.random.default_rng(0)
+    wanted = rng.integers(0, 2, (1, 2, 4, 4)).astype(np.uint8)
+    wanted[:, 1] = 255
+    logits = torch.randn(1, 2, 2, 4, 4, requires_grad=True)
+    decoder.masked_loss(logits, wanted, loss_of).backward()
+    assert logits.grad is not None
+    assert float(logits.grad[:, :, 1].abs().max()) == 0
+    assert float(logits.grad[:, :, 0].abs().max()) > 0
+    right = torch.nn.functional.one_hot(torch.from_numpy(wanted % 2).long(), 2).movedim(-1, 1) * 40.0
+    assert float(decoder.masked_loss(right.float(), wanted, loss_of)) < 0.01
+
+
+def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "monai"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "monai", None)
+    with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
+        decoder.losses()
+
+
+def test_dice_is_that_of_monai_and_hd95_that_of_hand() -> None:
+    from monai.metrics import DiceMetric
+
+    rng = np.random.default_rng(1)
+    said, true = (rng.integers(0, 3, (4, 8, 8)).astype(np.uint8) for _ in range(2))
+    ours = dice(counted(said, true, 2)[None])[:, 0]
+    hot = [torch.from_numpy(np.stack([one == code for code in range(3)])[None]).float() for one in (said, true)]
+    assert ours == pytest.approx(DiceMetric(include_background=False)(*hot)[0].numpy())
+    box, moved = np.zeros((2, 6, 20, 20), np.uint8)
+    box[2:4, 5:10, 5:15] = 1
+    moved[2:4, 8:13, 5:15] = 1  # three rows of 0.01 mm
+    assert hd95_mm(moved, box, 2, (0.3, 0.01, 0.05))[0] == pytest.approx(0.03)
+    assert np.isnan(hd95_mm(moved, box, 2, (0.3, 0.01, 0.05))[1])  # class 2 is nowhere
+
+
+def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(encoder: PretrainedEncoder) -> None:
+    made, _ = labelled(0)
+    at = corners(made.pixels.shape, RECIPE)
+    assert at == [(0, 4, 0), (0, 4, 8)]
+    assert corners((20, 72, 200), RECIPE)[-1] == (12, 4, 136)
+    starts = sorted({corner[2] for corner in corners((8, 72, 200), RECIPE)})
+    assert max(np.diff(starts)) <= 32
+    middle = RECIPE.preprocessing.margin
+    seen = window(made, middle, RECIPE)
+    found = encode(encoder.encoder, [seen])[0].detach().numpy()
+    known = encoder.many_tokens([made])[0]  # other tokens by chance, the same where both have one
+    both = np.intersect1d(seen.index, known.grid_index)
+    assert len(both) > 12
+    assert found.shape == (24, encoder.dim)
+    all_tokens = encoder.recipe.model_copy(
+        update={"tokens": encoder.recipe.tokens.model_copy(update={"select": "all", "budget": None})}
+    )
+    whole = PretrainedEncoder(encoder.encoder, all_tokens, "all")
+    ours = of_encoder(whole)(made, middle)
+    theirs = whole.many_tokens([made])[0]
+    assert np.array_equal(ours.index, theirs.grid_index)
+    assert np.allclose(ours.features, theirs.features, atol=1e-5)
+
+
+def test_coarse_columns_come_back_where_they_were() -> None:
+    line = np.arange(16, dtype=np.float32)
+    coarse = line[2::4]
+    assert refined(coarse[None, None, None], 4, 16)[0, 0, 0] == pytest.approx(np.clip(line, 2, 14))

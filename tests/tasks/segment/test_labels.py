@@ -1,0 +1,207 @@
+"""Labels of every form, and what is said of those that fit no scan."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import SimpleITK
+
+from octjepa.errors import UsageError
+from octjepa.recipe import Preprocessing
+from octjepa.store import Store
+from octjepa.store.canonical import canonicalise
+from octjepa.store.native_mapping import NativeMap
+from octjepa.tasks.segment.cohort import LabelledVolumes
+from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder
+from octjepa.tasks.segment.places import labels_to_stored, reversed_frames, scores_to_scan
+from octjepa.tasks.segment.settings import RECIPES, load_settings
+from shaped_eye import shaped_eye
+
+from .conftest import RECIPE, Line
+
+pytestmark = pytest.mark.timeout(400)  # the first one makes the cohort and imports MONAI
+
+
+@pytest.fixture
+def some(line: Line, tmp_path: Path) -> Path:
+    """Labels of every scan, in a folder that a test may change."""
+    shutil.copytree(line.labels, tmp_path / "labels")
+    return tmp_path / "labels"
+
+
+def write_npz(path: Path, labels: np.ndarray, names: list[str], **more: object) -> None:
+    np.savez_compressed(path, labels=labels, names=np.array(names), **more)
+
+
+def first(line: Line, split: str = "train") -> dict:
+    return line.store.table[line.store.table["split"] == split].iloc[0].to_dict()
+
+
+def shape_of(row: dict) -> tuple[int, int, int]:
+    return int(row["native_d"]), int(row["native_h"]), int(row["native_w"])
+
+
+def refused(store: Store, folder: Path, *classes: str) -> str:
+    with pytest.raises(UsageError) as error:
+        LabelledVolumes(store, folder, RECIPE, classes)
+    return str(error.value)
+
+
+def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp_path: Path) -> None:
+    row = first(line)
+    known = LabelFolder(line.labels).of(row)
+    assert known is not None
+    truth = LabelFolder(line.labels).read(known, tuple(PHANTOM_LAYERS), shape_of(row)[0])
+    names = list(truth.names)
+    uid, stem = row["sop_instance_uid"], Path(row["file"]).stem
+    write_npz(tmp_path / f"{uid}.npz", truth.codes, names, fovea_mm=truth.fovea_mm)
+    image = SimpleITK.GetImageFromArray(truth.codes)
+    image.SetSpacing((row["spacing_x_mm"], row["spacing_y_mm"], row["spacing_z_mm"]))
+    (tmp_path / "nifti").mkdir()
+    SimpleITK.WriteImage(image, str(tmp_path / "nifti" / f"{stem}.nii.gz"))
+    (tmp_path / "nifti" / "classes.json").write_text(json.dumps({k + 1: name for k, name in enumerate(names)}))
+    (tmp_path / "id").mkdir()
+    write_npz(tmp_path / "id" / f"{row['volume_id']}.npz", truth.codes, names)
+    (tmp_path / "npz").mkdir()
+    (tmp_path / f"{uid}.npz").rename(tmp_path / "npz" / f"{uid}.npz")
+    for kind in ("npz", "nifti", "id"):
+        folder = LabelFolder(tmp_path / kind)
+        file = folder.of(row)
+        assert file is not None, kind
+        assert folder.names(file) == tuple(names)
+        read = folder.read(file, names, shape_of(row)[0])
+        read.check(shape_of(row), truth.spacing_mm or (1, 1, 1), kind)
+        assert np.array_equal(read.as_classes(names), truth.codes), kind
+    turned = truth.as_classes(["onl"])
+    assert np.array_equal(turned == 1, truth.codes == names.index("onl") + 1)
+
+
+@pytest.mark.parametrize("eye", ["OD", "OS"])
+def test_true_labels_survive_the_way_to_the_stored_volume_and_back(eye: Literal["OD", "OS"]) -> None:
+    made = shaped_eye("topcon_triton", "drusen", seed=3, eye=eye)
+    row = np.arange(made.volume.shape[1])[None, :, None]
+    codes = ((row >= made.ilm[:, None]) & (row < made.bm[:, None])).astype(np.uint8)
+    preprocessing = Preprocessing()
+    canonical = canonicalise(made.volume, preprocessing)
+    shifts, frames = canonical.volume.frame_shifts, canonical.volume.frame_mm
+    assert shifts is not None
+    assert frames is not None
+    native = NativeMap(made.volume.shape, made.volume.spacing_mm, preprocessing, shifts, frames, canonical.mirrored)
+    stored = labels_to_stored(codes, native)
+    known = np.where(stored == 255, 0, stored)
+    back = scores_to_scan(np.stack([known == 0, known == 1]).astype(np.float32), native)
+    seen = back != 255
+    assert seen.mean() > 0.6  # rows above and below the stored height have no voxel there
+    assert (back[seen] == codes[seen]).mean() > 0.99
+    whole = seen.any(axis=1)
+    error = np.abs((back == 1).sum(axis=1) - codes.sum(axis=1, dtype=int))[whole] * made.volume.spacing_mm[1] * 1000
+    assert error.mean() < 8  # um, one row: what the geometry alone costs a single A-scan
+    assert abs((back == 1).sum(axis=1)[whole].mean() - codes.sum(axis=1)[whole].mean()) < 0.25  # rows, on average
+
+
+def test_lesions_lie_on_layers_and_classes_can_be_named(line: Line) -> None:
+    cohort = LabelledVolumes(line.store, line.labels, RECIPE, ["onl", "drusen"])
+    assert cohort.classes == ("onl", "drusen")
+    assert {int(code) for one in cohort.stored.values() for code in np.unique(one)} == {0, 1, 2, 255}
+
+
+def test_labels_without_scans_and_scans_without_labels_are_counted(line: Line, some: Path) -> None:
+    row = first(line)
+    (some / f"{row['sop_instance_uid']}.npz").rename(some / "1.2.3.npz")
+    cohort = LabelledVolumes(line.store, some, RECIPE)
+    assert cohort.notes == ["label files without a scan: 1", "scans without labels: 1"]
+    for file in some.glob("*.npz"):
+        file.rename(some / f"x{file.name}")
+    assert "none of the 24 label files" in refused(line.store, some)
+    assert "no folder of labels" in refused(line.store, some / "nowhere")
+    (some / "empty").mkdir()
+    assert "holds no label volume" in refused(line.store, some / "empty")
+
+
+Spoil = Callable[[Path, tuple[int, int, int]], None]
+
+
+@pytest.mark.parametrize(("spoil", "said"), [
+    (lambda path, s: write_npz(path, np.ones((s[0] - 1, *s[1:]), np.uint8), ["onl"]), "its scan 28 x 188 x 168"),
+    (lambda path, s: write_npz(path, np.ones(s, np.uint8), ["onl"], spacing_mm=(0.5, 0.008, 0.036)), "between slices"),
+    (lambda path, s: write_npz(path, np.full(s, 7, np.uint8), ["onl"]), "unknown classes 7: named are 1 onl"),
+    (lambda path, s: write_npz(path, np.full(s, 0.5, np.float32), ["onl"]), "no whole numbers"),
+    (lambda path, s: write_npz(path, np.ones(s[1:], np.uint8), ["onl"]), "has 2 axes"),
+    (lambda path, s: np.savez(path, other=np.ones(3)), "expected the arrays `labels` and `names`"),
+    (lambda path, s: path.write_bytes(b"PK\x03\x04 no archive"), "cannot be read as .npz"),
+])  # fmt: skip
+def test_a_label_file_that_fits_no_scan_is_named_with_what_is_wrong(
+    line: Line, some: Path, spoil: Spoil, said: str
+) -> None:
+    row = line.store.table[(line.store.table["split"] == "train") & (line.store.table["native_d"] == 28)].iloc[0]
+    spoil(some / f"{row['sop_instance_uid']}.npz", (28, 188, 168))
+    message = refused(line.store, some)
+    assert said in message
+    assert str(row["sop_instance_uid"]) in message
+
+
+def test_nifti_without_names_of_its_numbers_is_refused(line: Line, tmp_path: Path) -> None:
+    row = first(line)
+    image = SimpleITK.GetImageFromArray(np.ones(shape_of(row), np.uint8))
+    SimpleITK.WriteImage(image, str(tmp_path / f"{row['sop_instance_uid']}.nii.gz"))
+    assert "no classes.json" in refused(line.store, tmp_path)
+    (tmp_path / "classes.json").write_text('["onl"]')
+    assert "no mapping" in refused(line.store, tmp_path)
+
+
+def test_classes_that_cannot_be_learnt_are_refused(line: Line, some: Path) -> None:
+    assert "no label file names the class 'retina'" in refused(line.store, some, "retina")
+    table = line.store.table
+    for row in table[table["split"] == "train"].to_dict("records"):
+        write_npz(some / f"{row['sop_instance_uid']}.npz", np.zeros(shape_of(row), np.uint8), ["onl", "inner"])
+    assert "one class only" in refused(line.store, some, "onl")
+    row = first(line)
+    some_onl = np.zeros(shape_of(row), np.uint8)
+    some_onl[:, 80:120] = 1
+    write_npz(some / f"{row['sop_instance_uid']}.npz", some_onl, ["onl", "inner"])
+    assert "no voxel of inner" in refused(line.store, some, "onl", "inner")
+
+
+def test_nobody_in_test_or_train_and_a_person_in_both_are_refused(line: Line, some: Path) -> None:
+    table = line.store.table
+    for row in table[table["split"] == "test"].to_dict("records"):
+        (some / f"{row['sop_instance_uid']}.npz").unlink()
+    assert "no labelled scan of a person of test" in refused(line.store, some)
+    for row in table[table["split"] == "val"].to_dict("records"):
+        (some / f"{row['sop_instance_uid']}.npz").unlink()
+    assert "now train 4, val 0, test 0" in refused(line.store, some)
+
+
+def test_scans_whose_voxels_ingest_turned_are_left_out() -> None:
+    assert reversed_frames("a;frames_reversed")
+    assert not reversed_frames("")
+    assert not reversed_frames("frames_unordered;order_by_correlation")
+    for note in ("frames_unordered", "turned_upright", "axes_stored=WHD", "circle_frames_dropped=2"):
+        with pytest.raises(UsageError, match=note.partition("=")[0]):
+            reversed_frames(f"frames_reversed;{note}")
+
+
+def test_recipes_load_and_wrong_keys_are_refused() -> None:
+    assert RECIPES.names() == ["segment_decoder", "segment_linear", "segment_tuned"]
+    assert [load_settings(name).head for name in RECIPES.names()] == ["decoder", "linear", "decoder, tuned"]
+    made = load_settings("segment_decoder", ["decoder.updates=7", "centre=scan"])
+    assert made.decoder is not None
+    assert (made.decoder.updates, made.decoder.lr, made.centre) == (7, 3e-3, "scan")
+    for wrong, said in (
+        ("head=linear", "segmentation recipe segment_linear is refused:\n  head: unknown key; known here: name"),
+        ("decoder.update=7", "decoder.update: unknown key; did you mean 'updates'?"),
+        ("columns=0", "columns: Input should be greater than 0 (found 0)"),
+        ("columns", "'columns' is not of the form key=value, such as decoder.updates=100"),
+        ("columns.width=1", "'columns' is a value, not a section"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            load_settings("segment_linear", [wrong])
+    with pytest.raises(UsageError, match="a head's folder to apply, or one of segment_decoder, segment_linear"):
+        load_settings("nothing")

@@ -1,0 +1,126 @@
+"""The page of a segmentation: from its folder alone, with its figures and pictures, and faults first."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import call
+from octjepa.metrics.findings import Told
+from octjepa.report import wording, write_report
+from octjepa.tasks.segment.cohort import LabelledVolumes
+from octjepa.tasks.segment.fit import _tell_classes
+from octjepa.tasks.segment.folder import load_head
+from octjepa.tasks.segment.judge import Judged
+from octjepa.tasks.segment.pictures import fullest, typical_and_worst
+from page_outline import Outline
+
+from .conftest import RECIPE, Line
+
+pytestmark = pytest.mark.timeout(400)  # the first one makes the cohort and imports MONAI
+
+
+def read(line: Line, page: Path) -> str:
+    assert call("report", line.out, "--out", page).code == 0
+    return page.read_text(encoding="utf-8").replace("<wbr>", "")  # where a long file name may break
+
+
+def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line: Line, tmp_path: Path) -> None:
+    page = read(line, tmp_path / "page.html")
+    outline = Outline(page)
+    assert (outline.open, outline.scripts, outline.unlabelled) == ([], 0, [])
+    assert set(outline.targets) <= set(outline.ids)
+    assert {"cohort", "eyes", "probe", "files", "reproduce"} <= set(outline.ids)
+    assert not {"masks", "training", "tokens"} & set(outline.ids)
+    assert "Missing" not in page
+    assert "Read this first" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "It learnt from 8 labelled scans of 4 people and was judged once on 12 scans of 6 others" in page
+    for pair in line.said["paired"]:
+        assert pair["reference"] in {"untrained", "intensity", "place_prior"}
+        span = f" ({wording.signed(pair['low'])} to {wording.signed(pair['high'])})" if pair["low"] is not None else ","
+        assert f"{wording.signed(pair['difference'])}{span}" in page
+    ours = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
+    values = [
+        line.said["metrics"][key]["value"] for key in ("dice", *(f"dice_{name}" for name in line.said["classes"]))
+    ]
+    assert sorted(re.search(r"<b>(.*?)</b>", row)[1] for row in ours) == sorted(map(wording.number, values))
+    assert "octjepa segment recipe.yaml --from ENCODER" in page
+    people = set(line.store.table["person_id"])
+    assert not [person for person in people if re.search(rf">[^<]*\b{person}\b[^/<.]*<", page)]
+
+
+def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(line: Line, tmp_path: Path) -> None:
+    cohort = LabelledVolumes(line.store, line.labels, RECIPE)
+    typical, worst = line.said["bscans"]
+    assert (typical["which"], worst["which"]) == ("typical", "worst")
+    assert worst["dice"] < typical["dice"]
+    head = load_head(line.out, str(line.encoder)).head
+    with np.load(line.out / "bscans.npz") as arrays:
+        for one in (typical, worst):
+            volume, true = line.store.read(one["volume_id"]), cohort.stored[one["volume_id"]]
+            at = one["bscan"] - 1
+            said = head.scores(volume)[:, at].argmax(axis=0)
+            for part, expected in (("pixels", volume.pixels[at]), ("true", true[at]), ("said", said)):
+                assert np.array_equal(arrays[f"{one['which']}_{part}"], expected)
+    page = read(line, tmp_path / "page.html")
+    for one, why in ((typical, "the median"), (worst, "the lowest")):
+        assert f"{why} Dice of 12 test scans, {one['dice']:.3f}: " in page
+        assert f"volume {one['volume_id']}, B-scan {one['bscan']} of {one['of']}" in page
+    assert page.count('aria-label="True labels') == page.count('aria-label="What the head says') == 2
+
+
+def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(line.out, tmp_path / "out"))  # its store is not beside it any more
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    results["faults"] = [{"kind": "class_never_said", "what": "small says fluid of no voxel"}]
+    (out / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    page = write_report(out).read_text(encoding="utf-8")
+    assert page.index("Class never found.</strong> small says fluid") < page.index('id="cohort"')
+    assert page.count("Missing: the store.") == 3  # in cohort, eyes and files
+    (out / "bscans.npz").write_bytes(b"half")
+    page = write_report(out).read_text(encoding="utf-8")
+    assert "Missing: the B-scans." in page
+    assert "bscans.npz cannot be read" in page
+    assert page.count('class="headline"') == 3  # the rest stands
+    assert "Thickness in the ETDRS sectors" in page
+    (out / "results.json").write_text(json.dumps(results | {"rows": [{"name": "small"}]}), encoding="utf-8")
+    assert "results.json is damaged: something lacks &#39;class&#39;" in write_report(out).read_text(encoding="utf-8")
+    assert str(tmp_path) not in page
+    (out / "results.json").unlink()
+    assert "Missing: the probe." in write_report(out).read_text(encoding="utf-8")
+
+
+def test_the_look_at_the_test_people_is_counted_beside_the_labels(line: Line) -> None:
+    (use,) = line.said["uses"]
+    assert (use["looks"], use["measured"]) == (1, 3)  # of an untrained encoder, itself is its twin; grey levels, prior
+    assert Path(use["file"]).parent == line.labels.parent / "octjepa_test_uses"
+    assert line.said["faults"] == []
+
+
+def test_a_class_that_is_never_said_though_it_is_there_is_a_fault() -> None:
+    said_true = np.array([[5.0, 9, 9], [0, 0, 4], [0, 0, 0]])  # the second is missed, the third is not there
+    nothing = np.zeros((3, 9))
+    one = Judged(said_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
+    told = Told()
+    _tell_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
+    assert told.faults == [
+        {"kind": "class_never_said", "what": "small says fluid of no voxel of the test scans, which hold it"}
+    ]
+
+
+def test_scans_are_chosen_by_dice_and_b_scans_by_what_they_hold() -> None:
+    assert typical_and_worst([0.5, 0.9, 0.7]) == {"typical": 2, "worst": 0}
+    assert typical_and_worst([0.5, None, 0.7]) == {"typical": 2, "worst": 0}
+    assert typical_and_worst([None, 0.7]) == {"only": 1}
+    assert typical_and_worst([None]) == {}
+    stored = np.zeros((5, 2, 2), np.uint8)
+    stored[[0, 3], 0] = 1
+    stored[1] = 255  # not labelled
+    assert fullest(stored) == 3
