@@ -1,0 +1,96 @@
+"""Names of exchangeable parts (objectives, readers, probes, tasks, trackers) and the objects behind them.
+
+A part is registered by a decorator, or by an entry point of any installed package, so that a user adds one without
+changing this package:
+
+    [project.entry-points."octjepa.objectives"]
+    my_objective = "my_package.objectives:MyObjective"
+
+Parts are imported when they are first asked for: listing names imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
+from typing import Generic, TypeVar
+
+from octjepa.errors import UsageError
+
+T = TypeVar("T")
+Part = TypeVar("Part")
+
+
+class Registry(Generic[T]):
+    """The parts of one `kind`, a noun for messages such as "objective".
+
+    `modules` maps built-in names to the modules that register them on import; `modules_of` lists a folder of modules
+    named like their parts. Packages add parts by entry points of the group `entry_point_group`.
+    """
+
+    def __init__(self, kind: str, entry_point_group: str, modules: Mapping[str, str] | None = None) -> None:
+        self.kind, self.group = kind, entry_point_group
+        self._modules = dict(modules or {})
+        self._parts: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[Part], Part]:
+        """Decorator that adds a class or function as `name`. Raises ValueError when the name is taken."""
+
+        def add(part: Part) -> Part:
+            if name in self._parts:
+                raise ValueError(f"{self.kind} {name!r} is registered twice: {self._parts[name]!r} and {part!r}")
+            self._parts[name] = part  # type: ignore[assignment] # T for readers of the registry, Part keeps its type
+            return part
+
+        return add
+
+    def names(self) -> list[str]:
+        """All names, sorted: built in, registered by a decorator, and declared by installed packages."""
+        return sorted({*self._modules, *self._parts, *(point.name for point in self._entry_points())})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules or name in self._parts or name in self.names()
+
+    def get(self, name: str) -> T:
+        """The part called `name`, imported now if need be.
+
+        Raises UsageError: no such name, two packages declare it, or the package that declares it fails to import.
+        """
+        if name not in self._parts and name in self._modules:
+            import_module(self._modules[name])
+        if name not in self._parts:
+            self._parts[name] = self._load(name)
+        return self._parts[name]
+
+    def _load(self, name: str) -> T:
+        declared = [point for point in self._entry_points() if point.name == name]
+        if not declared:
+            raise UsageError(f"unknown {self.kind} {name!r}: one of {', '.join(self.names())}")
+        packages = [_package(point) for point in declared]
+        if len(declared) > 1:
+            raise UsageError(f"{self.kind} {name!r} is declared by several packages: {', '.join(packages)}. Keep one")
+        try:
+            part: T = declared[0].load()
+        except Exception as error:  # whatever the import of a foreign package raises
+            raise UsageError(
+                f"{self.kind} {name!r} of package {packages[0]} ({declared[0].value}) cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return part
+
+    def _entry_points(self) -> list[EntryPoint]:
+        return list({(point.name, point.value): point for point in entry_points(group=self.group)}.values())
+
+
+def modules_of(package: str) -> dict[str, str]:
+    """Module name -> dotted module of every module in `package`, without importing it (or its parents' contents)."""
+    root, *folders = package.split(".")
+    folder = files(root).joinpath(*folders)
+    names = (entry.name for entry in folder.iterdir())
+    return {name[:-3]: f"{package}.{name[:-3]}" for name in names if name.endswith(".py") and not name.startswith("_")}
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value.partition(":")[0]
