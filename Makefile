@@ -1,11 +1,11 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test test-xla check format bench study docs lock
+.PHONY: help core setup demo test test-all test-xla check format bench study docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
 # One thread a process: the tests run in WORKERS processes, and a fixed count keeps sums the same to the bit.
-test check docs: export OMP_NUM_THREADS := 1
+test test-all check docs: export OMP_NUM_THREADS := 1
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -19,8 +19,11 @@ setup:  ## install octjepa with its development tools into .venv (silent when no
 demo: core  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -> one HTML page (ARGS="--out DIR")
 	@.venv/bin/octjepa demo $(ARGS)
 
-test: setup  ## run the tests (ARGS="-k name" for some of them)
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: setup  ## run the tests that take seconds (ARGS="-k name" for some of them)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/house -m "not slow" $(ARGS)
+
+test-all: setup  ## run every test, the slow ones too; CI runs this after `make check`
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/house $(ARGS)
 
 test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla of its own (2.7 GB; docs/tpu.md)
 	@environments/setup-xla
@@ -28,19 +31,19 @@ test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla 
 	  XLA_FLAGS="--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0" \
 	  .venv-xla/bin/python -m pytest tests/xla $(ARGS)
 
-check: setup  ## what has to be clean before a commit: format, lint, types, import contract, docs
+check: setup  ## what has to be clean before a commit: format, lint, types, import contract, words, docs
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
-	@$(PY) -m pytest -q tests/test_house.py tests/test_docs.py tests/test_capabilities.py
+	@$(PY) -m pytest -q tests/house
 
 format: setup  ## rewrite the sources in the project's format and apply the safe lint fixes
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
 
 docs: setup  ## check the documentation: links lead somewhere, every command named exists
-	@$(PY) -m pytest -q tests/test_docs.py tests/test_capabilities.py
+	@$(PY) -m pytest -q tests/house/test_docs.py tests/house/test_capabilities.py
 
 bench: setup  ## list the benchmarks; run one (ARGS="precision")
 	@$(PY) -m benchmarks $(ARGS)

@@ -15,9 +15,10 @@ import pytest
 
 import octjepa
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-OWN_CODE = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+OWN_CODE = [*SOURCES, *TESTS]
 
 
 def name_of(path: Path) -> str:
@@ -40,49 +41,78 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-@pytest.mark.parametrize("path", OWN_CODE, ids=name_of)
-def test_a_file_is_one_idea(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 400, f"{name_of(path)} has {lines} lines: over 400 it is asking to be two files"
+def test_a_file_is_one_idea() -> None:
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in OWN_CODE}
+    long = {name: lines for name, lines in lengths.items() if lines > 400}
+    assert not long, f"over 400 lines a file is asking to be two: {long}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_module_is_named_after_what_it_holds_and_says_it_on_top(path: Path) -> None:
-    words = set(re.split(r"[_/.]", path.relative_to(ROOT / "src").as_posix()))
-    assert not words & {"util", "utils", "helper", "helpers", "manager", "common", "misc"}, name_of(path)
-    assert ast.get_docstring(parsed(path)), f"{name_of(path)} needs a docstring: what it is, what enters, what leaves"
+def test_a_module_is_named_after_what_it_holds_and_has_a_docstring() -> None:
+    refused = {"util", "utils", "helper", "helpers", "manager", "common", "misc"}
+    vague = [name_of(path) for path in SOURCES if refused & set(re.split(r"[_/.]", name_of(path)))]
+    assert not vague, f"name them after what they hold: {vague}"
+    silent = [name_of(path) for path in SOURCES if not ast.get_docstring(parsed(path))]
+    assert not silent, f"say on top what it is, what enters and what leaves: {silent}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_exception_is_swallowed(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ExceptHandler):
-            caught = "everything" if node.type is None else ast.unparse(node.type)
-            silent = all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
-            broad = caught in {"everything", "Exception", "BaseException"}
-            assert not (broad and silent), f"{name_of(path)}:{node.lineno} catches {caught} and says nothing"
+def test_public_functions_and_classes_have_docstrings() -> None:
+    missing = []
+    for path in SOURCES:
+        for node in parsed(path).body:
+            members = node.body if isinstance(node, ast.ClassDef) else []
+            for item in [node, *members]:
+                if not isinstance(item, ast.FunctionDef | ast.ClassDef) or item.name.startswith("_"):
+                    continue
+                if "overload" in {ast.unparse(mark) for mark in item.decorator_list} or ast.get_docstring(item):
+                    continue
+                overrides = item in members and isinstance(node, ast.ClassDef) and node.bases
+                if not overrides:  # a method of a derived class is documented by its base
+                    missing.append(f"{name_of(path)}:{item.lineno} {item.name}")
+    assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_pickle_is_ever_loaded(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = {alias.name for alias in node.names} | {getattr(node, "module", None)}
-            assert not modules & {"pickle", "cPickle", "dill", "cloudpickle", "joblib"}, (
-                f"{name_of(path)}:{node.lineno}"
-            )
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "np.load"}:
-            allows = {word.arg: ast.unparse(word.value) for word in node.keywords}
-            assert allows.get("weights_only", "True") == "True", f"{name_of(path)}:{node.lineno}"
-            assert allows.get("allow_pickle", "False") == "False", f"{name_of(path)}:{node.lineno}"
+def test_no_exception_is_swallowed() -> None:
+    swallowed = []
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ExceptHandler):
+                caught = "everything" if node.type is None else ast.unparse(node.type)
+                silent = all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
+                if silent and caught in {"everything", "Exception", "BaseException"}:
+                    swallowed.append(f"{name_of(path)}:{node.lineno} catches {caught} and says nothing")
+    assert not swallowed, "\n".join(swallowed)
 
 
-@pytest.mark.parametrize("module", ["octjepa", "octjepa.cli"])
-def test_start_up_does_not_pay_for_torch(module: str) -> None:
+def test_no_pickle_is_ever_loaded() -> None:
+    refused = []
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                if modules & {"pickle", "cPickle", "dill", "cloudpickle", "joblib"}:
+                    refused.append(f"{name_of(path)}:{node.lineno}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "np.load"}:
+                allows = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                if allows.get("weights_only", "True") != "True" or allows.get("allow_pickle", "False") != "False":
+                    refused.append(f"{name_of(path)}:{node.lineno}")
+    assert not refused, "\n".join(refused)
+
+
+def test_no_test_imports_a_private_name() -> None:
+    private = []
+    for path in TESTS:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("octjepa"):
+                names = [alias.name for alias in node.names if re.match(r"_[a-z]", alias.name)]
+                private += [f"{name_of(path)}:{node.lineno} {name}" for name in names]
+    assert not private, "\n".join(private)
+
+
+def test_start_up_does_not_pay_for_torch() -> None:
     heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy"
-    code = f"import {module}, sys; print(*[name for name in {heavy!r} if name in sys.modules])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == [], f"import {module} loads these at once; import them where they are used"
+    code = f"import octjepa.cli, sys; print(*[name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [], "import octjepa.cli loads these at once; import them where they are used"
 
 
 def test_every_library_imported_is_a_declared_dependency() -> None:
@@ -160,13 +190,13 @@ def test_licence_version_and_citation_agree() -> None:
     assert "## [Unreleased]" in changes or f"## [{project['version']}]" in changes
 
 
-@pytest.mark.parametrize("script", [".ci/run", "scripts/setup", "scripts/lock"])
-def test_scripts_run_from_a_checkout(script: str) -> None:
-    path = ROOT / script
-    assert os.access(path, os.X_OK), f"chmod +x {script}"
-    assert "set -euo pipefail" in path.read_text()
-    checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stderr
+def test_scripts_run_from_a_checkout() -> None:
+    for script in (".ci/run", "scripts/setup", "scripts/lock"):
+        path = ROOT / script
+        assert os.access(path, os.X_OK), f"chmod +x {script}"
+        assert "set -euo pipefail" in path.read_text()
+        checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
 
 
 def test_every_benchmark_is_listed_with_what_it_measures() -> None:
@@ -218,9 +248,9 @@ def test_shapes_in_signatures_are_checked_at_every_call() -> None:
         rope_tables(torch.zeros(2, 5, 4), 12)
 
 
-@pytest.mark.parametrize("init", sorted((ROOT / "src" / "octjepa").rglob("__init__.py")), ids=name_of)
-def test_no_function_of_a_package_is_called_like_a_module_in_it(init: Path) -> None:
+def test_no_function_of_a_package_has_the_name_of_a_module_in_it() -> None:
     """Importing the module would put it in the function's place, whenever that happens to be."""
-    modules = {path.stem for path in init.parent.glob("*.py")} | {path.name for path in init.parent.iterdir()}
-    made = {node.name for node in ast.parse(init.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    assert not made & modules
+    for init in (ROOT / "src" / "octjepa").rglob("__init__.py"):
+        modules = {path.stem for path in init.parent.iterdir()}
+        names = {node.name for node in parsed(init).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert not names & modules, name_of(init)
