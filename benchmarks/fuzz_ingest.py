@@ -40,7 +40,7 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
-from octjepa.store.worker_pool import Crew
+from octjepa.store.worker_pool import WorkerPool
 from octjepa.volume import OCTVolume
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -235,7 +235,7 @@ class Work:
 def run_cases(numbers: Iterator[int], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Results as they come, for `seconds` at most."""
     until = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as name, Crew(Work(Path(name)), workers, SECONDS) as crew:
+    with tempfile.TemporaryDirectory() as name, WorkerPool(Work(Path(name)), workers, SECONDS) as crew:
         while time.monotonic() < until and (some := list(islice(numbers, 50 * workers))):
             sources = [SourceFile(Path(name, str(number)), str(number)) for number in some]
             with closing(crew.results(sources)) as results:

@@ -30,7 +30,7 @@ from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build, build_store
 from octjepa.store.one_file import ingest_one
-from octjepa.store.worker_pool import Crew
+from octjepa.store.worker_pool import WorkerPool
 
 
 def _one_thread() -> None:
@@ -63,15 +63,15 @@ def monai_workers(
 def octjepa_run(source: Path, store: Path, workers: int, warm: Path, preprocessing: Preprocessing) -> tuple[int, float]:
     """(volumes in the store, seconds) of `build_store`, whose workers have read a file before the clock starts."""
     work = partial(ingest_one, store=Store.create(store, preprocessing).path, preprocessing=preprocessing)
-    with Crew(work, workers, build.SECONDS_PER_FILE) as crew:
+    with WorkerPool(work, workers, build.SECONDS_PER_FILE) as crew:
         list(crew.results([SourceFile(warm, str(number)) for number in range(4 * workers)]))
-        build.Crew = lambda *_: nullcontext(crew)  # type: ignore[assignment,misc]
+        build.WorkerPool = lambda *_: nullcontext(crew)  # type: ignore[assignment,misc]
         try:
             start = time.perf_counter()
             made = build_store([source], store, preprocessing, workers=workers)
             return int(made["accepted"]), time.perf_counter() - start
         finally:
-            build.Crew = Crew  # type: ignore[misc]
+            build.WorkerPool = WorkerPool  # type: ignore[misc]
 
 
 def compare(files: int, size: str, workers: int, repeats: int) -> dict[str, Any]:

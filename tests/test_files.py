@@ -14,7 +14,7 @@ import pytest
 
 from octjepa import files
 from octjepa.errors import UsageError
-from octjepa.files import only_writer
+from octjepa.files import writer_lock
 
 
 def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path)
     writer = os.fork()
     if writer == 0:
         try:
-            with only_writer(tmp_path):
+            with writer_lock(tmp_path):
                 child = os.fork()
                 os.write(hears, b"%d " % child if child else b"running ")
                 time.sleep(60)
@@ -37,11 +37,11 @@ def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path)
         said += heard
     child = int(said.replace(b"running", b""))
     try:
-        with pytest.raises(UsageError, match="another process is writing"), only_writer(tmp_path):
+        with pytest.raises(UsageError, match="another process is writing"), writer_lock(tmp_path):
             pass
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
-        with only_writer(tmp_path):
+        with writer_lock(tmp_path):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -50,13 +50,13 @@ def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path)
 
 def test_a_lock_that_is_given_back_is_free_though_another_process_has_its_file_open(tmp_path: Path) -> None:
     """As one forked a moment before has, that has not run yet."""
-    with only_writer(tmp_path):
+    with writer_lock(tmp_path):
         (lock,) = files._locks
         other = subprocess.Popen(["sleep", "60"], pass_fds=[lock.fileno()])
-        with pytest.raises(UsageError, match="another process is writing"), only_writer(tmp_path):
+        with pytest.raises(UsageError, match="another process is writing"), writer_lock(tmp_path):
             pass
     try:
-        with only_writer(tmp_path):
+        with writer_lock(tmp_path):
             pass
     finally:
         other.kill()
@@ -68,5 +68,5 @@ def test_a_file_system_without_locks_is_no_other_writer(tmp_path: Path, monkeypa
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(UsageError, match=r"cannot be locked \(No locks available\)"), only_writer(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be locked \(No locks available\)"), writer_lock(tmp_path):
         pass

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import only_writer, write_json
+from octjepa.files import write_json, writer_lock
 
 from .cohort import Eyes, make_cohort
 from .fluid import are_there
@@ -115,7 +115,7 @@ def _study(given: argparse.Namespace) -> int:
     if not real:
         print("the two real eyes are not there (--data or OCTJEPA_DATA): their rows stay missing", file=sys.stderr)
     given.work.mkdir(parents=True, exist_ok=True)
-    with only_writer(given.work):
+    with writer_lock(given.work):
         cohort = make_cohort(given.work, dict(settings.cohort), RECIPE)
         with Lanes(given.at_once, ROOT) as lanes:
             code = _Work(settings, given, cohort, out, real, lanes).all()

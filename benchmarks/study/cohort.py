@@ -112,7 +112,7 @@ class Eyes:
         volume_id = self.ids[place]
         row = self.store.table.set_index("volume_id").loc[volume_id]
         truth = read_truth(self.truth / f"{row['sop_instance_uid']}.npz")
-        where, inside = native_places(NativeMap.of(self.store, volume_id), self.store.preprocessing, COLUMNS)
+        where, inside = native_places(NativeMap.from_store(self.store, volume_id), self.store.preprocessing, COLUMNS)
         depth = int(row["native_d"])
         frame = depth - 1 - where[..., 0] if "frames_reversed" in str(row["notes"]) else where[..., 0]
         edges = np.stack([truth.surfaces_row[SURFACES.index(name)] for name in _EDGES])
@@ -155,7 +155,9 @@ def _fovea(store: Store, row: dict[str, Any], truth: dict[str, str]) -> tuple[fl
     if "frames_reversed" in str(row["notes"]):
         slice_index = row["native_d"] - 1 - slice_index
     column = float(truth["fovea_column_mm"]) / row["spacing_x_mm"]
-    place = NativeMap.of(store, row["volume_id"]).to_canonical(np.array([[slice_index, row["native_h"] / 2, column]]))
+    place = NativeMap.from_store(store, row["volume_id"]).to_canonical(
+        np.array([[slice_index, row["native_h"] / 2, column]])
+    )
     preprocessing = store.preprocessing
     middle = (np.array(preprocessing.stored_size) - 1) / 2
     offset = (place[0] - middle) * np.array(preprocessing.target_spacing_mm)

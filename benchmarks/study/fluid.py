@@ -88,7 +88,7 @@ def read_eyes(place: Path, data: Path) -> list[FluidEye]:
         row = next(row for row in store.table.to_dict("records") if Path(row["file"]).name == f"eye{eye}.npy")
         with np.load(data / name_of(eye, "fluid.npz"), allow_pickle=False) as file:
             mask = file["fluid"] > 0
-        where, inside = native_places(NativeMap.of(store, row["volume_id"]), store.preprocessing, 1)
+        where, inside = native_places(NativeMap.from_store(store, row["volume_id"]), store.preprocessing, 1)
         inside &= where[..., 0] < len(mask)  # not the one given twice
         frame = np.minimum(where[..., 0], len(mask) - 1)
         fluid = mask[frame, where[..., 1], where[..., 2]] & inside

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
 from octjepa.console import told
 from octjepa.errors import UsageError
-from octjepa.files import only_writer, write_json
+from octjepa.files import write_json, writer_lock
 
 from .frozen import OF_VAL
 from .plan import SHIPPED
@@ -122,7 +122,7 @@ if __name__ == "__main__":
     with told(lambda: None):
         if not given.work.is_dir():
             raise UsageError(f"{given.work} is not there: --work names the folder in which `make study` ran")
-        with only_writer(given.work):  # a study that runs meanwhile would measure other weights than it names
+        with writer_lock(given.work):  # a study that runs meanwhile would measure other weights than it names
             ship(
                 given.run, given.work, Results(ROOT / "docs" / "study"), ROOT / "src" / "octjepa" / "weights" / SHIPPED
             )

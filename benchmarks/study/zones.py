@@ -27,7 +27,7 @@ from octjepa.console import told
 from octjepa.embed.pooling import pool_tokens
 from octjepa.embed.shard import patch_statistics
 from octjepa.errors import UsageError
-from octjepa.files import only_writer, write_atomic, write_json
+from octjepa.files import write_atomic, write_json, writer_lock
 from octjepa.metrics.bootstrap import Estimate
 from octjepa.phantom import LESIONS
 from octjepa.progress import bar
@@ -206,7 +206,7 @@ def main() -> int:
     eyes, settings = Eyes.open(cohorts[0]), Settings()
     kept, folder = given.out / "zones.json", given.work / "zones"
     folder.mkdir(exist_ok=True)
-    with only_writer(folder):
+    with writer_lock(folder):
         before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {"entries": {}}
         entries: dict[str, Any] = before["entries"]
         wanted = list(jobs(eyes, given.work / "runs", Results(given.out)))

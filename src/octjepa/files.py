@@ -15,13 +15,13 @@ from typing import IO, Any
 from octjepa.errors import OctjepaError, UsageError
 
 _locks: set[IO[str]] = set()  # that this process holds
-PARTS = ("pixels.npy", "geometry.npz")  # the files of a chunk
+CHUNK_FILES = ("pixels.npy", "geometry.npz")  # the files of a chunk
 
 
 def chunk_hash(parts: Mapping[str, Path]) -> str:
-    """SHA-256 over the files of a chunk as they were written, one after the other: {name of `PARTS`: path}."""
+    """SHA-256 over the files of a chunk as they were written, one after the other: {name of `CHUNK_FILES`: path}."""
     digest = hashlib.sha256()
-    for name in PARTS:
+    for name in CHUNK_FILES:
         with parts[name].open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -66,7 +66,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> Path:
-    """A new hidden folder in `parent` with `parts`, on disk, for `swap_in` to give its name. Raises OctjepaError."""
+    """Writes `parts` into a new hidden folder in `parent`, which `replace_folder` then renames. Raises OctjepaError."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
@@ -84,7 +84,7 @@ def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object
     return temporary
 
 
-def swap_in(new: Path, path: Path) -> None:
+def replace_folder(new: Path, path: Path) -> None:
     """Puts the folder `new` in the place of `path`, whole; who has the old one open keeps it. Raises OctjepaError."""
     old = new.with_name(new.name.replace(".new-", ".old-"))
     try:
@@ -96,14 +96,14 @@ def swap_in(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def clear_unfinished(chunks: Path) -> None:
-    """Takes out what `write_new_folder` and `swap_in` left behind when they were killed."""
+def remove_unfinished(chunks: Path) -> None:
+    """Takes out what `write_new_folder` and `replace_folder` left behind when they were killed."""
     for pattern in ("*/.new-*", "*/.old-*"):
         for left in chunks.glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def read_object(path: Path, to_do: str) -> dict[str, Any]:
+def read_json_object(path: Path, to_do: str) -> dict[str, Any]:
     """The JSON object in `path`. Raises OctjepaError ending in `to_do`: absent, another thing, or half of one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ class Journal:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def writer_lock(folder: Path) -> Iterator[None]:
     """Holds a store or a run for one writing process. Raises UsageError where another one has it."""
     import fcntl
 

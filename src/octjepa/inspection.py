@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
-from octjepa.files import read_object
+from octjepa.files import read_json_object
 from octjepa.remote import fetched, info, is_remote
 from octjepa.remote.address import parse
 
@@ -121,7 +121,7 @@ def _checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _run(path: Path) -> dict[str, Any]:
     """Of pretraining, which names no kind in run.json, or of the fine-tuning of an encoder."""
-    about = read_object(path / "run.json", _ANEW)
+    about = read_json_object(path / "run.json", _ANEW)
     if "kind" not in about:
         return {"kind": "run", **about, **_figures(path)}
     from octjepa.tasks.finetune.describe import describe as describe_tuning
@@ -141,5 +141,5 @@ def _figures(run: Path) -> dict[str, Any]:
     if not summary.is_file():
         return {"finished": False}
     kept = ("updates", "loss", "cosine", "baseline_cosine", "checkpoint")
-    found = read_object(summary, _ANEW)
+    found = read_json_object(summary, _ANEW)
     return {"finished": True, **{key: found[key] for key in kept if key in found}}

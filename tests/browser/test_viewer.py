@@ -14,7 +14,7 @@ import pytest
 from octjepa.config import load_recipe
 from octjepa.report.viewer.scans import Scans
 from octjepa.store import Store
-from octjepa.store.chunk import write_chunk
+from octjepa.store.chunk import save_chunk
 from synthetic import volume
 from viewer_server import served
 
@@ -26,14 +26,14 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    from index_rows import index_row
+    from index_entries import index_entry
 
     preprocessing = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "study" / "recipe.yaml")).preprocessing
     made = Store.create(tmp_path_factory.mktemp("browser") / "store", preprocessing)
     for number in range(3):
-        row = index_row(number, split="val", source=f"<img src=x onerror=alert(1)>{number}.dcm", quality=np.nan)
+        row = index_entry(number, split="val", source=f"<img src=x onerror=alert(1)>{number}.dcm", quality=np.nan)
         eye = volume(preprocessing, number)
-        write_chunk(made.chunk(row["volume_id"]), eye)
+        save_chunk(made.chunk_folder(row["volume_id"]), eye)
         made.add(row)
     made.consolidate()
     return Store.open(made.path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call
-from index_rows import index_row, store_of
+from index_entries import index_entry, store_of
 from octjepa.store import Store
 
 
@@ -15,7 +15,7 @@ from octjepa.store import Store
 def store(tmp_path: Path) -> Path:
     """Ten people, two eyes each, of whom participants.tsv recommends a split for two; no pixels."""
     told = [{"person_id": person, "recommended_split": "test"} for person in ("1001", "1002")]
-    store_of(tmp_path / "store", [index_row(number, region="Macula") for number in range(20)], told)
+    store_of(tmp_path / "store", [index_entry(number, region="Macula") for number in range(20)], told)
     return tmp_path / "store"
 
 
@@ -64,7 +64,7 @@ def test_shares_that_are_none_are_refused(store: Path, shares: str) -> None:
 
 
 def test_against_a_store_splits_nothing_and_tells_whom_it_knows(store: Path, tmp_path: Path) -> None:
-    rows = [index_row(0, split="train"), index_row(50, split="train"), index_row(52, split="test")]
+    rows = [index_entry(0, split="train"), index_entry(50, split="train"), index_entry(52, split="test")]
     store_of(tmp_path / "before", rows)
     call("split", store, "--deal-rest")
     before = (store / "volumes.parquet").read_bytes()
@@ -83,7 +83,7 @@ def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp
     recipe = load_recipe("smoke_test")
     made = Store.create(tmp_path / "store", recipe.preprocessing)
     for number in range(8):
-        made.add(index_row(number, split="train", device=("topcon_triton", "zeiss_cirrus")[number // 6]))
+        made.add(index_entry(number, split="train", device=("topcon_triton", "zeiss_cirrus")[number // 6]))
     made.consolidate()
     planned = call("plan", "smoke_test", "--store", tmp_path / "store", "data.balance=device", "--json")
     assert planned.code == 0, planned.err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from index_rows import index_row, store_of
+from index_entries import index_entry, store_of
 from octjepa.checkpoint import state
 from octjepa.embed.leakage import check_against, trained_by
 from octjepa.errors import UsageError
@@ -20,7 +20,7 @@ from synthetic import small_recipe
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """A run folder whose weights saw the training volumes of the store beside it: volumes 0 to 5."""
-    rows = [index_row(number, split="train" if number < 6 else "test") for number in range(10)]
+    rows = [index_entry(number, split="train" if number < 6 else "test") for number in range(10)]
     store_of(tmp_path / "store", rows)
     recipe = small_recipe()
     torch.manual_seed(0)
@@ -45,7 +45,11 @@ def test_run_checkpoint_and_store_know_the_same(trained: Path) -> None:
 
 
 def test_a_person_of_an_evaluation_store_who_was_trained_on_is_found(trained: Path) -> None:
-    rows = [index_row(50, split="test", person_id="1002"), index_row(52, split="test"), index_row(54, split="val")]
+    rows = [
+        index_entry(50, split="test", person_id="1002"),
+        index_entry(52, split="test"),
+        index_entry(54, split="val"),
+    ]
     other = store_of(trained / "other", rows)
     found = check_against(other, trained / "run")
     assert found["leaks"] == [{"kind": "person_id", "split": "test", "volumes": [rows[0]["volume_id"]]}]
@@ -53,10 +57,10 @@ def test_a_person_of_an_evaluation_store_who_was_trained_on_is_found(trained: Pa
 
 
 def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(trained: Path) -> None:
-    left = [index_row(number, split="train") for number in range(1, 6)]  # volume 0 was taken out since
+    left = [index_entry(number, split="train") for number in range(1, 6)]  # volume 0 was taken out since
     store_of(trained / "less", left)
     (trained / "run" / "run.json").write_text(json.dumps({"store": "../less"}), encoding="utf-8")
-    rows = [index_row(50, split="test", person_id="1002"), index_row(0, split="val"), index_row(54, split="val")]
+    rows = [index_entry(50, split="test", person_id="1002"), index_entry(0, split="val"), index_entry(54, split="val")]
     found = check_against(store_of(trained / "other", rows), trained / "run")
     assert found["leaks"] == [
         {"kind": kind, "split": split, "volumes": [row["volume_id"]]}
@@ -68,7 +72,7 @@ def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(tra
 
 
 def test_weights_whose_store_is_gone_are_compared_by_content(trained: Path) -> None:
-    other = store_of(trained / "other", [index_row(0, split="test"), index_row(1, split="test"), index_row(52)])
+    other = store_of(trained / "other", [index_entry(0, split="test"), index_entry(1, split="test"), index_entry(52)])
     (trained / "store" / "store.json").unlink()
     found = check_against(other, trained / "run")
     assert found["compared_by"] == ["person_id", "content_hash"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from index_rows import index_row, store_of
+from index_entries import index_entry, store_of
 from octjepa.errors import UsageError
 from octjepa.report import write_report
 from octjepa.report.card import data_card
@@ -22,7 +22,7 @@ def rows_of(card: str, first: str) -> list[list[str]]:
 
 
 def test_every_count_is_the_stores(tmp_path: Path) -> None:
-    rows = [index_row(number, split="train" if number < 8 else "test") for number in range(10)]
+    rows = [index_entry(number, split="train" if number < 8 else "test") for number in range(10)]
     rows[9] |= {"pattern": "radial", "uncertain": "slice;row", "notes": "blank_frames=2;rescaled"}
     rows[8] |= {"notes": "blank_frames=1", "eye": "unknown", "labels": json.dumps({"drusen": 1.0})}
     store = store_of(tmp_path / "store", rows)
@@ -56,16 +56,16 @@ def test_every_count_is_the_stores(tmp_path: Path) -> None:
 
 
 def test_a_person_in_two_splits_stands_on_it(tmp_path: Path) -> None:
-    rows = [index_row(number, split="train") for number in range(4)]
+    rows = [index_entry(number, split="train") for number in range(4)]
     assert "or SOP instance UID stands in two splits" in data_card(store_of(tmp_path / "sound", rows), "sound")
     rows[1] |= {"split": "test", "person_id": rows[0]["person_id"]}
     assert "**In two splits:** person id 1" in data_card(store_of(tmp_path / "leaking", rows), "leaking")
 
 
 def test_what_was_not_looked_for_is_not_said_to_be_clean(tmp_path: Path) -> None:
-    rows = [index_row(number, split="train") for number in range(4)]
+    rows = [index_entry(number, split="train") for number in range(4)]
     assert "Near-duplicates were not looked for" in data_card(store_of(tmp_path / "one", rows), "one")
-    rows = [index_row(number, enface_hash="00ff" * 8) for number in range(4)]
+    rows = [index_entry(number, enface_hash="00ff" * 8) for number in range(4)]
     assert "Nobody has a split yet." in data_card(store_of(tmp_path / "two", rows), "two")
     for row in rows:
         del row["personal"]
@@ -73,13 +73,13 @@ def test_what_was_not_looked_for_is_not_said_to_be_clean(tmp_path: Path) -> None
 
 
 def test_what_was_done_to_the_volumes_is_said(tmp_path: Path) -> None:
-    card = data_card(store_of(tmp_path / "store", [index_row(0)]), "one")
+    card = data_card(store_of(tmp_path / "store", [index_entry(0)]), "one")
     assert "curvature of Bruch's membrane are taken out" in card
     assert "from percentile 1 to 99.8, to 8 bit" in card
 
 
 def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
-    rows = [index_row(number, site="a|b <script> ![x](y)") for number in range(14)]
+    rows = [index_entry(number, site="a|b <script> ![x](y)") for number in range(14)]
     for row in rows:
         row["person_id"] = f"SECRET{row['person_id']}"
     store = store_of(tmp_path / "store", rows)
@@ -112,7 +112,7 @@ def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path)
 
 
 def test_of_a_run_it_says_what_the_run_chose(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "store", [index_row(number, split="train") for number in range(4)])
+    store = store_of(tmp_path / "store", [index_entry(number, split="train") for number in range(4)])
     left = {"people": 1, "eyes": 2, "volumes": 2, "files": 2}
     flow = {"train": [{"left": {**left, "people": 2}}, {"left": left}], "val": []}
     assert rows_of(data_card(store, "eyes", flow), "the run's train") == [["1", "2", "2"]]

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from index_rows import index_row, store_of
+from index_entries import index_entry, store_of
 from octjepa.recipe import DataRecipe
 from octjepa.report import write_report
 from octjepa.report.cohort import cohort
@@ -33,7 +33,7 @@ def ledger_row(number: int, reason: str, file: str = "") -> dict[str, str]:
 
 def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
     rows = [
-        index_row(number, split="train" if number < 8 else "test", site="A" if number < 6 else "")
+        index_entry(number, split="train" if number < 8 else "test", site="A" if number < 6 else "")
         for number in range(10)
     ]
     rows[9] |= {"pattern": "radial", "uncertain": "slice"}
@@ -70,7 +70,7 @@ def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
 
 
 def test_the_ledger_stands_by_reason_with_what_paths_tell(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "store", [index_row(0)], [{"person_id": "1001", "clinical_site": "UW"}])
+    store = store_of(tmp_path / "store", [index_entry(0)], [{"person_id": "1001", "clinical_site": "UW"}])
     store.refuse(ledger_row(0, "duplicate_content"))
     store.refuse(ledger_row(1, "empty_file", "zeiss_cirrus/1001/1001_cirrus_mac_oct_l_1.2.dcm"))
     store.refuse(ledger_row(2, "empty_file", "who knows.dcm"))
@@ -87,7 +87,7 @@ def test_the_ledger_stands_by_reason_with_what_paths_tell(tmp_path: Path) -> Non
 
 
 def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
-    rows = [index_row(number, split="train") for number in range(10_000)]
+    rows = [index_entry(number, split="train") for number in range(10_000)]
     rows[7777] |= {"uncertain": "slice"}
     rows[8888] |= {"notes": "laterality_disagrees"}
     store = store_of(tmp_path / "store", rows[:1])
@@ -115,7 +115,7 @@ def test_the_page_of_a_run_shows_how_it_chose(demo: Path) -> None:
     data = DataRecipe(min_quality=0.5, devices=("zeiss_cirrus", "topcon_maestro2"))
     store = Store.open(demo / "store")
     about = json.loads((demo / "run" / "run.json").read_text(encoding="utf-8"))
-    about["flow"] = {split: select(store, data, split).flow.payload() for split in ("train", "val")}
+    about["flow"] = {split: select(store, data, split).flow.to_json() for split in ("train", "val")}
     about["domains"] = {
         "zeiss_cirrus": {"volumes": 2, "per_epoch": 4},
         "topcon_maestro2": {"volumes": 6, "per_epoch": 4},

@@ -45,7 +45,7 @@ def test_leaked_people_are_named_though_no_probe_ran(demo: Path) -> None:
     leaked = table.replace_schema_metadata({**table.schema.metadata, b"octjepa.leaked": b"4"})
     pq.write_table(leaked, demo / "embeddings.parquet")
     store = Store.open(demo / "store")
-    row = next(dict(row) for row in store.rows() if row["split"] == "test")
+    row = next(dict(row) for row in store.entries() if row["split"] == "test")
     with store.writing():
         store.add({**row, "split": "train", "volume_id": "f" * 16, "content_hash": "f" * 64, "file": "other.dcm"})
         store.consolidate()

@@ -133,7 +133,7 @@ def test_a_damaged_volume_is_told_and_the_others_go_on(demo: Path) -> None:
     scans = scans_of(demo / "store")
     assert scans.about()["layers"] == []
     first, second = sorted(scans.ids)[:2]
-    (scans.store.chunk(first) / "pixels.npy").write_bytes(b"no array")
+    (scans.store.chunk_folder(first) / "pixels.npy").write_bytes(b"no array")
     with pytest.raises(DamagedVolume, match=first):
         scans.slice_png(first, 0)
     assert scans.slice_png(second, 0)
@@ -143,7 +143,7 @@ def test_a_damaged_first_eye_does_not_take_the_colours_of_the_others(demo: Path)
     scans = scans_of(demo)
     assert scans.encoder is not None
     for name in sorted(scans.ids)[:6]:  # the first of a device or two
-        (scans.store.chunk(name) / "pixels.npy").write_bytes(b"no array")
+        (scans.store.chunk_folder(name) / "pixels.npy").write_bytes(b"no array")
     assert scans.grid_png(max(scans.ids), "tokens")
 
 

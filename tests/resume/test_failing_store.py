@@ -126,7 +126,7 @@ def test_volumes_that_are_gone_for_good_are_replaced_by_the_next_in_order_and_co
     ids = select_volumes(store, recipe, "train").volume_ids
     gone = set(sorted(ids)[:: round(1 / SHARE)])
     for volume_id in gone:
-        chunk = store.chunk(volume_id) / "pixels.npy"
+        chunk = store.chunk_folder(volume_id) / "pixels.npy"
         chunk.write_bytes(chunk.read_bytes()[:1000])
     torch.set_num_threads(1)
     seen: list[tuple[str, ...]] = []

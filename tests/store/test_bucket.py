@@ -226,8 +226,8 @@ def test_a_deleted_chunk_on_disk_is_made_again_and_damage_is_found(tiny: Path, l
     shutil.copytree(local, path)
     store = Store.open(path)
     first, second = store.table["volume_id"].iloc[:2]
-    shutil.rmtree(store.chunk(first))
-    pixels = store.chunk(second) / "pixels.npy"
+    shutil.rmtree(store.chunk_folder(first))
+    pixels = store.chunk_folder(second) / "pixels.npy"
     content = bytearray(pixels.read_bytes())
     content[-1] ^= 1
     pixels.write_bytes(content)

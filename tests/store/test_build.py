@@ -96,7 +96,7 @@ def test_again_changes_nothing_and_workers_change_nothing(
     one, two = Store.open(built[0]), Store.open(tmp_path / "two")
     assert one.table.equals(two.table)
     name = one.table["volume_id"].iloc[3]
-    assert (one.chunk(name) / "pixels.npy").read_bytes() == (two.chunk(name) / "pixels.npy").read_bytes()
+    assert (one.chunk_folder(name) / "pixels.npy").read_bytes() == (two.chunk_folder(name) / "pixels.npy").read_bytes()
 
 
 def test_a_killed_ingest_is_continued(tiny: Path, tmp_path: Path) -> None:
@@ -246,11 +246,11 @@ def test_wrong_stores_and_sources_are_told_apart(built: tuple[Path, dict], cohor
 
 
 def test_one_writer_at_a_time(tmp_path: Path, tiny: Path) -> None:
-    from octjepa.files import only_writer
+    from octjepa.files import writer_lock
     from octjepa.store import Store, build_store
 
     store = Store.create(tmp_path / "store", PREPROCESSING)
-    with only_writer(store.path), pytest.raises(UsageError, match="another process"):
+    with writer_lock(store.path), pytest.raises(UsageError, match="another process"):
         build_store([tiny], store.path, PREPROCESSING)
 
 
@@ -261,7 +261,7 @@ def test_a_damaged_volume_is_named(built: tuple[Path, dict], tmp_path: Path) -> 
     shutil.copytree(built[0], copy)
     store = Store.open(copy)
     name = store.table["volume_id"].iloc[0]
-    (store.chunk(name) / "pixels.npy").write_bytes(b"short")
+    (store.chunk_folder(name) / "pixels.npy").write_bytes(b"short")
     with pytest.raises(OctjepaError, match="ingest again"):
         store.read(name)
     with pytest.raises(UsageError, match="has no volume"):
@@ -277,7 +277,7 @@ def test_a_volume_that_was_cut_off_is_damaged(
 
     store = Store.open(shutil.copytree(built[0], tmp_path / "copy"))
     name = store.table["volume_id"].iloc[0]
-    (store.chunk(name) / part).write_bytes(content)
+    (store.chunk_folder(name) / part).write_bytes(content)
     with pytest.raises(OctjepaError, match=rf"chunks/{name[:2]}/{name} is damaged .* delete it and ingest again"):
         store.read(name)
     assert store.damaged() == [name]
@@ -325,7 +325,7 @@ def test_no_memory_and_a_failing_disk_are_told_as_such(
         store.read(name)
     monkeypatch.setattr("zipfile.ZipFile", refuses)
     with pytest.raises(OctjepaError, match=f"cannot be read: {told}"):
-        NativeMap.of(store, name)
+        NativeMap.from_store(store, name)
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

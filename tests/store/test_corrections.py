@@ -87,7 +87,7 @@ def test_a_file_with_other_content_replaces_its_volume(tmp_path: Path) -> None:
     build_store([root], path, PREPROCESSING)
     (second,) = Store.open(path).table["volume_id"]
     assert second != first
-    assert not Store.open(path).chunk(first).exists()
+    assert not Store.open(path).chunk_folder(first).exists()
     (root / "scan.dcm").unlink()
     save(make_dataset(retina(seed=4)), root / "other.dcm")
     build_store([root], path, PREPROCESSING)

@@ -74,17 +74,17 @@ def test_a_spacing_by_hand_is_told_and_taken_back(tmp_path: Path, caplog: pytest
     folder.mkdir()
     np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels, spacing_mm=SPACING)
     wrong = (SPACING[0] * 1.5, *SPACING[1:])
-    assert ingest(folder, wrong)["spacing_by_hand"] == 0
+    assert ingest(folder, wrong)["spacing_overridden"] == 0
     assert not [record for record in caplog.records if "--spacing file" in record.message]
     kept = ingest(folder)
-    assert (kept["skipped"], kept["spacing_by_hand"]) == (1, 1)
+    assert (kept["skipped"], kept["spacing_overridden"]) == (1, 1)
     assert [record.message for record in caplog.records if "--spacing file" in record.message]
     assert ingest(folder, parse_spacing("file"))["accepted"] == 1
     table = Store.open(tmp_path / "store").table
     assert list(table["spacing_z_mm"]) == [SPACING[0]]
     assert list(table["provenance_slice"]) == ["header"]
     again = ingest(folder, "file")
-    assert (again["skipped"], again["spacing_by_hand"]) == (1, 0)
+    assert (again["skipped"], again["spacing_overridden"]) == (1, 0)
     assert ingest(folder)["skipped"] == 1
 
 

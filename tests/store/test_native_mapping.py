@@ -97,12 +97,12 @@ def test_a_store_keeps_what_the_way_back_needs(tiny: Path, tmp_path: Path) -> No
     build_store([tiny], tmp_path / "store", PREPROCESSING)
     store = Store.open(tmp_path / "store")
     for row in store.table.to_dict("records")[:2]:
-        native = NativeMap.of(store, row["volume_id"])
+        native = NativeMap.from_store(store, row["volume_id"])
         assert native.mirrored == (row["eye"] == "OS")
         places = np.array([[2.0, 40.0, 30.0], [7.0, 20.0, 60.0]])
         assert np.abs(native.to_native(native.to_canonical(places)) - places).max() < 1e-6
     with pytest.raises(UsageError, match="has no volume"):
-        NativeMap.of(store, "0" * 16)
-    (store.chunk(row["volume_id"]) / "geometry.npz").write_bytes(b"PK")
+        NativeMap.from_store(store, "0" * 16)
+    (store.chunk_folder(row["volume_id"]) / "geometry.npz").write_bytes(b"PK")
     with pytest.raises(OctjepaError, match="damaged"):
-        NativeMap.of(store, row["volume_id"])
+        NativeMap.from_store(store, row["volume_id"])

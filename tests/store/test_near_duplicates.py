@@ -11,7 +11,7 @@ import pytest
 
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
-from octjepa.store.near_duplicates import NEAR_BITS, near_duplicates, strangers_alike
+from octjepa.store.near_duplicates import NEAR_BITS, near_duplicates, near_duplicates_across_people
 from octjepa.volume import OCTVolume
 from shaped_eye import shaped_eye
 
@@ -84,5 +84,5 @@ def test_every_pair_up_to_31_bits_is_found_among_many_and_nothing_else() -> None
 def test_equal_hashes_are_listed_with_the_first_and_empty_ones_never() -> None:
     table = index(["ab" * 32] * 4 + ["", ""], people=["1", "1", "2", "1", "3", "4"])
     assert near_duplicates(table) == [("v000000", f"v00000{k}", 0) for k in (1, 2, 3)]
-    assert strangers_alike(table) == [("v000000", "v000002", 0)]
+    assert near_duplicates_across_people(table) == [("v000000", "v000002", 0)]
     assert near_duplicates(table.iloc[:0]) == []

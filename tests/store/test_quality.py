@@ -11,14 +11,14 @@ import pytest
 from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.volume import OCTVolume
 from shaped_eye import as_volume, shaped_eye
 
 Damage = Callable[[OCTVolume, int], np.ndarray]
 
 
-def made(volume: OCTVolume, pixels: np.ndarray | None = None) -> Canonicalised:
+def made(volume: OCTVolume, pixels: np.ndarray | None = None) -> CanonicalisationResult:
     if pixels is not None:
         volume = replace(volume, pixels=np.ascontiguousarray(pixels), content_hash="")
     return canonicalise(volume, Preprocessing())

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from crew_work import die_on_bad, obey
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.ingest import SourceFile
 from octjepa.recipe import Preprocessing
+from worker_tasks import die_on_bad, obey
 
 PREPROCESSING = Preprocessing(
     image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
@@ -52,15 +52,17 @@ def test_the_store_is_that_of_one_process(cluster: None, tiny: Path, tmp_path: P
     ours, theirs = Store.open(tmp_path / "ray"), Store.open(tmp_path / "here")
     assert ours.table.equals(theirs.table)
     for name in ours.table["volume_id"]:
-        assert (ours.chunk(name) / "pixels.npy").read_bytes() == (theirs.chunk(name) / "pixels.npy").read_bytes()
+        assert (ours.chunk_folder(name) / "pixels.npy").read_bytes() == (
+            theirs.chunk_folder(name) / "pixels.npy"
+        ).read_bytes()
     assert not list((tmp_path / "ray" / "chunks").glob("*/.*"))
     assert build_store([tiny], tmp_path / "ray", PREPROCESSING, engine="ray", workers=None)["skipped"] == 10
 
 
 def reasons(files: list[SourceFile], store: Path, seconds: float = 60) -> dict[str, str]:
-    from octjepa.store.ray_pool import on_ray
+    from octjepa.store.ray_pool import ray_results
 
-    told = list(on_ray(files, obey, 2, seconds, store))
+    told = list(ray_results(files, obey, 2, seconds, store))
     assert [file for file, _ in told] == files
     return {file.name: row["refused"]["reason"] for file, row in told}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from index_rows import index_row, store_of
+from index_entries import index_entry, store_of
 from octjepa.errors import UsageError
 from octjepa.recipe import DataRecipe
 from octjepa.store import Store
-from octjepa.store.cohort_flow import count
-from octjepa.store.select import refuse_empty, select
+from octjepa.store.cohort_flow import count_entries
+from octjepa.store.select import check_not_empty, select
 
 # Ten training volumes; each says something that none of the others does.
 SAID: list[dict[str, Any]] = [
@@ -25,14 +25,14 @@ SAID: list[dict[str, Any]] = [
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    rows = [index_row(2 * number, split="train", **said) for number, said in enumerate(SAID)]
-    return store_of(tmp_path / "store", [*rows, index_row(40, split="val")])
+    rows = [index_entry(2 * number, split="train", **said) for number, said in enumerate(SAID)]
+    return store_of(tmp_path / "store", [*rows, index_entry(40, split="val")])
 
 
 def left_out(store: Store, **criteria: Any) -> list[int]:
     """Positions in SAID of what the criteria leave out."""
     kept = set(select(store, DataRecipe(**criteria), "train").volume_ids)
-    return [number for number in range(len(SAID)) if index_row(2 * number)["volume_id"] not in kept]
+    return [number for number in range(len(SAID)) if index_entry(2 * number)["volume_id"] not in kept]
 
 
 EVERY_PATTERN: dict[str, Any] = {"patterns": ["raster", "radial"]}
@@ -82,28 +82,30 @@ def test_the_flow_counts_every_stage_by_device_and_site(store: Store) -> None:
     assert len(lines) == 6
     assert "quality 0.5 at least" in lines[4]
     assert lines[4].split("  ")[-1].strip() == "UAB 1, unknown 7"
-    assert not any(row["person_id"] in str(chosen.flow.payload()) for row in store.rows())
+    assert not any(row["person_id"] in str(chosen.flow.to_json()) for row in store.entries())
 
 
 def test_a_file_of_two_volumes_is_one_file() -> None:
-    counts = count(pd.DataFrame([index_row(0, file_key="one"), index_row(1, file_key="one"), index_row(2)]))
+    counts = count_entries(
+        pd.DataFrame([index_entry(0, file_key="one"), index_entry(1, file_key="one"), index_entry(2)])
+    )
     assert (counts.people, counts.eyes, counts.volumes, counts.files) == (2, 3, 3, 2)
 
 
 def test_sites_come_from_participants_where_files_name_none(tmp_path: Path) -> None:
-    rows = [index_row(0), index_row(2, site="B"), index_row(4)]
+    rows = [index_entry(0), index_entry(2, site="B"), index_entry(4)]
     told = [{"person_id": "1001", "clinical_site": "A"}, {"person_id": "1002", "clinical_site": "A"}]
     store = store_of(tmp_path / "store", rows, told)
     assert set(select(store, DataRecipe(), "").flow.stages[0].by_site) == {"A", "B", "unknown"}
-    assert select(store, DataRecipe(sites=("A",)), "").volume_ids == [index_row(0)["volume_id"]]
+    assert select(store, DataRecipe(sites=("A",)), "").volume_ids == [index_entry(0)["volume_id"]]
 
 
 def test_one_per_eye_keeps_the_best_and_breaks_ties_by_id(tmp_path: Path) -> None:
     same = {"person_id": "1", "eye": "OD"}
     rows = [
-        index_row(0, **same, quality=0.5, visit="a"), index_row(1, **same, quality=0.9, visit="a"),
-        index_row(2, **same, quality=0.7, visit="b"), index_row(3, **same, quality=0.7, visit="b"),
-        index_row(4, **{**same, "eye": "OS"}, quality=0.1, device="zeiss_cirrus"),
+        index_entry(0, **same, quality=0.5, visit="a"), index_entry(1, **same, quality=0.9, visit="a"),
+        index_entry(2, **same, quality=0.7, visit="b"), index_entry(3, **same, quality=0.7, visit="b"),
+        index_entry(4, **{**same, "eye": "OS"}, quality=0.1, device="zeiss_cirrus"),
     ]  # fmt: skip
     store = store_of(tmp_path / "store", rows)
     ids = [row["volume_id"] for row in rows]
@@ -114,7 +116,7 @@ def test_one_per_eye_keeps_the_best_and_breaks_ties_by_id(tmp_path: Path) -> Non
 
 
 def test_a_draw_depends_on_the_seed_and_not_on_the_order_of_files(tmp_path: Path) -> None:
-    rows = [index_row(number) for number in range(30)]
+    rows = [index_entry(number) for number in range(30)]
     one, other = store_of(tmp_path / "one", rows), store_of(tmp_path / "other", reversed(rows))
     few = DataRecipe(max_samples=5)
     assert select(one, few, "", 1).volume_ids == select(other, few, "", 1).volume_ids
@@ -125,12 +127,12 @@ def test_an_empty_choice_shows_the_flow_and_who_took_the_last(store: Store) -> N
     data = DataRecipe(regions=("Makula",), min_quality=0.5)
     chosen = select(store, data, "train")
     with pytest.raises(UsageError) as caught:
-        refuse_empty(chosen, store, "train")
+        check_not_empty(chosen, store, "train")
     told = str(caught.value)
     assert "region Makula (the store has no Makula) took out the last 9" in told
     assert "in the store" in told
     assert "split train" in told
-    refuse_empty(select(store, DataRecipe(), "train"), store, "train")
+    check_not_empty(select(store, DataRecipe(), "train"), store, "train")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from index_rows import index_row, store_of
+from index_entries import index_entry, store_of
 from octjepa.errors import UsageError
 from octjepa.store.split import apply_split, read_shares, split_stratified, traits_of
 
@@ -23,7 +23,7 @@ def people_of_many_kinds(count: int) -> list[dict[str, Any]]:
         device = DEVICES[0 if person % 10 < 4 else 1 if person % 10 < 7 else 2 if person % 10 < 9 else 3]
         second = number % 2 and person % 5 == 3
         region = "Optic Disc" if number % 2 and person % 10 == 6 else "Macula"
-        rows.append(index_row(number, device="zeiss_cirrus" if second else device, region=region))
+        rows.append(index_entry(number, device="zeiss_cirrus" if second else device, region=region))
     return rows
 
 
@@ -49,7 +49,7 @@ def test_it_depends_on_the_seed_and_not_on_the_order_of_files(tmp_path: Path) ->
 
 def test_strata_of_one_person_do_not_all_fall_to_training(tmp_path: Path) -> None:
     """Each of 40 people with a region of its own: rounding each stratum by itself would leave validation empty."""
-    rows = [index_row(number, region=f"region {number // 2}") for number in range(80)]
+    rows = [index_entry(number, region=f"region {number // 2}") for number in range(80)]
     counted = Counter(split_stratified(store_of(tmp_path / "store", rows)).values())
     assert counted == {"train": 32, "val": 4, "test": 4}
 
@@ -58,7 +58,7 @@ def test_strata_of_one_person_do_not_all_fall_to_training(tmp_path: Path) -> Non
     ("people", "expected"), [(1, {"train": 1}), (2, {"train": 2}), (3, {"train": 1, "val": 1, "test": 1})]
 )
 def test_very_small_cohorts(tmp_path: Path, people: int, expected: dict[str, int]) -> None:
-    store = store_of(tmp_path / "store", [index_row(number) for number in range(2 * people)])
+    store = store_of(tmp_path / "store", [index_entry(number) for number in range(2 * people)])
     assert Counter(split_stratified(store).values()) == expected
 
 
@@ -71,7 +71,7 @@ def test_a_share_of_nothing_gets_nobody(tmp_path: Path) -> None:
 
 
 def test_who_is_fixed_stays_and_counts(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "store", [index_row(number) for number in range(40)])
+    store = store_of(tmp_path / "store", [index_entry(number) for number in range(40)])
     fixed = {f"{1001 + person}": "test" for person in range(5)}
     splits = split_stratified(store, fixed=fixed)
     assert splits.keys() == {f"{1001 + person}" for person in range(5, 20)}
@@ -80,11 +80,11 @@ def test_who_is_fixed_stays_and_counts(tmp_path: Path) -> None:
 
 def test_people_without_a_recommendation_are_refused_or_dealt(tmp_path: Path) -> None:
     told = [{"person_id": f"{1001 + person}", "recommended_split": "val"} for person in range(3)]
-    store = store_of(tmp_path / "store", [index_row(number) for number in range(20)], told)
+    store = store_of(tmp_path / "store", [index_entry(number) for number in range(20)], told)
     with pytest.raises(UsageError, match=r"7 of 10 people have no recommended_split .* --deal-rest"):
         apply_split(store, "recommended")
     said = apply_split(store, "recommended", deal_rest=True)
-    assert {row["split"] for row in store.rows() if row["person_id"] in {"1001", "1002", "1003"}} == {"val"}
+    assert {row["split"] for row in store.entries() if row["person_id"] in {"1001", "1002", "1003"}} == {"val"}
     assert (said["train"] + said["val"] + said["test"], said["leaks"]) == (10, [])
     assert said["train"] >= 6
 
@@ -98,7 +98,7 @@ def test_what_is_said_counts_every_trait_and_names_nobody(tmp_path: Path) -> Non
 
 
 def test_options_that_the_way_does_not_use_are_refused(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "store", [index_row(number) for number in range(8)])
+    store = store_of(tmp_path / "store", [index_entry(number) for number in range(8)])
     with pytest.raises(UsageError, match="unknown way to split 'random'"):
         apply_split(store, "random")
     with pytest.raises(UsageError, match="--deal-rest is unused by --by stratified"):
@@ -108,7 +108,7 @@ def test_options_that_the_way_does_not_use_are_refused(tmp_path: Path) -> None:
 
 
 def test_labels_are_dealt_as_classes_or_by_quarters(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "store", [index_row(number) for number in range(80)])
+    store = store_of(tmp_path / "store", [index_entry(number) for number in range(80)])
     ages = {(f"{1001 + person}", ""): str(20 + person) for person in range(40)}
     found = Counter(trait for traits in traits_of(store, ages).values() for trait in traits if "label" in trait)
     assert found == {f"label quarter {number}": 10 for number in (1, 2, 3, 4)}

@@ -89,7 +89,7 @@ def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.Log
         save(ds, tmp_path / "set" / f"{person}.dcm")
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
-    assert summary["strangers_alike"] == 1
+    assert summary["near_duplicates_across_people"] == 1
     assert "1 pairs of volumes look like the same eye under two person ids" in caplog.text
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from crew_work import obey, poisoned
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest import SourceFile
 from octjepa.recipe import Preprocessing
+from worker_tasks import obey, poisoned
 
 PREPROCESSING = Preprocessing(
     image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
@@ -22,9 +22,9 @@ def sources(folder: Path, *names: str) -> list[SourceFile]:
 
 
 def reasons(files: list[SourceFile], workers: int = 2, seconds: float = 60) -> dict[str, tuple[str, str]]:
-    from octjepa.store.worker_pool import Crew
+    from octjepa.store.worker_pool import WorkerPool
 
-    with Crew(obey, workers, seconds) as crew:
+    with WorkerPool(obey, workers, seconds) as crew:
         told = list(crew.results(files))
     assert [file for file, _ in told] == files
     return {file.name: (row["refused"]["reason"], row["refused"].get("detail", "")) for file, row in told}
@@ -57,7 +57,7 @@ def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest
         at_once[f"{files[number].name} {crew._suspects}"] = len(busy)
 
     monkeypatch.setattr(module._Worker, "give", watched)
-    with module.Crew(obey, 2, 60) as crew:
+    with module.WorkerPool(obey, 2, 60) as crew:
         list(crew.results(sources(tmp_path, "pair.1", "pair.2", "once.dcm", "slow.1", "slow.2", "slow.3")))
     assert at_once["once.dcm {2}"] == 1
     assert max(at_once.values()) == 2
@@ -69,9 +69,9 @@ def test_what_is_no_file_s_fault_ends_the_work(tmp_path: Path) -> None:
 
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
-    from octjepa.store.worker_pool import Crew
+    from octjepa.store.worker_pool import WorkerPool
 
-    with Crew(obey, 2, 60) as crew:
+    with WorkerPool(obey, 2, 60) as crew:
         results = crew.results(sources(tmp_path, "a", "hang", "b"))
         next(results)
         processes = [worker._process.pid for worker in crew._workers]
@@ -93,7 +93,7 @@ def test_few_results_wait_for_a_slow_one(tmp_path: Path, monkeypatch: pytest.Mon
         give(worker, number, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module._Worker, "give", counted)
-    with module.Crew(obey, 2, 60) as crew:
+    with module.WorkerPool(obey, 2, 60) as crew:
         results = crew.results(sources(tmp_path, "gate", *(f"fast.{number}" for number in range(40))))
         next(results)
         results.close()

@@ -40,7 +40,7 @@ def test_every_fate_in_a_cohort(name: str, ingested: tuple[list[dict[str, str]],
     broken, store = ingested
     (row,) = [row for row in broken if row["kind"] == name]
     file = row["filepath"].lstrip("/")
-    kept = {stored["file"]: stored for stored in store.rows()}
+    kept = {stored["file"]: stored for stored in store.entries()}
     refused = {line["file"]: line["reason"] for line in store.quarantine}
     if row["fate"] == "accepted":
         assert file in kept

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import in_plane
-from octjepa.store.quality import lively_frames
+from octjepa.store.canonical import resample_in_plane
+from octjepa.store.quality import structured_frames
 from octjepa.store.resample import centred
 from octjepa.store.surfaces import find_surfaces
 from octjepa.volume import OCTVolume
@@ -19,12 +19,12 @@ def errors_um(volume: OCTVolume, ilm: np.ndarray, bm: np.ndarray, preprocessing:
 
     `ilm` and `bm` are the true native rows, [D, W].
     """
-    lively = lively_frames(volume.pixels)
+    lively = structured_frames(volume.pixels)
     _, height, width = volume.shape
     _, dy, dx = volume.spacing_mm
     _, ty, tx = preprocessing.target_spacing_mm
     columns_mm = centred(int(width * dx / tx), tx)
-    image = in_plane(volume.pixels[lively], volume, preprocessing, columns_mm)
+    image = resample_in_plane(volume.pixels[lively], volume, preprocessing, columns_mm)
     found = find_surfaces(image, ty, tx)
     result = {}
     for name, rows, true in (("ilm", found.ilm, ilm[lively]), ("bm", found.bm, bm[lively])):

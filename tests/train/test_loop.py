@@ -16,7 +16,7 @@ import torch
 from octjepa.checkpoint import folder, load_encoder
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
-from octjepa.files import only_writer
+from octjepa.files import writer_lock
 from octjepa.train import micro_batch
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
@@ -250,7 +250,7 @@ def test_half_a_launchers_environment_is_refused_rather_than_trained_into_one_fo
 def test_one_process_writes_a_run_at_a_time(tmp_path):
     recipe = recipe_of(2)
     (tmp_path / "run").mkdir()
-    with only_writer(tmp_path / "run"), pytest.raises(UsageError, match="another process is writing to"):
+    with writer_lock(tmp_path / "run"), pytest.raises(UsageError, match="another process is writing to"):
         pretrain(recipe, store_of(recipe), tmp_path / "run")
 
 

@@ -16,7 +16,7 @@ from octjepa.checkpoint import folder
 from octjepa.errors import MachineRefuses, OctjepaError
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.store.chunk import reading
+from octjepa.store.chunk import reading_chunk
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views import loader
@@ -44,7 +44,7 @@ class Refusing(MemoryStore):
 
     def read(self, volume_id: str) -> CanonicalVolume:
         self.asked += 1
-        with reading(f"chunks/{volume_id}"):
+        with reading_chunk(f"chunks/{volume_id}"):
             if self.first <= self.asked < self.first + self.times:
                 raise OSError(self.number, os.strerror(self.number))
         return super().read(volume_id)

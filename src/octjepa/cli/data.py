@@ -149,10 +149,10 @@ def inspect(
     flow = {} if as_json else found.pop("flow", {})
     say(found, as_json)
     if flow:
-        from octjepa.store.cohort_flow import Flow
+        from octjepa.store.cohort_flow import CohortFlow
 
         for cohort, stages in flow.items():
-            print("\n".join([f"{cohort} cohort", *Flow.of(stages).lines()]))
+            print("\n".join([f"{cohort} cohort", *CohortFlow.from_json(stages).lines()]))
     if found.get("damaged"):
         raise OctjepaError(
             f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "

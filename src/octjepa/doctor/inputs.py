@@ -7,7 +7,7 @@ from typing import Any
 from octjepa.doctor.check import Check
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.views.sample import check_contract
+from octjepa.store.contract import contract_differences
 
 _STORE = "a store that opens, a volume that reads, the recipe's preprocessing, people in split train"
 
@@ -34,7 +34,7 @@ def store_check(location: str, recipe: Recipe | None) -> Check:
             "store", "failed", found, _STORE, "octjepa ingest scans into it; its quarantine says why none are in"
         )
     store.read(str(store.table["volume_id"].iloc[0]))
-    differing = [] if recipe is None else check_contract(store.preprocessing, recipe)
+    differing = [] if recipe is None else contract_differences(store.preprocessing, recipe)
     if differing:
         found = f"{found}; made otherwise: {'; '.join(differing)}"
         return Check("store", "failed", found, _STORE, "ingest into a new store with --recipe, or choose one that fits")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from octjepa.doctor.check import Check, gigabytes, tried
-from octjepa.files import only_writer, write_atomic
+from octjepa.files import write_atomic, writer_lock
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.train.plan import JOURNAL_BYTES
@@ -117,7 +117,7 @@ def _shared(recipe: Recipe | None) -> Check:
 def _writable(place: Path, expected: str) -> Check:
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
         write_atomic(Path(folder) / "written", lambda file: file.write(b"octjepa"))
-        with only_writer(Path(folder)):
+        with writer_lock(Path(folder)):
             pass
     return Check("output folder", "ok", "written, renamed and locked", expected)
 

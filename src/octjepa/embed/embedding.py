@@ -33,7 +33,7 @@ from octjepa.embed.table import PLAIN, write_embeddings
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.store import Store
-from octjepa.views.sample import check_contract
+from octjepa.store.contract import contract_differences
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def _absolute(place: str | Path) -> str:
 
 def refuse_another_contract(encoder: PretrainedEncoder, store: Store, named: str | Path) -> None:
     """Raises ContractError where `store` was not prepared as the weights, which the user knows as `named`, expect."""
-    differences = check_contract(store.preprocessing, encoder.recipe)
+    differences = contract_differences(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
             f"store {store.location} was prepared otherwise than the weights of {named} expect:\n  "

@@ -13,18 +13,18 @@ from octjepa.checkpoint.location import Place, holds, place_of
 from octjepa.errors import UsageError
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
-from octjepa.store.leaks import Trained, seen_in_pretraining
+from octjepa.store.leaks import TrainingSet, pretraining_overlap
 
 
 def check_against(store: Store, source: str | Path) -> dict[str, Any]:
-    """Whom of `store` the pretraining that `source` stands for has seen: `seen_in_pretraining`'s figures.
+    """Whom of `store` the pretraining that `source` stands for has seen: `pretraining_overlap`'s figures.
 
     Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
     """
-    return seen_in_pretraining(store.table, trained_by(source))
+    return pretraining_overlap(store.table, trained_by(source))
 
 
-def trained_by(source: str | Path) -> Trained:
+def trained_by(source: str | Path) -> TrainingSet:
     """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
     place = shipped(source) or place_of(source)
     if isinstance(place, Path) and not place.exists():
@@ -35,27 +35,27 @@ def trained_by(source: str | Path) -> Trained:
     if holds(place, "store.json"):
         table = Store.open(source).table
         rows = table[table["split"] == "train"]
-        return Trained(frozenset(rows["volume_id"]), rows)
+        return TrainingSet(frozenset(rows["volume_id"]), rows)
     ids = load_encoder(source).trained_on
     if not ids:
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
     return trained_from(ids, place)
 
 
-def trained_from(ids: frozenset[str], place: Place) -> Trained:
+def trained_from(ids: frozenset[str], place: Place) -> TrainingSet:
     """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
     index = _store_of(place) if isinstance(place, Path) else None
     rows = None if index is None else index[index["volume_id"].isin(ids)]
-    return Trained(ids, None if rows is None or rows.empty else rows)
+    return TrainingSet(ids, None if rows is None or rows.empty else rows)
 
 
-def leaked_people(rows: pd.DataFrame, trained: Trained) -> int:
+def leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     """People of val and test of whom anything was pretrained on: a person, a content or an instance, not a likeness."""
     if not trained.volume_ids:
         return 0
     exact = rows.drop(columns="enface_hash", errors="ignore")
     known = None if trained.rows is None else trained.rows.drop(columns="enface_hash", errors="ignore")
-    leaks = seen_in_pretraining(exact, Trained(trained.volume_ids, known))["leaks"]
+    leaks = pretraining_overlap(exact, TrainingSet(trained.volume_ids, known))["leaks"]
     met = {volume for leak in leaks for volume in leak["volumes"]}
     return int(rows.loc[rows["volume_id"].isin(met), "person_id"].nunique())
 

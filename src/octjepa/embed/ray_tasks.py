@@ -14,7 +14,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import Embedder, Job
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.store import Store
-from octjepa.store.ray_pool import RETRIES, cluster, of_worker
+from octjepa.store.ray_pool import RETRIES, cluster, worker_error
 
 Part = tuple[int, list[str]]
 
@@ -49,7 +49,7 @@ def _result(ray: object, reference: object) -> tuple[int, str]:
     try:
         result: tuple[int, str] = ray.get(reference)  # type: ignore[attr-defined]
     except ray.exceptions.RayTaskError as error:  # type: ignore[attr-defined]
-        raise of_worker(error) from error
+        raise worker_error(error) from error
     except ray.exceptions.RayError as error:  # type: ignore[attr-defined]
         raise OctjepaError(
             f"the Ray cluster failed ({type(error).__name__}); finished parts are kept: run the same command again"

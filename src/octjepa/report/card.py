@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.errors import UsageError
 from octjepa.report.cohort import SPLITS, participant_facts, run_flow
 from octjepa.report.every_file import meaning_of
-from octjepa.store.cohort_flow import UNKNOWN, Counts, cohort_table, count, count_by, sources_of, words
+from octjepa.store.cohort_flow import UNKNOWN, Counts, cohort_table, count_by, count_entries, source_flow, text_column
 from octjepa.store.leaks import find_leaks
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, 
     table = cohort_table(store)
     parts = [
         f"# Data card: {_plain(name)}",
-        f"{_told(count(table))}: retinal OCT, brought to one spacing, size and orientation by octjepa "
+        f"{_told(count_entries(table))}: retinal OCT, brought to one spacing, size and orientation by octjepa "
         f"{version('octjepa')}. For research; not a medical device. Counts, medians and ranges only; mind small "
         "numbers before this is made public.",
         "## To be filled in by whoever passes it on",
@@ -104,7 +104,7 @@ def _told(found: Counts) -> str:
 
 def _by(table: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
     """The parts of the table by value; splits in their order, others by name."""
-    values = words(table[column])
+    values = text_column(table[column])
     order = [*SPLITS, ""] if column == "split" else sorted(set(values))
     parts = [(value, table[values == value]) for value in order]
     return [(value, part) for value, part in parts if len(part)]
@@ -112,13 +112,19 @@ def _by(table: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
 
 def _devices(table: pd.DataFrame) -> list[tuple[str, ...]]:
     return [
-        (device or "unknown", *_cells(count(part)), _sizes(part), _spacing(part), f"{part['quality'].median():.2f}")
+        (
+            device or "unknown",
+            *_cells(count_entries(part)),
+            _sizes(part),
+            _spacing(part),
+            f"{part['quality'].median():.2f}",
+        )
         for device, part in _by(table, "device")
     ]
 
 
 def _splits(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    return [(split or "unassigned", *_cells(count(part))) for split, part in _by(table, "split")]
+    return [(split or "unassigned", *_cells(count_entries(part))) for split, part in _by(table, "split")]
 
 
 def _sizes(rows: pd.DataFrame) -> str:
@@ -181,7 +187,7 @@ def _preparation(store: Store) -> list[tuple[str, str]]:
 
 
 def _left_out(store: Store) -> list[str]:
-    sources = sources_of(store)
+    sources = source_flow(store)
     told = f"{sources.scans} files were read or listed as scans, {sources.accepted.files} of them are in it."
     if sources.ignored:
         told += f" {sum(sources.ignored.values())} side files (tables, pictures) were not read."
@@ -201,21 +207,21 @@ def _left_out(store: Store) -> list[str]:
 
 
 def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
-    uncertain = Counter(axis for text in words(table["uncertain"]) for axis in text.split(";") if axis)
-    notes = Counter(note.partition("=")[0] for text in words(table["notes"]) for note in text.split(";") if note)
-    unsided = int((~words(table["eye"]).isin(["OD", "OS"])).sum())
+    uncertain = Counter(axis for text in text_column(table["uncertain"]) for axis in text.split(";") if axis)
+    notes = Counter(note.partition("=")[0] for text in text_column(table["notes"]) for note in text.split(";") if note)
+    unsided = int((~text_column(table["eye"]).isin(["OD", "OS"])).sum())
     rows = [(f"spacing uncertain: {axis}", str(uncertain[axis])) for axis, _, _ in _AXES]
     rows += [("side of the eye unknown", str(unsided))]
     return rows + [(f"note: {note.replace('_', ' ')}", str(number)) for note, number in sorted(notes.items())]
 
 
 def _leaks(table: pd.DataFrame) -> str:
-    if (words(table["split"]) == "").all():
+    if (text_column(table["split"]) == "").all():
         return "Nobody has a split yet."
     kinds = Counter(str(leak["kind"]).replace("_", " ") for leak in find_leaks(table))
     if not kinds:
         told = "No person, content or SOP instance UID stands in two splits"
-        if (words(table["enface_hash"]) != "").any():
+        if (text_column(table["enface_hash"]) != "").any():
             return f"{told}, and no near-duplicate."
         return f"{told}. Near-duplicates were not looked for: this store has no hashes of the images."
     return f"**In two splits:** {_listed(kinds)}. What is measured on test people is too good."
@@ -224,7 +230,7 @@ def _leaks(table: pd.DataFrame) -> str:
 def _labels(store: Store) -> str:
     from octjepa.store.labels import labels_of
 
-    named = Counter(name for row in store.rows() for name in labels_of(row))
+    named = Counter(name for row in store.entries() for name in labels_of(row))
     rows = [(name, str(number)) for name, number in sorted(named.items())]
     return _rows(("label", "volumes"), rows) if rows else "None."
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octjepa.store.cohort_flow import Counts, cohort_table, count, sources_of, words
+from octjepa.store.cohort_flow import Counts, cohort_table, count_entries, source_flow, text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,9 +64,9 @@ class Cohort:
 def cohort(store: Store) -> Cohort:
     """Counts of a store. Eyes are counted as person and side; an unknown side counts as one eye of its person."""
     table = cohort_table(store)
-    sources = sources_of(store)
+    sources = source_flow(store)
     rasters = table[table["pattern"] == "raster"]
-    other = Counter(words(table.loc[table["pattern"] != "raster", "pattern"]))
+    other = Counter(text_column(table.loc[table["pattern"] != "raster", "pattern"]))
     ignored = Out(sum(sources.ignored.values()), "side files ignored", _parts(sources.ignored))
     lost = {one.reason: one.files for one in sources.refused if one.lost}
     set_aside = {one.reason: one.files for one in sources.refused if not one.lost}
@@ -87,13 +87,13 @@ def cohort(store: Store) -> Cohort:
             (f"{everyone.people} people, {everyone.eyes} eyes", *_by(table)),
             _some(Out(len(table) - len(rasters), "no raster scans", _parts(other))),
         ),
-        *([Box(len(rasters), "raster volumes", (_told(count(rasters)), *_by(rasters)))] if other else []),
+        *([Box(len(rasters), "raster volumes", (_told(count_entries(rasters)), *_by(rasters)))] if other else []),
     )
-    of_split = words(rasters["split"])
+    of_split = text_column(rasters["split"])
     named = [(split, rasters[of_split == split]) for split in (*SPLITS, "")]
-    splits = tuple((split or "unassigned", count(rows)) for split, rows in named if split or len(rows))
+    splits = tuple((split or "unassigned", count_entries(rows)) for split, rows in named if split or len(rows))
     columns = (*(name for name, _ in splits), "all")
-    per_person = table[words(table["split"]) != ""].groupby("person_id")["split"].nunique()
+    per_person = table[text_column(table["split"]) != ""].groupby("person_id")["split"].nunique()
     return Cohort(
         boxes,
         splits,
@@ -103,7 +103,7 @@ def cohort(store: Store) -> Cohort:
         everyone.volumes,
         sources.scans,
         sources.lost,
-        int((words(table["uncertain"]) != "").sum()),
+        int((text_column(table["uncertain"]) != "").sum()),
         int((per_person > 1).sum()),
         participant_facts(store),
     )
@@ -123,14 +123,14 @@ def _told(counts: Counts) -> str:
 
 
 def _named(rows: pd.DataFrame) -> bool:
-    return bool((words(rows["site"]) != "").any())
+    return bool((text_column(rows["site"]) != "").any())
 
 
 def _by(rows: pd.DataFrame) -> tuple[str, ...]:
     """Volumes by device, and by site where any is known."""
     told = []
     for column in ("device", "site"):
-        values = words(rows[column]).replace("", "unknown")
+        values = text_column(rows[column]).replace("", "unknown")
         if column == "device" or _named(rows):
             told.append(
                 ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(Counter(values).items()))
@@ -139,7 +139,7 @@ def _by(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _table(rows: pd.DataFrame, column: str, columns: Sequence[str]) -> Table:
-    values = words(rows[column]).replace("", "unknown")
+    values = text_column(rows[column]).replace("", "unknown")
     counted = {str(name): _columns(part, columns) for name, part in rows.groupby(values)}
     if len(counted) > 1:
         counted[f"all {column}s"] = _columns(rows, columns)
@@ -147,8 +147,8 @@ def _table(rows: pd.DataFrame, column: str, columns: Sequence[str]) -> Table:
 
 
 def _columns(rows: pd.DataFrame, columns: Sequence[str]) -> dict[str, Counts]:
-    split = words(rows["split"]).replace("", "unassigned")
-    return {name: count(rows if name == "all" else rows[split == name]) for name in columns}
+    split = text_column(rows["split"]).replace("", "unassigned")
+    return {name: count_entries(rows if name == "all" else rows[split == name]) for name in columns}
 
 
 def run_flow(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.ingest.reasons import REASONS
 from octjepa.report.figures.eyes import AxisGeometry, geometry_of, records
 from octjepa.report.wording import file_name, without_paths
-from octjepa.store.cohort_flow import cohort_table, sources_of, words
+from octjepa.store.cohort_flow import cohort_table, source_flow, text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ def refused(store: Store, root: Path) -> list[RefusedFor]:
         if len(files) < ROWS_OF_A_REASON:
             files.append(_refused(row, root, common))
     found = []
-    for one in sources_of(store).refused:
+    for one in source_flow(store).refused:
         meaning, action = meaning_of(one.reason)
         files = rows[one.reason]
         found.append(
@@ -129,12 +129,12 @@ def accepted(store: Store) -> list[Accepted]:
             bool(row["mirrored"]),
             tuple(note for note in str(row["notes"]).split(";") if note),
         )
-        for row in records(table.assign(format=words(table["format"])))
+        for row in records(table.assign(format=text_column(table["format"])))
     ]
     return sorted(rows, key=lambda row: (row.device, row.file))
 
 
 def _doubts_first(table: pd.DataFrame) -> pd.DataFrame:
     """An uncertain spacing before a note before neither; the lowest quality first among equals."""
-    doubt = 2 * (words(table["uncertain"]) != "").astype(int) + (words(table["notes"]) != "").astype(int)
+    doubt = 2 * (text_column(table["uncertain"]) != "").astype(int) + (text_column(table["notes"]) != "").astype(int)
     return table.assign(_doubt=doubt).sort_values(["_doubt", "quality", "volume_id"], ascending=[False, True, True])

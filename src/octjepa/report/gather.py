@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import read_object
+from octjepa.files import read_json_object
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 
@@ -178,7 +178,7 @@ def gather(source: str | Path) -> Contents:
         probe = _try(missing, "the probe", root / "probe.json", _read_probe, "octjepa probe")
     phantom = kind == "demo" and (root / "phantom").is_dir()
     demo = root / "demo.json"
-    seconds = read_object(demo, _ANEW).get("seconds") if kind == "demo" and demo.is_file() else None
+    seconds = read_json_object(demo, _ANEW).get("seconds") if kind == "demo" and demo.is_file() else None
     return Contents(root, kind, store, run, probe, embeddings, phantom, seconds, tuple(missing), tuning, segmentation)
 
 
@@ -192,7 +192,7 @@ def kind_of(root: Path, shown: Path) -> Kind:
     if not root.is_dir():
         raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a segmentation, a store or a demo folder")
     if (root / "run.json").is_file():
-        return "run" if "kind" not in read_object(root / "run.json", _ANEW) else "tuning"
+        return "run" if "kind" not in read_json_object(root / "run.json", _ANEW) else "tuning"
     if (root / "store.json").is_file():
         return "store"
     if any((root / name).exists() for name in DEMO_PARTS):
@@ -209,7 +209,7 @@ def read_run(path: Path) -> RunContents:
     """A run folder. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
     from octjepa.config import load_recipe
 
-    about = read_object(path / "run.json", _ANEW)
+    about = read_json_object(path / "run.json", _ANEW)
     recipe = load_recipe(path / "recipe.yaml")
     text = (path / "recipe.yaml").read_text(encoding="utf-8")
     lines = _journal(path)
@@ -222,13 +222,13 @@ def read_run(path: Path) -> RunContents:
         [line for line in lines if "train/loss" in line],
         [line for line in lines if "val/loss" in line],
         [line for line in lines if "monitor/lidar" in line],
-        read_object(summary, _ANEW) if summary.is_file() else None,
+        read_json_object(summary, _ANEW) if summary.is_file() else None,
     )
 
 
 def read_tuning(path: Path) -> TuningContents:
     """The folder of a fine-tuning. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
-    about = read_object(path / "run.json", _ANEW)
+    about = read_json_object(path / "run.json", _ANEW)
     try:
         text = (path / "recipe.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -271,7 +271,7 @@ def read_segmentation(path: Path) -> SegmentationContents:
 def _results(path: Path) -> dict[str, Any]:
     """results.json; empty where it is absent or damaged, which the probe's section says."""
     try:
-        return read_object(path / "results.json", _ANEW)
+        return read_json_object(path / "results.json", _ANEW)
     except OctjepaError:
         return {}
 
@@ -301,7 +301,7 @@ def _open_store(path: Path | str) -> Store:
 
 
 def _read_probe(path: Path) -> ProbeContents:
-    data = read_object(path, _ANEW)
+    data = read_json_object(path, _ANEW)
     rows = data.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")

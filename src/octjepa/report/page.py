@@ -234,12 +234,12 @@ def _masks(page: Page) -> None:
 
 def _fits(page: Page, section: str) -> bool:
     """Whether the store was prepared as the run's recipe asks; says so on the page where it was not."""
-    from octjepa.views.sample import check_contract
+    from octjepa.store.contract import contract_differences
 
     store, run = page.contents.store, page.contents.run
     assert store is not None  # the callers' own check
     assert run is not None
-    differences = check_contract(store.preprocessing, run.recipe)
+    differences = contract_differences(store.preprocessing, run.recipe)
     if differences:
         why = "the store was prepared otherwise than the run: " + "; ".join(differences)
         page.lacks(section, Missing(_MISSING_NAMES[section], why, "octjepa ingest with the run's recipe"))

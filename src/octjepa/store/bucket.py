@@ -28,7 +28,7 @@ from typing import Any
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import PARTS, clear_folder, only_writer
+from octjepa.files import CHUNK_FILES, clear_folder, writer_lock
 from octjepa.store.chunk import DamagedVolume
 
 _log = logging.getLogger(__name__)
@@ -102,16 +102,16 @@ class Bucket:
             found = remote.list_objects(remote.join(self.url, "chunks", prefix))
             self._listed[prefix] = {"/".join(one.url.rsplit("/", 2)[1:]): one for one in found}
         listed = self._listed[prefix]
-        return {part: listed[f"{volume_id}/{part}"] for part in PARTS if f"{volume_id}/{part}" in listed}
+        return {part: listed[f"{volume_id}/{part}"] for part in CHUNK_FILES if f"{volume_id}/{part}" in listed}
 
     def has_chunk(self, volume_id: str) -> bool:
-        return len(self._chunk(volume_id)) == len(PARTS)
+        return len(self._chunk(volume_id)) == len(CHUNK_FILES)
 
     @contextmanager
     def chunk(self, volume_id: str) -> Iterator[dict[str, Path]]:
         """File name -> local copy of one chunk, held while the context is open. Raises DamagedVolume: there is none."""
         found = self._chunk(volume_id)
-        if len(found) < len(PARTS):
+        if len(found) < len(CHUNK_FILES):
             raise DamagedVolume(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
         with ExitStack() as held:
             yield {part: held.enter_context(remote.fetched(one)) for part, one in found.items()}
@@ -125,7 +125,7 @@ class Bucket:
         folder.mkdir(exist_ok=True)
         with ExitStack() as alone:
             try:
-                alone.enter_context(only_writer(folder))
+                alone.enter_context(writer_lock(folder))
             except UsageError:
                 raise UsageError(f"another process of this machine is writing to {self.url}: wait for it") from None
             alone.enter_context(_remote_lock(remote.join(self.url, ".lock")))
@@ -182,7 +182,7 @@ class Writer:
         self._gone.append(volume_id)
 
     def _send_chunk(self, chunk: Path, volume_id: str) -> None:
-        for part in PARTS:
+        for part in CHUNK_FILES:
             remote.put(chunk / part, remote.join(self.bucket.url, "chunks", volume_id[:2], volume_id, part))
         shutil.rmtree(chunk, ignore_errors=True)
 
@@ -224,7 +224,7 @@ class Writer:
                 if name.startswith("journal") and not (self.folder / name).exists():
                     remote.remove(one.url)
             for volume_id in self._gone:
-                for part in PARTS:
+                for part in CHUNK_FILES:
                     remote.remove(remote.join(self.bucket.url, "chunks", volume_id[:2], volume_id, part))
                 self.bucket.forget(volume_id)
             self._gone.clear()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError
-from octjepa.files import clear_unfinished, swap_in
+from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
 from octjepa.ingest.identity import device_of
 from octjepa.ingest.personal_data import count_fields
@@ -27,11 +27,11 @@ from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import volume_id
 from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.folder import Store, file_key, people_unknown
-from octjepa.store.near_duplicates import strangers_alike
+from octjepa.store.near_duplicates import near_duplicates_across_people
 from octjepa.store.one_file import Result, Spacing, by_hand, ingest_one, is_done, refused, sha256
-from octjepa.store.ray_pool import on_ray
+from octjepa.store.ray_pool import ray_results
 from octjepa.store.split import split_the_rest
-from octjepa.store.worker_pool import Crew, Work
+from octjepa.store.worker_pool import Work, WorkerPool
 
 _log = logging.getLogger(__name__)
 Engine = Literal["local", "ray"]
@@ -43,12 +43,12 @@ def _results(
 ) -> Generator[tuple[SourceFile, Result], None, None]:
     """Results in the order of `files`, from this process, from others of this machine or from a Ray cluster."""
     if engine == "ray":
-        yield from on_ray(files, work, workers, seconds_per_file, store)
+        yield from ray_results(files, work, workers, seconds_per_file, store)
     elif workers == 1:
         for file in files:
             yield file, work(file)
     else:
-        with Crew(work, workers or 1, seconds_per_file) as crew:
+        with WorkerPool(work, workers or 1, seconds_per_file) as crew:
             yield from crew.results(files)
 
 
@@ -64,7 +64,7 @@ class _Seen:
         self.by_content: dict[str, str] = {}  # content -> whose it is
         self.strangers = 0  # second copies under another person's id
         self.by_uid: dict[str, str] = {}
-        for row in store.rows():
+        for row in store.entries():
             if file_key(row) in again:
                 continue
             if file_key(row) in here:
@@ -101,7 +101,7 @@ def _settle(
     if judged is None:
         row["split"] = splits.get(row["person_id"], "")
         row["site"] = sites.get(row["person_id"]) or row["site"]
-        swap_in(result["chunk"], store.chunk(row["volume_id"]))
+        replace_folder(result["chunk"], store.chunk_folder(row["volume_id"]))
         store.add(row)
         return result
     shutil.rmtree(result["chunk"], ignore_errors=True)
@@ -128,13 +128,13 @@ def build_store(
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
     another one reads them again, "file" those that were read with one. None keeps it and says so.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, strangers_alike, spacing_by_hand, people_at_several_sites,
-    personal_data, people, eyes, seconds, volumes_per_second}:
+    recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people,
+    spacing_overridden, people_at_several_sites, personal_data, people, eyes, seconds, volumes_per_second}:
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
     `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
-    `strangers_alike` pairs of equal or near-duplicate scans under two person ids,
-    `spacing_by_hand` skipped volumes whose spacing an earlier run was given,
+    `near_duplicates_across_people` pairs of equal or near-duplicate scans under two person ids,
+    `spacing_overridden` skipped volumes whose spacing an earlier run was given,
     `people_at_several_sites` ids that more than one institution uses,
     `personal_data` this run's files by field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
@@ -181,12 +181,12 @@ def _build(
             "them again with what their files say.",
             kept,
         )
-    splits = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
+    splits = {row["person_id"]: row["split"] for row in store.entries() if row["split"]}
     sites = {str(person["person_id"]): str(person["clinical_site"]) for person in found.participants}
     accepted: list[dict[str, Any]] = []
     lines: list[dict[str, str]] = []
     seen = _Seen(store, found.files, todo)
-    clear_unfinished(store.path / "chunks")
+    remove_unfinished(store.path / "chunks")
     try:
         store.add_participants(found.participants)
         with (
@@ -206,7 +206,7 @@ def _build(
             lines.append(line)
         split_by = split_the_rest(store, seed)
     finally:
-        clear_unfinished(store.path / "chunks")
+        remove_unfinished(store.path / "chunks")
         store.consolidate()
     seconds = time.monotonic() - start
     notes = Counter(note.partition("=")[0] for row in accepted for note in row["notes"].split(";") if note)
@@ -214,7 +214,7 @@ def _build(
     lost = sum(count for reason, count in by_reason.items() if REASONS[reason].lost)
     table = store.table
     unknown = people_unknown(table)
-    alike = seen.strangers + (len(strangers_alike(table)) if accepted else 0)
+    alike = seen.strangers + (len(near_duplicates_across_people(table)) if accepted else 0)
     if alike:
         _log.warning(
             "%d pairs of volumes look like the same eye under two person ids: a copy without its name, or one person "
@@ -259,8 +259,8 @@ def _build(
         "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in found.participants),
         "split_by": split_by,
         "people_unknown": unknown,
-        "strangers_alike": alike,
-        "spacing_by_hand": kept,
+        "near_duplicates_across_people": alike,
+        "spacing_overridden": kept,
         "people_at_several_sites": elsewhere,
         "personal_data": {name: of["files"] for name, of in count_fields(row["personal"] for row in accepted).items()},
         "people": int(table["person_id"].nunique()),

@@ -17,7 +17,7 @@ from octjepa.ingest.reasons import rejected
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import level_beside, mask_fill
 from octjepa.store.near_duplicates import enface, enface_hash
-from octjepa.store.quality import check_layered, judge, lively_frames
+from octjepa.store.quality import check_layered, score_quality, structured_frames
 from octjepa.store.resample import centred, weights
 from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, robust_surface
 from octjepa.volume import OCTVolume
@@ -60,7 +60,7 @@ class CanonicalVolume:
 
 
 @dataclass(frozen=True, eq=False)
-class Canonicalised:
+class CanonicalisationResult:
     """A canonical volume with what the index says of it: `figures` are quality, its parts and the en face hash."""
 
     volume: CanonicalVolume
@@ -100,7 +100,7 @@ def _check_size(volume: OCTVolume, preprocessing: Preprocessing, columns: int) -
     return rows
 
 
-def in_plane(
+def resample_in_plane(
     pixels: UInt8[np.ndarray, "D H W"], volume: OCTVolume, preprocessing: Preprocessing, columns_mm: np.ndarray
 ) -> Float[np.ndarray, "D R C"]:
     """Every B-scan at canonical row spacing (whole native height) and at `columns_mm`."""
@@ -172,7 +172,7 @@ def _in_band(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, 
     return (rows >= band[0][:, None, :]) & (rows <= band[1][:, None, :]) & (band[0] >= 0)[:, None, :]
 
 
-def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalised:
+def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> CanonicalisationResult:
     """Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text."""
     notes: list[str] = []
     stored_d, stored_h, stored_w = preprocessing.stored_size
@@ -189,7 +189,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     if text is not None:
         pixels = _without_text(pixels, text)
         notes += ["burned_in_text", f"text_blanked={int(text.any(axis=(1, 2)).sum())}"]
-    lively = lively_frames(pixels)
+    lively = structured_frames(pixels)
     frame_mm = _slow_positions(volume)
     extent_z = float(frame_mm[-1] - frame_mm[0]) + dz
     positions = frame_mm[lively]
@@ -197,13 +197,15 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         notes.append(f"blank_frames={int((~lively).sum())}")
         pixels = pixels[lively]
 
-    image = in_plane(pixels, volume, preprocessing, columns_mm[columns])
+    image = resample_in_plane(pixels, volume, preprocessing, columns_mm[columns])
     surfaces = find_surfaces(image, ty, tx)
     check_layered(image, surfaces, ty)
     if text is not None:
-        _check_text(in_plane(text[lively].view(np.uint8), volume, preprocessing, columns_mm[columns]), surfaces, ty)
+        _check_text(
+            resample_in_plane(text[lively].view(np.uint8), volume, preprocessing, columns_mm[columns]), surfaces, ty
+        )
     fit = robust_surface(surfaces.bm, ty)
-    quality = judge(image, surfaces, fit, ty, 1 - float(lively.mean()), filled)
+    quality = score_quality(image, surfaces, fit, ty, 1 - float(lively.mean()), filled)
     shifts = _shift_field(surfaces.bm, fit, preprocessing)
     flat, valid = _flattened(image, shifts, stored_h)
 
@@ -246,7 +248,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     )  # fmt: skip
     code = enface_hash(light[:, ::-1] if left else light, tz, tx)
     figures: dict[str, float | str] = {**quality.columns(), "enface_hash": code}
-    return Canonicalised(canonical, mirrored, float(tissue.sum() / stored.size), figures, tuple(notes))
+    return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), figures, tuple(notes))
 
 
 def _without_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError
-from octjepa.files import swap_in, write_new_folder
+from octjepa.files import replace_folder, write_new_folder
 from octjepa.store.canonical import CanonicalVolume
 
 _TO_DO = {
@@ -34,7 +34,7 @@ class DamagedVolume(OctjepaError):
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def reading_chunk(name: str) -> Iterator[None]:
     """Around the reading of the chunk `name`. Raises MachineRefuses with the cause, or DamagedVolume."""
     try:
         yield
@@ -47,7 +47,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
-    """Pixels and geometry of one volume in a hidden folder beside `folder`, for `swap_in` to put in its place."""
+    """Writes pixels and geometry of one volume into a hidden folder beside `folder`, for `replace_folder` to rename."""
     return write_new_folder(
         folder.parent,
         {
@@ -57,9 +57,9 @@ def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
     )
 
 
-def write_chunk(folder: Path, volume: CanonicalVolume) -> None:
+def save_chunk(folder: Path, volume: CanonicalVolume) -> None:
     """Pixels and geometry of one volume, whole or not at all, in the place of what was there."""
-    swap_in(stage_chunk(folder, volume), folder)
+    replace_folder(stage_chunk(folder, volume), folder)
 
 
 @lru_cache(maxsize=4096)

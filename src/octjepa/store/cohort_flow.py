@@ -1,7 +1,7 @@
 """The cohort flow: how many people, eyes, volumes and files there are at each stage, by device and site.
 
-One `Flow` tells a selection from the store (`octjepa.store.select`), a `Sources` what became of the files that ingest
-found. Both hold counts alone, so that they can stand in a run folder and on a page.
+A `CohortFlow` describes a selection from the store (`octjepa.store.select`), a `SourceFlow` what became of the files
+that ingest found. Both hold counts alone, so that they can stand in a run folder and on a page.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Flow:
+class CohortFlow:
     """The stages of a selection, the whole store first; each stage is a part of the one before."""
 
     stages: tuple[Stage, ...]
 
     @classmethod
-    def of(cls, payload: Sequence[Mapping[str, Any]]) -> Flow:
+    def from_json(cls, payload: Sequence[Mapping[str, Any]]) -> CohortFlow:
         """What `payload` was made of, read back."""
 
         def counts(given: Mapping[str, Any]) -> dict[str, Counts]:
@@ -72,7 +72,7 @@ class Flow:
             for one in payload
         ))  # fmt: skip
 
-    def payload(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, Any]]:
         """Plain data for JSON."""
         return [asdict(stage) for stage in self.stages]
 
@@ -82,7 +82,7 @@ class Flow:
         for stage in self.stages:
             devices, sites = (_listed(part) for part in (stage.by_device, stage.by_site))
             lost = str(stage.lost.volumes) if stage.lost.volumes else ""
-            left = (str(count) for count in (stage.left.people, stage.left.eyes, stage.left.volumes))
+            left = (str(number) for number in (stage.left.people, stage.left.eyes, stage.left.volumes))
             cells.append((stage.why, *left, lost, devices, sites))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         aligned = [
@@ -93,17 +93,17 @@ class Flow:
 
 
 def _listed(counts: Mapping[str, Counts]) -> str:
-    return ", ".join(f"{name} {count.volumes}" for name, count in counts.items()) or "none"
+    return ", ".join(f"{name} {counted.volumes}" for name, counted in counts.items()) or "none"
 
 
-def words(column: pd.Series) -> pd.Series:
+def text_column(column: pd.Series) -> pd.Series:
     """A column of the index as text, "" where an older store has nothing."""
     return column.astype(object).where(column.notna(), "").astype(str)
 
 
-def count(rows: pd.DataFrame) -> Counts:
+def count_entries(rows: pd.DataFrame) -> Counts:
     """Counts of rows of a store's index."""
-    named = words(rows["file_key"])
+    named = text_column(rows["file_key"])
     files = named.where(named != "", rows["volume_id"])
     eyes = rows[["person_id", "eye"]].drop_duplicates()
     return Counts(int(rows["person_id"].nunique()), len(eyes), len(rows), int(files.nunique()))
@@ -111,13 +111,15 @@ def count(rows: pd.DataFrame) -> Counts:
 
 def count_by(rows: pd.DataFrame, column: str) -> dict[str, Counts]:
     """value of `column` -> counts, sorted; "" is told as "unknown"."""
-    return {str(name): count(part) for name, part in rows.groupby(words(rows[column]).replace("", UNKNOWN))}
+    return {
+        str(name): count_entries(part) for name, part in rows.groupby(text_column(rows[column]).replace("", UNKNOWN))
+    }
 
 
 def stage(name: str, why: str, before: pd.DataFrame | None, rows: pd.DataFrame) -> Stage:
     """The stage that leaves `rows` of `before`."""
-    left = count(rows)
-    was = left if before is None else count(before)
+    left = count_entries(rows)
+    was = left if before is None else count_entries(before)
     gone = (was.people - left.people, was.eyes - left.eyes, was.volumes - left.volumes, was.files - left.files)
     return Stage(name, why, left, Counts(*gone), count_by(rows, "device"), count_by(rows, "site"))
 
@@ -133,13 +135,13 @@ def cohort_table(store: Store) -> pd.DataFrame:
             for person, site in zip(known["person_id"], known["clinical_site"], strict=True)
             if site is not None and str(site) not in {"", "nan"}
         }
-    own = words(table["site"])
+    own = text_column(table["site"])
     table["site"] = own.where(own != "", [sites.get(person, "") for person in table["person_id"]])
     return table
 
 
 @dataclass(frozen=True)
-class Refusals:
+class RefusedFiles:
     """The files refused for one reason. `lost` is false for what was rightly left out."""
 
     reason: str
@@ -150,7 +152,7 @@ class Refusals:
 
 
 @dataclass(frozen=True)
-class Sources:
+class SourceFlow:
     """From the files found to the volumes accepted: found = ignored + refused + accepted files.
 
     `ignored` counts side files (tables, pictures, hidden ones) by kind. Files refused have device and site as far as
@@ -158,7 +160,7 @@ class Sources:
     """
 
     ignored: dict[str, int]
-    refused: tuple[Refusals, ...]
+    refused: tuple[RefusedFiles, ...]
     accepted: Counts
 
     @property
@@ -175,7 +177,7 @@ class Sources:
         return sum(one.files for one in self.refused if one.lost)
 
 
-def sources_of(store: Store) -> Sources:
+def source_flow(store: Store) -> SourceFlow:
     """What became of every file that was ingested into `store`, over all its ingests."""
     known = store.participants
     sites = dict(zip(known["person_id"], known["clinical_site"], strict=True)) if "clinical_site" in known else {}
@@ -186,7 +188,7 @@ def sources_of(store: Store) -> Sources:
         devices[row["reason"]][seen.device or UNKNOWN] += 1
         places[row["reason"]][seen.site or str(sites.get(seen.person_id) or UNKNOWN)] += 1
     refused = [
-        Refusals(
+        RefusedFiles(
             reason,
             sum(found.values()),
             REASONS[reason].lost if reason in REASONS else True,
@@ -196,7 +198,7 @@ def sources_of(store: Store) -> Sources:
         for reason, found in devices.items()
     ]
     refused.sort(key=lambda one: (not one.lost, -one.files, one.reason))
-    return Sources(_ignored(store.path), tuple(refused), count(store.table))
+    return SourceFlow(_ignored(store.path), tuple(refused), count_entries(store.table))
 
 
 def record_ignored(store: Path, sources: Sequence[str | Path], ignored: Mapping[str, int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
-from octjepa.recipe import Preprocessing
+from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store.canonical import CANONICAL_VERSION
 
 MARKER = "store.json"
@@ -43,6 +43,12 @@ def read_contract(store: Path) -> tuple[Preprocessing, int]:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{marker} cannot be read as a store's contract: {error}") from None
+
+
+def contract_differences(preprocessing: Preprocessing, recipe: Recipe) -> list[str]:
+    """Every field in which a store's preprocessing differs from the recipe's, as "field: store VALUE, recipe VALUE"."""
+    ours, theirs = preprocessing.model_dump(), recipe.preprocessing.model_dump()
+    return [f"{name}: store {ours[name]}, recipe {theirs[name]}" for name in theirs if theirs[name] != ours[name]]
 
 
 def refuse_another_contract(location: str, made_with: tuple[Preprocessing, int], asked: Preprocessing) -> None:

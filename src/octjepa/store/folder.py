@@ -27,19 +27,19 @@ import numpy as np
 from octjepa.config import science_hash
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import (
-    PARTS,
+    CHUNK_FILES,
     Journal,
     chunk_hash,
-    only_writer,
     write_atomic,
     write_json,
+    writer_lock,
 )
 from octjepa.ingest.personal_data import count_fields
 from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote, put_bytes
 from octjepa.store.bucket import Bucket, Writer
 from octjepa.store.canonical import CANONICAL_VERSION, CanonicalVolume
-from octjepa.store.chunk import DamagedVolume, geometry_of, reading
+from octjepa.store.chunk import DamagedVolume, geometry_of, reading_chunk
 from octjepa.store.contract import MARKER, contract_of, read_contract, refuse_another_contract
 from octjepa.store.labels import LABELS_FILE, labels_table
 from octjepa.store.participants import PARTICIPANT_COLUMNS, merged_people
@@ -206,7 +206,7 @@ class Store:
         """Rows {file, hash, stage, reason, detail, when, file_key}, sorted by file."""
         return sorted(self._state.quarantine.values(), key=lambda row: (row["file"], file_key(row)))
 
-    def chunk(self, volume_id: str) -> Path:
+    def chunk_folder(self, volume_id: str) -> Path:
         return self.path / "chunks" / volume_id[:2] / volume_id
 
     def read(self, volume_id: str) -> CanonicalVolume:
@@ -221,8 +221,8 @@ class Store:
         row = self._state.rows.get(volume_id)
         if row is None:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
-        name = self.name_of(volume_id)
-        with reading(name), self.parts_of(volume_id) as parts:
+        name = self.chunk_location(volume_id)
+        with reading_chunk(name), self.chunk_files(volume_id) as parts:
             if verify:
                 self._check(row, parts)
             pixels = np.lib.format.open_memmap(parts["pixels.npy"], mode="r")
@@ -231,14 +231,14 @@ class Store:
             raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         return CanonicalVolume(volume_id, pixels, band, float(row["tissue_mean"]), float(row["tissue_std"]), shifts)
 
-    def name_of(self, volume_id: str) -> str:
+    def chunk_location(self, volume_id: str) -> str:
         """Where a volume lies, for the user."""
         return f"{self.location}/chunks/{volume_id[:2]}/{volume_id}"
 
     @contextmanager
-    def parts_of(self, volume_id: str) -> Iterator[dict[str, Path]]:
+    def chunk_files(self, volume_id: str) -> Iterator[dict[str, Path]]:
         """The files of a chunk by name; those of a bucket are held in the cache meanwhile."""
-        local = {name: self.chunk(volume_id) / name for name in PARTS}
+        local = {name: self.chunk_folder(volume_id) / name for name in CHUNK_FILES}
         with nullcontext(local) if self._bucket is None else self._bucket.chunk(volume_id) as parts:
             yield parts
 
@@ -278,7 +278,7 @@ class Store:
 
     def describe(self) -> dict[str, Any]:
         """What `octjepa inspect STORE` says."""
-        from octjepa.store.cohort_flow import words
+        from octjepa.store.cohort_flow import text_column
 
         table = self.table
         return {
@@ -286,7 +286,7 @@ class Store:
             "volumes": len(table),
             "people": int(table["person_id"].nunique()),
             "people_unknown": people_unknown(table),
-            "personal_data": count_fields(words(table["personal"])),
+            "personal_data": count_fields(text_column(table["personal"])),
             "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
             "by_device": dict(sorted(Counter(table["device"]).items())),
             "by_pattern": dict(sorted(Counter(table["pattern"]).items())),
@@ -310,7 +310,7 @@ class Store:
         self._alone = True
         try:
             if self._bucket is None:
-                with only_writer(self.path):
+                with writer_lock(self.path):
                     self._settle_in(self.path)
                     yield
                 return
@@ -324,7 +324,7 @@ class Store:
     def _has_chunk(self, volume_id: str) -> bool:
         if self._bucket is not None:
             return self._bucket.has_chunk(volume_id)
-        return all((self.chunk(volume_id) / name).is_file() for name in PARTS)
+        return all((self.chunk_folder(volume_id) / name).is_file() for name in CHUNK_FILES)
 
     def known_files(self) -> dict[str, tuple[int, int, str]]:
         """file key -> (size, mtime_ns, hash of the manifest row) of every accepted file whose chunk is there."""
@@ -334,7 +334,7 @@ class Store:
             if self._has_chunk(name)
         }
 
-    def rows(self) -> Iterable[dict[str, Any]]:
+    def entries(self) -> Iterable[dict[str, Any]]:
         return self._state.rows.values()
 
     def add(self, row: dict[str, Any]) -> None:
@@ -348,10 +348,10 @@ class Store:
         gone = self._state.apply(entry)
         self._table = None
         if self._writer is not None:
-            self._writer.add(entry, self.chunk)
+            self._writer.add(entry, self.chunk_folder)
         if gone and gone not in self._state.rows:
             if self._writer is None:
-                shutil.rmtree(self.chunk(gone), ignore_errors=True)
+                shutil.rmtree(self.chunk_folder(gone), ignore_errors=True)
             else:
                 self._writer.drop(gone)
 

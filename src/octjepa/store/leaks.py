@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octjepa.store.cohort_flow import words
+from octjepa.store.cohort_flow import text_column
 from octjepa.store.near_duplicates import near_duplicates
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
 
     kind: "person_id", "content_hash", "sop_instance_uid" or "near_duplicate"; splits: "test;train".
     """
-    side = dict(zip(table["volume_id"], words(table["split"]), strict=True))
+    side = dict(zip(table["volume_id"], text_column(table["split"]), strict=True))
     leaks = []
     for kind, volumes in _groups(table):
         placed = sorted(name for name in volumes if side[name])
@@ -38,14 +38,14 @@ def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingSet:
     """What an encoder was trained on: volume ids, and their index rows, as many as are still in their store."""
 
     volume_ids: frozenset[str]
     rows: pd.DataFrame | None
 
 
-def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]:
+def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, Any]:
     """How much of a store's index `trained` knows: {train, val, test, pretrained_on, compared_by, seen, leaks}.
 
     train, val, test: people of `table`; seen: {split: {people, volumes}} of whom or of which anything was seen; leaks:
@@ -54,12 +54,12 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
     """
     import pandas as pd
 
-    here = table.assign(volume_id="1" + words(table["volume_id"]))  # sorts behind what was trained on
+    here = table.assign(volume_id="1" + text_column(table["volume_id"]))  # sorts behind what was trained on
     known = table[table["volume_id"].isin(trained.volume_ids)]
     if trained.rows is not None:  # of volumes that are gone there, `table` may still know
         known = pd.concat([trained.rows, known[~known["volume_id"].isin(trained.rows["volume_id"])]])
-    both = pd.concat([known.assign(volume_id="0" + words(known["volume_id"])), here], ignore_index=True)
-    side = dict(zip(here["volume_id"], words(here["split"]), strict=True))
+    both = pd.concat([known.assign(volume_id="0" + text_column(known["volume_id"])), here], ignore_index=True)
+    side = dict(zip(here["volume_id"], text_column(here["split"]), strict=True))
     person = dict(zip(here["volume_id"], here["person_id"], strict=True))
     seen: dict[str, set[str]] = {}
     leaks: list[dict[str, Any]] = []
@@ -72,7 +72,7 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
             seen.setdefault(split, set()).update(shared)
             if split in _HELD_OUT:
                 leaks.append({"kind": kind, "split": split, "volumes": [name[1:] for name in shared]})
-    splits = words(table["split"])
+    splits = text_column(table["split"])
     return {
         **{split: int(table.loc[splits == split, "person_id"].nunique()) for split in ("train", *_HELD_OUT)},
         "pretrained_on": len(trained.volume_ids),
@@ -85,11 +85,11 @@ def seen_in_pretraining(table: pd.DataFrame, trained: Trained) -> dict[str, Any]
     }
 
 
-def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: Trained) -> list[str]:
+def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) -> list[str]:
     """The kinds of leak that could be found; looks alone count where both sides have hashes of them."""
     if trained.rows is None:
         return list(_COLUMNS[:2])
-    looked = all("enface_hash" in side and (words(side["enface_hash"]) != "").any() for side in (known, here))
+    looked = all("enface_hash" in side and (text_column(side["enface_hash"]) != "").any() for side in (known, here))
     return [*_COLUMNS, *([NEAR] if looked else [])]
 
 
@@ -97,11 +97,11 @@ def _groups(table: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(kind, volume ids) of all that share a person, content or SOP instance UID, or look alike."""
     for column in _COLUMNS:
         holding: dict[str, list[str]] = defaultdict(list)
-        for name, volume_id in zip(words(table[column]), table["volume_id"], strict=True):
+        for name, volume_id in zip(text_column(table[column]), table["volume_id"], strict=True):
             holding[name].append(volume_id)
         yield from ((column, volumes) for name, volumes in holding.items() if name and len(volumes) > 1)
     if "enface_hash" in table:
-        alike = table.assign(enface_hash=words(table["enface_hash"]))
+        alike = table.assign(enface_hash=text_column(table["enface_hash"]))
         yield from ((NEAR, volumes) for volumes in _joined([(a, b) for a, b, _ in near_duplicates(alike)]))
 
 

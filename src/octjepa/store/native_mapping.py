@@ -1,6 +1,6 @@
 """From a canonical voxel to its place in the native scan and back: mirror, crop, flattening and resampling undone.
 
-Places are real-valued indices in the order of the axes, voxel centres at whole numbers. The slow axis is that of the
+Positions are real-valued indices in the order of the axes, voxel centres at whole numbers. The slow axis is that of the
 native B-scans in spatial order, as `read_volume` gives them. Every A-scan of a native B-scan was shifted by whole
 canonical rows of its own; the map uses the shift of the nearest B-scan and canonical column in both directions, so one
 direction undoes the other exactly (to rounding of float64) within the scan.
@@ -16,12 +16,12 @@ from jaxtyping import Float, Int16, UInt8
 
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
-from octjepa.store.chunk import reading
+from octjepa.store.chunk import reading_chunk
 
 if TYPE_CHECKING:
     from octjepa.store.folder import Store
 
-Places = Float[np.ndarray, "P 3"]
+Positions = Float[np.ndarray, "P 3"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +39,15 @@ class NativeMap:
     mirrored: bool
 
     @classmethod
-    def of(cls, store: Store, volume_id: str) -> NativeMap:
+    def from_store(cls, store: Store, volume_id: str) -> NativeMap:
         """Of a volume in a store. Raises UsageError: no such volume; what `Store.read` raises."""
         rows = store.table[store.table["volume_id"] == volume_id].to_dict("records")
         if not rows:
             raise UsageError(f"the store {store.location} has no volume {volume_id}")
         row = rows[0]
         with (
-            reading(store.name_of(volume_id)),
-            store.parts_of(volume_id) as parts,
+            reading_chunk(store.chunk_location(volume_id)),
+            store.chunk_files(volume_id) as parts,
             parts["geometry.npz"].open("rb") as file,
             np.load(file, allow_pickle=False) as geometry,
         ):
@@ -58,8 +58,8 @@ class NativeMap:
             store.preprocessing, shifts, frame_mm, bool(row["mirrored"]),
         )  # fmt: skip
 
-    def to_native(self, canonical: Places) -> Places:
-        """Places (slice, row, column) of the stored volume in the native one; outside the scan they go on straight."""
+    def to_native(self, canonical: Positions) -> Positions:
+        """Maps positions (slice, depth, column) of the stored volume to the native scan; linear beyond its ends."""
         slices, rows, columns = np.asarray(canonical, float).T
         (depth, _, width), (_, dy, dx) = self.preprocessing.stored_size, self.spacing_mm
         tz, ty, tx = self.preprocessing.target_spacing_mm
@@ -69,8 +69,8 @@ class NativeMap:
         native = (index, row_mm / dy + (self.shape[1] - 1) / 2, signed * tx / dx + (self.shape[2] - 1) / 2)
         return np.stack(native, axis=1)
 
-    def to_canonical(self, native: Places) -> Places:
-        """Places (slice, row, column) of the native volume in the stored one; some lie outside its size."""
+    def to_canonical(self, native: Positions) -> Positions:
+        """Positions (slice, row, column) of the native volume in the stored one; some lie outside its size."""
         index, rows, columns = np.asarray(native, float).T
         (depth, _, width), (_, dy, dx) = self.preprocessing.stored_size, self.spacing_mm
         tz, ty, tx = self.preprocessing.target_spacing_mm

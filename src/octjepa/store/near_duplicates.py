@@ -73,7 +73,7 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
     return sorted(pairs)
 
 
-def strangers_alike(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[str, str, int]]:
+def near_duplicates_across_people(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[str, str, int]]:
     """The near-duplicates whose person ids differ: one eye under two names, or a copy of a file that lost its name."""
     person = dict(zip(table["volume_id"], table["person_id"], strict=True))
     return [pair for pair in near_duplicates(table, bits) if person[pair[0]] != person[pair[1]]]

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
-from octjepa.files import PARTS, chunk_hash
+from octjepa.files import CHUNK_FILES, chunk_hash
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
 from octjepa.ingest.personal_data import name_to_tell
 from octjepa.ingest.reader import AskedSpacing
 from octjepa.ingest.reasons import ledger_row, raised_in, rejected
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.chunk import stage_chunk
 from octjepa.store.labels import labels_text
 from octjepa.volume import OCTVolume
@@ -43,7 +43,7 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
         made = canonicalise(volume, preprocessing)
         name = made.volume.volume_id
         chunk = stage_chunk(store / "chunks" / name[:2] / name, made.volume)
-        written = chunk_hash({part: chunk / part for part in PARTS})
+        written = chunk_hash({part: chunk / part for part in CHUNK_FILES})
         return {"volume": {**_row(volume, made, source, before), "chunk_hash": written}, "chunk": chunk}
     except VolumeRejected as error:
         return refused(source, stage, error.reason, error.detail, sha256(source))
@@ -104,7 +104,7 @@ def _told_name(volume: OCTVolume, source: SourceFile) -> str:
     return "/".join(parts) + (f"#{source.member}" if source.member else "")
 
 
-def _row(volume: OCTVolume, made: Canonicalised, source: SourceFile, read_as: FileState) -> dict[str, Any]:
+def _row(volume: OCTVolume, made: CanonicalisationResult, source: SourceFile, read_as: FileState) -> dict[str, Any]:
     notes = (*volume.notes, *made.notes)
     name = _told_name(volume, source)
     dz, dy, dx = volume.spacing_mm

@@ -48,7 +48,7 @@ class Quality:
         return asdict(self)
 
 
-def lively_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " D"]:
+def structured_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " D"]:
     """[D] False for empty, constant or blinked-away B-scans. Raises VolumeRejected blank where most are.
 
     What counts is the structure that is left when an eighth of a B-scan's width is averaged: speckle alone, which a
@@ -131,7 +131,7 @@ def axial_motion_um(fit: RobustSurface, row_mm: float) -> float:
     return float(np.sqrt(np.mean(np.diff(fit.offsets) ** 2))) * row_mm * 1000
 
 
-def judge(
+def score_quality(
     image: Float[np.ndarray, "D R C"],
     surfaces: Surfaces,
     fit: RobustSurface,

@@ -1,7 +1,7 @@
 """The same work as `crew`, as tasks of a Ray cluster: many machines, one store that all of them see.
 
-Each Ray worker keeps one process of its own beside it (a `Crew` of one), so that a decoder that crashes or hangs costs
-one file there as it does here. What Ray adds is other machines; when one is lost, its files are given to others.
+Each Ray worker keeps one process of its own beside it (a `WorkerPool` of one), so that a decoder that crashes or hangs
+costs one file there as it does here. What Ray adds is other machines; when one is lost, its files are given to others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octjepa.extras import to_install
 from octjepa.files import write_new_folder
 from octjepa.ingest import SourceFile
 from octjepa.store.one_file import Result, refused
-from octjepa.store.worker_pool import AHEAD, Crew, Work
+from octjepa.store.worker_pool import AHEAD, Work, WorkerPool
 
 RETRIES = 3  # of a task whose machine or Ray worker was lost; then its file is refused with `worker_died`
 _OBJECT_STORE_BYTES = 128 << 20  # of a cluster that is started here: rows travel through it, pixels do not
@@ -42,7 +42,7 @@ class _Job:
     mark: Path
 
 
-def on_ray(
+def ray_results(
     files: Sequence[SourceFile], work: Work, workers: int | None, seconds_per_file: float, store: Path
 ) -> Generator[tuple[SourceFile, Result], None, None]:
     """Results in the order of `files`, from the cluster at RAY_ADDRESS, or from one that is started here for the time.
@@ -113,7 +113,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def of_worker(error: Any) -> Exception:
+def worker_error(error: Any) -> Exception:
     """What to raise for Ray's RayTaskError: what the worker said where that is meant for the user, else its cause."""
     cause = error.cause or error
     if isinstance(cause, OctjepaError | OSError):
@@ -142,7 +142,7 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
     try:
         result: Result = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        raise of_worker(error) from error
+        raise worker_error(error) from error
     except lost as error:
         detail = f"its machine or Ray worker was lost {RETRIES + 1} times: {type(error).__name__}"
         return refused(file, "read", "worker_died", detail)
@@ -170,7 +170,7 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
 
 # -- on the machines of the cluster --
 
-_crew: tuple[_Job, Crew] | None = None  # of this Ray worker, kept from task to task
+_crew: tuple[_Job, WorkerPool] | None = None  # of this Ray worker, kept from task to task
 
 
 def _on_a_machine(file: SourceFile, job: _Job) -> Result:
@@ -182,10 +182,10 @@ def _on_a_machine(file: SourceFile, job: _Job) -> Result:
     return result
 
 
-def _crew_of(job: _Job) -> Crew:
+def _crew_of(job: _Job) -> WorkerPool:
     global _crew
     if _crew is None or _crew[0].mark != job.mark:
         if _crew is not None:
             _crew[1].__exit__(None, None, None)
-        _crew = job, Crew(job.work, 1, job.seconds_per_file)
+        _crew = job, WorkerPool(job.work, 1, job.seconds_per_file)
     return _crew[1]

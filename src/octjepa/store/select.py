@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from octjepa import keys
 from octjepa.errors import UsageError
 from octjepa.recipe import DataRecipe
-from octjepa.store.cohort_flow import UNKNOWN, Flow, cohort_table, stage, words
+from octjepa.store.cohort_flow import UNKNOWN, CohortFlow, cohort_table, stage, text_column
 from octjepa.volume import AXES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Selection:
 
     volume_ids: list[str]
     domains: dict[str, str]
-    flow: Flow
+    flow: CohortFlow
 
 
 def select(store: Store, data: DataRecipe, split: str, seed: int = 0) -> Selection:
@@ -51,10 +51,10 @@ def select(store: Store, data: DataRecipe, split: str, seed: int = 0) -> Selecti
         before, rows = rows, _drawn(rows, limit, seed, split)
         stages.append(stage("max_samples", f"{limit} at most, drawn with seed {seed}", before, rows))
     ids = sorted(rows["volume_id"])
-    return Selection(ids, _domains(rows, data), Flow(tuple(stages)))
+    return Selection(ids, _domains(rows, data), CohortFlow(tuple(stages)))
 
 
-def refuse_empty(selection: Selection, store: Store, split: str) -> None:
+def check_not_empty(selection: Selection, store: Store, split: str) -> None:
     """Raises UsageError with the flow where nothing is left."""
     if selection.volume_ids:
         return
@@ -105,7 +105,7 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
 
 def _among(table: pd.DataFrame, column: str, asked: tuple[str, ...]) -> tuple[str, pd.Series]:
     """Rule and mask: `column` is one of `asked`, whatever their case; "unknown" also means that nothing is said."""
-    found = words(table[column]).str.casefold()
+    found = text_column(table[column]).str.casefold()
     folded = {word.casefold() for word in asked}
     kept = found.isin(folded) | ((found == "") & (UNKNOWN in folded))
     absent = [word for word in asked if not found.eq("" if word.casefold() == UNKNOWN else word.casefold()).any()]
@@ -117,7 +117,7 @@ def _among(table: pd.DataFrame, column: str, asked: tuple[str, ...]) -> tuple[st
 def _names_one(column: pd.Series, codes: tuple[str, ...]) -> pd.Series:
     """True where a cell such as "person_unknown;blank_frames=3" holds one of `codes`; what follows "=" is detail."""
     asked = set(codes)
-    return words(column).map(lambda cell: any(c.partition("=")[0] in asked for c in cell.split(";")))
+    return text_column(column).map(lambda cell: any(c.partition("=")[0] in asked for c in cell.split(";")))
 
 
 def _best(rows: pd.DataFrame, group: tuple[str, ...]) -> pd.DataFrame:
@@ -136,6 +136,6 @@ def _drawn(rows: pd.DataFrame, limit: int, seed: int, split: str) -> pd.DataFram
 
 def _domains(rows: pd.DataFrame, data: DataRecipe) -> dict[str, str]:
     columns = {"none": (), "device": ("device",), "site": ("site",), "device_and_site": ("device", "site")}
-    named = [words(rows[column]).replace("", UNKNOWN) for column in columns[data.balance]]
+    named = [text_column(rows[column]).replace("", UNKNOWN) for column in columns[data.balance]]
     names = [" at ".join(parts) for parts in zip(*named, strict=True)] if named else ["all"] * len(rows)
     return dict(zip(rows["volume_id"], names, strict=True))

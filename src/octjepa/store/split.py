@@ -15,7 +15,7 @@ import numpy as np
 
 from octjepa.errors import UsageError
 from octjepa.keys import key
-from octjepa.store.cohort_flow import UNKNOWN, words
+from octjepa.store.cohort_flow import UNKNOWN, text_column
 from octjepa.store.leaks import find_leaks
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def split_the_rest(store: Store, seed: int = 0) -> dict[str, int]:
 
     Writes them into the store and returns how many people stand by which way: "kept", "recommended", "stratified".
     """
-    have = {row["person_id"]: row["split"] for row in store.rows() if row["split"]}
-    people = {row["person_id"] for row in store.rows()}
+    have = {row["person_id"]: row["split"] for row in store.entries() if row["split"]}
+    people = {row["person_id"] for row in store.entries()}
     recommended = {person: split for person, split in _recommendations(store).items() if person not in have}
     fixed = {**have, **recommended}
     dealt = {} if people <= fixed.keys() else split_stratified(store, seed, fixed=fixed)
     # A volume that came later may stand without a split beside others of its person.
-    if people - have.keys() or not all(row["split"] for row in store.rows()):
+    if people - have.keys() or not all(row["split"] for row in store.entries()):
         store.set_split({**dealt, **fixed})
     counts = {"kept": len(have), "recommended": len(recommended), "stratified": len(people - fixed.keys())}
     return {way: count for way, count in counts.items() if count}
@@ -90,7 +90,7 @@ def traits_of(store: Store, labels: Labels | None = None) -> dict[str, frozenset
     """person -> what must be alike on all sides: "device zeiss_cirrus", "region Macula", "eye OD", "label 2"."""
     found: dict[str, set[str]] = defaultdict(set)
     for column in ("device", "region", "eye"):
-        for person, value in zip(store.table["person_id"], words(store.table[column]), strict=True):
+        for person, value in zip(store.table["person_id"], text_column(store.table[column]), strict=True):
             found[person].add(f"{column} {value or UNKNOWN}")
     if labels is not None:
         told = _label_traits(labels, found.keys())

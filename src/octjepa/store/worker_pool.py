@@ -27,7 +27,7 @@ Work = Callable[[SourceFile], Result]
 AHEAD = 4  # results that may wait for an earlier file, per worker: enough to keep all busy, few enough to stay small
 
 
-class Crew:
+class WorkerPool:
     """`size` processes that do `work`, which is pickled; OctjepaError and OSError come home from it.
 
     A file whose process dies is tried once more, with the machine to itself (another's memory may have been the
@@ -40,7 +40,7 @@ class Crew:
         self._workers: list[_Worker] = []
         self._suspects: set[int] = set()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -23,7 +23,7 @@ class Cohort:
 
     def about(self) -> dict[str, Any]:
         """For run.json: counts alone."""
-        flow = {"train": self.train.flow.payload(), "val": self.val.flow.payload()}
+        flow = {"train": self.train.flow.to_json(), "val": self.val.flow.to_json()}
         return {"flow": flow, "domains": self.domains()}
 
     def domains(self) -> dict[str, dict[str, int]]:

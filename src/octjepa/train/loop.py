@@ -18,7 +18,7 @@ from octjepa.distributed.flags import Word, agree
 from octjepa.distributed.runtime import joined
 from octjepa.distributed.signals import Interrupted, StopRequest, stop_request
 from octjepa.errors import OctjepaError
-from octjepa.files import only_writer, write_json
+from octjepa.files import write_json, writer_lock
 from octjepa.objective.ema import momentum
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
@@ -71,7 +71,7 @@ def _train(run: Run) -> dict[str, Any]:
     health = Health(recipe.objective.name, warmup_updates(recipe.train, run.total))
     health.recall(start.lines)
     with (
-        only_writer(run.out) if run.writes else nullcontext(),
+        writer_lock(run.out) if run.writes else nullcontext(),
         open_record(run.out, recipe, run.runtime.rank, keep_until=start.update) as journal,
         stop_request() as request,
         Saver() as saver,

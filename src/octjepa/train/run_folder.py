@@ -19,7 +19,7 @@ from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
-from octjepa.files import read_object, write_atomic, write_json
+from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.store import Store
@@ -150,7 +150,7 @@ def last_saved(out: Path) -> dict[str, Any] | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_object(path, "start the run anew with another --out")
+    return read_json_object(path, "start the run anew with another --out")
 
 
 def data_hash(store: Store, volume_ids: Sequence[str]) -> str:

@@ -22,9 +22,10 @@ from octjepa.errors import ContractError, MachineRefuses, OctjepaError
 from octjepa.recipe import Recipe
 from octjepa.remote import retries
 from octjepa.store import CanonicalVolume, Store
-from octjepa.store.select import Selection, refuse_empty, select
+from octjepa.store.contract import contract_differences
+from octjepa.store.select import Selection, check_not_empty, select
 from octjepa.views.order import Order
-from octjepa.views.sample import Sample, check_contract, make_sample
+from octjepa.views.sample import Sample, make_sample
 from octjepa.views.workers import begin, deaths_told, hand_overs_told
 
 _WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine refuses: what others take they may let go of
@@ -71,7 +72,7 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
 
     Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left but `needed`.
     """
-    differences = check_contract(store.preprocessing, recipe)
+    differences = contract_differences(store.preprocessing, recipe)
     if differences:
         raise ContractError(
             f"store {store.location} was made with another preprocessing than recipe {recipe.name} asks for:\n  "
@@ -80,7 +81,7 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
         )
     selection = select(store, recipe.data, split, recipe.train.seed)
     if needed:
-        refuse_empty(selection, store, split)
+        check_not_empty(selection, store, split)
     return selection
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from octjepa import keys
-from octjepa.recipe import Preprocessing, Recipe
+from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, intensity, masks, tokens
 
@@ -103,9 +103,3 @@ def _lit(
     if one.blur:
         patches = intensity.soften(patches, recipe.tokens.patch_size)
     return intensity.expose(patches, one, volume.tissue_mean, volume.tissue_std, rng)
-
-
-def check_contract(preprocessing: Preprocessing, recipe: Recipe) -> list[str]:
-    """Every field in which a store's preprocessing differs from the recipe's, as `field: store's, recipe's`."""
-    wanted, found = recipe.preprocessing.model_dump(), preprocessing.model_dump()
-    return [f"{name}: store {found[name]}, recipe {wanted[name]}" for name in wanted if wanted[name] != found[name]]

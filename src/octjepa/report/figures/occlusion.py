@@ -146,7 +146,7 @@ def _native(store: Store, volume_id: str, slice_: float, column: float) -> tuple
     """(B-scan, A-scan) of the scan as it was read that lie nearest a stored place, from 1; and how many there are."""
     from octjepa.store.native_mapping import NativeMap
 
-    mapped = NativeMap.of(store, volume_id)
+    mapped = NativeMap.from_store(store, volume_id)
     place = mapped.to_native(np.array([[slice_, 0.0, column]]))[0]
     count = mapped.shape[0], mapped.shape[2]
     b_scan, a_scan = (int(np.clip(round(place[axis]), 0, n - 1)) + 1 for axis, n in zip((0, 2), count, strict=True))

@@ -19,7 +19,7 @@ from octjepa.report.figures import eyes, masks, tokens
 from octjepa.report.figures.eyes import geometry_of, one_per_device, records
 from octjepa.report.wording import file_name
 from octjepa.store.chunk import DamagedVolume
-from octjepa.store.cohort_flow import cohort_table, words
+from octjepa.store.cohort_flow import cohort_table, text_column
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder
@@ -41,7 +41,7 @@ class Scans:
         """`missing` says why there is no encoder where one was to be expected."""
         self.store, self.encoder, self.missing = store, encoder, missing
         table = cohort_table(store)
-        self._table = table.assign(**{name: words(table[name]) for name in (*_TOLD, "uncertain", "notes")})
+        self._table = table.assign(**{name: text_column(table[name]) for name in (*_TOLD, "uncertain", "notes")})
         self.ids = frozenset(self._table["volume_id"])
         self._network = threading.Lock()
         self.grid_png = lru_cache(_KEPT)(self._grid_png)

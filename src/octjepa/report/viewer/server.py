@@ -16,7 +16,7 @@ from octjepa.errors import CheckpointError, OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.report.gather import gather
 from octjepa.report.viewer.scans import Scans
-from octjepa.views.sample import check_contract
+from octjepa.store.contract import contract_differences
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -86,7 +86,7 @@ def scans_of(source: str | Path) -> Scans:
 
     try:
         encoder = load_encoder(trained.path)
-        if differences := check_contract(contents.store.preprocessing, encoder.recipe):
+        if differences := contract_differences(contents.store.preprocessing, encoder.recipe):
             raise UsageError(f"its store has another contract ({'; '.join(differences)})")
     except (CheckpointError, UsageError) as error:
         return Scans(contents.store, None, str(error))

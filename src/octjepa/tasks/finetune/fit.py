@@ -23,7 +23,7 @@ from octjepa.embed.embedding import embed_store, refuse_another_contract
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import only_writer, write_json
+from octjepa.files import write_json, writer_lock
 from octjepa.metrics import test_set_ledger
 from octjepa.probe.results import MACRO, ProbeResult
 from octjepa.store import Store
@@ -93,7 +93,7 @@ def _finetune(
 
     runtime.first(prepare)
     cohort: Cohort = runtime.told(held[0] if held else None)
-    with only_writer(out) if runtime.rank == 0 else nullcontext():
+    with writer_lock(out) if runtime.rank == 0 else nullcontext():
         arms = [_tune(cohort.name, encoder, out, settings, cohort, store, runtime, found)]
         if settings.scratch:
             untrained = encoder.untrained().to(runtime.device)

@@ -15,7 +15,7 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
-from octjepa.files import read_object, write_atomic, write_json
+from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks.finetune.cohort import Cohort
@@ -122,4 +122,4 @@ def _labels_hash(cohort: Cohort) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return read_object(path, "start anew with another --out")
+    return read_json_object(path, "start anew with another --out")

@@ -17,7 +17,7 @@ import numpy as np
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import read_volume
 from octjepa.progress import bar
-from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.dicom_write import write_segmentation
 from octjepa.tasks.segment.figure import draw_thickness
@@ -65,7 +65,7 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
     Raises VolumeRejected as canonicalisation does.
     """
     whole = grown(saved.encoder.recipe.preprocessing, volume)
-    made: Canonicalised = canonicalise(volume, whole)
+    made: CanonicalisationResult = canonicalise(volume, whole)
     shifts, frame_mm = made.volume.frame_shifts, made.volume.frame_mm
     assert shifts is not None
     assert frame_mm is not None

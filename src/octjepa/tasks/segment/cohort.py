@@ -94,7 +94,7 @@ class LabelledVolumes:
         """Labels of a row in the geometry of its scan. Raises UsageError: another shape or spacing."""
         file = self.files[row["volume_id"]]
         assert file is not None
-        native = NativeMap.of(self.store, row["volume_id"])
+        native = NativeMap.from_store(self.store, row["volume_id"])
         made = self.folder.read(file, self.classes, native.shape[0])
         made.check(native.shape, native.spacing_mm, str(file))
         turned = reversed_frames(str(row["notes"]))

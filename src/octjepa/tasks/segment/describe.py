@@ -7,7 +7,7 @@ from typing import Any
 
 from octjepa.checkpoint.folder import read_manifest
 from octjepa.errors import OctjepaError
-from octjepa.files import read_object
+from octjepa.files import read_json_object
 from octjepa.probe.results import minus
 from octjepa.tasks.segment.folder import RESULTS, find_head
 from octjepa.tasks.segment.settings import RECIPES
@@ -43,7 +43,7 @@ def describe(out: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    value = read_object(path, _ANEW)
+    value = read_json_object(path, _ANEW)
     if not {"metrics", "paired", "notes"} <= value.keys():
         raise OctjepaError(f"{path} is damaged: {_ANEW}")
     return value

@@ -10,7 +10,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
 
 
-def index_row(number: int, **said: Any) -> dict[str, Any]:
+def index_entry(number: int, **said: Any) -> dict[str, Any]:
     """A whole row of volumes.parquet; `said` replaces what it says. Two rows make a person of two eyes."""
     content = f"{number:016x}"[::-1] + "0" * 48
     return {
