@@ -1,6 +1,6 @@
-"""Small proprietary scans, written through the layouts that eyepy and oct-converter read them with.
+"""Small proprietary scans, built by the layouts that eyepy, oct-converter and Bioptigen's own script read.
 
-No vendor publishes a writer; what these files share with real ones is what those two libraries know of the formats.
+No vendor publishes a writer; what these files share with real ones is what those readers know of the formats.
 """
 
 from __future__ import annotations
@@ -157,26 +157,9 @@ def _chunk(name: str, content: bytes) -> bytes:
 
 def topcon_bytes(images: bytes, name: str, kind: str = "FDA", **extra: bytes) -> bytes:
     """A Topcon file with patient, capture, scan and hardware chunks; `images` is the content of chunk `name`."""
-    from oct_converter.readers.binary_structs import fda_binary as layout
-
-    patient = layout.patient_info_02_header.build(
-        {
-            "patient_id": "P-77", "first_name": "Ada", "last_name": "Lovelace", "mid_name": "", "sex": 2,
-            "birth_date": [1950, 2, 3], "occup_reg": [[0] * 20] * 2, "r_date": [0] * 3, "record_id": [0] * 16,
-            "lv_date": [0] * 3, "physician": [[0] * 64] * 2, "zip_code": [0] * 12, "addr": [[0] * 48] * 2,
-            "phones": [[0] * 16] * 2, "nx_date": [0] * 6, "multipurpose_field": [[0] * 20] * 3, "descp": [0] * 64,
-            "reserved": [0] * 32,
-        }
-    )  # fmt: skip
-    capture = layout.capture_info_02_header.build(
-        {"eye": 1, "scan_mode": 2, "session_id": 1, "label": "", "cap_date": [2020, 5, 6, 10, 11, 12]}
-    )
-    scan = layout.param_scan_04_header.build(
-        {
-            "fixation": 0, "mirror_pos": 0, "polar": 0, "x_dimension_mm": 6.0, "y_dimension_mm": 1.0,
-            "z_resolution_um": 2.6, "comp_eff_2": 0, "comp_eff_3": 0, "base_pos": 0, "used_calib_data": 0,
-        }
-    )  # fmt: skip
+    patient = struct.pack("<32s32s32s8sB3H", b"P-77", b"Ada", b"Lovelace", b"", 2, 1950, 2, 3).ljust(615, b"\0")
+    capture = struct.pack("<BBI100s6H", 1, 2, 1, b"", 2020, 5, 6, 10, 11, 12)
+    scan = struct.pack("<3I3d", 0, 0, 0, 6.0, 1.0, 2.6).ljust(54, b"\0")
     hardware = struct.pack("<16s16s48s20s", b"3DOCT-1Maestro2", b"S123", b"", bytes(20))
     chunks = {
         "@PATIENT_INFO_02": patient, "@CAPTURE_INFO_02": capture, "@PARAM_SCAN_04": scan, "@HW_INFO_03": hardware,
@@ -189,15 +172,8 @@ def topcon_bytes(images: bytes, name: str, kind: str = "FDA", **extra: bytes) ->
 
 def topcon_jpegs(pixels: np.ndarray, mode: int = 2) -> bytes:
     """IMG_JPEG: every B-scan as lossless JPEG 2000."""
-    from oct_converter.readers.binary_structs import fda_binary as layout
-
-    frames, rows, columns = pixels.shape
-    content: bytes = layout.oct_header.build(
-        {
-            "scan_mode": mode, "unknown1": 0, "unknown2": 0, "width": columns, "height": rows,
-            "number_slices": frames, "unknown3": 0,
-        }
-    )  # fmt: skip
+    frames, depth, columns = pixels.shape
+    content = struct.pack("<B6I", mode, 0, 0, columns, depth, frames, 0)
     for image in pixels:
         buffer = BytesIO()
         Image.fromarray(image).save(buffer, "JPEG2000", irreversible=False)
@@ -207,15 +183,8 @@ def topcon_jpegs(pixels: np.ndarray, mode: int = 2) -> bytes:
 
 def topcon_deep(values: np.ndarray, mode: int = 2) -> bytes:
     """IMG_MOT_COMP_03 and IMG_SCAN_03: 16-bit values, the columns fastest."""
-    from oct_converter.readers.binary_structs import fds_binary as layout
-
-    frames, rows, columns = values.shape
-    head: bytes = layout.oct_header.build(
-        {
-            "scan_mode": mode, "width": columns, "height": rows, "bits_per_pixel": 16, "number_slices": frames,
-            "format": 0, "size": values.size * 2,
-        }
-    )  # fmt: skip
+    frames, depth, columns = values.shape
+    head = struct.pack("<B4IBI", mode, columns, depth, 16, frames, 0, values.size * 2)
     return head + values.astype("<u2").tobytes()
 
 
@@ -223,55 +192,32 @@ def topcon_deep(values: np.ndarray, mode: int = 2) -> bytes:
 
 
 def bioptigen_bytes(values: np.ndarray, volumes: int = 1, scan_type: int = 1) -> bytes:
-    """`values` [T * F, H, W] uint16, `volumes` T; by oct-converter's layout."""
-    from construct import Container
-    from oct_converter.readers.binary_structs import boct_binary as layout
+    """`values` [T * F, H, W] uint16, `volumes` T."""
+    total, depth, columns = values.shape
 
-    total, rows, columns = values.shape
+    def keyed(key: str, value: int | float | bytes) -> bytes:
+        kind = {int: "<I", float: "<d"}.get(type(value))
+        content = struct.pack(kind, value) if kind else value
+        return struct.pack("<I", len(key)) + key.encode() + struct.pack("<I", len(content)) + content
 
-    def keyed(kind: Any, key: str, length: int, value: Any = None) -> bytes:
-        built: bytes = kind.build(Container(keylength=len(key), key=key, dataLength=length, value=value))
-        return built
+    def entries(values: dict[str, int | float | bytes]) -> bytes:
+        return b"".join(keyed(key, value) for key, value in values.items())
 
-    fields = b"".join(
-        [
-            keyed(layout.headerField, "FRAMEHEADER", 0),
-            *(
-                keyed(layout.intField, key, 4, value)
-                for key, value in {
-                    "FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": rows, "SAMPLEFORMAT": 16,
-                }.items()
-            ),
-            keyed(layout.strField, "DESCRIPTION", 4, "none"),
-            keyed(layout.floatField, "XMIN", 8, 0.0),
-            keyed(layout.floatField, "XMAX", 8, 6.0),
-            keyed(layout.strField, "XCAPTION", 2, "mm"),
-            keyed(layout.floatField, "YMIN", 8, 0.0),
-            keyed(layout.floatField, "YMAX", 8, 6.0),
-            keyed(layout.strField, "YCAPTION", 2, "mm"),
-            keyed(layout.intField, "SCANTYPE", 4, scan_type),
-            *(
-                keyed(layout.floatField, key, 8, value)
-                for key, value in {
-                    "SCANDEPTH": 0.003 * rows, "SCANLENGTH": 6.0, "AZSCANLENGTH": 0.01 * columns,
-                    "ELSCANLENGTH": 0.1 * (total // volumes), "OBJECTDISTANCE": 0.0, "SCANANGLE": 0.0,
-                }.items()
-            ),
-            keyed(layout.intField, "SCANS", 4, total // volumes),
-            keyed(layout.intField, "FRAMES", 4, volumes),
-            keyed(layout.intField, "DOPPLERFLAG", 4, 0),
-            struct.pack("<I6sI", 6, b"CONFIG", 3) + b"\0\0\0",
-            struct.pack("<I", 0),
-        ]
+    content = struct.pack("<IH", 0x1234, 0x104)
+    content += entries(
+        {
+            "FRAMEHEADER": b"", "FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": depth, "SAMPLEFORMAT": 16,
+            "DESCRIPTION": b"none", "XMIN": 0.0, "XMAX": 6.0, "XCAPTION": b"mm", "YMIN": 0.0, "YMAX": 6.0,
+            "YCAPTION": b"mm", "SCANTYPE": scan_type, "SCANDEPTH": 0.003 * depth, "SCANLENGTH": 6.0,
+            "AZSCANLENGTH": 0.01 * columns, "ELSCANLENGTH": 0.1 * (total // volumes), "OBJECTDISTANCE": 0.0,
+            "SCANANGLE": 0.0, "SCANS": total // volumes, "FRAMES": volumes, "DOPPLERFLAG": 0, "CONFIG": bytes(3),
+        }
     )  # fmt: skip
-    content = struct.pack("<IH", 0x1234, 0x104) + fields
+    content += bytes(4)
     for image in values:
-        content += keyed(layout.headerField, "FRAMEDATA", 0)
-        content += struct.pack("<I13sI8H", 13, b"FRAMEDATETIME", 16, 2020, 5, 3, 6, 10, 11, 12, 0)
-        content += keyed(layout.floatField, "FRAMETIMESTAMP", 8, 0.0)
-        content += keyed(layout.intField, "FRAMELINES", 4, columns)
-        content += struct.pack("<I12sI", 12, b"FRAMESAMPLES", rows * columns * 2)
-        content += image.T.astype("<u2").tobytes() + struct.pack("<I", 0)
+        date = struct.pack("<8H", 2020, 5, 3, 6, 10, 11, 12, 0)
+        content += entries({"FRAMEDATA": b"", "FRAMEDATETIME": date, "FRAMETIMESTAMP": 0.0, "FRAMELINES": columns})
+        content += keyed("FRAMESAMPLES", image.T.astype("<u2").tobytes()) + bytes(4)
     return content
 
 

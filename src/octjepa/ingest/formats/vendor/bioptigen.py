@@ -1,109 +1,155 @@
-"""Bioptigen .OCT: a list of keyed values, then the B-scans, read with oct-converter's layout of the file.
+"""Bioptigen .OCT: a list of keyed values, then every B-scan with its own keyed values.
 
-A file is a series in time of volumes of one shape. oct-converter 0.7 asks for the memory that the header names and
-hands on what lay in it where frames are missing; so the layout alone is taken from it, and sizes are checked first.
-Lengths are in mm (`extractOctData.m` of Bioptigen).
+An entry is the length of its key, the key, the length of its value, and the value; a key of length 0 ends a list. A
+file is a time series of volumes of one shape. Lengths are in mm. Layout: Bioptigen's `extractOctData.m`.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from octjepa.ingest.formats import library
 from octjepa.ingest.formats.intensity import to_grey
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size
 from octjepa.ingest.frames import FrameFacts
 from octjepa.ingest.header_fields import RawScan, Said
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.reasons import rejected
 from octjepa.volume import Pattern
 
-_LINEAR, _RECT, _CIRCLE, _RADIAL = 0, 1, 2, 3
+_PREAMBLE_BYTES = 6  # magic number and version
+_LINEAR = 0
+_PATTERNS: dict[int, Pattern] = {1: "raster", 3: "radial"}
+_MAX_ENTRIES, _MAX_KEY_BYTES, _MAX_VALUE_BYTES = 100, 64, 1 << 20
+_SAMPLES = "FRAMESAMPLES"
 _EYE = re.compile(r"(?:^|[_\-. ])(OD|OS)(?=[_\-. ]|$)")
 
 
-def _header(path: Path) -> Any:
-    """The parsed header. Raises VolumeRejected: broken_header, truncated, size_implausible."""
-    layout = library("oct_converter.readers.binary_structs.boct_binary", "vendor")
+def _entries(file: BinaryIO) -> dict[str, bytes]:
+    """The keyed values from the file's position to the end of their list, or to a frame's samples, which stay unread.
+
+    Raises ValueError where they are damaged, struct.error where the file ends.
+    """
+    entries: dict[str, bytes] = {}
+    for _ in range(_MAX_ENTRIES):
+        (key_bytes,) = struct.unpack("<I", file.read(4))
+        if key_bytes == 0:
+            return entries
+        if key_bytes > _MAX_KEY_BYTES:
+            raise ValueError("a key that is too long")
+        key = file.read(key_bytes).decode("latin-1").strip("\0 ").upper()
+        (value_bytes,) = struct.unpack("<I", file.read(4))
+        if key == _SAMPLES:
+            return entries
+        if value_bytes > _MAX_VALUE_BYTES:
+            raise ValueError("a value that is too long")
+        entries[key] = file.read(value_bytes)
+    raise ValueError("a list of values that does not end")
+
+
+class _Header(NamedTuple):
+    frames: int
+    columns: int
+    depth: int
+    scan_type: int
+    volumes: int
+    frames_per_volume: int
+    spacing_mm: tuple[float | None, float | None, float | None]
+    first_frame: int  # byte in the file
+
+
+def _read_header(path: Path) -> _Header:
+    """Raises VolumeRejected: broken_header, truncated, frames_missing, size_implausible."""
     size = file_size(path)
     try:
         with path.open("rb") as file:
-            header = layout.bioptigen_oct_header_struct.parse_stream(file)
-    except MemoryError:
-        raise rejected("broken_header", "a field of the header longer than the file") from None
-    except Exception as error:  # construct raises what the bytes made of its parsers
-        raise rejected("broken_header", raised_in(error)) from None
-    counted, columns, rows = header.framecount.value, header.linecount.value, header.linelength.value
-    check_shape(counted, rows, columns)
-    check_length(counted * rows * columns * 2, size)
-    if not 0 < header.frames.value * header.scans.value <= counted:
-        raise rejected("frames_missing", f"{counted} B-scans in the file, its volumes are of more")
-    return header
-
-
-def _volumes(header: Any) -> tuple[int, int]:
-    """(volumes in time, B-scans of each), as oct-converter counts them."""
-    if header.scantype.value == _LINEAR:
-        return header.frames.value * header.scans.value, 1
-    return header.frames.value, header.scans.value
+            file.seek(_PREAMBLE_BYTES)
+            entries = _entries(file)
+            first_frame = file.tell()
+        keys = ("FRAMECOUNT", "LINECOUNT", "LINELENGTH", "SCANTYPE", "FRAMES", "SCANS")
+        frames, columns, depth, scan_type, times, scans = (int.from_bytes(entries[key], "little") for key in keys)
+        keys = ("ELSCANLENGTH", "SCANDEPTH", "AZSCANLENGTH")
+        lengths_mm = [struct.unpack("<d", entries[key])[0] for key in keys]
+    except (KeyError, ValueError, struct.error):
+        raise rejected("broken_header", "its list of values is damaged, or lacks one that every scan has") from None
+    check_shape(frames, depth, columns)
+    check_length(frames * depth * columns * 2, size)
+    if not 0 < times * scans <= frames:
+        raise rejected("frames_missing", f"{frames} B-scans in the file, its volumes are of more")
+    volumes, frames_per_volume = (times * scans, 1) if scan_type == _LINEAR else (times, scans)
+    dz, dy, dx = (
+        length / count if np.isfinite(length) and length > 0 else None
+        for length, count in zip(lengths_mm, (frames_per_volume, depth, columns), strict=True)
+    )
+    return _Header(frames, columns, depth, scan_type, volumes, frames_per_volume, (dz, dy, dx), first_frame)
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """The volumes in the file, "1", "2", ..., in order of time."""
-    return tuple(str(number + 1) for number in range(_volumes(_header(path))[0]))
+    """The volumes in the file, "1", "2", ..., in order of time. Raises VolumeRejected."""
+    return tuple(str(number + 1) for number in range(_read_header(path).volumes))
 
 
-def _positive(length: float, over: int) -> float | None:
-    return float(length) / over if np.isfinite(length) and length > 0 else None
+def _read_frames(path: Path, header: _Header, first: int, count: int) -> tuple[np.ndarray, str]:
+    """(`count` B-scans from number `first` as uint16 `[D, H, W]`, date of the first as YYYYMMDD).
+
+    Raises VolumeRejected: truncated, unsupported_pixels, size_implausible.
+    """
+    size = file_size(path)
+    values: np.ndarray | None = None
+    day = ""
+    with path.open("rb") as file:
+        file.seek(header.first_frame)
+        for index in range(first + count):
+            try:
+                entries = _entries(file)
+                columns = int.from_bytes(entries["FRAMELINES"], "little")
+                year, month, _, date = struct.unpack_from("<4H", entries["FRAMEDATETIME"])
+            except (KeyError, ValueError, struct.error):
+                raise rejected("truncated", f"the header of B-scan {index + 1} is damaged or cut") from None
+            start = file.tell()
+            sample_bytes = header.depth * columns * 2
+            check_length(start + sample_bytes, size)
+            if index >= first:
+                if values is None:
+                    check_shape(count, header.depth, columns)
+                    values = np.empty((count, header.depth, columns), np.uint16)
+                    day = f"{year:04d}{month:02d}{date:02d}"
+                if columns != values.shape[2]:
+                    raise rejected("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
+                samples = np.frombuffer(file.read(sample_bytes), "<u2").reshape(columns, header.depth)
+                values[index - first] = samples.T  # stored A-scan by A-scan
+            file.seek(start + sample_bytes + 4)
+    assert values is not None, "the caller asks for one B-scan at least"
+    return values, day
 
 
 def read_bioptigen(path: Path, member: str = "") -> RawScan:
     """One volume of a Bioptigen file; without `member` the first, with a note of how many more there are.
 
-    Raises VolumeRejected: broken_header, truncated, frames_missing, too_few_frames, size_implausible, no_decoder.
+    Raises VolumeRejected: broken_header, truncated, frames_missing, too_few_frames, size_implausible.
     """
-    header = _header(path)
-    times, frames = _volumes(header)
-    if frames < 4:
-        raise rejected("too_few_frames", f"{times} x {frames} B-scans at one place: lines in time, no volume")
-    layout = library("oct_converter.readers.binary_structs.boct_binary", "vendor")
-    try:
-        stack = layout.bioptigen_file_structure.parse_file(path).data
-    except Exception as error:  # the same; and a file that ends between frames
-        raise rejected("truncated", f"the B-scans: {raised_in(error)}") from None
-    first = (int(member or 1) - 1) * frames
-    chosen = stack[first : first + frames]
-    rows, columns = chosen[0].image.rows, chosen[0].image.columns
-    check_shape(frames, rows, columns)
-    raw = np.empty((frames, rows, columns), np.uint16)
-    for index, frame in enumerate(chosen):
-        if (frame.image.rows, frame.image.columns) != (rows, columns):
-            raise rejected("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
-        check_length(frame.image.end, file_size(path))
-        samples = np.fromfile(path, "<u2", rows * columns, offset=frame.image.offset)
-        raw[index] = samples.reshape(columns, rows).T  # A-scan by A-scan
+    header = _read_header(path)
+    count = header.frames_per_volume
+    if count < 4:
+        raise rejected(
+            "too_few_frames", f"{header.volumes} x {count} B-scans at one position: lines in time, no volume"
+        )
+    values, visit = _read_frames(path, header, (int(member or 1) - 1) * count, count)
     notes: list[str] = []
-    pixels = to_grey(raw, notes)
-    taken = chosen[0].header.framedatetime.value
-    visit = f"{taken.year:04d}{taken.month:02d}{taken.day:02d}"
+    pixels = to_grey(values, notes)
     eye = _EYE.search(path.stem)
-    pattern: Pattern | None = {_RECT: "raster", _RADIAL: "radial"}.get(header.scantype.value)  # type: ignore[assignment]
-    if not member and times > 1:
-        notes.append(f"more_scans_in_file={times - 1}")
+    if not member and header.volumes > 1:
+        notes.append(f"more_scans_in_file={header.volumes - 1}")
     return RawScan(
         format="bioptigen_oct",
         pixels=pixels,
-        facts=FrameFacts.silent(frames),
+        facts=FrameFacts.silent(count),
         said=Said(laterality=eye[1] if eye else "", manufacturer="Bioptigen", visit=visit),
-        spacing_mm=(
-            _positive(header.elscanlength.value, frames),
-            _positive(header.scandepth.value, rows),
-            _positive(header.azscanlength.value, columns),
-        ),
-        pattern=pattern,
+        spacing_mm=header.spacing_mm,
+        pattern=_PATTERNS.get(header.scan_type),
         notes=tuple(notes),
         personal=("StudyDate",),
     )
