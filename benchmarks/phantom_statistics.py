@@ -20,17 +20,17 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-
-from octjepa.phantom import DIALECTS, LESIONS, SURFACES, Eye, make_eye
-from octjepa.phantom.eye import assemble_eye
-from octjepa.phantom.person import EYES, make_person
-from octjepa.phantom.statistics import (
+from phantom_measures import (
     REFERENCE,
     REFERENCE_THICKNESS,
     measure_pixels,
     measure_thickness,
     measure_truth,
 )
+
+from octjepa.phantom import DIALECTS, LESIONS, SURFACES, Eye, make_eye
+from octjepa.phantom.eye import assemble_eye
+from octjepa.phantom.person import EYES, make_person
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 

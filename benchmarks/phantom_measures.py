@@ -1,7 +1,8 @@
-"""How the phantom compares with real eyes: layer brightness, vitreous, speckle grain, shadows, motion, thickness.
+"""Layer intensity, vitreous, speckle grain, shadows, motion and thickness of phantom and real eyes.
 
 `measure_pixels` needs only pixels and spacing, so phantom and real scans are measured by the same code; what needs the
-true surfaces is in `measure_truth`. The reference figures are those that were measured on real scans (`REFERENCE`).
+true surfaces is in `measure_truth`. `REFERENCE` holds the figures that were measured on real scans. Printed by
+phantom_statistics.py.
 """
 
 from __future__ import annotations
@@ -183,6 +184,3 @@ def measure_thickness(seed: int, people: int, device: str = "heidelberg_spectral
         inside = (line < half) & (np.abs(u_line) < 1.2)
         found["pit width at half depth mm"].append(float(inside.sum() * abs(u_line[1] - u_line[0])))
     return {name: float(np.mean(values)) for name, values in found.items()}
-
-
-__all__ = ["REFERENCE", "REFERENCE_THICKNESS", "measure_pixels", "measure_thickness", "measure_truth"]
