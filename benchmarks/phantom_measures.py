@@ -148,7 +148,7 @@ def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, fl
 
 def measure_truth(eye: Eye) -> dict[str, float]:
     """Mean display value of every layer, over its middle half, between the true surfaces."""
-    surfaces = eye.truth.surfaces_row
+    surfaces = eye.truth.surfaces_px
     row = np.arange(eye.pixels.shape[1], dtype=np.float32)[None, :, None]
     names = ("rnfl", "gcl", "ipl", "inl", "opl", "onl", "elm-ez", "ez", "rpe", "choroid")
     figures = {}

@@ -135,10 +135,10 @@ def draw_picture(path: Path) -> None:
     eye = _drawn("heidelberg_spectralis", 8, "subretinal_fluid")
     frame = int(eye.truth.masks["subretinal_fluid"].any(axis=1).sum(axis=1).argmax())
     show(axes[2, 1], eye, "true surfaces", frame)
-    axes[2, 1].plot(eye.truth.surfaces_row[:, frame].T, linewidth=0.8)
+    axes[2, 1].plot(eye.truth.surfaces_px[:, frame].T, linewidth=0.8)
     for axis, lesion in zip(axes[2, 2:], ("geographic_atrophy", ""), strict=True):
         eye = _drawn("zeiss_cirrus", 12, lesion)
-        slab = eye.truth.surfaces_row[SURFACES.index("bm")][:, None] + np.arange(3, 28)[None, :, None]
+        slab = eye.truth.surfaces_px[SURFACES.index("bm")][:, None] + np.arange(3, 28)[None, :, None]
         rows = np.clip(slab, 0, eye.pixels.shape[1] - 1).astype(int)
         face = np.take_along_axis(eye.pixels, rows, axis=1).mean(axis=1)
         axis.imshow(face, cmap="gray", aspect=eye.spacing_mm[0] / eye.spacing_mm[2], interpolation="bilinear")

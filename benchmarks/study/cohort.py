@@ -115,7 +115,7 @@ class Eyes:
         where, inside = native_places(NativeMap.from_store(self.store, volume_id), self.store.preprocessing, COLUMNS)
         depth = int(row["native_d"])
         frame = depth - 1 - where[..., 0] if "frames_reversed" in str(row["notes"]) else where[..., 0]
-        edges = np.stack([truth.surfaces_row[SURFACES.index(name)] for name in _EDGES])
+        edges = np.stack([truth.surfaces_px[SURFACES.index(name)] for name in _EDGES])
         regions = (where[..., 1] >= edges[:, frame, where[..., 2]]).sum(axis=0).astype(np.uint8)
         regions[~inside] = UNSEEN
         lesions = np.zeros(regions.shape, np.uint8)

@@ -114,7 +114,7 @@ def test_truth_file_gives_back_the_truth(cohort: tuple[Path, dict[str, int]]) ->
         truth = read_truth(out / "truth" / f"{row['sop_instance_uid']}.npz")
         index = next(i for i in range(8) if make_eye_id(i) == row["person_id"])
         eye = make_eye(3, index, row["eye"], row["device"])  # type: ignore[arg-type]
-        assert np.abs(truth.surfaces_row - eye.truth.surfaces_row).max() <= 1 / 128 + 1e-6
+        assert np.abs(truth.surfaces_px - eye.truth.surfaces_px).max() <= 1 / 128 + 1e-6
         assert truth.masks.keys() == eye.truth.masks.keys()
         assert all(np.array_equal(truth.masks[name], eye.truth.masks[name]) for name in truth.masks)
         assert {name: str(int(present)) for name, present in truth.labels.items()} == {n: row[n] for n in LESIONS}

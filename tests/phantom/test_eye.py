@@ -25,7 +25,7 @@ def eye_with(device: str, *lesions: str, person: int = 3) -> Eye:
 def test_equal_arguments_give_equal_eyes_and_each_argument_matters() -> None:
     first, again = make_eye(0, 5, "OD", "zeiss_cirrus"), make_eye(0, 5, "OD", "zeiss_cirrus")
     assert np.array_equal(first.pixels, again.pixels)
-    assert np.array_equal(first.truth.surfaces_row, again.truth.surfaces_row)
+    assert np.array_equal(first.truth.surfaces_px, again.truth.surfaces_px)
     for other in (make_eye(1, 5, "OD", "zeiss_cirrus"), make_eye(0, 6, "OD", "zeiss_cirrus")):
         assert not np.array_equal(first.pixels, other.pixels)
     assert not np.array_equal(first.pixels, make_eye(0, 5, "OS", "zeiss_cirrus").pixels)
@@ -44,13 +44,13 @@ def test_geometry_is_the_dialects_and_plausible(device: str) -> None:
     depth, _, width = eye.pixels.shape
     assert (depth - 1) * dz >= 5.9
     assert (width - 1) * dx >= 5.9
-    assert eye.truth.surfaces_row.shape == (len(SURFACES), depth, width)
+    assert eye.truth.surfaces_px.shape == (len(SURFACES), depth, width)
 
 
 def test_surfaces_lie_in_order_and_in_the_scan() -> None:
     for person in range(12):
         eye = make_eye(2, person, "OD", DEVICES[person % 4])
-        surfaces = eye.truth.surfaces_row
+        surfaces = eye.truth.surfaces_px
         assert np.diff(surfaces[: BM + 1], axis=0).min() >= 0
         # The retina must be in the picture; a corner of a strongly tilted eye may leave it.
         inside = (surfaces[ILM] > 0) & (surfaces[BM] < eye.pixels.shape[1])
@@ -80,7 +80,7 @@ def test_left_eye_is_mirrored() -> None:
     """The nerve fibres are thick towards the nose: right in the image of a right eye, left in that of a left eye."""
     for eye, nasal_side in (("OD", slice(-30, None)), ("OS", slice(None, 30))):
         other_side = slice(None, 30) if eye == "OD" else slice(-30, None)
-        fibres = [np.diff(make_eye(0, p, eye, "zeiss_cirrus").truth.surfaces_row[:2], axis=0)[0] for p in (1, 2, 5)]
+        fibres = [np.diff(make_eye(0, p, eye, "zeiss_cirrus").truth.surfaces_px[:2], axis=0)[0] for p in (1, 2, 5)]
         mean = np.mean(fibres, axis=0)
         assert mean[:, nasal_side].mean() > 1.5 * mean[:, other_side].mean()
 
@@ -88,7 +88,7 @@ def test_left_eye_is_mirrored() -> None:
 def test_fovea_is_where_the_retina_is_thinnest() -> None:
     for person in (0, 1, 2):
         eye = eye_with("topcon_triton", person=person)
-        thickness = eye.truth.surfaces_row[BM] - eye.truth.surfaces_row[ILM]
+        thickness = eye.truth.surfaces_px[BM] - eye.truth.surfaces_px[ILM]
         frame, column = np.unravel_index(thickness.argmin(), thickness.shape)
         dz, _, dx = eye.spacing_mm
         assert abs(frame * dz - eye.truth.fovea_mm[0]) <= 1.01 * dz
@@ -104,7 +104,7 @@ def _mean_at(eye: Eye, rows: np.ndarray) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 def test_rpe_is_brighter_than_its_neighbours_and_vitreous_darkest(device: str) -> None:
     eye = eye_with(device)
-    surfaces, row_um = eye.truth.surfaces_row, eye.spacing_mm[1] * 1000
+    surfaces, row_um = eye.truth.surfaces_px, eye.spacing_mm[1] * 1000
     rpe = _mean_at(eye, surfaces[RPE] + 11 / row_um)
     onl = _mean_at(eye, (surfaces[5] + surfaces[6]) / 2)
     sclera = _mean_at(eye, surfaces[10] + 100 / row_um)
@@ -121,7 +121,7 @@ def test_fluid_is_darker_than_the_tissue_around_it(device: str, lesion: str) -> 
     eye = eye_with(device, lesion)
     mask = eye.truth.masks[lesion]
     row = np.arange(eye.pixels.shape[1])[None, :, None]
-    surfaces = eye.truth.surfaces_row
+    surfaces = eye.truth.surfaces_px
     retina = (row > surfaces[ILM][:, None] + 2) & (row < surfaces[BM][:, None]) & mask.any(axis=1)[:, None]
     inner = mask & np.roll(mask, 1, axis=1) & np.roll(mask, -1, axis=1)
     tissue, vitreous = eye.pixels[retina & ~mask].mean(), eye.pixels[:, :12].mean()
@@ -134,7 +134,7 @@ def test_atrophy_brightens_the_choroid_and_takes_the_rpe() -> None:
     lost = eye.truth.masks["geographic_atrophy"].any(axis=1)
     assert 0.005 < lost.mean() < 0.5
     row = np.arange(eye.pixels.shape[1])[None, :, None]
-    bruch = eye.truth.surfaces_row[BM][:, None]
+    bruch = eye.truth.surfaces_px[BM][:, None]
     choroid = (row > bruch + 5) & (row < bruch + 18) & lost[:, None]
     rpe = (row > bruch - 3) & (row < bruch) & lost[:, None]
     assert eye.pixels[choroid].mean() > 1.15 * healthy.pixels[choroid].mean()
@@ -143,7 +143,7 @@ def test_atrophy_brightens_the_choroid_and_takes_the_rpe() -> None:
 
 def test_drusen_lift_the_rpe_and_membrane_is_bright() -> None:
     eye = eye_with("topcon_maestro2", "drusen")
-    mask, surfaces = eye.truth.masks["drusen"], eye.truth.surfaces_row
+    mask, surfaces = eye.truth.masks["drusen"], eye.truth.surfaces_px
     row_um = eye.spacing_mm[1] * 1000
     lift_um = (surfaces[BM] - surfaces[RPE]) * row_um
     assert lift_um[mask.sum(axis=1) > 5].min() > lift_um[~mask.any(axis=1)].max()

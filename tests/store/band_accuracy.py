@@ -27,7 +27,7 @@ def of_file(path: Path, truth: Path, preprocessing: Preprocessing) -> Errors:
     """Of a phantom file. A membrane on the retina belongs to its tissue: the band is to begin there."""
     volume = read_volume(path)
     known = read_truth(truth)
-    ilm, bm = (known.surfaces_row[SURFACES.index(name)] for name in ("ilm", "bm"))
+    ilm, bm = (known.surfaces_px[SURFACES.index(name)] for name in ("ilm", "bm"))
     if "epiretinal_membrane" in known.masks:
         ilm = ilm - known.masks["epiretinal_membrane"].sum(axis=1)
     if "frames_reversed" in volume.notes:  # the truth lies in the file's frame order

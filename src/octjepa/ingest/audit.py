@@ -13,7 +13,7 @@ from typing import Any
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.dicom import has_dicom_magic
-from octjepa.ingest.formats import read, recognise
+from octjepa.ingest.formats import read_scan, recognise
 from octjepa.ingest.identity import device_of
 from octjepa.ingest.personal_data import count_fields, masked_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
@@ -53,7 +53,7 @@ def _other(path: Path) -> dict[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {"kind": format, "personal": ";".join(read(path, format).personal)}
+            return {"kind": format, "personal": ";".join(read_scan(path, format).personal)}
     except Exception:  # a damaged file may raise anything, as in `read_volume`; ingest will name the reason
         return {"kind": f"{format} that cannot be read"}
 

@@ -248,7 +248,7 @@ class BucketSearch:
 def _parts(one: RemoteObject, there: Mapping[str, RemoteObject] | None) -> tuple[RemoteObject, ...]:
     """`one` and what belongs to it among `there`, objects by url; None: the bucket is asked."""
     folder, name = one.url.rpartition("/")[::2]
-    urls = [f"{folder}/{other}" for other in formats.beside(name)]
+    urls = [f"{folder}/{other}" for other in formats.companion_names(name)]
     with_images = _suffix(name) == ".xml"  # a HEYEX export lists images beside it
     if there is None:
         found = remote.list_objects(folder, recursive=False) if with_images else filter(None, map(remote.info, urls))

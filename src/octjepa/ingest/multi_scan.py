@@ -33,7 +33,7 @@ def each_scan(files: Sequence[SourceFile]) -> list[SourceFile]:
 
     One that cannot be looked into stays whole: its reading says why. Raises MachineRefuses: no room for a copy.
     """
-    asked = [file for file in files if PurePosixPath(file.called.name).suffix.lower() in formats.SEVERAL]
+    asked = [file for file in files if PurePosixPath(file.called.name).suffix.lower() in formats.MULTI_SCAN_SUFFIXES]
     objects = [file for file in asked if isinstance(file.location, str) and file.objects]
     found = {file.key: _scans_in(file.location, file.name) for file in asked if isinstance(file.location, Path)}
     if objects:
@@ -56,7 +56,7 @@ def _scans_in(path: Path, name: str) -> tuple[str, ...] | None:
     """The scans in the file, () for one; None where that could not be seen."""
     try:
         with _looking:
-            return formats.scans_in(path)
+            return formats.list_scans(path)
     except VolumeRejected:  # its reading meets the same, and tells the ledger
         return None
     except Exception as error:  # vendors' libraries raise whatever a damaged file made of their parser

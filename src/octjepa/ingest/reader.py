@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.assemble import assemble
-from octjepa.ingest.formats import read, recognise
+from octjepa.ingest.formats import read_scan, recognise
 from octjepa.ingest.geometry import LIMITS_MM, plausible
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.reasons import REASONS, raised_in, rejected
@@ -41,7 +41,7 @@ def read_volume(
             # out of standard is judged one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if called is None else None)
-            return assemble(read(path, _format_of(path), member), called or path, row, spacing_mm)
+            return assemble(read_scan(path, _format_of(path), member), called or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
-from octjepa.ingest.formats import beside
+from octjepa.ingest.formats import companion_names
 from octjepa.ingest.manifest import ManifestRow
 
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
@@ -30,7 +30,7 @@ class SourceFile:
     """One file, or one folder of B-scan images; `name` is its path relative to the ingested root, "/" between parts.
 
     `location` is a local path or a url; `objects` are what a url names: one object and what
-    lies beside it (`formats.beside`), or the images of a folder.
+    lies beside it (`formats.companion_names`), or the images of a folder.
     `member` is one of several scans in the same file, of which `name` then tells ("eyes.e2e#2").
     """
 
@@ -96,7 +96,9 @@ class SourceFile:
         try:
             stat = os.stat(self.location)
             if not self.location.is_dir():
-                names = [name for name in beside(self.location.name) if self.location.with_name(name).is_file()]
+                names = [
+                    name for name in companion_names(self.location.name) if self.location.with_name(name).is_file()
+                ]
                 others = [os.stat(self.location.with_name(name)) for name in names]
                 times = [one.st_mtime_ns for one in (stat, *others)]
                 return sum(one.st_size for one in (stat, *others)), _number(*times) if others else times[0]

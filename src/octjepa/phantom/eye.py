@@ -21,12 +21,12 @@ from octjepa.volume import Laterality
 class Truth:
     """What is known of an eye because it was drawn.
 
-    `surfaces_row` `[11, D, W]` float32: fractional row of each of `SURFACES` (row r covers r - 0.5 to r + 0.5; values
+    `surfaces_px` `[11, D, W]` float32: fractional row of each of `SURFACES` (row r covers r - 0.5 to r + 0.5; values
     outside the scan are kept). `masks`: lesion -> bool `[D, H, W]`, only lesions that have a voxel in the scan.
     `fovea_mm`: (slice, column) from the centre of the first voxel, in stored order.
     """
 
-    surfaces_row: Float[np.ndarray, "K D W"]
+    surfaces_px: Float[np.ndarray, "K D W"]
     masks: dict[str, Bool[np.ndarray, "D H W"]]
     fovea_mm: tuple[float, float]
 

@@ -21,7 +21,7 @@ _LIMIT = 32767  # of 16 bit: +-511 rows in 1/64, +-2047 in 1/16
 def write_truth(path: Path, eye: Eye) -> None:
     """Writes the truth of `eye`. Raises OSError where the disk refuses."""
     steps = 64 if eye.pixels.shape[1] <= 256 else 16
-    rows = np.clip(eye.truth.surfaces_row, -_LIMIT / steps, _LIMIT / steps)
+    rows = np.clip(eye.truth.surfaces_px, -_LIMIT / steps, _LIMIT / steps)
     arrays: dict[str, np.ndarray] = {
         "surfaces": np.round(rows * steps).astype(np.int16),
         "surface_steps_per_row": np.array(steps, np.int16),

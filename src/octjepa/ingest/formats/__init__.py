@@ -55,7 +55,7 @@ _SINGLE = ("tiff", "heyex_xml", "zeiss_img")  # a suffix that other things bear,
 _OPEN = ("nifti", "metaimage", "npy", "npz", "mat", "tiff")  # may lie beside B-scan images, as masks do
 _BY_NAME = {format.name: format for format in (*FORMATS, _FOLDER)}
 SUFFIXES = frozenset(suffix for format in FORMATS for suffix in format.suffixes)
-SEVERAL = frozenset(suffix for format in FORMATS for suffix in format.suffixes if format.several)
+MULTI_SCAN_SUFFIXES = frozenset(suffix for format in FORMATS for suffix in format.suffixes if format.several)
 
 
 def recognise(path: Path) -> str | None:
@@ -104,7 +104,7 @@ def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:
     return True
 
 
-def beside(name: str) -> tuple[str, ...]:
+def companion_names(name: str) -> tuple[str, ...]:
     """What files that belong to a scan called `name` may be called: its JSON, its voxels, its text; () for DICOM."""
     lower = name.lower()
     if not lower.endswith(tuple(SUFFIXES)) or lower.endswith(_BY_NAME["dicom"].suffixes):
@@ -113,16 +113,16 @@ def beside(name: str) -> tuple[str, ...]:
     return tuple(stem + suffix for suffix in (".json", ".raw", ".zraw", ".txt"))
 
 
-def scans_in(path: Path) -> tuple[str, ...]:
+def list_scans(path: Path) -> tuple[str, ...]:
     """The scans in a file that holds several (both eyes of a patient), else nothing. Raises VolumeRejected."""
-    format = recognise(path) if path.suffix.lower() in SEVERAL and path.is_file() else None
+    format = recognise(path) if path.suffix.lower() in MULTI_SCAN_SUFFIXES and path.is_file() else None
     if format is None or not _BY_NAME[format].several:
         return ()
     found: tuple[str, ...] = import_module(_BY_NAME[format].reader.partition(":")[0]).members(path)
     return found if len(found) > 1 else ()
 
 
-def read(path: Path, format: str, member: str = "") -> RawScan:
+def read_scan(path: Path, format: str, member: str = "") -> RawScan:
     """The scan at `path`, of a format that `recognise` named; `member` one of `members`. Raises VolumeRejected."""
     try:
         if path.is_file() and path.stat().st_size == 0:

@@ -227,12 +227,12 @@ def _phantom(file: Path, wanted: Sequence[str]) -> LabelVolume:
     with _arrays(file) as found:
         _, height, _ = map(int, found["shape"])
         dz, dy, dx = map(float, found["spacing_mm"])
-    frames, columns = truth.surfaces_row.shape[1:]
+    frames, columns = truth.surfaces_px.shape[1:]
     codes = np.zeros((frames, height, columns), np.uint8)
     row = np.arange(height)[None, :, None]
     for code, name in enumerate(names, start=1):
         if name in PHANTOM_LAYERS:
-            top, bottom = (truth.surfaces_row[SURFACES.index(edge)][:, None] for edge in PHANTOM_LAYERS[name])
+            top, bottom = (truth.surfaces_px[SURFACES.index(edge)][:, None] for edge in PHANTOM_LAYERS[name])
             codes[(row >= top) & (row < bottom)] = code
         elif name in truth.masks:
             codes[truth.masks[name]] = code
