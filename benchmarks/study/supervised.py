@@ -104,7 +104,7 @@ class _Training:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.net.train()
-        with self.runtime.compute():
+        with self.runtime.autocast():
             logits = self.net(views.to(self.device))
         self.loss(logits.float(), labels.to(self.device)).backward()
         self.optimiser.step()
@@ -114,7 +114,7 @@ class _Training:
     def read(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(logits, features) of the volumes."""
         self.net.eval()
-        with self.runtime.compute():
+        with self.runtime.autocast():
             features = [
                 self.net.features(_batch(self.bench, self.recipe, places[i : i + _BATCH], None)[0].to(self.device))
                 for i in range(0, len(places), _BATCH)

@@ -54,7 +54,7 @@ def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monke
     recipe = small_recipe(train={"global_batch": batch}, machine={"devices": 3}, objective=objective)
     with pytest.raises(UsageError, match=told):
         plan(recipe)
-    monkeypatch.setattr(Runtime, "world", property(lambda self: 3))
+    monkeypatch.setattr(Runtime, "world_size", property(lambda self: 3))
     with pytest.raises(UsageError, match=told):
         loop.pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
     assert not (tmp_path / "run").exists()

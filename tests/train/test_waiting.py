@@ -10,7 +10,7 @@ IMPATIENT = """
 import time
 from datetime import timedelta
 from octjepa.distributed import runtime
-runtime._PATIENCE, runtime._BEAT_SECONDS = timedelta(seconds=4), 0.5
+runtime.TIMEOUT, runtime.HEARTBEAT_SECONDS = timedelta(seconds=4), 0.5
 """
 
 WORK = (
@@ -20,16 +20,16 @@ from octjepa.errors import OctjepaError
 def fail():
     time.sleep(6)
     raise OctjepaError("the disk is full")
-with runtime.joined("fp32") as here:
-    here.first(lambda: time.sleep(6))
-    print("first", here.told("word" if here.rank == 0 else None), flush=True)
+with runtime.distributed_context("fp32") as here:
+    here.run_on_rank_zero(lambda: time.sleep(6))
+    print("first", here.broadcast_object("word" if here.rank == 0 else None), flush=True)
     try:
-        here.first(fail)
+        here.run_on_rank_zero(fail)
     except OctjepaError as error:
         print(error, flush=True)
-    runtime._BEAT_SECONDS = 60
+    runtime.HEARTBEAT_SECONDS = 60
     try:
-        here.first(lambda: time.sleep(9))  # in silence
+        here.run_on_rank_zero(lambda: time.sleep(9))  # in silence
     except OctjepaError as error:
         print(error, flush=True)
 """

@@ -26,7 +26,7 @@ def work(number):
     while xla.rank() and metrics.metric_data("CompileTime") is None:
         time.sleep(0.1)
     xla.sync()
-    print(xla.world(), [one.cpu().flatten().tolist() for one in mine], flush=True)
+    print(xla.world_size(), [one.cpu().flatten().tolist() for one in mine], flush=True)
 
 if __name__ == "__main__":
     torch_xla.launch(work)

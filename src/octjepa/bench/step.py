@@ -55,7 +55,7 @@ def plain_update(recipe: Recipe) -> Work:
 
     def work() -> int:
         for _ in range(UPDATES):
-            with runtime.compute():
+            with runtime.autocast():
                 outcome = model.predict(*batch.inputs(runtime.device))
             F.l1_loss(outcome.predicted, outcome.target).backward()
             plain_step(model, optimiser, model.target_encoder, model.context_encoder, recipe.train)

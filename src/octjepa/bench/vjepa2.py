@@ -76,7 +76,7 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
         for _ in range(UPDATES):
             seen, whole = videos.to(runtime.device, non_blocking=True)
             context, hidden = batch.context.to(runtime.device), batch.target.to(runtime.device)
-            with runtime.compute():
+            with runtime.autocast():
                 predicted = _predicted(student, seen, context, hidden)
                 with torch.no_grad():
                     truth = teacher(pixel_values_videos=whole).last_hidden_state.float()

@@ -14,7 +14,7 @@ from torch import Tensor
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Place
 from octjepa.config import recipe_from, science, science_hash
-from octjepa.distributed.tensors import whole
+from octjepa.distributed.tensors import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
@@ -30,7 +30,7 @@ def snapshot(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, dict[str
     """
     tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
     return {
-        file: {name: whole(value).detach().to("cpu", copy=True) for name, value in content.items()}
+        file: {name: full_tensor(value).detach().to("cpu", copy=True) for name, value in content.items()}
         for file, content in tensors.items()
     }
 

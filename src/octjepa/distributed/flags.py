@@ -8,7 +8,7 @@ from typing import NamedTuple
 from octjepa.distributed.runtime import Runtime
 
 
-class Word(NamedTuple):
+class StepFlags(NamedTuple):
     """Ranks that ran out of memory, volumes that could not be read, ranks told to stop, writes that failed, reads that
     were tried again, ranks without a batch."""
 
@@ -26,9 +26,9 @@ class Word(NamedTuple):
         return signal.SIGINT if self.interrupted else signal.SIGTERM if self.terminated else 0
 
 
-def agree(
+def sync_flags(
     runtime: Runtime, memory: bool, unread: int, told: int, unsaved: bool, retried: int = 0, without: bool = False
-) -> Word:
+) -> StepFlags:
     """The same on every rank. `told` is the signal that came to this one."""
     mine = (memory, unread, told == signal.SIGINT, told == signal.SIGTERM, unsaved, retried, without)
-    return Word(*(round(number) for number in runtime.agree(mine)))
+    return StepFlags(*(round(number) for number in runtime.sum_numbers(mine)))

@@ -24,14 +24,14 @@ from octjepa.distributed import xla
 from octjepa.errors import OctjepaError, UsageError
 
 _log = logging.getLogger(__name__)
-_PATIENCE = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
-_BEAT_SECONDS = 60.0  # between the words of a rank 0 that is at work while the others wait
+TIMEOUT = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
+HEARTBEAT_SECONDS = 60.0  # between the words of a rank 0 that is at work while the others wait
 _BUSY = "busy"
 _BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl", "hpu": "hccl"}
 
 
-class Followed(OctjepaError):
+class RankZeroError(OctjepaError):
     """Rank 0 failed at something that it does for all; the other ranks end with its exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -44,7 +44,7 @@ class Runtime:
 
     def __init__(self, precision: str) -> None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self.device = xla.device() if xla.asked() else accelerator or torch.device("cpu")
+        self.device = xla.device() if xla.is_requested() else accelerator or torch.device("cpu")
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision = precision
@@ -57,69 +57,69 @@ class Runtime:
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         return dist.get_world_size() if dist.is_initialized() else 1
 
-    def compute(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         """bf16 products over fp32 masters, or plain fp32."""
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def agree(self, numbers: Sequence[float]) -> list[float]:
+    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """The sum over ranks of each of these host numbers, the same on every rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [float(number) for number in numbers]
         together = torch.tensor(list(numbers), dtype=torch.float64)
-        _exchange(lambda: dist.all_reduce(together))
+        _communicate(lambda: dist.all_reduce(together))
         return together.tolist()
 
-    def gather(self, words: Iterable[str]) -> list[str]:
+    def all_gather(self, words: Iterable[str]) -> list[str]:
         """The words of all ranks, by rank; the same on every rank."""
         mine = list(words)
-        if self.world == 1:
+        if self.world_size == 1:
             return mine
-        everyone: list[Any] = [None] * self.world
-        _exchange(lambda: dist.all_gather_object(everyone, mine))
+        everyone: list[Any] = [None] * self.world_size
+        _communicate(lambda: dist.all_gather_object(everyone, mine))
         return [word for one in everyone for word in one]
 
-    def first(self, do: Callable[[], object]) -> None:
+    def run_on_rank_zero(self, do: Callable[[], object]) -> None:
         """Rank 0 does it while the others wait. Where it raises an OctjepaError, every rank ends with its exit code.
 
         It may take as long as it likes (a large checkpoint on its way to a bucket): the others hear that it is at work.
         """
-        if self.world == 1:
+        if self.world_size == 1:
             do()
             return
         error: OctjepaError | None = None
         if self.rank == 0:
-            with _heard_at_work():
+            with _heartbeat():
                 try:
                     do()
                 except OctjepaError as raised:
                     error = raised
         said: Any = _BUSY
         while said == _BUSY:
-            said = self.told(None if error is None else (str(error), error.exit_code))
+            said = self.broadcast_object(None if error is None else (str(error), error.exit_code))
         if error is not None:
             raise error
         if said is not None:
-            raise Followed(*said)
+            raise RankZeroError(*said)
 
-    def told(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """What rank 0 holds, on every rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         held = [value]
-        _exchange(lambda: dist.broadcast_object_list(held))
+        _communicate(lambda: dist.broadcast_object_list(held))
         return held[0]
 
-    def spread(self, tensor: Tensor) -> None:
+    def broadcast_tensor(self, tensor: Tensor) -> None:
         """In place: rank 0's values, on every rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return
         host = tensor.cpu() if tensor.device.type == "xla" else tensor
-        _exchange(lambda: dist.broadcast(host, 0))
+        _communicate(lambda: dist.broadcast(host, 0))
         if host is not tensor:
             tensor.copy_(host)
 
@@ -127,8 +127,8 @@ class Runtime:
         """In place."""
         if tensor.device.type == "xla":
             xla.sum_over_ranks([tensor])
-        elif self.world > 1:
-            _exchange(lambda: dist.all_reduce(tensor))
+        elif self.world_size > 1:
+            _communicate(lambda: dist.all_reduce(tensor))
         return tensor
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -136,7 +136,7 @@ class Runtime:
 
         By two ranks to the bit what one process adds; by more in the order of the backend.
         """
-        if self.world == 1 or self.sharded:  # FSDP2 has summed them
+        if self.world_size == 1 or self.sharded:  # FSDP2 has summed them
             return
         if self.device.type == "xla":
             xla.sum_over_ranks([p.grad for p in parameters if p.grad is not None])
@@ -161,7 +161,7 @@ class Runtime:
         """The mean of a sum over every rank's items, not the mean of the ranks' means."""
         pair = torch.stack([total.double(), count.double()])
         if dist.is_initialized():
-            _exchange(lambda: dist.all_reduce(pair))
+            _communicate(lambda: dist.all_reduce(pair))
         return pair[0] / pair[1]
 
     def memory(self) -> dict[str, int]:
@@ -203,7 +203,7 @@ class Runtime:
     def describe(self) -> dict[str, str | int]:
         return {
             "device": str(self.device),
-            "processes": self.world,
+            "processes": self.world_size,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "cores": os.cpu_count() or 0,
@@ -211,7 +211,7 @@ class Runtime:
 
 
 @contextmanager
-def joined(precision: str) -> Iterator[Runtime]:
+def distributed_context(precision: str) -> Iterator[Runtime]:
     """The runtime among the processes that a launcher started, or alone; leaves them at the end.
 
     Raises UsageError: the launcher's environment is incomplete, or the other processes do not come.
@@ -235,12 +235,12 @@ def _join(asked: int) -> None:
             "sets all of them, or unset WORLD_SIZE"
         )
     backend = "gloo"
-    if xla.asked():
-        xla.join(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        if xla.world() != asked:
+    if xla.is_requested():
+        xla.initialize(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        if xla.world_size() != asked:
             raise UsageError(
-                f"the launcher started {asked} processes, but torch_xla sees {xla.world()} replicas: start one process "
-                "for every chip of the slice"
+                f"the launcher started {asked} processes, but torch_xla sees {xla.world_size()} replicas: start one "
+                "process for every chip of the slice"
             )
     if torch.accelerator.is_available():
         device, local = torch.accelerator.current_accelerator(), int(os.environ["LOCAL_RANK"])
@@ -254,7 +254,7 @@ def _join(asked: int) -> None:
         torch.accelerator.set_device_index(local)
         backend = f"cpu:gloo,{device.type}:{_BACKENDS.get(device.type, 'gloo')}"
     try:
-        dist.init_process_group(backend, timeout=_PATIENCE)
+        dist.init_process_group(backend, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"rank {os.environ['RANK']} of {asked} could not reach the others at {os.environ['MASTER_ADDR']}:"
@@ -263,12 +263,12 @@ def _join(asked: int) -> None:
 
 
 @contextmanager
-def _heard_at_work() -> Iterator[None]:
+def _heartbeat() -> Iterator[None]:
     """Tells the ranks that wait for this one, now and then, that it is there."""
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(_BEAT_SECONDS):
+        while not ended.wait(HEARTBEAT_SECONDS):
             try:
                 dist.broadcast_object_list([_BUSY])
             except RuntimeError:  # a rank is gone: this one meets that when it has finished, and says so
@@ -283,7 +283,7 @@ def _heard_at_work() -> Iterator[None]:
         thread.join()
 
 
-def _exchange(talk: Callable[[], object]) -> None:
+def _communicate(talk: Callable[[], object]) -> None:
     """Raises OctjepaError where a rank is gone: the run ends here, and goes on from its last checkpoint."""
     try:
         talk()

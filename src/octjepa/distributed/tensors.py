@@ -8,11 +8,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that is dealt over the ranks; any other as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All parts of a tensor that is dealt over the ranks, which all call this; any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -25,7 +25,7 @@ from octjepa.errors import UsageError
 _PLATFORMS = ("TPU", "CPU")
 
 
-def asked() -> bool:
+def is_requested() -> bool:
     """Whether PJRT_DEVICE asks for torch_xla. Raises UsageError where it names neither a TPU nor the CPU."""
     platform = os.environ.get("PJRT_DEVICE", "")
     if platform and platform not in _PLATFORMS:
@@ -35,7 +35,7 @@ def asked() -> bool:
     return bool(platform)
 
 
-def join(local_rank: int, local_processes: int) -> None:
+def initialize(local_rank: int, local_processes: int) -> None:
     """Takes one device of this host for this process, of `local_processes` that torchrun started. Before `device`.
 
     On a TPU the hosts' processes find each other by what the machine's metadata say.
@@ -50,11 +50,11 @@ def device() -> torch.device:
 
 
 def rank() -> int:
-    """This replica's number among `world`."""
+    """This replica's number among `world_size`."""
     return int(_library("torch_xla.runtime").global_ordinal())
 
 
-def world() -> int:
+def world_size() -> int:
     """Replicas that `sum_over_ranks` sums over, on all hosts: has to be the launcher's number of processes."""
     return int(_library("torch_xla.runtime").world_size())
 
@@ -66,7 +66,7 @@ def sync() -> None:
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
     """In place and recorded like any other operation: each becomes the sum over all replicas, which all call this."""
-    if world() > 1:
+    if world_size() > 1:
         _library("torch_xla.core.xla_model").all_reduce("sum", list(tensors))
 
 

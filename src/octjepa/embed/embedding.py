@@ -22,7 +22,7 @@ import pandas as pd
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.location import place_of
 from octjepa.config import science_hash
-from octjepa.distributed.runtime import Runtime, joined
+from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
 from octjepa.embed.bscans import write_bscans
 from octjepa.embed.leakage import leaked_people, trained_from
@@ -78,28 +78,28 @@ def embed_store(
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
-    with joined("fp32") as runtime:
-        runtime.first(partial(folder.mkdir, exist_ok=True))
+    with distributed_context("fp32") as runtime:
+        runtime.run_on_rank_zero(partial(folder.mkdir, exist_ok=True))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)
-        runtime.agree([before])  # nobody writes before everybody has seen what there is
+        runtime.sum_numbers([before])  # nobody writes before everybody has seen what there is
         with bar("embed", len(ids), "volume", done=sum(map(len, parts)) - sum(len(parts[n]) for n in todo)) as shown:
             if engine == "ray":
                 from octjepa.embed.ray_tasks import on_ray
 
-                if runtime.world > 1:
+                if runtime.world_size > 1:
                     raise UsageError("--engine ray under torchrun would divide the work twice: use one of them")
                 for number in on_ray(job, [(number, parts[number]) for number in todo], workers):
                     shown.advance(len(parts[number]))
             else:
                 worker = Embedder(encoder, wanted, runtime.device)
-                for number in todo[runtime.rank :: runtime.world]:
+                for number in todo[runtime.rank :: runtime.world_size]:
                     worker.write(job, number, store, parts[number])
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
         leaked = leaked_people(rows, trained_from(encoder.trained_on, place_of(checkpoint)))
-        runtime.first(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
+        runtime.run_on_rank_zero(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
     computed = sum(len(parts[number]) for number in todo)
     figures = {
         "rows": len(rows),
@@ -165,7 +165,7 @@ def _wait_for_all(runtime: Runtime, job: Job, count: int) -> None:
             )
         if missing:
             time.sleep(0.2)
-    runtime.agree([1.0])
+    runtime.sum_numbers([1.0])
 
 
 def _join(

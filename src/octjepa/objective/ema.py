@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from octjepa.distributed.tensors import local
+from octjepa.distributed.tensors import local_tensor
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:
@@ -26,8 +26,8 @@ def update_target(target: nn.Module, student: nn.Module, m: float, healthy: Bool
 
     Where `healthy` is false nothing moves; it may lie on a device, and is not waited for.
     """
-    theirs = [local(tensor) for tensor in (*target.parameters(), *target.buffers())]
-    ours = [local(tensor) for tensor in (*student.parameters(), *student.buffers())]
+    theirs = [local_tensor(tensor) for tensor in (*target.parameters(), *target.buffers())]
+    ours = [local_tensor(tensor) for tensor in (*student.parameters(), *student.buffers())]
     if len(theirs) != len(ours):
         raise ValueError(f"target has {len(theirs)} tensors, student {len(ours)}: not the same architecture")
     if healthy is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from octjepa.distributed.tensors import local
+from octjepa.distributed.tensors import local_tensor
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D, Prediction
 from octjepa.model.blocks import uncompiled
@@ -84,4 +84,4 @@ class TargetWatch:
 def _fingerprint(model: VJEPA3D) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies of the patch embedding's weights of student and target: enough to see a move, cheap to keep."""
     student, target = model.context_encoder.embed.weight, model.target_encoder.embed.weight
-    return local(student.detach()).clone(), local(target.detach()).clone()
+    return local_tensor(student.detach()).clone(), local_tensor(target.detach()).clone()

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.location import name_of
-from octjepa.distributed.flags import Word, agree
-from octjepa.distributed.runtime import joined
+from octjepa.distributed.flags import StepFlags, sync_flags
+from octjepa.distributed.runtime import distributed_context
 from octjepa.distributed.signals import Interrupted, StopRequest, stop_request
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json, writer_lock
@@ -53,13 +53,13 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed, disk full),
     PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
-    with deaths_told(), joined(recipe.train.precision) as runtime:
+    with deaths_told(), distributed_context(recipe.train.precision) as runtime:
         run = prepare(recipe, store, out, resume, runtime)
         if run.start.update == run.total:
-            finished = runtime.told(read_summary(out) if run.writes else None)
+            finished = runtime.broadcast_object(read_summary(out) if run.writes else None)
             if finished is not None:
                 return dict(finished)
-        run.deal_and_compile()
+        run.shard_and_compile()
         return _train(run)
 
 
@@ -81,10 +81,10 @@ def _train(run: Run) -> dict[str, Any]:
         training = _Training(run, guard, health, journal, request, saver, trail)
         training.loop()
         result, centred = training.last_judgement()
-        run.runtime.first(saver.wait)
+        run.runtime.run_on_rank_zero(saver.wait)
 
     if not run.writes:
-        return dict(run.runtime.told(None))
+        return dict(run.runtime.broadcast_object(None))
     summary = {
         "updates": run.total,
         "judged_on": run.judged_on,
@@ -101,7 +101,7 @@ def _train(run: Run) -> dict[str, Any]:
         else f"{recipe.checkpoint.dir.rstrip('/')}/step-{run.total:08d}",
     }
     write_json(run.out / SUMMARY, summary)
-    return dict(run.runtime.told(summary))
+    return dict(run.runtime.broadcast_object(summary))
 
 
 class _Training:
@@ -170,19 +170,19 @@ class _Training:
             if judging:
                 journal.write(done, _prefixed(run.judged_on, run.judged(recipe)))
             if word.unsaved:
-                run.runtime.first(self.saver.wait)  # raises what the write ran into
+                run.runtime.run_on_rank_zero(self.saver.wait)  # raises what the write ran into
             if saving:
                 self.save(done, score)
             if word.stop and done < run.total:
-                run.runtime.first(self.saver.wait)  # a launcher kills the others soon after one has ended
+                run.runtime.run_on_rank_zero(self.saver.wait)  # a launcher kills the others soon after one has ended
                 raise Interrupted(self.ended(done), word.stop)
             update = done
 
-    def gradients(self, batch: Batch, update: int, missing: bool) -> tuple[Figures | None, Word]:
+    def gradients(self, batch: Batch, update: int, missing: bool) -> tuple[Figures | None, StepFlags]:
         """The gradients of the batch, in parts that fit into the memory of every rank, and what the ranks agreed on."""
         while True:
             figures = self.fitting.try_batch(self.run.model, batch, update)
-            word = agree(
+            word = sync_flags(
                 self.run.runtime, figures is None, len(batch.unread), self.request.signal_number, self.saver.failed,
                 batch.retried, missing,
             )  # fmt: skip
@@ -190,7 +190,7 @@ class _Training:
                 return figures, word
             self.fitting.halve(self.run.model, update)
 
-    def line(self, update: int, rate: float, m: float, word: Word, batch: Batch) -> dict[str, Any]:
+    def line(self, update: int, rate: float, m: float, word: StepFlags, batch: Batch) -> dict[str, Any]:
         """What the journal says of an update beside the figures of its step."""
         epoch = (update + 1) * self.run.recipe.train.global_batch / len(self.run.ids)
         line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
@@ -205,7 +205,7 @@ class _Training:
         """The monitor's figures and alarms: (the online probe's score, None in warm-up; whether an alarm went off)."""
         assert self.audit is not None
         run = self.run
-        seen = run.runtime.told(measure(run.model, run.runtime, self.audit, done))  # one judgement for all
+        seen = run.runtime.broadcast_object(measure(run.model, run.runtime, self.audit, done))  # one judgement for all
         alarms = self.health.judge(seen, done)
         self.journal.write(done, _prefixed("monitor", seen) | ({"alarms": alarms} if alarms else {}))
         for name, message in alarms.items():
@@ -219,7 +219,7 @@ class _Training:
         if run.saves is None:
             return
         tensors = state.snapshot(run.model, run.optimiser) if run.writes or run.runtime.sharded else {}
-        run.runtime.first(self.saver.wait)  # for the one before: all ranks know what they wait for
+        run.runtime.run_on_rank_zero(self.saver.wait)  # for the one before: all ranks know what they wait for
         if run.writes:
             prune = not self.guard.row  # the run may have to return to before a row of unfit updates
             about = (run.recipe, self.trail.skipped, run.ids, score, self.journal, prune)
@@ -228,7 +228,7 @@ class _Training:
     def go_back(self, done: int) -> int:
         """Too many unfit updates in a row: the checkpoint before them, their volumes left out; the update it is of."""
         run, runtime = self.run, self.run.runtime
-        runtime.first(self.saver.wait)
+        runtime.run_on_rank_zero(self.saver.wait)
         unfit = self.trail.unfit()
         start = go_back(run.out, run.saves, run.model, run.optimiser, run.recipe, runtime, unfit)
         self.journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
@@ -244,12 +244,12 @@ class _Training:
     def end_without(self, update: int, missing: OctjepaError | None) -> NoReturn:
         """Some rank has no batch: `update` is taken by none, and the run ends with a checkpoint and the cause."""
         runtime = self.run.runtime
-        causes = runtime.gather([] if missing is None else [str(missing)])
+        causes = runtime.all_gather([] if missing is None else [str(missing)])
         self.trail.settle()
         if update > self.saved and not self.trail.lost:
             self.save(update)
         try:
-            runtime.first(self.saver.wait)
+            runtime.run_on_rank_zero(self.saver.wait)
         except OctjepaError as error:  # a machine that lets nothing be read may let nothing be written
             raise OctjepaError(f"{causes[0]}; then {error}") from None
         raise OctjepaError(f"{causes[0]}; {self.ended(update)}")

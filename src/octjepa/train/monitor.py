@@ -98,7 +98,7 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     view = batch.target_view.to(runtime.device)
     training = model.training
     model.eval()
-    with runtime.compute():
+    with runtime.autocast():
         teacher = model.encode(view, places).cpu()
         student = model.encode(view, places, student=True).cpu()
         outcome = model.predict(*batch.inputs(runtime.device))

@@ -58,10 +58,10 @@ def check_same_run(runtime: Runtime, recipe: Recipe, data: str) -> None:
 
     Each host may have a copy of the store: of copies that differ, the ranks would deal out different orders.
     """
-    if runtime.world == 1:
+    if runtime.world_size == 1:
         return
     asked = hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
-    told = runtime.gather(
+    told = runtime.all_gather(
         [f"code {code_hash()[:12]} with torch {torch.__version__}, recipe {asked[:12]}, volumes {data}"]
     )
     other = next((rank for rank, what in enumerate(told) if what != told[0]), None)

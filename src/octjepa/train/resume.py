@@ -63,9 +63,9 @@ def start_from(
         if found[0].update == 0:  # a resumed run may have been stopped before its first checkpoint
             warm_start(model, recipe)
 
-    runtime.first(read)
+    runtime.run_on_rank_zero(read)
     _spread(model, optimiser, runtime)
-    start: Start = runtime.told(found[0])
+    start: Start = runtime.broadcast_object(found[0])
     return start
 
 
@@ -145,27 +145,27 @@ def go_back(
         names = dict.fromkeys([*before.left_out, *(name for some in unfit.values() for name in some)])
         start[0] = Start(done, skipped, tuple(names), before.lines)
 
-    runtime.first(read)
+    runtime.run_on_rank_zero(read)
     if not runtime.sharded:
         _spread(model, optimiser, runtime)
-    told: Start = runtime.told(start[0])
+    told: Start = runtime.broadcast_object(start[0])
     return told
 
 
 def _spread(model: VJEPA3D, optimiser: torch.optim.AdamW, runtime: Runtime) -> None:
     """Weights and moments of rank 0 to all others."""
-    if runtime.world == 1:
+    if runtime.world_size == 1:
         return
     for tensor in model.state_dict().values():
-        runtime.spread(tensor)
-    if not runtime.told(bool(optimiser.state)):
+        runtime.broadcast_tensor(tensor)
+    if not runtime.broadcast_object(bool(optimiser.state)):
         optimiser.state.clear()
         return
     for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
         kept = optimiser.state[parameter]
         for kind in ("step", "exp_avg", "exp_avg_sq"):
             empty = torch.zeros((), device=parameter.device) if kind == "step" else torch.zeros_like(parameter)
-            runtime.spread(kept.setdefault(kind, empty))
+            runtime.broadcast_tensor(kept.setdefault(kind, empty))
 
 
 def hopeless(update: int, when: str) -> str:

@@ -60,15 +60,15 @@ class Run:
     def batches_from(self, update: int) -> Iterator[Batch]:
         """This rank's share of every batch from `update` on."""
         workers, runtime = self.recipe.machine.loader_workers, self.runtime
-        return training_batches(self.stream, update, self.total, workers, runtime.rank, runtime.world)
+        return training_batches(self.stream, update, self.total, workers, runtime.rank, runtime.world_size)
 
     def judged(self, recipe: Recipe) -> dict[str, float]:
         """Figures of the model on fixed samples, with the views of `recipe`."""
         return judge(self.model, self.runtime, self.store, self.ids, self.held_out or self.ids, recipe)
 
-    def deal_and_compile(self) -> None:
+    def shard_and_compile(self) -> None:
         """The model over the ranks and its blocks compiled, where the recipe asks. Raises as `check_compiler`."""
-        if self.recipe.machine.parallel == "sharded" and self.runtime.world > 1:
+        if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
             from octjepa.train.sharding import shard  # half a second that few runs need
 
             self.model, self.optimiser = shard(self.model, self.optimiser, self.recipe, self.runtime)
@@ -80,7 +80,7 @@ class Run:
 
 def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> Run:
     """Checks what can be checked, opens or resumes the folder `out`, fills the model. Raises as `pretrain`."""
-    shares = batch_shares(recipe, runtime.world)
+    shares = batch_shares(recipe, runtime.world_size)
     cohort, stream = choose_cohort(store, recipe)
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
     seen = data_hash(store, ids), data_hash(store, held_out), chunks_hash(store, ids, recipe)
@@ -88,7 +88,7 @@ def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runt
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
     saves = None if recipe.checkpoint.dir is None else place_of(recipe.checkpoint.dir, within=out)
-    runtime.first(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
+    runtime.run_on_rank_zero(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
     if runtime.rank == 0:
         cohort.tell()
         if not held_out:

@@ -28,7 +28,7 @@ def shard(
     moments = {
         name: optimiser.state[parameter] for name, parameter in model.named_parameters() if parameter in optimiser.state
     }
-    mesh = init_device_mesh(runtime.device.type, (runtime.world,))
+    mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
-from octjepa.distributed.tensors import whole
+from octjepa.distributed.tensors import full_tensor
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.objective.loss import token_steps, training_loss
@@ -36,10 +36,10 @@ def accumulate(
     waiting: list[tuple[int, list[Tensor | None]]] = []  # (micro-batches in it, gradients), ever smaller
     for start in range(0, size, step):
         part = batch.part(start, start + step)
-        share = len(part.volume_ids) / (size * runtime.world)
-        weight = share * runtime.world if runtime.sharded else share  # FSDP2 takes the mean over ranks
+        share = len(part.volume_ids) / (size * runtime.world_size)
+        weight = share * runtime.world_size if runtime.sharded else share  # FSDP2 takes the mean over ranks
         inputs = part.inputs(runtime.device)
-        with runtime.compute():
+        with runtime.autocast():
             outcome = model.predict(*inputs)
         check_detached(outcome)
         steps = token_steps(part.grid_index.to(runtime.device), recipe.grid)
@@ -85,7 +85,7 @@ def take_step(
     names = list(figures)
     summed = runtime.sum_over_ranks(torch.stack([figures[name] for name in names]))
     runtime.sum_gradients(model.parameters())
-    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf")))
+    norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf")))
     limit = min(norm_limit, torch.finfo(norm.dtype).max)  # XLA compiles infinity in, but is handed a number
     healthy = torch.isfinite(norm) & torch.isfinite(summed).all() & (norm <= limit)
     optimiser.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()

@@ -32,7 +32,7 @@ class Unread:
 
         Raises OctjepaError when more than a fifth of the training volumes is lost.
         """
-        told = dict(json.loads(word) for word in runtime.gather(json.dumps(pair) for pair in found))
+        told = dict(json.loads(word) for word in runtime.all_gather(json.dumps(pair) for pair in found))
         new = {name: why for name, why in sorted(told.items()) if name not in self._known}
         self._known |= set(new)
         if runtime.rank == 0 and new:

@@ -29,7 +29,7 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
     """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
     means: baselines.PlaceMeans | None = None
     for batch in batches:
-        with runtime.compute():
+        with runtime.autocast():
             targets = model.teach(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
         means = means or baselines.PlaceMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
@@ -40,7 +40,7 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
 
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
     """The encoder's features, where the arm's targets are pixels."""
-    with runtime.compute():
+    with runtime.autocast():
         features = model.encode(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
     return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
 
@@ -60,7 +60,7 @@ def validate(
     seen = torch.zeros(())
     features = []
     for batch in batches:
-        with runtime.compute():
+        with runtime.autocast():
             outcome = model.predict(*batch.inputs(runtime.device))
         truth, targets = outcome.target.cpu(), outcome.all_targets.cpu()
         index = torch.gather(batch.grid_index, 1, batch.target)

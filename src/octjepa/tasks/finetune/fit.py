@@ -17,7 +17,7 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
-from octjepa.distributed.runtime import Runtime, joined
+from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.embedding import embed_store, refuse_another_contract
 from octjepa.embed.shard import weights_hash
@@ -59,9 +59,9 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (told to
     stop; a checkpoint was written).
     """
-    with deaths_told(), joined(settings.precision) as runtime:
-        runtime.first(lambda: refuse_folder(out, resume))
-        finished = runtime.told(read_results(out) if runtime.rank == 0 else None)
+    with deaths_told(), distributed_context(settings.precision) as runtime:
+        runtime.run_on_rank_zero(lambda: refuse_folder(out, resume))
+        finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:
             return dict(finished)
         return _finetune(settings, checkpoint, store, labels, out, targets, ledger_folder, runtime)
@@ -77,8 +77,10 @@ def _finetune(
     ledger_folder: Path | None,
     runtime: Runtime,
 ) -> dict[str, Any]:
-    if settings.batch % runtime.world:
-        raise UsageError(f"batch {settings.batch} cannot be dealt evenly over {runtime.world} processes: change either")
+    if settings.batch % runtime.world_size:
+        raise UsageError(
+            f"batch {settings.batch} cannot be dealt evenly over {runtime.world_size} processes: change either"
+        )
     encoder = load_encoder(checkpoint).to(runtime.device)
     refuse_another_contract(encoder, store, checkpoint)
     frozen = weights_hash(encoder)
@@ -91,15 +93,15 @@ def _finetune(
         held.append(choose_cohort(settings, encoder, checkpoint, store, labels, targets, found))
         open_folder(out, settings, encoder, frozen, store, held[0], runtime)
 
-    runtime.first(prepare)
-    cohort: Cohort = runtime.told(held[0] if held else None)
+    runtime.run_on_rank_zero(prepare)
+    cohort: Cohort = runtime.broadcast_object(held[0] if held else None)
     with writer_lock(out) if runtime.rank == 0 else nullcontext():
         arms = [_tune(cohort.name, encoder, out, settings, cohort, store, runtime, found)]
         if settings.scratch:
             untrained = encoder.untrained().to(runtime.device)
             arms.append(_tune(SCRATCH, untrained, out / "scratch", settings, cohort, store, runtime, found))
         table = _frozen(checkpoint, store, out / _FROZEN, frozen, cohort, runtime)
-        runtime.first(
+        runtime.run_on_rank_zero(
             lambda: test_set_ledger.count_looks(looks, COMMAND, cohort.test_sets, _measured(cohort, arms, table), found)
         )
         test = {one.name: (read_scores(one.network, cohort, store, "test", runtime), one.shifts) for one in arms}
@@ -114,8 +116,8 @@ def _finetune(
             for one in arms:
                 shutil.rmtree(one.folder / STATES, ignore_errors=True)
 
-        runtime.first(finish)
-    payload: dict[str, Any] = runtime.told(told[0] if told else None)
+        runtime.run_on_rank_zero(finish)
+    payload: dict[str, Any] = runtime.broadcast_object(told[0] if told else None)
     return payload
 
 
@@ -142,7 +144,7 @@ def _tune(
     found: ProbeResult,
 ) -> _Arm:
     network = TunedNetwork(start, cohort.tasks).to(runtime.device)
-    runtime.first(lambda: folder.mkdir(exist_ok=True))
+    runtime.run_on_rank_zero(lambda: folder.mkdir(exist_ok=True))
     progress = tune(network, settings, cohort, store, runtime, folder)
     val = read_scores(network, cohort, store, "val", runtime)
     shifts = [held_out(*three)[1] for three in zip(cohort.asked, cohort.tunings, val, strict=True)]
@@ -154,7 +156,9 @@ def _tune(
     if runtime.rank == 0 and progress.skipped:
         found.note(f"{name}: {progress.skipped} updates without a finite gradient were skipped")
     saved: list[Path] = []
-    runtime.first(lambda: saved.append(save_tuned(folder / TUNED_FOLDER, network, settings, cohort, shifts, kept)))
+    runtime.run_on_rank_zero(
+        lambda: saved.append(save_tuned(folder / TUNED_FOLDER, network, settings, cohort, shifts, kept))
+    )
     return _Arm(name, network, folder, val, shifts, saved[0] if saved else folder)
 
 
@@ -162,7 +166,7 @@ def _frozen(
     checkpoint: str | Path, store: Store, path: Path, weights: str, cohort: Cohort, runtime: Runtime
 ) -> Embeddings:
     """The embeddings of the encoder as it came, of every volume of the cohort; those of before where they are there."""
-    there = runtime.told(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
+    there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
     if not there:
         embed_store(checkpoint, store, path)
     table = read_embeddings(path)

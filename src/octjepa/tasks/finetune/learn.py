@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from octjepa.distributed.flags import agree
+from octjepa.distributed.flags import sync_flags
 from octjepa.distributed.runtime import Runtime
 from octjepa.distributed.signals import Interrupted, stop_request
 from octjepa.errors import OctjepaError
@@ -50,7 +50,9 @@ def tune(
     progress = _start(network, optimiser, cohort, store, runtime, out / STATES)
     rows = {name: row for row, name in enumerate(cohort.frame["volume_id"])}
     unfit = 0
-    batches = training_batches(stream, progress.update, total, settings.loader_workers, runtime.rank, runtime.world)
+    batches = training_batches(
+        stream, progress.update, total, settings.loader_workers, runtime.rank, runtime.world_size
+    )
 
     def note(values: dict[str, Any]) -> None:
         if journal is not None:
@@ -66,7 +68,7 @@ def tune(
             network.unfreeze(learning)
             set_rates(optimiser, settings, stream.recipe.train, progress.update)
             batch = next(batches)
-            word = agree(runtime, False, len(batch.unread), request.signal_number, False)
+            word = sync_flags(runtime, False, len(batch.unread), request.signal_number, False)
             loss = _accumulate(network, settings, cohort, batch, rows, learning, progress.update, runtime)
             norm = _step(network, optimiser, settings, loss, runtime)
             unfit = 0 if math.isfinite(norm) else unfit + 1
@@ -84,7 +86,7 @@ def tune(
             progress.ended = progress.update == total or progress.waited >= settings.patience
             shown.advance()
             if progress.ended or word.stop or progress.update % settings.save_every == 0:
-                runtime.first(lambda: save_progress(out / STATES, network, optimiser, progress))
+                runtime.run_on_rank_zero(lambda: save_progress(out / STATES, network, optimiser, progress))
             if word.stop and not progress.ended:
                 raise Interrupted(
                     f"stopped after update {progress.update} of {total}; its checkpoint is written. Go on with "
@@ -106,7 +108,7 @@ def _start(
 ) -> Progress:
     """Every rank reads the checkpoint itself: all see the folder of the run."""
     progress = load_progress(states, network, optimiser)
-    told = runtime.told(progress.update)
+    told = runtime.broadcast_object(progress.update)
     if told != progress.update:
         raise OctjepaError(
             f"rank {runtime.rank} finds update {progress.update} in {states}, rank 0 update {told}: all processes must "
@@ -146,7 +148,7 @@ def _accumulate(
         paths = draw_paths(
             settings, len(network.encoder.blocks), learning, range(first + start, first + start + len(part.volume_ids))
         )
-        with runtime.compute():
+        with runtime.autocast():
             tokens = network(
                 part.context_view.to(device), part.places.to(device), None if paths is None else paths.to(device)
             )

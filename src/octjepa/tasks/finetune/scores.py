@@ -34,7 +34,7 @@ def read_volumes(
     Ranks take blocks that do not depend on their number, so that nobody sums in another order.
     """
     table = torch.zeros(len(volume_ids), width, dtype=torch.float64)
-    starts = range(runtime.rank * _AT_ONCE, len(volume_ids), runtime.world * _AT_ONCE)
+    starts = range(runtime.rank * _AT_ONCE, len(volume_ids), runtime.world_size * _AT_ONCE)
     with bar(what, len(starts), "block") as shown:
         for start in starts:
             some = volume_ids[start : start + _AT_ONCE]

@@ -13,15 +13,15 @@ from octjepa.errors import UsageError
 @pytest.mark.parametrize(("platform", "asked"), [("", False), ("CPU", True), ("TPU", True)])
 def test_pjrt_device_says_whether(platform: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", platform)
-    assert xla.asked() is asked
+    assert xla.is_requested() is asked
     monkeypatch.delenv("PJRT_DEVICE")
-    assert xla.asked() is False
+    assert xla.is_requested() is False
 
 
 def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CUDA")
     with pytest.raises(UsageError, match="PJRT_DEVICE=CUDA: octjepa uses torch_xla for TPU or CPU alone"):
-        xla.asked()
+        xla.is_requested()
 
 
 def test_without_the_library_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
