@@ -31,7 +31,7 @@ def start_ranks(code: str, *arguments: object, world: int = 2) -> list[subproces
     for rank in range(world):
         environment = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT),
+            "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}",
         }  # fmt: skip
         started.append(
             subprocess.Popen(

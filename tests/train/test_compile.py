@@ -48,7 +48,7 @@ print("compiled", graphs)
 def test_compiled_blocks_train_the_same_model_and_are_built_for_training_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path)],
-        env={"PYTHONPATH": str(SUPPORT), "PATH": "/usr/bin:/bin", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")},
+        env={"PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}", "PATH": "/usr/bin:/bin", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

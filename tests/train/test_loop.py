@@ -121,7 +121,7 @@ pretrain(recipe, MemoryStore(recipe.preprocessing), Path(sys.argv[1]))
 
 def test_kill_9_and_resume_is_exact(tmp_path, root):
     """The process is killed without warning while it writes; the run goes on from its last whole checkpoint."""
-    environment = os.environ | {"PYTHONPATH": str(root / "tests" / "support")}
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'tests' / 'support'}"}
     child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "killed")], env=environment)
     saves = tmp_path / "killed" / "checkpoints"
     for _ in range(600):

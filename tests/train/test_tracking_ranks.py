@@ -42,7 +42,11 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of two processes, started as users start them."""
     place = tmp_path_factory.mktemp("tracked")
     (place / "run.py").write_text(RUN)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), "WANDB_ERROR_REPORTING": "false"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}",
+        "WANDB_ERROR_REPORTING": "false",
+    }
     environment.pop("WANDB_SERVICE", None)  # W&B's process of a test before, which ends with that test's process
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run.py", "run"]
     ended = subprocess.run(
