@@ -16,6 +16,7 @@ from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
 SUPPORT = Path(__file__).parent
+PYTHONPATH = f"{SUPPORT.parents[1] / 'src'}:{SUPPORT}"
 
 
 def free_port() -> int:
@@ -31,7 +32,7 @@ def start_ranks(code: str, *arguments: object, world: int = 2) -> list[subproces
     for rank in range(world):
         environment = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}",
+            "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH,
         }  # fmt: skip
         started.append(
             subprocess.Popen(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from octjepa.errors import UsageError
 from octjepa.train.preflight import check_compiler
+from ranks import PYTHONPATH
 
-SUPPORT = Path(__file__).parents[1] / "support"
 # In a process of its own: torch's compiler cannot trace the shape checks that tests put around every function.
 RUN = """
 import sys
@@ -48,7 +47,7 @@ print("compiled", graphs)
 def test_compiled_blocks_train_the_same_model_and_are_built_for_training_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path)],
-        env={"PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}", "PATH": "/usr/bin:/bin", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")},
+        env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from octjepa.errors import RecipeError
 from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.tracking import record
-from ranks import SUPPORT
+from ranks import PYTHONPATH
 from synthetic import MemoryStore, small_recipe
 
 FAST = {
@@ -44,7 +44,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "run.py").write_text(RUN)
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}",
+        "PYTHONPATH": PYTHONPATH,
         "WANDB_ERROR_REPORTING": "false",
     }
     environment.pop("WANDB_SERVICE", None)  # W&B's process of a test before, which ends with that test's process
