@@ -132,8 +132,8 @@ def fill_tuned(path: Path, run: Path) -> None:
     from octjepa.checkpoint.folder import write_folder
     from octjepa.checkpoint.state import MODEL_FILE
     from octjepa.config import science_hash
+    from octjepa.tasks.finetune.folder import HEAD_FILE, Head, weights_of
     from octjepa.tasks.finetune.network import TunedNetwork
-    from octjepa.tasks.finetune.saved import HEAD_FILE, Head, weights_of
 
     encoder = load_encoder(run)
     network = TunedNetwork(encoder, [("binary", 2)])

@@ -17,9 +17,9 @@ from octjepa.recipe import Recipe
 from octjepa.store.canonical import canonicalise
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks import occlusion
-from octjepa.tasks.finetune.apply import Tuned
+from octjepa.tasks.finetune.folder import Head
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.saved import Head
+from octjepa.tasks.finetune.predict import Tuned
 from octjepa.tasks.occlusion import Answer, Occlusion, answers_without, occlude
 from synthetic import small_recipe, volume
 

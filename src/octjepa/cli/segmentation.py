@@ -40,7 +40,7 @@ def segment(
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out a folder")
     if is_head(recipe):
-        from octjepa.tasks.segment.apply import segment_scans
+        from octjepa.tasks.segment.predict import segment_scans
 
         if any(one is not None for one in (store, labels, classes, ledger)) or overrides:
             raise UsageError(
@@ -51,7 +51,7 @@ def segment(
         return
     from octjepa.store import Store
     from octjepa.tasks.segment.fit import segment_store
-    from octjepa.tasks.segment.settings import load_settings
+    from octjepa.tasks.segment.recipe import load_settings
 
     settings = load_settings(recipe, overrides or ())
     if checkpoint is None or store is None or labels is None:

@@ -33,7 +33,7 @@ def finetune(
     """Tunes an encoder to labels. In stages, and judged beside itself frozen; runs under torchrun unchanged."""
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import finetune_store
-    from octjepa.tasks.finetune.settings import load_settings
+    from octjepa.tasks.finetune.recipe import load_settings
 
     set_quiet(quiet)
     if out.exists() and not out.is_dir():

@@ -252,7 +252,7 @@ def read_segmentation(path: Path) -> SegmentationContents:
     from octjepa.checkpoint.folder import read_manifest
     from octjepa.config import to_yaml
     from octjepa.tasks.segment.folder import find_head
-    from octjepa.tasks.segment.settings import RECIPES
+    from octjepa.tasks.segment.recipe import RECIPES
 
     folder = find_head(path)
     if folder is None:

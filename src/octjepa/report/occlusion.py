@@ -77,7 +77,7 @@ def of_tuning(store: Store, path: Path) -> OcclusionPage | None:
     """
     from octjepa.embed.embedding import refuse_another_contract
     from octjepa.tasks import occlusion
-    from octjepa.tasks.finetune.apply import load_tuned
+    from octjepa.tasks.finetune.predict import load_tuned
 
     tuned = load_tuned(path, _device())
     refuse_another_contract(tuned.encoder, store, path)

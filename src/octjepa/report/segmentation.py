@@ -125,7 +125,7 @@ def _bscans(path: Path, shown: Sequence[Mapping[str, Any]] | None) -> list[BScan
         raise OctjepaError("results.json names none: the head was made before they were kept")
     if not shown:
         return []
-    from octjepa.tasks.segment.pictures import PARTS
+    from octjepa.tasks.segment.bscans import PARTS
 
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

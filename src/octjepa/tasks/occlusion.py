@@ -35,9 +35,9 @@ from octjepa.errors import UsageError
 from octjepa.probe.calibration import shifted
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.tasks.finetune.apply import Tuned
+from octjepa.tasks.finetune.folder import Head
 from octjepa.tasks.finetune.network import pooled
-from octjepa.tasks.finetune.saved import Head
+from octjepa.tasks.finetune.predict import Tuned
 from octjepa.tasks.finetune.scores import in_own_unit
 from octjepa.views.tokens import TISSUE_SHARE
 

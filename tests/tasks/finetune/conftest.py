@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from octjepa.tasks.finetune.fit import finetune_store
-from octjepa.tasks.finetune.settings import FinetuneRecipe, load_settings
+from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_settings
 from planted import QUICK, PlantedStore, write_encoder, write_labels
 
 

@@ -11,12 +11,12 @@ from octjepa.probe.calibration import class_weights, result, shares
 from octjepa.probe.features import Choosing
 from octjepa.probe.labels import Target
 from octjepa.probe.targets import Asked
-from octjepa.tasks.finetune.apply import Tuned
-from octjepa.tasks.finetune.cohort import Tuning
-from octjepa.tasks.finetune.judge import predictions_of
+from octjepa.tasks.finetune.evaluation import predictions_of
+from octjepa.tasks.finetune.folder import Head
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.saved import Head
+from octjepa.tasks.finetune.predict import Tuned
 from octjepa.tasks.finetune.scores import held_out
+from octjepa.tasks.finetune.tuning_data import Tuning
 
 TRUTH = np.array([0] * 90 + [1] * 10)
 NOBODY = Choosing("fixed", np.arange(0))

@@ -17,8 +17,8 @@ from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.report import wording, write_report
 from octjepa.store import Store
-from octjepa.tasks.finetune.apply import load_tuned
-from octjepa.tasks.finetune.settings import load_settings
+from octjepa.tasks.finetune.predict import load_tuned
+from octjepa.tasks.finetune.recipe import load_settings
 from octjepa.train.journal import read_lines
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 

@@ -14,10 +14,10 @@ from octjepa.errors import RecipeError
 from octjepa.model.blocks import Stack
 from octjepa.probe import networks
 from octjepa.probe.results import ProbeResult
-from octjepa.tasks.finetune.cohort import choose_cohort
-from octjepa.tasks.finetune.learn import set_rates
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
-from octjepa.tasks.finetune.settings import RECIPES, FinetuneRecipe, load_settings
+from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_settings
+from octjepa.tasks.finetune.training import set_rates
+from octjepa.tasks.finetune.tuning_data import choose_cohort
 from planted import write_labels
 
 DEPTH = 6

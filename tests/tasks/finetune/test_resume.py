@@ -14,7 +14,7 @@ from command_line import call
 from octjepa.checkpoint.folder import list_folders, read_tensors
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
-from octjepa.tasks.finetune import learn
+from octjepa.tasks.finetune import training
 from octjepa.train.journal import read_lines
 from planted import PlantedStore, write_labels
 from ranks import finish, start_ranks
@@ -43,14 +43,14 @@ def alone(tune, tmp_path_factory):
 
 def ending(monkeypatch, update, end):
     """Before the gradient of `update` (from 0), `end` happens."""
-    honest = learn._accumulate
+    honest = training._accumulate
 
     def accumulate(network, settings, cohort, batch, rows, learning, now, runtime):
         if now == update:
             end()
         return honest(network, settings, cohort, batch, rows, learning, now, runtime)
 
-    monkeypatch.setattr(learn, "_accumulate", accumulate)
+    monkeypatch.setattr(training, "_accumulate", accumulate)
 
 
 def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, tmp_path, monkeypatch) -> None:
@@ -135,7 +135,7 @@ def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_
     def interrupted(*_):
         raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(learn, at, interrupted)
+    monkeypatch.setattr(training, at, interrupted)
     told = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
     with pytest.raises(OctjepaError, match=told) as error:
         tune(tmp_path / "out", *QUICK, "loader_workers=1")
@@ -145,14 +145,14 @@ def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_
 def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tune, tmp_path, monkeypatch) -> None:
     losses = iter([0.5, 0.9, 0.6, 0.7])  # at updates 2, 4, ...: the last stage begins after update 4
     seen = []
-    honest = learn.read_scores
+    honest = training.read_scores
 
     def look(network, *others):
         seen.append({name: value.clone() for name, value in network.state_dict().items()})
         return honest(network, *others)
 
-    monkeypatch.setattr(learn, "read_scores", look)
-    monkeypatch.setattr(learn, "held_out", lambda *_: (next(losses), None))
+    monkeypatch.setattr(training, "read_scores", look)
+    monkeypatch.setattr(training, "held_out", lambda *_: (next(losses), None))
     tune(tmp_path / "out", *QUICK, "patience=1")
     looks = [line for line in read_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
     assert [line["update"] for line in looks] == [2, 4, 6]
@@ -165,13 +165,13 @@ def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tun
 def test_updates_without_a_finite_gradient_change_nothing_and_end_the_run_when_they_do_not_end(
     tune, tmp_path, monkeypatch
 ) -> None:
-    honest = learn.each_loss
+    honest = training.each_loss
     calls = iter(range(100))
-    monkeypatch.setattr(learn, "each_loss", lambda *a: honest(*a) * (float("nan") if next(calls) in (2, 3) else 1))
+    monkeypatch.setattr(training, "each_loss", lambda *a: honest(*a) * (float("nan") if next(calls) in (2, 3) else 1))
     said = tune(tmp_path / "out", *QUICK)
     assert any("1 updates without a finite gradient were skipped" in text for text in said["notes"])
     assert all(torch.isfinite(value).all() for value in weights_of(tmp_path / "out").values())
-    monkeypatch.setattr(learn, "each_loss", lambda *a: honest(*a) * float("nan"))
+    monkeypatch.setattr(training, "each_loss", lambda *a: honest(*a) * float("nan"))
     with pytest.raises(Exception, match="5 updates in a row without a finite gradient"):
         tune(tmp_path / "broken", *QUICK)
 
@@ -183,7 +183,7 @@ import torch
 import torch.distributed as dist
 from octjepa.errors import OctjepaError
 from octjepa.tasks.finetune.fit import finetune_store
-from octjepa.tasks.finetune.settings import load_settings
+from octjepa.tasks.finetune.recipe import load_settings
 from planted import PlantedStore
 torch.set_num_threads(1)
 source, out, *overrides = sys.argv[1:]

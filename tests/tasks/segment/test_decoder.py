@@ -16,11 +16,11 @@ from octjepa.errors import UsageError
 from octjepa.extras import to_install
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.counts import counted, dice, mean_of_classes
+from octjepa.tasks.segment.evaluation import hd95_mm
 from octjepa.tasks.segment.folder import load_head, save_head
-from octjepa.tasks.segment.judge import hd95_mm
 from octjepa.tasks.segment.linear import PENALTIES, Labelled, solve
 from octjepa.tasks.segment.prior import Prior, refined
-from octjepa.tasks.segment.settings import DecoderSettings, SegmentRecipe
+from octjepa.tasks.segment.recipe import DecoderSettings, SegmentRecipe
 from octjepa.tasks.segment.windows import corners, encode, of_encoder, window
 from synthetic import small_recipe, volume
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from command_line import call
-from octjepa.tasks.segment.cohort import LabelledVolumes
 from octjepa.tasks.segment.counts import dice
+from octjepa.tasks.segment.evaluation import judge
 from octjepa.tasks.segment.folder import load_head
-from octjepa.tasks.segment.judge import judge
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 
 from .conftest import RECIPE, Line, write_encoder
 

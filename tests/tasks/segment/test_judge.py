@@ -7,8 +7,8 @@ import pytest
 
 from octjepa.metrics.bootstrap import Draws, paired_difference
 from octjepa.metrics.findings import Told
+from octjepa.tasks.segment.evaluation import METRICS, Judged, Scores
 from octjepa.tasks.segment.fit import _tell_classes
-from octjepa.tasks.segment.judge import METRICS, Judged, Scores
 
 PEOPLE = [str(number) for number in range(8)]
 COMMON = [8.0, 10.0, 10.0]  # both, said, true of a class: Dice 0.8

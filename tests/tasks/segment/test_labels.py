@@ -18,10 +18,10 @@ from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.canonical import canonicalise
 from octjepa.store.native_mapping import NativeMap
-from octjepa.tasks.segment.cohort import LabelledVolumes
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 from octjepa.tasks.segment.places import labels_to_stored, reversed_frames, scores_to_scan
-from octjepa.tasks.segment.settings import RECIPES, load_settings
+from octjepa.tasks.segment.recipe import RECIPES, load_settings
 from shaped_eye import shaped_eye
 
 from .conftest import RECIPE, Line

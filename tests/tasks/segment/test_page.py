@@ -13,11 +13,11 @@ import pytest
 from command_line import call
 from octjepa.metrics.findings import Told
 from octjepa.report import wording, write_report
-from octjepa.tasks.segment.cohort import LabelledVolumes
+from octjepa.tasks.segment.bscans import fullest, typical_and_worst
+from octjepa.tasks.segment.evaluation import Judged
 from octjepa.tasks.segment.fit import _tell_classes
 from octjepa.tasks.segment.folder import load_head
-from octjepa.tasks.segment.judge import Judged
-from octjepa.tasks.segment.pictures import fullest, typical_and_worst
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 from page_outline import Outline
 
 from .conftest import RECIPE, Line

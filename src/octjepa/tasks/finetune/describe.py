@@ -8,10 +8,10 @@ from typing import Any
 from octjepa.checkpoint.encoder import TUNED
 from octjepa.checkpoint.folder import list_folders, update_of
 from octjepa.probe.results import minus
-from octjepa.tasks.finetune.judge import TUNED as PROBE
-from octjepa.tasks.finetune.learn import STATES
+from octjepa.tasks.finetune.evaluation import TUNED as PROBE
+from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_settings
 from octjepa.tasks.finetune.run_folder import read_about, read_results
-from octjepa.tasks.finetune.settings import FinetuneRecipe, load_settings
+from octjepa.tasks.finetune.training import STATES
 from octjepa.train.run_folder import reached_update
 
 _TARGET = ("target", "task", "classes")

@@ -27,14 +27,14 @@ from octjepa.files import write_json, writer_lock
 from octjepa.metrics import test_set_ledger
 from octjepa.probe.results import MACRO, ProbeResult
 from octjepa.store import Store
-from octjepa.tasks.finetune.cohort import Cohort, choose_cohort
-from octjepa.tasks.finetune.judge import TUNED, Scores, Shifts, judge, write_predictions
-from octjepa.tasks.finetune.learn import STATES, tune
+from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, judge, write_predictions
+from octjepa.tasks.finetune.folder import save_tuned
 from octjepa.tasks.finetune.network import POOL, TunedNetwork
+from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.run_folder import RESULTS, open_folder, read_results, refuse_folder
-from octjepa.tasks.finetune.saved import save_tuned
 from octjepa.tasks.finetune.scores import held_out, read_scores
-from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.finetune.training import STATES, tune
+from octjepa.tasks.finetune.tuning_data import Cohort, choose_cohort
 from octjepa.views.workers import deaths_told
 
 COMMAND = "octjepa finetune"

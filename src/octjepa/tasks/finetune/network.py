@@ -20,7 +20,7 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import Outputs
 from octjepa.store import CanonicalVolume
-from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.layer_decay import layer_groups
 
 POOL = "mean_std_max"

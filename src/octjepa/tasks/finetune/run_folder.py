@@ -18,8 +18,8 @@ from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.remote import is_remote
 from octjepa.store import Store
-from octjepa.tasks.finetune.cohort import Cohort
-from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.finetune.recipe import FinetuneRecipe
+from octjepa.tasks.finetune.tuning_data import Cohort
 from octjepa.train.run_folder import chunks_hash, code_hash, data_hash
 
 RESULTS = "results.json"

@@ -14,8 +14,8 @@ from octjepa.probe.calibration import choose, class_weights, shares, shifted
 from octjepa.probe.targets import Asked
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
-from octjepa.tasks.finetune.cohort import Cohort, Tuning
 from octjepa.tasks.finetune.network import TunedNetwork
+from octjepa.tasks.finetune.tuning_data import Cohort, Tuning
 
 _AT_ONCE = 16  # volumes, as embedding takes them
 _FOR_SCALE = 256

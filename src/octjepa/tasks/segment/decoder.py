@@ -31,7 +31,7 @@ from octjepa.tasks.segment.counts import counted, mean_of_classes
 from octjepa.tasks.segment.label_files import UNSEEN
 from octjepa.tasks.segment.linear import Labelled
 from octjepa.tasks.segment.prior import Prior
-from octjepa.tasks.segment.settings import DecoderSettings
+from octjepa.tasks.segment.recipe import DecoderSettings
 from octjepa.tasks.segment.windows import Corner, corners, cut_labels, encode, window
 
 _LOOKS = 4  # at the validation volumes

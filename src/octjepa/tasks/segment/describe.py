@@ -10,7 +10,7 @@ from octjepa.errors import OctjepaError
 from octjepa.files import read_json_object
 from octjepa.probe.results import minus
 from octjepa.tasks.segment.folder import RESULTS, find_head
-from octjepa.tasks.segment.settings import RECIPES
+from octjepa.tasks.segment.recipe import RECIPES
 
 _ANEW = "remove the folder and make the head anew"
 

@@ -32,14 +32,14 @@ from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.store import CanonicalVolume, Store
 from octjepa.tasks.segment import decoder
-from octjepa.tasks.segment.cohort import LabelledVolumes, NativeLabels
+from octjepa.tasks.segment.bscans import BSCANS, write_bscans
+from octjepa.tasks.segment.evaluation import Judged, Scores, judge, people_with
 from octjepa.tasks.segment.figure import draw_thickness
 from octjepa.tasks.segment.folder import RESULTS, Head, is_head, save_head
-from octjepa.tasks.segment.judge import Judged, Scores, judge, people_with
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, NativeLabels
 from octjepa.tasks.segment.linear import solve
-from octjepa.tasks.segment.pictures import BSCANS, write_bscans
 from octjepa.tasks.segment.prior import Prior
-from octjepa.tasks.segment.settings import SegmentRecipe
+from octjepa.tasks.segment.recipe import SegmentRecipe
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segment.windows import of_encoder, of_pixels
 

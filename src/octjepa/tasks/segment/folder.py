@@ -18,7 +18,7 @@ from octjepa.errors import CheckpointError, ContractError, UsageError, WrongChec
 from octjepa.tasks.segment.decoder import Decoder, DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.prior import Prior
-from octjepa.tasks.segment.settings import RECIPES, SegmentRecipe
+from octjepa.tasks.segment.recipe import RECIPES, SegmentRecipe
 from octjepa.tasks.segment.windows import of_encoder
 
 KIND = "segmentation head"

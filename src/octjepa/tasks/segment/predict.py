@@ -19,7 +19,7 @@ from octjepa.ingest import read_volume
 from octjepa.progress import bar
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.native_mapping import NativeMap
-from octjepa.tasks.segment.dicom_write import write_segmentation
+from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.figure import draw_thickness
 from octjepa.tasks.segment.folder import SavedHead, load_head
 from octjepa.tasks.segment.label_files import UNSEEN

@@ -24,9 +24,9 @@ from octjepa.config import science_hash
 from octjepa.errors import CheckpointError
 from octjepa.metrics.scores import Task
 from octjepa.probe.calibration import shares
-from octjepa.tasks.finetune.cohort import Cohort
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.finetune.recipe import FinetuneRecipe
+from octjepa.tasks.finetune.tuning_data import Cohort
 
 _log = logging.getLogger(__name__)
 STATE_KIND = "state of a fine-tuning"

@@ -30,7 +30,7 @@ from octjepa.probe.labels import check_people, one_by_one, read_labels, test_set
 from octjepa.probe.results import ProbeResult
 from octjepa.probe.targets import Asked, make_ready, note_protocol
 from octjepa.store import Store
-from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.finetune.recipe import FinetuneRecipe
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from octjepa.probe.linear_knn import linear
 from octjepa.probe.results import MACRO, Estimates, Predicted, ProbeResult, Row, add_macro, measured
 from octjepa.probe.targets import Asked
 from octjepa.progress import bar
-from octjepa.tasks.finetune.cohort import Cohort
 from octjepa.tasks.finetune.network import POOL
+from octjepa.tasks.finetune.tuning_data import Cohort
 
 TUNED = "tuned"  # the probe of a tuned network's rows
 _BESIDE = (("untrained", "linear", POOL), ("intensity", "linear", "none"), ("histogram", "linear", "none"),

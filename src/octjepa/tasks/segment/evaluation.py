@@ -23,10 +23,10 @@ from jaxtyping import Bool, Float, UInt8
 
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.interval_scales import Scale
-from octjepa.tasks.segment.cohort import NativeLabels
 from octjepa.tasks.segment.counts import counted, dice
 from octjepa.tasks.segment.decoder import monai
 from octjepa.tasks.segment.label_files import UNSEEN
+from octjepa.tasks.segment.labelled_volumes import NativeLabels
 from octjepa.tasks.segment.places import scores_to_scan
 from octjepa.tasks.segment.thickness import etdrs, thickness_um
 

@@ -15,10 +15,10 @@ from jaxtyping import Float, UInt8
 
 from octjepa.files import write_atomic
 from octjepa.store import CanonicalVolume
-from octjepa.tasks.segment.cohort import LabelledVolumes
 from octjepa.tasks.segment.counts import mean_of_classes
-from octjepa.tasks.segment.judge import Judged
+from octjepa.tasks.segment.evaluation import Judged
 from octjepa.tasks.segment.label_files import UNSEEN
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 
 BSCANS = "bscans.npz"
 PARTS = ("pixels", "true", "said")

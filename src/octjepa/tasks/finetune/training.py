@@ -21,11 +21,11 @@ from octjepa.errors import OctjepaError
 from octjepa.progress import bar
 from octjepa.recipe import TrainRecipe
 from octjepa.store import Store
-from octjepa.tasks.finetune.cohort import Cohort
+from octjepa.tasks.finetune.folder import Progress, load_progress, save_progress, weights_of
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
-from octjepa.tasks.finetune.saved import Progress, load_progress, save_progress, weights_of
+from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.scores import held_out, read_scores, standardise
-from octjepa.tasks.finetune.settings import FinetuneRecipe
+from octjepa.tasks.finetune.tuning_data import Cohort
 from octjepa.train.journal import Journal
 from octjepa.train.schedule import learning_rate
 from octjepa.views.loader import Batch, Stream, training_batches

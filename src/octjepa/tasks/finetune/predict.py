@@ -16,8 +16,8 @@ from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.probe.calibration import at_shares, shifted
 from octjepa.store import CanonicalVolume
+from octjepa.tasks.finetune.folder import HEAD_FILE, Head, fill
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.saved import HEAD_FILE, Head, fill
 from octjepa.tasks.finetune.scores import in_own_unit
 from octjepa.volume import OCTVolume
 
