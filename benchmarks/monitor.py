@@ -24,7 +24,7 @@ from octjepa.phantom import write_cohort
 from octjepa.store import Store, build_store
 from octjepa.train.cohort import choose_cohort
 from octjepa.train.monitor import Audit, measure
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
@@ -41,16 +41,16 @@ def main(name: str, updates: int) -> None:
         cohort, stream = choose_cohort(store, recipe)
         runtime = Runtime(recipe.train.precision)
         model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-        optimiser = build_optimiser(model, recipe.train)
+        optimizer = build_optimizer(model, recipe.train)
         ids = (cohort.val.volume_ids + cohort.train.volume_ids)[: recipe.monitor.volumes]
         audit = Audit.choose(store, recipe, ids, recipe.monitor.volumes)
         trained, looked = [], []
         for update, batch in enumerate(training_batches(stream, 0, updates, 0)):
             start = time.perf_counter()
             accumulate(model, batch, recipe, runtime, update)
-            optimiser.step()
+            optimizer.step()
             update_target(model.target_encoder, model.context_encoder, 0.996)
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             trained.append(time.perf_counter() - start)
             if update % max(updates // 10, 1) == 0:
                 start = time.perf_counter()

@@ -227,7 +227,7 @@ def with_unet(recipe: Recipe, seed: int, seconds: float) -> Callable[[FluidEye, 
     def score(learned: FluidEye, asked: FluidEye) -> Counts:
         torch.manual_seed(seed)
         net = UNet()
-        optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
         inside = np.flatnonzero(learned.seen.any(axis=(1, 2)))
         x, y = (torch.from_numpy(part)[:, None] for part in (_lit(learned, recipe)[inside], learned.fluid[inside]))
         weight = torch.from_numpy(learned.seen[inside].astype(np.float32))[:, None]
@@ -236,7 +236,7 @@ def with_unet(recipe: Recipe, seed: int, seconds: float) -> Callable[[FluidEye, 
             spent = (time.process_time() - started) / seconds
             if spent >= 1:
                 break
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = 2e-3 * (1 + np.cos(np.pi * spent)) / 2
             shown, wanted, counted = _flipped(x, y, weight)
             logits = net(shown * (1 + 0.2 * torch.randn(len(x), 1, 1, 1)) + 0.2 * torch.randn(len(x), 1, 1, 1))
@@ -244,8 +244,8 @@ def with_unet(recipe: Recipe, seed: int, seconds: float) -> Callable[[FluidEye, 
             soft = 1 - (2 * (chance * wanted).sum() + 1) / (chance.sum() + wanted.sum() + 1)
             loss = soft + nn.functional.binary_cross_entropy_with_logits(logits, wanted, counted)
             loss.backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         with torch.inference_mode():
             said = net(torch.from_numpy(_lit(asked, recipe))[:, None])[:, 0] > 0
         return _by_slice(asked, said.numpy())

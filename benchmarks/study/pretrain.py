@@ -25,7 +25,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.cohort import choose_cohort
 from octjepa.train.loop import pretrain
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
@@ -104,16 +104,16 @@ def seconds_per_update(recipe: Recipe, store: Store, seconds: float) -> tuple[fl
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     if recipe.machine.compile:
         model.compile_blocks()
-    optimiser = build_optimiser(model, recipe.train)
+    optimizer = build_optimizer(model, recipe.train)
     started, done = 0.0, 0
     for update, batch in enumerate(training_batches(stream, 0, 10_000, 0)):
         if update == _SETTLE:
             started = time.process_time()
         accumulate(model, batch, recipe, runtime, update)
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.clip_norm or 1.0)
-        optimiser.step()
+        optimizer.step()
         update_target(model.target_encoder, model.context_encoder, 0.99)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         done = update + 1 - _SETTLE
         if done >= 3 and time.process_time() - started > seconds:
             break

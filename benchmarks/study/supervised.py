@@ -78,7 +78,7 @@ def _batch(bench: Bench, recipe: Recipe, places: np.ndarray, draw: tuple[int, in
 
 
 class _Training:
-    """Net, optimiser and the rows it may learn from."""
+    """Net, optimizer and the rows it may learn from."""
 
     def __init__(self, bench: Bench, recipe: Recipe, seed: int, rows: np.ndarray) -> None:
         self.bench, self.recipe, self.seed, self.rows = bench, recipe, seed, rows
@@ -87,7 +87,7 @@ class _Training:
         self.device = self.runtime.device
         # this layout and bf16 make an update twice as fast on a CPU: the row gets the most out of its budget
         self.net = SmallNet().to(self.device, memory_format=torch.channels_last_3d)
-        self.optimiser = torch.optim.AdamW(self.net.parameters(), lr=_LR, weight_decay=0.05)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=_LR, weight_decay=0.05)
         share = bench.eyes.labels[rows].mean(axis=0)
         weight = np.where(share > 0, (1 - share) / np.maximum(share, 1e-6), 1.0)
         self.loss = nn.BCEWithLogitsLoss(
@@ -101,14 +101,14 @@ class _Training:
             for e in range(epoch, epoch + 2 + _BATCH // max(len(self.rows), 1))
         ])  # fmt: skip
         views, labels = _batch(self.bench, self.recipe, order[at : at + _BATCH], (self.seed, update))
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.net.train()
         with self.runtime.autocast():
             logits = self.net(views.to(self.device))
         self.loss(logits.float(), labels.to(self.device)).backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
     @torch.inference_mode()
     def read(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +135,7 @@ class _Training:
             done += 1
         each = (time.process_time() - started) / done
         self.net.load_state_dict(state)
-        self.optimiser.state.clear()
+        self.optimizer.state.clear()
         return each, done
 
 
@@ -184,7 +184,7 @@ def _train(training: _Training, kept: Path, updates: int, request: StopRequest) 
     if kept.is_file():
         state = torch.load(kept, weights_only=True)
         training.net.load_state_dict(state["net"])
-        training.optimiser.load_state_dict(state["optimiser"])
+        training.optimizer.load_state_dict(state["optimiser"])
         first, least, best = int(state["update"]), float(state["least"]), state["best"]
     often, warm = max(1, updates // _JUDGED), max(1, round(0.05 * updates))
     for update in range(first, updates):
@@ -197,7 +197,7 @@ def _train(training: _Training, kept: Path, updates: int, request: StopRequest) 
             if loss < least or best is None:
                 least, best = loss, {name: value.clone() for name, value in training.net.state_dict().items()}
             state = {
-                "net": training.net.state_dict(), "optimiser": training.optimiser.state_dict(), "update": done,
+                "net": training.net.state_dict(), "optimiser": training.optimizer.state_dict(), "update": done,
                 "least": least, "best": best,
             }  # fmt: skip
             write_atomic(kept, lambda file, state=state: torch.save(state, file))

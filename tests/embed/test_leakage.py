@@ -13,7 +13,7 @@ from octjepa.checkpoint import state
 from octjepa.embed.leakage import check_against, trained_by
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from synthetic import small_recipe
 
 
@@ -26,7 +26,7 @@ def trained(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
     ids = [row["volume_id"] for row in rows if row["split"] == "train"]
-    tensors = state.snapshot(model, build_optimiser(model, recipe.train))
+    tensors = state.snapshot(model, build_optimizer(model, recipe.train))
     state.save(tmp_path / "run" / "checkpoints", 4, tensors, recipe, 0, ids)
     from octjepa.config import to_yaml
 

@@ -18,7 +18,7 @@ from octjepa.objective.losses import l1, loss_of
 from octjepa.train import step, validate
 from octjepa.train.alarms import FROZEN_AFTER, PretextAlarm
 from octjepa.train.loop import pretrain
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views import geometry, masks
 from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
@@ -86,9 +86,9 @@ def test_1_through_the_whole_volume_path(arm):
 def test_2_target_is_the_exact_moving_average_and_lags():
     recipe = small_recipe()
     model, batch = model_of(recipe), batch_of(recipe)
-    optimiser = build_optimiser(model, recipe.train)
+    optimizer = build_optimizer(model, recipe.train)
     accumulate(model, batch, recipe, Runtime("fp32"))
-    optimiser.step()
+    optimizer.step()
     old = [p.clone() for p in model.target_encoder.parameters()]
     m = 0.9
     ema.update_target(model.target_encoder, model.context_encoder, m)

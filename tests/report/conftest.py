@@ -81,7 +81,7 @@ def fill_run(path: Path) -> None:
     from octjepa.checkpoint import state
     from octjepa.config import load_recipe, science_hash, to_yaml
     from octjepa.model import VJEPA3D
-    from octjepa.train.optimiser import build_optimiser
+    from octjepa.train.optimizer import build_optimizer
 
     recipe = load_recipe("tiny_cpu", ["train.max_updates=2"])
     path.mkdir()
@@ -103,7 +103,7 @@ def fill_run(path: Path) -> None:
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
-    tensors = state.snapshot(model, build_optimiser(model, recipe.train))
+    tensors = state.snapshot(model, build_optimizer(model, recipe.train))
     state.save(path / "checkpoints", 2, tensors, recipe, 0, ())
 
 

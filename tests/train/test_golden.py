@@ -1,7 +1,7 @@
 """The loss curve of a fixed recipe on fixed phantom eyes, held against the one in golden.json.
 
 It says that nothing between a file and an update has changed what is learned: ingest, views, masks, model, objective,
-optimiser, EMA. Where a change is meant, make the figures anew and say why in the commit:
+optimizer, EMA. Where a change is meant, make the figures anew and say why in the commit:
 
     OMP_NUM_THREADS=1 .venv/bin/python tests/train/test_golden.py
 """
@@ -105,12 +105,12 @@ def other_masks(patch: pytest.MonkeyPatch) -> None:
 
 
 def longer_memory(patch: pytest.MonkeyPatch) -> None:
-    honest = setup.build_optimiser
+    honest = setup.build_optimizer
 
     def build(model: VJEPA3D, recipe: TrainRecipe) -> torch.optim.AdamW:
         return honest(model, recipe.model_copy(update={"betas": (0.9, 0.99)}))
 
-    patch.setattr(setup, "build_optimiser", build)
+    patch.setattr(setup, "build_optimizer", build)
 
 
 @pytest.mark.parametrize("change", [lighter_loss, faster_target, other_masks, longer_memory], ids=lambda f: f.__name__)

@@ -18,7 +18,7 @@ from synthetic import MemoryStore, small_recipe
 
 
 class Noting:
-    """Stands in for the optimiser: notes the length of the gradient that it is given, and changes nothing."""
+    """Stands in for the optimizer: notes the length of the gradient that it is given, and changes nothing."""
 
     def __init__(self, model: VJEPA3D) -> None:
         self.model, self.given = model, 0.0
@@ -32,16 +32,16 @@ class Noting:
 
 
 def update(clip_norm: float | None) -> tuple[float, float]:
-    """(norm that is told, length of the gradient that the optimiser gets) of one update."""
+    """(norm that is told, length of the gradient that the optimizer gets) of one update."""
     recipe = small_recipe()
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
     store = MemoryStore(recipe.preprocessing)
     stream = Stream(store, recipe, list(store.volumes))
-    runtime, optimiser = Runtime("fp32"), Noting(model)
+    runtime, optimizer = Runtime("fp32"), Noting(model)
     figures = accumulate(model, collate([stream[i] for i in range(4)]), recipe, runtime)
-    told = take_step(model, optimiser, figures, runtime, 0.99, clip_norm, float("inf"))  # type: ignore[arg-type]
-    return float(told["train/grad_norm"]), optimiser.given
+    told = take_step(model, optimizer, figures, runtime, 0.99, clip_norm, float("inf"))  # type: ignore[arg-type]
+    return float(told["train/grad_norm"]), optimizer.given
 
 
 def test_the_gradient_is_cut_to_the_global_norm_and_told_as_it_was():

@@ -15,7 +15,7 @@ from octjepa.distributed import xla
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import momentum
-from octjepa.train.optimiser import build_optimiser, set_learning_rate
+from octjepa.train.optimizer import build_optimizer, set_learning_rate
 from octjepa.train.schedule import learning_rate
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import Stream, training_batches
@@ -42,15 +42,15 @@ class Run:
         self.batches = training_batches(Stream(store, RECIPE, list(store.volumes)[:12]), 0, UPDATES + 1, workers=0)
         torch.manual_seed(0)
         self.model = VJEPA3D.from_recipe(RECIPE).to(device)
-        self.optimiser = build_optimiser(self.model, RECIPE.train)
+        self.optimizer = build_optimizer(self.model, RECIPE.train)
         self.figures: list[list[float]] = []
         self._sent: Tensor | None = None
 
     def update(self, number: int, norm_limit: float = math.inf) -> None:
-        set_learning_rate(self.optimiser, learning_rate(number, UPDATES + 1, RECIPE.train))
+        set_learning_rate(self.optimizer, learning_rate(number, UPDATES + 1, RECIPE.train))
         m = momentum(number, UPDATES + 1, 0.99, 1.0)
         found = accumulate(self.model, next(self.batches), RECIPE, self.runtime, number)
-        found = take_step(self.model, self.optimiser, found, self.runtime, m, 1.0, norm_limit)
+        found = take_step(self.model, self.optimizer, found, self.runtime, m, 1.0, norm_limit)
         packed = torch.stack([found[name] for name in FIGURES])
         if self.runtime.device.type == "xla":
             xla.sync()
@@ -121,9 +121,9 @@ def test_only_the_figures_are_read_back(seen: Seen) -> None:
 
 def test_a_spike_moves_nothing(seen: Seen) -> None:
     run = seen.run
-    before, step = run.weights(), next(iter(run.optimiser.state.values()))["step"].item()
+    before, step = run.weights(), next(iter(run.optimizer.state.values()))["step"].item()
     run.update(UPDATES, norm_limit=1e-9)
     run.read()
     assert run.figures[-1][FIGURES.index("healthy")] == 0
     torch.testing.assert_close(run.weights(), before, rtol=0, atol=0)
-    assert next(iter(run.optimiser.state.values()))["step"].item() == step == UPDATES
+    assert next(iter(run.optimizer.state.values()))["step"].item() == step == UPDATES

@@ -20,7 +20,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views.loader import Batch
 
@@ -37,22 +37,22 @@ def held(recipe: Recipe) -> int:
 
     def build() -> tuple[VJEPA3D, torch.optim.AdamW]:
         model = VJEPA3D.from_recipe(recipe)
-        return model, build_optimiser(model, recipe.train)
+        return model, build_optimizer(model, recipe.train)
 
-    def step(model: VJEPA3D, optimiser: torch.optim.AdamW, batch: Batch) -> None:
+    def step(model: VJEPA3D, optimizer: torch.optim.AdamW, batch: Batch) -> None:
         accumulate(model, batch, recipe, runtime)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         update_target(model.target_encoder, model.context_encoder, 0.99)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
 
     warm = build()
     step(*warm, random_batch(recipe, 1))  # libraries load their kernels
     del warm
     before = status_bytes("VmRSS")
-    model, optimiser = build()
+    model, optimizer = build()
     for _ in range(2):
-        step(model, optimiser, random_batch(recipe))
+        step(model, optimizer, random_batch(recipe))
     return status_bytes("VmHWM") - before
 
 

@@ -19,7 +19,7 @@ from octjepa.bench.data import random_batch, recipe_of, wait_for
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe, TrainRecipe
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.preflight import check_compiler
 from octjepa.train.step import accumulate, take_step
 
@@ -35,12 +35,12 @@ def update_of(recipe: Recipe) -> Work:
     if recipe.machine.compile:
         check_compiler(runtime.device)
         model.compile_blocks()
-    optimiser, batch = build_optimiser(model, recipe.train), random_batch(recipe)
+    optimizer, batch = build_optimizer(model, recipe.train), random_batch(recipe)
 
     def work() -> int:
         for _ in range(UPDATES):
             figures = accumulate(model, batch, recipe, runtime)
-            take_step(model, optimiser, figures, runtime, MOMENTUM, recipe.train.clip_norm, inf)
+            take_step(model, optimizer, figures, runtime, MOMENTUM, recipe.train.clip_norm, inf)
         wait_for(runtime.device)
         return UPDATES * recipe.train.global_batch
 
@@ -51,14 +51,14 @@ def plain_update(recipe: Recipe) -> Work:
     """The same network and loss in a loop without anything around it."""
     runtime = Runtime(recipe.train.precision)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-    optimiser, batch = plain_adamw(model, recipe.train), random_batch(recipe)
+    optimizer, batch = plain_adamw(model, recipe.train), random_batch(recipe)
 
     def work() -> int:
         for _ in range(UPDATES):
             with runtime.autocast():
                 outcome = model.predict(*batch.inputs(runtime.device))
             F.l1_loss(outcome.predicted, outcome.target).backward()
-            plain_step(model, optimiser, model.target_encoder, model.context_encoder, recipe.train)
+            plain_step(model, optimizer, model.target_encoder, model.context_encoder, recipe.train)
         wait_for(runtime.device)
         return UPDATES * recipe.train.global_batch
 
@@ -73,7 +73,7 @@ def plain_adamw(model: torch.nn.Module, train: TrainRecipe) -> torch.optim.AdamW
 
 def plain_step(
     model: torch.nn.Module,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     target: torch.nn.Module,
     student: torch.nn.Module,
     train: TrainRecipe,
@@ -81,8 +81,8 @@ def plain_step(
     """Clip, step, and the EMA parameter by parameter."""
     if train.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
-    optimiser.step()
-    optimiser.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
     with torch.no_grad():
         for old, new in zip(target.parameters(), student.parameters(), strict=True):
             old.lerp_(new, 1 - MOMENTUM)

@@ -67,7 +67,7 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
     runtime = Runtime(recipe.train.precision)
     student = vjepa2_model(recipe, VJEPA3D.from_recipe(recipe)).to(runtime.device).train()
     teacher = copy.deepcopy(student.encoder).requires_grad_(False)
-    optimiser = plain_adamw(student, recipe.train)
+    optimizer = plain_adamw(student, recipe.train)
     batch = random_batch(recipe)
     d, h, w = recipe.preprocessing.image_size
     videos = torch.randn(2, recipe.train.global_batch, d, 1, h, w)
@@ -82,7 +82,7 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
                     truth = teacher(pixel_values_videos=whole).last_hidden_state.float()
             width = truth.shape[-1]
             F.l1_loss(predicted.float(), _rows(F.layer_norm(truth, (width,)), hidden)).backward()
-            plain_step(student, optimiser, teacher, student.encoder, recipe.train)
+            plain_step(student, optimizer, teacher, student.encoder, recipe.train)
         wait_for(runtime.device)
         return UPDATES * recipe.train.global_batch
 

@@ -20,15 +20,15 @@ from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 
 MODEL_FILE = "model.safetensors"
-OPTIMISER_FILE = "optimiser.safetensors"
+OPTIMIZER_FILE = "optimiser.safetensors"
 
 
-def snapshot(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
+def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
     """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written.
 
     Where the model is dealt over ranks, every rank must call it; each gets all of it.
     """
-    tensors = {MODEL_FILE: model.state_dict(), OPTIMISER_FILE: _moments(model, optimiser)}
+    tensors = {MODEL_FILE: model.state_dict(), OPTIMIZER_FILE: _moments(model, optimizer)}
     return {
         file: {name: full_tensor(value).detach().to("cpu", copy=True) for name, value in content.items()}
         for file, content in tensors.items()
@@ -60,8 +60,8 @@ def save(
     return write_folder(parent, update, tensors, about)
 
 
-def load(folder: Place, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
-    """Fills model and optimiser in place; returns (updates done, updates skipped).
+def load(folder: Place, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
+    """Fills model and optimizer in place; returns (updates done, updates skipped).
 
     Raises WrongCheckpointError naming every recipe field that differs, when the checkpoint is of another run, and
     CheckpointError when it is damaged.
@@ -74,7 +74,7 @@ def load(folder: Place, model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Re
             "Give the recipe it was made with, or start anew with another --out."
         )
     model.load_state_dict(read_tensors(folder, MODEL_FILE))
-    _fill_moments(read_tensors(folder, OPTIMISER_FILE), model, optimiser)
+    _fill_moments(read_tensors(folder, OPTIMIZER_FILE), model, optimizer)
     return manifest["update"], int(manifest.get("skipped_updates", 0))
 
 
@@ -103,18 +103,18 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _moments(model: VJEPA3D, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
+def _moments(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     return {
-        f"{kind}/{name}": optimiser.state[parameter][kind]
+        f"{kind}/{name}": optimizer.state[parameter][kind]
         for name, parameter in model.named_parameters()
-        if parameter in optimiser.state
+        if parameter in optimizer.state
         for kind in ("exp_avg", "exp_avg_sq", "step")
     }
 
 
-def _fill_moments(stored: dict[str, Tensor], model: VJEPA3D, optimiser: torch.optim.AdamW) -> None:
+def _fill_moments(stored: dict[str, Tensor], model: VJEPA3D, optimizer: torch.optim.AdamW) -> None:
     parameters = dict(model.named_parameters())
     for key, value in stored.items():
         kind, _, name = key.partition("/")
         parameter = parameters[name]
-        optimiser.state[parameter][kind] = value.to(parameter.device)  # fused AdamW wants `step` there too
+        optimizer.state[parameter][kind] = value.to(parameter.device)  # fused AdamW wants `step` there too

@@ -1,4 +1,4 @@
-"""The EMA target: target = m * target + (1 - m) * student, after every optimiser update, on fp32 masters."""
+"""The EMA target: target = m * target + (1 - m) * student, after every optimizer update, on fp32 masters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octjepa.distributed.tensors import local_tensor
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:
-    """m at optimiser update `update` (from 0) of `total`: from `base` to `final` along half a cosine.
+    """m at optimizer update `update` (from 0) of `total`: from `base` to `final` along half a cosine.
 
     m(t) = final - (final - base) (1 + cos(pi t / T)) / 2, clamped past T.
     """

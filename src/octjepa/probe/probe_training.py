@@ -46,7 +46,7 @@ class _Fit:
     held: Int[np.ndarray, " m"]
     truth: dict[int, float]
     network: nn.Module
-    optimiser: torch.optim.AdamW
+    optimizer: torch.optim.AdamW
     weight: Tensor | None
     scale: tuple[float, float]
     best: float = np.inf
@@ -170,14 +170,14 @@ def _fits(target: Target, how: Choosing, build: Build, kind: str, seed: int) -> 
         name = f"{kind} {target.name} {number}"
         torch.manual_seed(keys.key(seed, "probe", name))
         network = build(target.task, len(target.classes)).train()
-        optimiser = torch.optim.AdamW(network.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
         weight, scale = None, (0.0, 1.0)
         if target.classes:
             weight = torch.from_numpy(class_weights(truth[inside], len(target.classes)).astype(np.float32))
         else:
             scale = float(truth[inside].mean()), float(truth[inside].std()) or 1.0
         watched = out if how.by != "fixed" else out[:0]
-        yield _Fit(target, name, train[inside], watched, known, network, optimiser, weight, scale)
+        yield _Fit(target, name, train[inside], watched, known, network, optimizer, weight, scale)
 
 
 def _one_epoch(
@@ -198,9 +198,9 @@ def _one_epoch(
             torch.manual_seed(keys.key(seed, "probe step", fit.name, epoch, step))
             said = fit.network(features[torch.from_numpy(mask[used])])
             value = loss(said, fit.wanted(rows[mask]), fit.weight, smoothing)
-            fit.optimiser.zero_grad()
+            fit.optimizer.zero_grad()
             value.backward()
-            fit.optimiser.step()
+            fit.optimizer.step()
 
 
 def _look(read: Read, fits: Sequence[_Fit], epoch: int) -> None:

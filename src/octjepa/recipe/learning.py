@@ -1,4 +1,4 @@
-"""Sections of what learns: model, objective, optimiser and schedule."""
+"""Sections of what learns: model, objective, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ObjectiveRecipe(Section):
 
 
 class TrainRecipe(Section):
-    """Optimiser, schedule (in optimiser updates) and batch. Exactly one of max_updates and epochs is given."""
+    """Optimizer, schedule (in optimizer updates) and batch. Exactly one of max_updates and epochs is given."""
 
     max_updates: Positive | None = None
     epochs: Positive | None = None

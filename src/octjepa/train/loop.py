@@ -28,7 +28,7 @@ from octjepa.train.health import Health
 from octjepa.train.metrics_buffer import Trail
 from octjepa.train.micro_batch import Fitting
 from octjepa.train.monitor import Audit, measure
-from octjepa.train.optimiser import set_learning_rate
+from octjepa.train.optimizer import set_learning_rate
 from octjepa.train.resume import go_back
 from octjepa.train.run_folder import SUMMARY, read_summary
 from octjepa.train.saver import Saver, write_checkpoint
@@ -144,9 +144,9 @@ class _Training:
 
             rate = learning_rate(update, run.total, recipe.train)
             m = momentum(update, run.total, recipe.objective.ema_base, recipe.objective.ema_final)
-            set_learning_rate(run.optimiser, rate)
+            set_learning_rate(run.optimizer, rate)
             clip, limit = recipe.train.clip_norm, self.guard.limit(update)
-            figures = take_step(run.model, run.optimiser, figures, run.runtime, m, clip, limit)
+            figures = take_step(run.model, run.optimizer, figures, run.runtime, m, clip, limit)
             trail.push(update, figures, self.line(update, rate, m, word, batch))
             if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
                 self.watch.check(run.model, m)
@@ -218,7 +218,7 @@ class _Training:
         self.saved = done
         if run.saves is None:
             return
-        tensors = state.snapshot(run.model, run.optimiser) if run.writes or run.runtime.sharded else {}
+        tensors = state.snapshot(run.model, run.optimizer) if run.writes or run.runtime.sharded else {}
         run.runtime.run_on_rank_zero(self.saver.wait)  # for the one before: all ranks know what they wait for
         if run.writes:
             prune = not self.guard.row  # the run may have to return to before a row of unfit updates
@@ -230,7 +230,7 @@ class _Training:
         run, runtime = self.run, self.run.runtime
         runtime.run_on_rank_zero(self.saver.wait)
         unfit = self.trail.unfit()
-        start = go_back(run.out, run.saves, run.model, run.optimiser, run.recipe, runtime, unfit)
+        start = go_back(run.out, run.saves, run.model, run.optimizer, run.recipe, runtime, unfit)
         self.journal.return_to(start.update, {"left_out": list(start.left_out), "returned_from": done})
         self.trail.return_to(start.skipped)
         self.saved = start.update

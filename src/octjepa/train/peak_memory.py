@@ -1,6 +1,6 @@
 """The most memory that an update will hold, found by running it on tensors without storage.
 
-torch's fake tensors have shapes, types and lifetimes, but no bytes: the very model, loss, backward pass and optimiser
+torch's fake tensors have shapes, types and lifetimes, but no bytes: the very model, loss, backward pass and optimizer
 are run on them, and every storage is counted from its first use until it dies. What a kernel takes for itself, and
 what an allocator keeps back, is not in it. A test holds the figure within 15 % of the peak measured on a CPU.
 """
@@ -22,7 +22,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.objective.loss import training_loss
 from octjepa.recipe import Recipe
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 
 
 class Peak(TorchDispatchMode):
@@ -62,7 +62,7 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
         model = VJEPA3D.from_recipe(recipe)
     with FakeTensorMode(allow_non_fake_inputs=True), Peak() as held:
         model = model.to_empty(device="cpu")
-        optimiser = build_optimiser(model, recipe.train)
+        optimizer = build_optimizer(model, recipe.train)
         for update in range(2):
             seen, target_view = torch.empty(micro, tokens, voxels), torch.empty(micro, tokens, voxels)
             places = torch.empty(micro, tokens, 3)
@@ -74,7 +74,7 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
             loss.backward()
             del outcome, loss
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
+            optimizer.step()
             update_target(model.target_encoder, model.context_encoder, 0.99)
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
     return held.peak

@@ -44,12 +44,12 @@ def start_from(
     store: Store,
     ids: list[str],
     model: VJEPA3D,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     recipe: Recipe,
     runtime: Runtime,
     resume: bool,
 ) -> Start:
-    """Fills `model` and `optimiser` on every rank.
+    """Fills `model` and `optimizer` on every rank.
 
     Raises UsageError (nothing to resume from, other data), CheckpointError (no checkpoint is whole).
     """
@@ -57,14 +57,14 @@ def start_from(
 
     def read() -> None:
         if resume:
-            found[0] = _newest(out, saves, store, ids, model, optimiser, recipe)
+            found[0] = _newest(out, saves, store, ids, model, optimizer, recipe)
             if read_summary(out) is None:
                 note_other_code(out, found[0].update)
         if found[0].update == 0:  # a resumed run may have been stopped before its first checkpoint
             warm_start(model, recipe)
 
     runtime.run_on_rank_zero(read)
-    _spread(model, optimiser, runtime)
+    _spread(model, optimizer, runtime)
     start: Start = runtime.broadcast_object(found[0])
     return start
 
@@ -75,7 +75,7 @@ def _newest(
     store: Store,
     ids: list[str],
     model: VJEPA3D,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     recipe: Recipe,
 ) -> Start:
     """From the newest checkpoint that is whole; a damaged one is told of, and the one before it taken."""
@@ -85,7 +85,7 @@ def _newest(
     found = folder.list_folders(saves)
     for one in reversed(found):
         try:
-            done, skipped = state.load(one, model, optimiser, recipe)
+            done, skipped = state.load(one, model, optimizer, recipe)
         except WrongCheckpointError:
             raise
         except CheckpointError as error:
@@ -116,7 +116,7 @@ def go_back(
     out: Path,
     saves: Place | None,
     model: VJEPA3D,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     recipe: Recipe,
     runtime: Runtime,
     unfit: dict[int, list[str]],
@@ -137,7 +137,7 @@ def go_back(
             manifest = folder.read_manifest(known[-1])
             done, skipped = int(manifest["update"]), int(manifest.get("skipped_updates", 0))
         else:
-            done, skipped = state.load(known[-1], model, optimiser, recipe)
+            done, skipped = state.load(known[-1], model, optimizer, recipe)
         before = _with_journal(out, done, skipped)
         if sum("left_out" in line for line in before.lines if line["update"] == done) >= _RETURNS:
             raise OctjepaError(hopeless(first, f"for the {_RETURNS + 1}th time after {name_of(known[-1])}"))
@@ -147,22 +147,22 @@ def go_back(
 
     runtime.run_on_rank_zero(read)
     if not runtime.sharded:
-        _spread(model, optimiser, runtime)
+        _spread(model, optimizer, runtime)
     told: Start = runtime.broadcast_object(start[0])
     return told
 
 
-def _spread(model: VJEPA3D, optimiser: torch.optim.AdamW, runtime: Runtime) -> None:
+def _spread(model: VJEPA3D, optimizer: torch.optim.AdamW, runtime: Runtime) -> None:
     """Weights and moments of rank 0 to all others."""
     if runtime.world_size == 1:
         return
     for tensor in model.state_dict().values():
         runtime.broadcast_tensor(tensor)
-    if not runtime.broadcast_object(bool(optimiser.state)):
-        optimiser.state.clear()
+    if not runtime.broadcast_object(bool(optimizer.state)):
+        optimizer.state.clear()
         return
     for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
-        kept = optimiser.state[parameter]
+        kept = optimizer.state[parameter]
         for kind in ("step", "exp_avg", "exp_avg_sq"):
             empty = torch.zeros((), device=parameter.device) if kind == "step" else torch.zeros_like(parameter)
             runtime.broadcast_tensor(kept.setdefault(kind, empty))

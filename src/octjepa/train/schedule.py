@@ -1,4 +1,4 @@
-"""Learning rate by optimiser update: linear warm-up, then half a cosine to a floor, or constant. It never rises again.
+"""Learning rate by optimizer update: linear warm-up, then half a cosine to a floor, or constant. It never rises again.
 
 lr(s) = base (s + 1) / w for s < w; then min + (base - min)(1 + cos(pi (s - w) / (T - w))) / 2, clamped past T, with
 w = warm-up share of T and min = min_lr_ratio * base.
@@ -17,7 +17,7 @@ def warmup_updates(train: TrainRecipe, total: int) -> int:
 
 
 def learning_rate(update: int, total: int, train: TrainRecipe) -> float:
-    """LR of optimiser update `update` (from 0) of `total`; positive from the first on."""
+    """LR of optimizer update `update` (from 0) of `total`; positive from the first on."""
     warmup = warmup_updates(train, total)
     if update < warmup:
         return train.base_lr * (update + 1) / warmup
@@ -29,7 +29,7 @@ def learning_rate(update: int, total: int, train: TrainRecipe) -> float:
 
 
 def total_updates(train: TrainRecipe, volumes: int) -> int:
-    """Optimiser updates of a run: max_updates, or epochs times `volumes` over the batch, rounded up."""
+    """Optimizer updates of a run: max_updates, or epochs times `volumes` over the batch, rounded up."""
     if train.max_updates is not None:
         return train.max_updates
     assert train.epochs is not None  # the recipe holds exactly one

@@ -1,4 +1,4 @@
-"""A run before its first update: who takes part, the model, the optimiser, and where it takes up."""
+"""A run before its first update: who takes part, the model, the optimizer, and where it takes up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.cohort import choose_cohort
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.preflight import batch_shares, check_compiler, check_same_run
 from octjepa.train.resume import Start, start_from
 from octjepa.train.run_folder import chunks_hash, data_hash, open_run
@@ -45,7 +45,7 @@ class Run:
     total: int
     micro: int
     model: VJEPA3D
-    optimiser: torch.optim.AdamW
+    optimizer: torch.optim.AdamW
     start: Start
 
     @property
@@ -71,7 +71,7 @@ class Run:
         if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
             from octjepa.train.sharding import shard  # half a second that few runs need
 
-            self.model, self.optimiser = shard(self.model, self.optimiser, self.recipe, self.runtime)
+            self.model, self.optimizer = shard(self.model, self.optimizer, self.recipe, self.runtime)
             self.runtime.sharded = True
         if self.recipe.machine.compile:
             check_compiler(self.runtime.device)
@@ -97,7 +97,7 @@ def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runt
             )
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-    optimiser = build_optimiser(model, recipe.train)
-    start = start_from(out, saves, store, ids, model, optimiser, recipe, runtime, resume)
+    optimizer = build_optimizer(model, recipe.train)
+    start = start_from(out, saves, store, ids, model, optimizer, recipe, runtime, resume)
     stream.leave_out(start.left_out)
-    return Run(recipe, store, out, saves, runtime, ids, held_out, stream, total, shares.micro, model, optimiser, start)
+    return Run(recipe, store, out, saves, runtime, ids, held_out, stream, total, shares.micro, model, optimizer, start)

@@ -16,17 +16,17 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Block
 from octjepa.recipe import Recipe
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 
 _ENTRIES = ("predict", "encode", "teach")  # ways into the model beside forward; none of them calls another
 
 
 def shard(
-    model: VJEPA3D, optimiser: torch.optim.AdamW, recipe: Recipe, runtime: Runtime
+    model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe, runtime: Runtime
 ) -> tuple[VJEPA3D, torch.optim.AdamW]:
-    """A model and an optimiser that are whole and alike on every rank -> the same, each rank with its part."""
+    """A model and an optimizer that are whole and alike on every rank -> the same, each rank with its part."""
     moments = {
-        name: optimiser.state[parameter] for name, parameter in model.named_parameters() if parameter in optimiser.state
+        name: optimizer.state[parameter] for name, parameter in model.named_parameters() if parameter in optimizer.state
     }
     mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
     for block in [module for module in model.modules() if isinstance(module, Block)]:
@@ -34,7 +34,7 @@ def shard(
     fully_shard(model, mesh=mesh)
     for entry in _ENTRIES:
         register_fsdp_forward_method(model, entry)
-    dealt = build_optimiser(model, recipe.train)
+    dealt = build_optimizer(model, recipe.train)
     for name, parameter in model.named_parameters():
         for kind, value in moments.get(name, {}).items():
             dealt.state[parameter][kind] = _part(value, parameter) if kind != "step" else value

@@ -1,6 +1,6 @@
-"""One optimiser update: gradients of the whole batch, then the step, unless the gradient is unfit.
+"""One optimizer update: gradients of the whole batch, then the step, unless the gradient is unfit.
 
-Nothing here waits for the device: whether the step is taken is decided there (by the optimiser's own `found_inf`, made
+Nothing here waits for the device: whether the step is taken is decided there (by the optimizer's own `found_inf`, made
 for loss scaling), and the figures are read one update later (`Late`).
 """
 
@@ -70,7 +70,7 @@ def _add_in_pairs(model: VJEPA3D, waiting: list[tuple[int, list[Tensor | None]]]
 
 def take_step(
     model: VJEPA3D,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     figures: Figures,
     runtime: Runtime,
     momentum: float,
@@ -88,9 +88,9 @@ def take_step(
     norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf")))
     limit = min(norm_limit, torch.finfo(norm.dtype).max)  # XLA compiles infinity in, but is handed a number
     healthy = torch.isfinite(norm) & torch.isfinite(summed).all() & (norm <= limit)
-    optimiser.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     update_target(model.target_encoder, model.context_encoder, momentum, healthy)
     found = dict(zip(names, summed, strict=True))
     return {**found, "train/grad_norm": norm.detach(), "healthy": healthy.float()}

@@ -14,7 +14,7 @@ from octjepa.model import VJEPA3D
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.micro_batch import is_out_of_memory, too_much
-from octjepa.train.optimiser import build_optimiser
+from octjepa.train.optimizer import build_optimizer
 from octjepa.train.preflight import batch_shares, check_compiler
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import Stream, collate
@@ -33,7 +33,7 @@ def time_run(recipe: Recipe, stream: Stream, updates: int) -> dict[str, Any]:
     runtime = Runtime(recipe.train.precision)
     _, micro, accumulation = batch_shares(recipe, recipe.machine.devices or 1)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-    optimiser = build_optimiser(model, recipe.train)
+    optimizer = build_optimizer(model, recipe.train)
     if recipe.machine.compile:
         check_compiler(runtime.device)
         model.compile_blocks()
@@ -52,7 +52,7 @@ def time_run(recipe: Recipe, stream: Stream, updates: int) -> dict[str, Any]:
                 raise UsageError(too_much(recipe, micro, f"the memory of {runtime.device}")) from None
             float(figures["train/loss"])  # waits for the device
             worked = time.perf_counter()
-            taken = take_step(model, optimiser, figures, runtime, 0.99, recipe.train.clip_norm, float("inf"))
+            taken = take_step(model, optimizer, figures, runtime, 0.99, recipe.train.clip_norm, float("inf"))
             float(taken["healthy"])
             laps.append((loaded - start, worked - loaded, time.perf_counter() - worked))
             progress.advance()

@@ -50,18 +50,18 @@ def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(networ
         "finetune", ["stages.head=20", "stages.last=20", "stages.all=60", "warmup=5", "layer_decay=0.5", "head_lr=0.01",
                      "encoder_lr=0.004", "min_lr_ratio=0.1"],
     )  # fmt: skip
-    optimiser = torch.optim.AdamW(network.groups(settings))
-    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(network.parameters()))
-    assert all((group["weight_decay"] == 0) == (group["params"][0].ndim < 2) for group in optimiser.param_groups)
+    optimizer = torch.optim.AdamW(network.groups(settings))
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(network.parameters()))
+    assert all((group["weight_decay"] == 0) == (group["params"][0].ndim < 2) for group in optimizer.param_groups)
     train = settings.sampling(network.pretrained.recipe).train
     curves: dict[int, list[float]] = {}
     for update in range(100):
-        set_rates(optimiser, settings, train, update)
-        for number, group in enumerate(optimiser.param_groups):
+        set_rates(optimizer, settings, train, update)
+        for number, group in enumerate(optimizer.param_groups):
             curves.setdefault(number, []).append(group["lr"])
     begins = {
         id(parameter): (next(u for u, rate in enumerate(curves[number]) if rate > 0), group["peak"])
-        for number, group in enumerate(optimiser.param_groups)
+        for number, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
     }
     assert begins[id(network.heads[0].linear.weight)] == (0, 0.01)
@@ -69,7 +69,7 @@ def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(networ
     assert begins[id(last.attention.qkv.weight)] == (20, 0.002)
     assert begins[id(first.attention.qkv.weight)] == (40, pytest.approx(0.004 * 0.5**6))
     assert begins[id(network.encoder.embed.weight)] == (40, pytest.approx(0.004 * 0.5**7))
-    for number, group in enumerate(optimiser.param_groups):
+    for number, group in enumerate(optimizer.param_groups):
         after = curves[number][group["start"] + 5 :]
         assert all(later <= earlier for earlier, later in pairwise(after))
         assert curves[number][-1] == pytest.approx(0.1 * group["peak"], rel=0.02)

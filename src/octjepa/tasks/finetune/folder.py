@@ -71,12 +71,12 @@ def weights_of(network: TunedNetwork) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True) for name, value in network.state_dict().items()}
 
 
-def save_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.AdamW, progress: Progress) -> None:
+def save_progress(folder: Path, network: TunedNetwork, optimizer: torch.optim.AdamW, progress: Progress) -> None:
     """Writes `folder/step-<update>` and keeps one before it, should it be damaged. Raises CheckpointError."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     moments = {
         f"{kind}/{names[parameter]}": value
-        for parameter, state in optimiser.state.items()
+        for parameter, state in optimizer.state.items()
         for kind, value in state.items()
     }
     tensors = {_NETWORK: weights_of(network), _MOMENTS: moments, _BEST: progress.best}
@@ -85,15 +85,15 @@ def save_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.Ad
     prune(folder, 2)
 
 
-def load_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.AdamW) -> Progress:
-    """Fills network and optimiser from the newest checkpoint in `folder`; a first Progress where there is none.
+def load_progress(folder: Path, network: TunedNetwork, optimizer: torch.optim.AdamW) -> Progress:
+    """Fills network and optimizer from the newest checkpoint in `folder`; a first Progress where there is none.
 
     A damaged one is told of, and the one before it taken. Raises CheckpointError where none is whole.
     """
     found = list_folders(folder)
     for one in reversed(found):
         try:
-            return _load(one, network, optimiser)
+            return _load(one, network, optimizer)
         except CheckpointError as error:
             if one == found[0]:
                 raise
@@ -101,7 +101,7 @@ def load_progress(folder: Path, network: TunedNetwork, optimiser: torch.optim.Ad
     return Progress()
 
 
-def _load(step: Place, network: TunedNetwork, optimiser: torch.optim.AdamW) -> Progress:
+def _load(step: Place, network: TunedNetwork, optimizer: torch.optim.AdamW) -> Progress:
     about = read_manifest(step)
     weights, moments, best = (read_tensors(step, name) for name in (_NETWORK, _MOMENTS, _BEST))
     fill(network, weights, step)
@@ -109,7 +109,7 @@ def _load(step: Place, network: TunedNetwork, optimiser: torch.optim.AdamW) -> P
     for key, value in moments.items():
         kind, _, name = key.partition("/")
         one = parameters[name]
-        optimiser.state[one][kind] = value if kind == "step" else value.to(one.device)
+        optimizer.state[one][kind] = value if kind == "step" else value.to(one.device)
     return Progress(**{name: about[name] for name in _COUNTS}, best=best)
 
 

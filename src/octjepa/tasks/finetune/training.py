@@ -46,8 +46,8 @@ def tune(
     """
     total, depth = settings.stages.updates, len(network.encoder.blocks)
     stream = Stream(store, settings.sampling(network.pretrained.recipe), cohort.volume_ids("train"))
-    optimiser = torch.optim.AdamW(network.groups(settings), betas=(0.9, 0.999))
-    progress = _start(network, optimiser, cohort, store, runtime, out / STATES)
+    optimizer = torch.optim.AdamW(network.groups(settings), betas=(0.9, 0.999))
+    progress = _start(network, optimizer, cohort, store, runtime, out / STATES)
     rows = {name: row for row, name in enumerate(cohort.frame["volume_id"])}
     unfit = 0
     batches = training_batches(
@@ -66,16 +66,16 @@ def tune(
         while not progress.ended:
             learning = settings.learning_blocks(progress.update, depth)
             network.unfreeze(learning)
-            set_rates(optimiser, settings, stream.recipe.train, progress.update)
+            set_rates(optimizer, settings, stream.recipe.train, progress.update)
             batch = next(batches)
             word = sync_flags(runtime, False, len(batch.unread), request.signal_number, False)
             loss = _accumulate(network, settings, cohort, batch, rows, learning, progress.update, runtime)
-            norm = _step(network, optimiser, settings, loss, runtime)
+            norm = _step(network, optimizer, settings, loss, runtime)
             unfit = 0 if math.isfinite(norm) else unfit + 1
             progress.skipped += unfit > 0
             progress.update += 1
             known = {"loss": float(loss), "grad_norm": norm} if unfit == 0 else {"skipped": True}
-            note({**known, "blocks": learning, "lr": optimiser.param_groups[0]["lr"]})
+            note({**known, "blocks": learning, "lr": optimizer.param_groups[0]["lr"]})
             if word.unread:
                 _log.warning("update %d: %d volumes could not be read, others stood in", progress.update, word.unread)
             if unfit == _UNFIT_IN_A_ROW:
@@ -86,7 +86,7 @@ def tune(
             progress.ended = progress.update == total or progress.waited >= settings.patience
             shown.advance()
             if progress.ended or word.stop or progress.update % settings.save_every == 0:
-                runtime.run_on_rank_zero(lambda: save_progress(out / STATES, network, optimiser, progress))
+                runtime.run_on_rank_zero(lambda: save_progress(out / STATES, network, optimizer, progress))
             if word.stop and not progress.ended:
                 raise Interrupted(
                     f"stopped after update {progress.update} of {total}; its checkpoint is written. Go on with "
@@ -100,14 +100,14 @@ def tune(
 
 def _start(
     network: TunedNetwork,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     cohort: Cohort,
     store: Store,
     runtime: Runtime,
     states: Path,
 ) -> Progress:
     """Every rank reads the checkpoint itself: all see the folder of the run."""
-    progress = load_progress(states, network, optimiser)
+    progress = load_progress(states, network, optimizer)
     told = runtime.broadcast_object(progress.update)
     if told != progress.update:
         raise OctjepaError(
@@ -119,10 +119,10 @@ def _start(
     return progress
 
 
-def set_rates(optimiser: torch.optim.Optimizer, settings: FinetuneRecipe, train: TrainRecipe, update: int) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, settings: FinetuneRecipe, train: TrainRecipe, update: int) -> None:
     """One cosine over all updates, which never rises; each group warms up from the update at which it first learns."""
     cosine = learning_rate(update, settings.stages.updates, train)
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         since = update - group["start"] + 1
         warm = min(1.0, since / settings.warmup) if settings.warmup else 1.0
         group["lr"] = 0.0 if since <= 0 else group["peak"] * warm * cosine
@@ -166,7 +166,7 @@ def _accumulate(
 
 def _step(
     network: TunedNetwork,
-    optimiser: torch.optim.AdamW,
+    optimizer: torch.optim.AdamW,
     settings: FinetuneRecipe,
     loss: torch.Tensor,
     runtime: Runtime,
@@ -177,8 +177,8 @@ def _step(
     norm = float(torch.nn.utils.clip_grad_norm_(learning, settings.clip_norm))
     healthy = math.isfinite(norm) and math.isfinite(float(loss))
     if healthy:
-        optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return norm if healthy else math.nan
 
 

@@ -164,9 +164,9 @@ def train(
     groups: list[dict[str, Any]] = [{"params": list(decoder.parameters()), "lr": settings.lr}]
     if tuned:
         groups += layer_groups(network, settings.lr, settings.encoder_decay or 1.0)
-    optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, [group["lr"] for group in groups], total_steps=settings.updates + 1, cycle_momentum=False
+        optimizer, [group["lr"] for group in groups], total_steps=settings.updates + 1, cycle_momentum=False
     )
     readers, rng = volumes("train"), keys.generator(seed, "segment batches")
     look_at = {math.ceil(settings.updates * part / _LOOKS) for part in range(1, _LOOKS + 1)}
@@ -178,10 +178,10 @@ def train(
             corner = [one[int(rng.integers(len(one)))] for one in at]
             decoder.train()
             loss = _loss(head, chosen, corner, loss_of)
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 1.0)
-            optimiser.step()
+            optimizer.step()
             schedule.step()
             progress.advance()
             if update in look_at:

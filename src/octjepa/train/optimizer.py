@@ -9,7 +9,7 @@ from octjepa.distributed import xla
 from octjepa.recipe import TrainRecipe
 
 
-def build_optimiser(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
     """Over every trainable parameter of `model`; the LR is set anew before each update."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -21,6 +21,6 @@ def build_optimiser(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=train.base_lr, betas=train.betas, fused=True)
 
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimiser.param_groups:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
         group["lr"] = rate
