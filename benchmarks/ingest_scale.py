@@ -86,7 +86,7 @@ def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
             "geometry.npz": lambda file: file.write(b"0"),
         },
     )
-    texts = (*TEXT_COLUMNS, "provenance_slice", "provenance_row", "provenance_column", "notes", "uncertain")
+    texts = (*TEXT_COLUMNS, "provenance_slice", "provenance_depth", "provenance_column", "notes", "uncertain")
     row = {
         **dict.fromkeys(COLUMNS, 0.0), **dict.fromkeys(texts, ""), "volume_id": name, "content_hash": content,
         "person_id": source.row.person_id, "eye": "OD", "sop_instance_uid": f"1.2.826.{int(name, 16)}",

@@ -27,7 +27,7 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
     The name of an encoder that comes with the package is a checkpoint.
 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
-    `spacing_mm` (slice, row, column) goes before what a scan's file says. With `verify` every chunk of a store is read
+    `spacing_mm` (slice, depth, column) precedes the spacing in the file. With `verify` every chunk of a store is read
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
     Raises UsageError when nothing is there, or nothing known; CheckpointError for damaged weights.
     """

@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 
 Laterality = Literal["OD", "OS"]
 Pattern = Literal["raster", "radial", "circle", "line", "unknown"]
-AXES = ("slice", "row", "column")
+AXES = ("slice", "depth", "column")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class OCTVolume:
     `pixels` is 8-bit, `[D, H, W]`, bright tissue on dark vitreous, B-scans in spatial order, the axial axis
     pointing from vitreous to sclera. Deeper or signed sources are brought to 8 bit and say so in `notes`.
 
-    `provenance` names for each of "slice", "row", "column" the source of that spacing ("option", "positions",
+    `provenance` names for each of "slice", "depth", "column" the source of that spacing ("option", "positions",
     "frame_location", "shared", "per_frame", "header", "sidecar", "manifest", "protocol", "scan_pattern"); `uncertain`
     names the axes whose spacing may be wrong. A spacing is never a default: a reader that cannot know it raises
     `VolumeRejected`.

@@ -61,7 +61,7 @@ def test_a_native_volume_is_prepared_as_the_weights_expect(run):
     rows = np.arange(96)[None, :, None]
     pixels = np.where((rows > 30) & (rows < 60), 150, 20) + rng.integers(0, 30, size=(8, 96, 80))
     native = OCTVolume(
-        pixels.astype(np.uint8), (0.4, 0.01, 0.08), dict.fromkeys(("slice", "row", "column"), "shared"), "1", "", "OD"
+        pixels.astype(np.uint8), (0.4, 0.01, 0.08), dict.fromkeys(("slice", "depth", "column"), "shared"), "1", "", "OD"
     )
     vector = encoder.embed(native, pool="mean_std_max")
     assert vector.shape == (3 * encoder.dim,)

@@ -71,7 +71,7 @@ def test_spacing_is_never_a_default(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     del ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence
     ds.ProtocolName, ds.ManufacturerModelName, ds.Manufacturer = "", "Unknown", "Nobody"
-    with pytest.raises(VolumeRejected, match="spacing_unknown: no plausible spacing of row, column:"):
+    with pytest.raises(VolumeRejected, match="spacing_unknown: no plausible spacing of depth, column:"):
         read(ds, tmp_path)
     for absurd in ([1.0, 1.0], [0, 0], [0.0026, 11.7]):
         ds = make_dataset(PIXELS)
@@ -92,7 +92,7 @@ def test_swapped_spacing_is_put_right_and_marked(tmp_path: Path) -> None:
     ds.ProtocolName = ""
     volume = read(ds, tmp_path)
     assert volume.spacing_mm[1:] == (0.0026, 0.0117)
-    assert set(volume.uncertain) == {"row", "column"}
+    assert set(volume.uncertain) == {"depth", "column"}
 
 
 def test_frames_are_ordered_by_position_and_uneven_gaps_kept(tmp_path: Path) -> None:
@@ -230,13 +230,13 @@ def test_positions_and_fundus_lines_order_frames_alike(tmp_path: Path) -> None:
 
 def test_a_row_spacing_that_is_not_the_devices_own_is_uncertain(tmp_path: Path) -> None:
     native = retina(frames=5, rows=496)
-    for pair, row_mm, note in (([0.0039, 0.012], 0.0039, None), ([0.0078, 0.012], 0.0078, "row_disagrees")):
+    for pair, row_mm, note in (([0.0039, 0.012], 0.0039, None), ([0.0078, 0.012], 0.0078, "depth_disagrees")):
         ds = make_dataset(native)
         ds.Manufacturer, ds.ManufacturerModelName, ds.ProtocolName = "Heidelberg Engineering", "Spectralis", ""
         measures(ds).PixelSpacing = pair
         volume = read(ds, tmp_path)
         assert volume.spacing_mm[1] == row_mm
-        assert ("row" in volume.uncertain) == (note is not None)
+        assert ("depth" in volume.uncertain) == (note is not None)
         assert any(told.startswith(note) for told in volume.notes) if note else True
     # Both within the limits of either axis: only the device tells that they changed places.
     ds = make_dataset(native)
@@ -280,7 +280,7 @@ def test_a_spacing_that_is_asked_for_keeps_the_files_order_and_notes_what_it_con
     ("spacing", "axes"),
     [
         ((0.26, 0.0078, 0.04), ()),
-        ((0.002, 0.001, 0.002), ("slice", "row", "column")),
+        ((0.002, 0.001, 0.002), ("slice", "depth", "column")),
         ((0.26, 0.0078, 0.003), ("column",)),
         ((0.5, 0.0078, 0.06), ()),
     ],
@@ -298,7 +298,7 @@ def test_an_extent_that_no_oct_has_is_uncertain(
 def test_extents_that_are_too_long_and_parts_of_scans() -> None:
     from octjepa.ingest.geometry import far_from_any_oct
 
-    assert far_from_any_oct((128, 1024, 1024), (0.3, 0.01, 0.06)) == ("slice", "row", "column")
+    assert far_from_any_oct((128, 1024, 1024), (0.3, 0.01, 0.06)) == ("slice", "depth", "column")
     assert far_from_any_oct((4, 64, 64), (0.05, 0.0026, 0.0117)) == ()
     assert far_from_any_oct((200, 200, 200), (0.03, 0.00195, 0.03)) == ()
     assert far_from_any_oct((512, 992, 512), (0.0234, 0.0026, 0.0234)) == ()

@@ -206,7 +206,7 @@ def test_real_eyes(real_scans: Path) -> None:
     spectralis = read_volume(real_scans / "spectralis_macula_145x496x512_j2k.dcm")
     assert spectralis.shape == (145, 496, 512)
     assert spectralis.spacing_mm == pytest.approx((0.0298, 0.003872, 0.011182), rel=1e-3)
-    assert spectralis.provenance == {"slice": "positions", "row": "shared", "column": "shared"}
+    assert spectralis.provenance == {"slice": "positions", "depth": "shared", "column": "shared"}
     assert spectralis.uncertain == ()
     duke = read_volume(real_scans / "duke_dme_eye01_11x496x768.dcm")
     assert duke.spacing_mm[1:] == pytest.approx((0.003872, 0.0117))

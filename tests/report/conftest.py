@@ -36,7 +36,7 @@ def row_of(number: int, split: str) -> dict[str, Any]:
         "protocol": "macula", "region": "Macula", "pattern": "raster", "sop_instance_uid": f"1.2.{number}",
         "source": EVIL if number == 0 else f"eyes/{number:02d}.dcm", "native_d": 24, "native_h": 184, "native_w": 160,
         "spacing_z_mm": 0.26, "spacing_y_mm": 0.0078, "spacing_x_mm": 0.04, "provenance_slice": "protocol",
-        "provenance_row": "shared", "provenance_column": "shared", "uncertain": "slice" if number == 1 else "",
+        "provenance_depth": "shared", "provenance_column": "shared", "uncertain": "slice" if number == 1 else "",
         "notes": "frames_reversed;rescaled" if number == 2 else "", "mirrored": False, "tissue_mean": 120.0,
         "tissue_std": 25.0, "tissue_share": 0.3, "quality": 0.8, "split": split,
         "file": f"/private/place/eyes/{number:02d}.dcm", "file_size": 10, "file_mtime_ns": 1,

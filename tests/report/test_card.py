@@ -42,7 +42,7 @@ def test_every_count_is_the_stores(tmp_path: Path) -> None:
         assert found[2] == str(len(part))
         assert found[4].split(", ")[0] == f"{part['spacing_z_mm'].median():.4g}"
     assert rows_of(card, "pattern: radial") == [["1"]]
-    assert [rows_of(card, f"spacing uncertain: {axis}") for axis in ("slice", "row", "column")] == [
+    assert [rows_of(card, f"spacing uncertain: {axis}") for axis in ("slice", "depth", "column")] == [
         [["1"]], [["1"]], [["0"]],
     ]  # fmt: skip
     assert rows_of(card, "side of the eye unknown") == [["1"]]

@@ -107,8 +107,8 @@ def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> Non
     [
         ("1,2", "not of the form"),
         ("a,b,c", "not of the form"),
-        ("47,2.6,11.7", "47 mm between slices"),
-        ("0.047,0.02,0.0117", "0.02 mm between rows"),
+        ("47,2.6,11.7", "47 mm along slice"),
+        ("0.047,0.02,0.0117", "0.02 mm along depth"),
         ("nan,0.002,0.01", "between slices"),
     ],
 )

@@ -19,7 +19,7 @@ from octjepa.store.select import check_not_empty, select
 SAID: list[dict[str, Any]] = [
     {"device": "zeiss_cirrus"}, {"site": "UAB"}, {"region": "Optic Disc"}, {"eye": ""}, {"format": "nifti"},
     {"pattern": "radial"}, {"native_d": 7}, {"spacing_z_mm": 0.3}, {"quality": 0.2},
-    {"notes": "blank_frames=3;person_unknown", "uncertain": "slice;row"},
+    {"notes": "blank_frames=3;person_unknown", "uncertain": "slice;depth"},
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ EVERY_PATTERN: dict[str, Any] = {"patterns": ["raster", "radial"]}
         ({"min_quality": 0.5}, [8]),
         ({"exclude_notes": ["person_unknown"]}, [9]),
         ({"exclude_notes": ["blank_frames"]}, [9]),
-        ({"exclude_uncertain": ["row"]}, [9]),
+        ({"exclude_uncertain": ["depth"]}, [9]),
         ({"exclude_uncertain": ["column"]}, []),
         ({"devices": ["topcon_triton"], "min_quality": 0.5, "min_frames": 8}, [0, 6, 8]),
     ],

@@ -19,7 +19,7 @@ def index_entry(number: int, **said: Any) -> dict[str, Any]:
         "region": "Macula", "pattern": "raster", "sop_instance_uid": f"1.2.{number}", "source": f"{number}.dcm",
         "visit": "", "site": "", "format": "dicom", "personal": "", "native_d": 60, "native_h": 200, "native_w": 200,
         "spacing_z_mm": 0.12, "spacing_y_mm": 0.004, "spacing_x_mm": 0.012, "provenance_slice": "positions",
-        "provenance_row": "shared", "provenance_column": "shared", "uncertain": "", "notes": "", "mirrored": False,
+        "provenance_depth": "shared", "provenance_column": "shared", "uncertain": "", "notes": "", "mirrored": False,
         "tissue_mean": 100.0, "tissue_std": 20.0, "tissue_share": 0.3, "quality": 0.8, "enface_hash": "", "split": "",
         "file": f"{number}.dcm", "file_key": f"key{number}", "file_size": 1, "file_mtime_ns": 1, "manifest_hash": "",
         **said,

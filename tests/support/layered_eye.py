@@ -30,7 +30,7 @@ def eye(
     values: dict[str, object] = {
         "pixels": pixels,
         "spacing_mm": (0.15, 0.0078, 0.035),
-        "provenance": {"slice": "positions", "row": "shared", "column": "shared"},
+        "provenance": {"slice": "positions", "depth": "shared", "column": "shared"},
         "person_id": "1",
         "device": "topcon_triton",
         "laterality": laterality,

@@ -28,7 +28,7 @@ class ShapedEye:
 
 
 def as_volume(pixels: np.ndarray, spacing_mm: tuple[float, float, float], eye: Laterality = "OD") -> OCTVolume:
-    provenance = {"slice": "positions", "row": "shared", "column": "shared"}
+    provenance = {"slice": "positions", "depth": "shared", "column": "shared"}
     return OCTVolume(pixels, spacing_mm, provenance, "1", "phantom", laterality=eye)
 
 

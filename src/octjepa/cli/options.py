@@ -15,7 +15,7 @@ Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes
 Spacing = Annotated[
     str | None,
     typer.Option(
-        "--spacing", help="Of all files, in mm: slice,row,column as 0.047,0.0026,0.0117. file: the files' own again."
+        "--spacing", help="Of all files, in mm: slice,depth,column as 0.047,0.0026,0.0117. file: the files' own again."
     ),
 ]
 Ledger = Annotated[

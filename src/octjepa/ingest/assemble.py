@@ -42,7 +42,7 @@ def _checked_order(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 
 def _turned(scan: RawScan, notes: list[str]) -> tuple[np.ndarray, Pair | None]:
-    """(pixels, (row, column) spacing) with A-scans running down and the vitreous on top.
+    """(pixels, (depth, column) spacing) with A-scans running down and the vitreous on top.
 
     Raises VolumeRejected not_b_scans.
     """
@@ -50,7 +50,7 @@ def _turned(scan: RawScan, notes: list[str]) -> tuple[np.ndarray, Pair | None]:
     if is_transposed(pixels):
         notes.append("axes_transposed")
         pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
-        if pair is not None and plausible("row", pair[1]) and plausible("column", pair[0]):
+        if pair is not None and plausible("depth", pair[1]) and plausible("column", pair[0]):
             pair = (pair[1], pair[0])  # given for the rows and columns as they were stored
     if is_upside_down(pixels):
         notes.append("turned_upright")
@@ -80,7 +80,7 @@ def assemble(
 ) -> OCTVolume:
     """The volume of `scan`; `called` is the path whose folders and name may speak of person, eye and device.
 
-    `spacing_mm` (slice, row, column) is the user's word, before every other source.
+    `spacing_mm` (slice, depth, column) is the user's word, before every other source.
     Raises VolumeRejected: spacing_unknown, too_few_frames, not_b_scans.
     """
     identity = identify(scan.said, called, row)

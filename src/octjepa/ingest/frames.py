@@ -24,7 +24,7 @@ class FrameFacts:
 
     `positions_mm` [F, 3]; `row_directions` [F, 3] the direction along a B-scan's row; `normals` [F, 3];
     `lines_px` [F, 4] first and last point (row, column) on the fundus image; `curved` [F] True where the location has
-    more than two points or is called NONLINEAR; `in_stack` [F]; `spacing_mm` [F, 2] per-frame (row, column);
+    more than two points or is called NONLINEAR; `in_stack` [F]; `spacing_mm` [F, 2] per-frame (depth, column);
     `thickness_mm` [F] per-frame.
     """
 
@@ -97,7 +97,7 @@ def _items(group: Dataset | None, tag: int) -> Iterator[Dataset]:
 
 
 def measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:
-    """((row, column) spacing, slice thickness) of a functional group's or a header's Pixel Measures."""
+    """((depth, column) spacing, slice thickness) of a functional group's or a header's Pixel Measures."""
     pair, thickness = None, None
     for item in [*_items(group, _PIXEL_MEASURES), *([group] if group is not None else [])]:
         pair = pair or floats(_value(item, _PIXEL_SPACING), 2)

@@ -19,13 +19,13 @@ from octjepa.ingest.protocols import KnownSpacing
 from octjepa.ingest.reasons import rejected
 from octjepa.volume import AXES, Pattern
 
-LIMITS_MM = {"slice": (0.002, 0.5), "row": (0.001, 0.01), "column": (0.002, 0.06)}
+LIMITS_MM = {"slice": (0.002, 0.5), "depth": (0.001, 0.01), "column": (0.002, 0.06)}
 FIELD_RATIO = (
     0.25,
     4.0,
 )  # slow extent over fast extent of a whole scan; outside, frames are missing or the pitch is wrong
-EXTENT_MM = {"slice": (0.5, 30.0), "row": (0.3, 8.0), "column": (0.5, 30.0)}  # of a whole scan; no OCT has another
-_WHOLE = {"slice": 16, "row": 160, "column": 128}  # samples; fewer may be a part of a scan
+EXTENT_MM = {"slice": (0.5, 30.0), "depth": (0.3, 8.0), "column": (0.5, 30.0)}  # of a whole scan; no OCT has another
+_WHOLE = {"slice": 16, "depth": 160, "column": 128}  # samples; fewer may be a part of a scan
 MAX_SPAN_MM = 40.0  # of all frame positions; the widest OCT fields are about 24 mm
 _UNEVEN = 0.05  # relative deviation of a gap from the median gap that is worth a note
 
@@ -130,19 +130,19 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
         if pair is None:
             continue
         row, column = pair
-        if plausible("row", row) and plausible("column", column):
+        if plausible("depth", row) and plausible("column", column):
             native = known.row_mm if known is not None else None
             if native is not None and not _agree(row, native, 0.25):
-                notes.append(f"row_disagrees_with_protocol_{source}")
+                notes.append(f"depth_disagrees_with_protocol_{source}")
                 if _agree(column, native, 0.25) and plausible("column", row):
                     notes.append("spacing_swapped")
                     return column, row, source, True
                 return row, column, source, True
             return row, column, source, False
         notes.append(f"spacing_implausible_{source}")
-        if swapped is None and plausible("row", column) and plausible("column", row):
+        if swapped is None and plausible("depth", column) and plausible("column", row):
             swapped = (column, row, source)
-    if fixed is not None and plausible("row", fixed[0]) and plausible("column", fixed[1]):
+    if fixed is not None and plausible("depth", fixed[0]) and plausible("column", fixed[1]):
         return *fixed, "protocol", not (known is not None and known.exact)
     if swapped is not None:
         notes.append("spacing_swapped")
@@ -151,16 +151,16 @@ def _pair(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str,
 
 
 def _unknown(sources: SpacingSources, pairs: list[tuple[str, tuple[float, float]]]) -> VolumeRejected:
-    """Names every axis that has no plausible value, and what each source said, in the order slice, row, column."""
+    """Names every axis that has no plausible value, and what each source said, in the order slice, depth, column."""
     nominal = sources.known.slice_mm if sources.known else None
     pitches = [sources.header[0], nominal, *(value for _, value in _thickness_sources(sources))]
     placed = any(np.isfinite(values).all() for values in (sources.facts.positions_mm, sources.facts.lines_px))
     missing = AXES[1:] if placed or any(plausible("slice", pitch) for pitch in pitches) else AXES
-    said = [f"{source} (row, column) = ({row:g}, {column:g})" for source, (row, column) in pairs]
+    said = [f"{source} (depth, column) = ({row:g}, {column:g})" for source, (row, column) in pairs]
     if any(mm is not None for mm in sources.header):
         texts = ", ".join("unknown" if mm is None else f"{mm:g}" for mm in sources.header)
         said = [text for text in said if not text.startswith(sources.header_is)]
-        said.append(f"{sources.header_is} (slice, row, column) = ({texts})")
+        said.append(f"{sources.header_is} (slice, depth, column) = ({texts})")
     limits = ", ".join(f"{axis} {LIMITS_MM[axis][0]:g} to {LIMITS_MM[axis][1]:g}" for axis in AXES)
     return rejected(
         "spacing_unknown",
@@ -248,8 +248,8 @@ def _resolved(sources: SpacingSources, shape: tuple[int, int, int], pattern: Pat
     frames, _, columns = shape
     notes: list[str] = []
     row, column, pair_source, pair_uncertain = _pair(sources, notes)
-    uncertain = ["row", "column"] if pair_uncertain else []
-    provenance = {"slice": "", "row": pair_source, "column": pair_source}
+    uncertain = ["depth", "column"] if pair_uncertain else []
+    provenance = {"slice": "", "depth": pair_source, "column": pair_source}
     if pattern != "raster":
         # The lines turn round one centre: the arc between neighbours, half way out, stands for a pitch.
         pitch = float(np.pi * column * columns / 2 / (2 * frames))

@@ -46,7 +46,7 @@ class Said:
 class RawScan:
     """One scan as its file holds it. Axis 0 are the frames as stored, rows run from vitreous to sclera.
 
-    `pair_mm` (row, column) and `thickness_mm` are those of DICOM's shared Pixel Measures; `spacing_mm` (slice, row,
+    `pair_mm` (depth, column) and `thickness_mm` are those of DICOM's shared Pixel Measures; `spacing_mm` (slice, depth,
     column) is what another format's header says, None per axis where it is silent; `spacing_from` is "sidecar" where
     the JSON beside the scan says it. `pattern` is given where the format
     names it. `uncertain` are the axes whose spacing the format can only estimate. `labels` came with the scan (a

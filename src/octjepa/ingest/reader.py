@@ -14,7 +14,7 @@ from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.reasons import REASONS, raised_in, rejected
 from octjepa.volume import OCTVolume
 
-AskedSpacing = tuple[float, float, float] | Literal["file"] | None  # slice, row, column in mm; "file": not by hand
+AskedSpacing = tuple[float, float, float] | Literal["file"] | None  # slice, depth, column in mm; "file": not by hand
 
 
 def read_volume(
@@ -49,7 +49,7 @@ def read_volume(
 
 
 def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
-    """ "0.047,0.0026,0.0117" to (slice, row, column) in mm, "file" to itself: what the files say, whatever was asked
+    """ "0.047,0.0026,0.0117" to (slice, depth, column) in mm, "file" to itself: what the files say, whatever was asked
     before. Raises UsageError: not three plausible numbers.
     """
     if text.strip() == "file":
@@ -58,13 +58,13 @@ def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
         dz, dy, dx = map(float, text.split(","))
     except ValueError:
         raise UsageError(
-            f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, row, column in mm; nor file"
+            f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, depth, column in mm; nor file"
         ) from None
-    for axis, value in (("slice", dz), ("row", dy), ("column", dx)):
+    for axis, value in (("slice", dz), ("depth", dy), ("column", dx)):
         if not plausible(axis, value):
             low, high = LIMITS_MM[axis]
             raise UsageError(
-                f"spacing {text!r}: {value:g} mm between {axis}s is outside {low} to {high}; expected slice,row,column"
+                f"spacing {text!r}: {value:g} mm along {axis} is outside {low} to {high}; expected slice,depth,column"
             )
     return dz, dy, dx
 

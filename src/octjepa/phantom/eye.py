@@ -37,7 +37,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Eye:
-    """`pixels` `[D, H, W]` uint8, vitreous at the top; `spacing_mm` (slice, row, column)."""
+    """`pixels` `[D, H, W]` uint8, vitreous at the top; `spacing_mm` (slice, depth, column)."""
 
     person: Person
     eye: Laterality

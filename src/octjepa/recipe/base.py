@@ -17,7 +17,7 @@ Spacing3 = tuple[
 ]
 Limit = Annotated[float, Field(gt=0, le=5)] | None
 Limits3 = tuple[Limit, Limit, Limit]
-Axis = Literal["slice", "row", "column"]
+Axis = Literal["slice", "depth", "column"]
 Word = Annotated[str, Field(min_length=1, max_length=120)]
 Item = TypeVar("Item")
 

@@ -32,7 +32,7 @@ _SHAPES = {
     "plane": "flattened: the tilt of Bruch's membrane is taken out, B-scan motion with it",
     "quadratic": "flattened: tilt and curvature of Bruch's membrane are taken out, B-scan motion with them",
 }
-_AXES = (("slice", "d", "z"), ("row", "h", "y"), ("column", "w", "x"))
+_AXES = (("slice", "d", "z"), ("depth", "h", "y"), ("column", "w", "x"))
 
 
 def card_of(contents: Contents, place: Path, page: Path) -> str:
@@ -65,7 +65,7 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, 
         *_sites(table),
         *_chosen(flow or {}),
         _rows(("", "volumes"), _kinds(table)),
-        "Size and spacing (median of slice, row, column) are those of the scans as they came. Quality: median of a "
+        "Size and spacing (median of slice, depth, column) are those of the scans as they came. Quality: median of a "
         "score from 0 to 1. An eye whose side no source names counts as one of its person.",
         "## People",
         *_people(store),

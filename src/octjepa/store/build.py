@@ -125,7 +125,7 @@ def build_store(
 
     `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes or hangs a
     decoder takes with it. With `engine` "ray" they are files at once, None for one a CPU of the cluster. A file that
-    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, row, column) goes before what the files say;
+    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) precedes that of the files;
     another one reads them again, "file" those that were read with one. None keeps it and says so.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
     recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people,

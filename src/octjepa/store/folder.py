@@ -56,7 +56,7 @@ TEXT_COLUMNS = (
 )  # fmt: skip
 COLUMNS = (
     *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",
-    "provenance_slice", "provenance_row", "provenance_column", "uncertain", "notes", "mirrored",
+    "provenance_slice", "provenance_depth", "provenance_column", "uncertain", "notes", "mirrored",
     "tissue_mean", "tissue_std", "tissue_share", "quality", "snr_db", "blank_share", "clipped_share", "motion_um",
     "fill_share", "split", "chunk_hash",
     "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
@@ -158,7 +158,11 @@ class Store:
         index = self.path / "volumes.parquet"
         if index.is_file():
             try:
-                records = pd.read_parquet(index).to_dict("records")
+                table = pd.read_parquet(index)
+                if "provenance_row" in table:  # earlier stores call the depth axis "row"
+                    table = table.rename(columns={"provenance_row": "provenance_depth"})
+                    table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
+                records = table.to_dict("records")
             except (OSError, ValueError) as error:
                 raise OctjepaError(f"volumes.parquet of the store {self.location} is damaged: {error}") from error
         rows = ({str(k): v for k, v in row.items()} for row in records)

@@ -117,7 +117,7 @@ def _row(volume: OCTVolume, made: CanonicalisationResult, source: SourceFile, re
         "labels": labels_text(volume.labels),
         "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
         "spacing_z_mm": dz, "spacing_y_mm": dy, "spacing_x_mm": dx,
-        "provenance_slice": volume.provenance["slice"], "provenance_row": volume.provenance["row"],
+        "provenance_slice": volume.provenance["slice"], "provenance_depth": volume.provenance["depth"],
         "provenance_column": volume.provenance["column"],
         "uncertain": ";".join(volume.uncertain), "notes": ";".join(dict.fromkeys(notes)), "mirrored": made.mirrored,
         "tissue_mean": made.volume.tissue_mean, "tissue_std": made.volume.tissue_std,

@@ -79,7 +79,7 @@ def test_one_eye_through_every_format_is_one_scan(kind: str, tmp_path: Path) -> 
     assert np.array_equal(volume.pixels, PIXELS)
     assert volume.spacing_mm == pytest.approx(SPACING, rel=1e-6)
     source = "option" if needs_spacing else "shared" if kind == "dicom" else "header"
-    assert volume.provenance["row"] == volume.provenance["column"] == source
+    assert volume.provenance["depth"] == volume.provenance["column"] == source
     assert "depth_flipped" not in volume.notes
     assert not any(note.startswith("axes_stored") for note in volume.notes) or kind.startswith("mat")
 
@@ -119,14 +119,14 @@ def test_a_broken_sidecar_is_told_and_a_strange_one_is_left_alone(tmp_path: Path
 
 def test_what_is_missing_or_in_the_wrong_order_is_named(tmp_path: Path) -> None:
     path = write_npy(tmp_path)
-    with pytest.raises(VolumeRejected, match="no plausible spacing of slice, row, column: no source names one"):
+    with pytest.raises(VolumeRejected, match="no plausible spacing of slice, depth, column: no source names one"):
         read_volume(path)
     write_sidecar(tmp_path / "scan.json", spacing_mm=(0.0078, 0.26, 0.04))
     with pytest.raises(VolumeRejected) as refused:
         read_volume(path)
-    assert "sidecar (slice, row, column) = (0.0078, 0.26, 0.04)" in refused.value.detail
+    assert "sidecar (slice, depth, column) = (0.0078, 0.26, 0.04)" in refused.value.detail
     (tmp_path / "scan.json").write_text('{"spacing_mm": [0.1, 0.2]}')
-    with pytest.raises(VolumeRejected, match=r"spacing_mm as three numbers \(slice, row, column"):
+    with pytest.raises(VolumeRejected, match=r"spacing_mm as three numbers \(slice, depth, column"):
         read_volume(path)
 
 

@@ -21,7 +21,7 @@ from octjepa.ingest.geometry import plausible
 from octjepa.ingest.header_fields import Triple
 from octjepa.ingest.reasons import rejected
 
-_ROLES = {"D": "slice", "H": "row", "W": "column"}
+_ROLES = {"D": "slice", "H": "depth", "W": "column"}
 _LAYERED = 2.0  # times the brightness profile of the runner-up
 _COARSER = 1.2  # times the other spacing
 _LIKER = 0.1  # difference of correlations

@@ -114,7 +114,7 @@ def small_members(members: Mapping[str, np.ndarray]) -> Small:
         who = next((field for field, names in _PERSONAL.items() if key in names), "")
         if key in _SPACING:
             if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
-                raise rejected("broken_header", "its spacing_mm is not three numbers (slice, row, column)")
+                raise rejected("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
             small.spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
         elif who:
             personal.append(who)

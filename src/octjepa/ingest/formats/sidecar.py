@@ -24,7 +24,7 @@ _LIMIT_BYTES = 1 << 20
 
 
 class Sidecar(BaseModel):
-    """Every key may be absent. `spacing_mm` is (slice, row, column); `visit` any text that is the same within one."""
+    """Every key may be absent. `spacing_mm` is (slice, depth, column); `visit` any text that is the same within one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -62,7 +62,7 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         said = Sidecar.model_validate(content)
     except ValidationError as error:
         wrong = sorted({str(fault["loc"][0]) if fault["loc"] else "no object" for fault in error.errors()})
-        expected = "expected spacing_mm as three numbers (slice, row, column in mm), labels as an object, else texts"
+        expected = "expected spacing_mm as three numbers (slice, depth, column in mm), labels as an object, else texts"
         raise rejected("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type; {expected}") from None
     except (OSError, ValueError, RecursionError):
         raise rejected("broken_header", "its JSON file cannot be read as JSON") from None

@@ -235,7 +235,7 @@ def _orientation_of_zeros(s: Specimen) -> None:
 
 ONE_MILLIMETRE: Final = accepted(
     "wrong_spacing", "1 mm in every direction, and no positions; the manifest knows better", _one_millimetre,
-    "spacing_implausible_shared", provenance=(("row", "manifest"), ("column", "manifest")),
+    "spacing_implausible_shared", provenance=(("depth", "manifest"), ("column", "manifest")),
 )  # fmt: skip
 _FIXED_FIELD: Final = ("topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 _PITCH_IN_THICKNESS: Final = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton")
@@ -248,10 +248,10 @@ KINDS: Final[tuple[Kind, ...]] = (
     refused("spacing_in_micrometres", "micrometres where millimetres belong", _spacing_in_micrometres,
             "spacing_unknown"),
     refused("spacing_decimal_comma", "a comma as the decimal point", _decimal_comma, "spacing_unknown"),
-    accepted("spacing_swapped", "row and column spacing changed places", _spacing_swapped, "spacing_swapped",
-             doubtful=("row", "column")),
+    accepted("spacing_swapped", "depth and column spacing changed places", _spacing_swapped, "spacing_swapped",
+             doubtful=("depth", "column")),
     accepted("spacing_per_frame", "spacing in every frame, none for all", _spacing_per_frame,
-             provenance=(("row", "per_frame"), ("column", "per_frame"))),
+             provenance=(("depth", "per_frame"), ("column", "per_frame"))),
     accepted("thickness_zero", "a slice thickness of zero beside positions", _thickness_zero),
     accepted("thickness_is_column", "the column spacing as slice thickness, and no positions", _thickness_is_column,
              "positions_missing", "slice_thickness_is_column_spacing", devices=_FIXED_FIELD),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from octjepa.store import CanonicalVolume, Store
 
-AXES = (("slice", "z", "between B-scans"), ("row", "y", "depth"), ("column", "x", "along a B-scan"))
+AXES = (("slice", "z", "between B-scans"), ("depth", "y", "along an A-scan"), ("column", "x", "along a B-scan"))
 BARS_MM = (0.2, 1.0)
 SLAB_MM = 0.25
 _HELD_OUT_FIRST = {"test": 0, "val": 1, "train": 2}

@@ -18,7 +18,7 @@ SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:
-    """`codes` k is `names[k - 1]`, the k-th segment; spacing (slice, row, column) where the file tells all three."""
+    """`codes` k is `names[k - 1]`, the k-th segment; spacing (slice, depth, column) where the file tells all three."""
 
     codes: UInt8[np.ndarray, "N R C"]
     names: tuple[str, ...]

@@ -60,7 +60,9 @@ class LabelVolume:
                 f"{where} has {_by(self.codes.shape)} voxels, its scan {_by(shape)} (B-scans, rows, columns): labels "
                 "must have the geometry of the scan's own file"
             )
-        for axis, mine, its in zip(("slice", "row", "column"), self.spacing_mm or spacing_mm, spacing_mm, strict=True):
+        for axis, mine, its in zip(
+            ("slice", "depth", "column"), self.spacing_mm or spacing_mm, spacing_mm, strict=True
+        ):
             if abs(mine / its - 1) > _SPACING_DIFFERS and mine != 1.0:  # 1 is what writers put who know none
                 raise UsageError(
                     f"{where} has {mine:.4g} mm between {axis}s, its scan {its:.4g} mm: the labels are of another scan "

@@ -29,7 +29,7 @@ _BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing t
 
 @dataclass(frozen=True, eq=False)
 class NativeLabels:
-    """Of one scan, B-scans in spatial order. `centre_from` is "labels" or "scan"; spacing (slice, row, column)."""
+    """Of one scan, B-scans in spatial order. `centre_from` is "labels" or "scan"; spacing (slice, depth, column)."""
 
     codes: UInt8[np.ndarray, "N R C"]
     native: NativeMap

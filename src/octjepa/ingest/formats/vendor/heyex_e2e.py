@@ -197,7 +197,7 @@ def _said(series: _Series, formats: Any, size: int) -> tuple[Said, tuple[str, ..
 
 
 def _spacing(metas: list[Any]) -> tuple[float | None, float | None, float | None]:
-    """(slice, row, column) mm; slice and column by the standard eye."""
+    """(slice, depth, column) mm; slice and column by the standard eye."""
     first = metas[0]
     wide = float(np.hypot(first.end_x - first.start_x, first.end_y - first.start_y))
     column = wide * MM_PER_DEGREE / first.imgSizeWidth if wide and first.imgSizeWidth else None
