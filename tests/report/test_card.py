@@ -23,7 +23,7 @@ def rows_of(card: str, first: str) -> list[list[str]]:
 
 def test_every_count_is_the_stores(tmp_path: Path) -> None:
     rows = [index_entry(number, split="train" if number < 8 else "test") for number in range(10)]
-    rows[9] |= {"pattern": "radial", "uncertain": "slice;row", "notes": "blank_frames=2;rescaled"}
+    rows[9] |= {"pattern": "radial", "uncertain": "slice;depth", "notes": "blank_frames=2;rescaled"}
     rows[8] |= {"notes": "blank_frames=1", "eye": "unknown", "labels": json.dumps({"drusen": 1.0})}
     store = store_of(tmp_path / "store", rows)
     for number, reason in enumerate(["truncated", "truncated", "duplicate_content"]):
