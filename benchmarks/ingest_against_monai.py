@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from octjepa.bench.alternating_runs import Contest, summary, take_turns
+from octjepa.bench.alternating_runs import Comparison, run_alternately, summary
 from octjepa.bench.ingest import by_monai
 from octjepa.config import load_recipe
 from octjepa.ingest import SourceFile
@@ -92,12 +92,12 @@ def compare(files: int, size: str, workers: int, repeats: int) -> dict[str, Any]
             return folder / f"run {next(number)}"
 
         with monai_workers(workers, paths[0], preprocessing) as monai:
-            contest = Contest(
+            comparison = Comparison(
                 lambda: rate("octjepa", *octjepa_run(folder / "cohort", out(), workers, paths[0], preprocessing)),
                 lambda: rate("MONAI", *monai(paths, out())),
                 warms_up=False,
             )
-            told = summary(take_turns(contest, repeats))
+            told = summary(run_alternately(comparison, repeats))
     return {**told, "volumes": len(paths), "workers": workers, "size": size}
 
 

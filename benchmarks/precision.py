@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from octjepa.bench.alternating_runs import Contest, rate_of, summary, take_turns
+from octjepa.bench.alternating_runs import Comparison, run_alternately, summary, volumes_per_second
 from octjepa.bench.step import update_of
 from octjepa.config import load_recipe
 
@@ -22,10 +22,10 @@ VARIANTS = {"fp32, rope": "train.precision=fp32", "bf16, sincos": "model.positio
 
 def main(name: str, rounds: int) -> None:
     print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {rounds} runs")
-    ours = rate_of(update_of(load_recipe(name, BASE)))
+    ours = volumes_per_second(update_of(load_recipe(name, BASE)))
     for label, change in VARIANTS.items():
-        other = rate_of(update_of(load_recipe(name, [*BASE, change])))
-        told = summary(take_turns(Contest(ours, other), rounds, label))
+        other = volumes_per_second(update_of(load_recipe(name, [*BASE, change])))
+        told = summary(run_alternately(Comparison(ours, other), rounds, label))
         low, high = told["spread"]
         sides = f"bf16, rope {told['ours']:.1f} volumes/s, {label} {told['other']:.1f}"
         print(f"{sides}: {told['ratio']:.2f} ({low:.2f} to {high:.2f})")

@@ -26,20 +26,20 @@ from typing import Any
 
 import torch
 
-from octjepa.bench.scaling import ALONE, train
+from octjepa.bench.scaling import NOTHING_BESIDE_UPDATES, train
 from octjepa.config import load_recipe
 from octjepa.files import write_json
 from octjepa.phantom import write_cohort
 from octjepa.store import build_store
 
 PEOPLE = 40
-SETTLE = 8  # first updates, which are not counted, and the length of the short run
+WARM_UP_UPDATES = 8  # first updates, which are not counted, and the length of the short run
 ARMS = {
     "two_processes_of_one_thread": (2, 1),
     "one_process_of_two_threads": (1, 2),
     "one_process_of_one_thread": (1, 1),
 }
-RECIPE = ["tiny_cpu", *ALONE]
+RECIPE = ["tiny_cpu", *NOTHING_BESIDE_UPDATES]
 
 
 def main() -> None:
@@ -58,12 +58,12 @@ def main() -> None:
         for _ in range(given.turns):
             for arm, told in turns.items():
                 recipe, place = [*RECIPE, *given.overrides], str(work / "store")
-                short, _ = train(*ARMS[arm], SETTLE, place, work / "run", recipe)
-                whole, seconds = train(*ARMS[arm], SETTLE + given.updates, place, work / "run", recipe)
+                short, _ = train(*ARMS[arm], WARM_UP_UPDATES, place, work / "run", recipe)
+                whole, seconds = train(*ARMS[arm], WARM_UP_UPDATES + given.updates, place, work / "run", recipe)
                 told.append(
                     {
-                        "updates_per_second": round(given.updates / sum(seconds[SETTLE:]), 3),
-                        "median_seconds": round(statistics.median(seconds[SETTLE:]), 4),
+                        "updates_per_second": round(given.updates / sum(seconds[WARM_UP_UPDATES:]), 3),
+                        "median_seconds": round(statistics.median(seconds[WARM_UP_UPDATES:]), 4),
                         "cpu_seconds_per_update": round((whole - short) / given.updates, 4),
                     }
                 )

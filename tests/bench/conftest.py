@@ -15,5 +15,5 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octjepa.bench.data.RECIPE", SMALL)
     monkeypatch.setattr("octjepa.bench.data.PEOPLE", 2)
     monkeypatch.setattr("octjepa.bench.memory.VOLUMES", 4)
-    monkeypatch.setattr("octjepa.bench.scaling.SETTLE", 1)
+    monkeypatch.setattr("octjepa.bench.scaling.WARM_UP_UPDATES", 1)
     monkeypatch.setattr("octjepa.bench.scaling.UPDATES", 2)

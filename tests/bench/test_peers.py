@@ -1,4 +1,4 @@
-"""The other side does the work it is said to do: else a ratio would say nothing."""
+"""The other side does the work it is expected to do: else a ratio would say nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
-from octjepa.bench import embed, loader, vjepa2
-from octjepa.bench.data import WHOLE_GRID, one_thread, phantom_files, phantom_store, random_batch, recipe_of
+from octjepa.bench import embed, loader, transformers_vjepa2
+from octjepa.bench.data import WHOLE_GRID, bench_recipe, one_thread, phantom_files, phantom_store, random_batch
 from octjepa.bench.ingest import by_monai, by_scipy, read_plainly
-from octjepa.bench.memory import held_bytes
+from octjepa.bench.memory import peak_memory_bytes
 from octjepa.embed.embedding import embed_store
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest import read_volume
@@ -29,7 +29,7 @@ def patches(video: torch.Tensor, recipe: Recipe) -> torch.Tensor:
 
 
 def test_a_random_batch_has_the_shapes_of_a_real_one() -> None:
-    recipe = recipe_of()
+    recipe = bench_recipe()
     batch = random_batch(recipe, 3)
     assert batch.context_view.shape == (3, 16, 4 * 16 * 16)
     assert (batch.context.shape[1], batch.target.shape[1]) == recipe.mask_counts
@@ -39,50 +39,52 @@ def test_a_random_batch_has_the_shapes_of_a_real_one() -> None:
 
 @torch.no_grad()
 def test_their_student_sees_the_context_alone_and_makes_our_features_of_it() -> None:
-    recipe = recipe_of(*TILED)
+    recipe = bench_recipe(*TILED)
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
-    student = vjepa2.vjepa2_model(recipe, model)
+    student = transformers_vjepa2.vjepa2_model(recipe, model)
     batch = random_batch(recipe)
     (d, h, w), count = recipe.preprocessing.image_size, recipe.train.global_batch
     video = torch.randn(count, d, 1, h, w)
-    found = vjepa2._context_features(student.encoder, video, batch.context)
+    found = transformers_vjepa2.context_features(student.encoder, video, batch.context)
     index = batch.context.unsqueeze(-1)
     ours = model.target_encoder(
         patches(video, recipe).gather(1, index.expand(-1, -1, 1024)), batch.places.gather(1, index.expand(-1, -1, 3))
     )
     assert (found - ours).abs().max() < 1e-4
-    told = vjepa2._predicted(student, video, batch.context, batch.target)
-    assert told.shape == (count, recipe.mask_counts[1], 192)
+    result = transformers_vjepa2.predicted_features(student, video, batch.context, batch.target)
+    assert result.shape == (count, recipe.mask_counts[1], 192)
     first = torch.zeros(recipe.token_count, dtype=torch.bool)
     first[batch.target[0]] = True
     hidden = first.reshape(recipe.grid).repeat_interleave(4, 0).repeat_interleave(16, 1).repeat_interleave(16, 2)
     other = video.clone()
     other[0, :, 0][hidden] += 1.0
-    assert torch.equal(vjepa2._predicted(student, other, batch.context, batch.target), told)
+    assert torch.equal(transformers_vjepa2.predicted_features(student, other, batch.context, batch.target), result)
     other[0, :, 0][~hidden] += torch.randn(int((~hidden).sum()))
-    assert not torch.allclose(vjepa2._predicted(student, other, batch.context, batch.target)[0], told[0])
+    assert not torch.allclose(
+        transformers_vjepa2.predicted_features(student, other, batch.context, batch.target)[0], result[0]
+    )
 
 
 def test_other_features_from_the_same_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = vjepa2.vjepa2_model
+    real = transformers_vjepa2.vjepa2_model
 
     def broken(recipe: Recipe, model: VJEPA3D) -> torch.nn.Module:
         theirs = real(recipe, model)
         theirs.encoder.layer[0].mlp.fc2.bias.data[0] += 1.0
         return theirs
 
-    monkeypatch.setattr(vjepa2, "vjepa2_model", broken)
+    monkeypatch.setattr(transformers_vjepa2, "vjepa2_model", broken)
     with (
         pytest.raises(OctjepaError, match="other features from the same weights"),
-        vjepa2.embed_against_transformers(),
+        transformers_vjepa2.embed_against_transformers(),
     ):
         pass
 
 
 def test_a_plain_sample_is_ours_where_nothing_is_random() -> None:
     views = [f"views.{name}=0" for name in ("flip_slow", "gain", "gamma", "speckle", "blur")]
-    recipe = recipe_of(*WHOLE_GRID, *views, "preprocessing.margin=[0,0,0]")
+    recipe = bench_recipe(*WHOLE_GRID, *views, "preprocessing.margin=[0,0,0]")
     with phantom_store(recipe.preprocessing, people=1) as (_, store):
         name = store.table["volume_id"].iloc[0]
         ours = make_sample(store.read(name), recipe, 0)
@@ -97,7 +99,7 @@ def test_a_plain_sample_is_ours_where_nothing_is_random() -> None:
 
 
 def test_a_plain_sample_changes_as_recipes_ask() -> None:
-    recipe = recipe_of(*WHOLE_GRID)
+    recipe = bench_recipe(*WHOLE_GRID)
     with phantom_store(recipe.preprocessing, people=1) as (_, store):
         plain = loader.PlainViews(store, store.table["volume_id"].tolist(), recipe)
         first, second = plain[0], plain[0]
@@ -106,7 +108,7 @@ def test_a_plain_sample_changes_as_recipes_ask() -> None:
 
 
 def test_the_plain_pipelines_make_what_a_store_would_hold(tmp_path: Path) -> None:
-    preprocessing = recipe_of().preprocessing
+    preprocessing = bench_recipe().preprocessing
     made = {}
     with phantom_files(people=1) as (_, cohort), one_thread():
         path = sorted(cohort.rglob("*.dcm"))[0]
@@ -136,7 +138,7 @@ def test_the_script_embeds_what_the_verb_does(tmp_path: Path) -> None:
 
 def test_memory_that_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(OctjepaError, match=r"the process that measures memory failed: .*nowhere"):
-        held_bytes(["nowhere"])
-    monkeypatch.setattr("octjepa.bench.memory._STATUS", tmp_path / "status")
+        peak_memory_bytes(["nowhere"])
+    monkeypatch.setattr("octjepa.bench.memory.STATUS", tmp_path / "status")
     with pytest.raises(UsageError, match="measure on Linux"):
-        held_bytes(["tiny_cpu"])
+        peak_memory_bytes(["tiny_cpu"])

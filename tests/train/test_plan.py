@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octjepa.bench.memory import held_bytes
+from octjepa.bench.memory import peak_memory_bytes
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.train.plan import plan
@@ -75,6 +75,6 @@ def test_without_a_store_epochs_count_the_expected_volumes():
 )
 def test_predicted_memory_is_within_15_per_cent_of_the_measured_peak(overrides):
     """On the CPU, of a batch large enough to stand out of what the interpreter holds anyway."""
-    measured = held_bytes(["tiny_cpu", *overrides])
+    measured = peak_memory_bytes(["tiny_cpu", *overrides])
     predicted = plan(load_recipe("tiny_cpu", overrides))["peak_memory_bytes"]
     assert 0.85 < predicted / measured < 1.15, (predicted, measured)

@@ -1,85 +1,154 @@
-"""What can be measured, and against what: subjects, their peers, and what each figure is.
+"""What `octjepa bench` measures, and against which peers; one comparison from its name to its figures.
 
-The first peer of a subject is the one that is taken unless another is named. Peers come from libraries that an engineer
-of the field would use instead; those that need one name its extra when it is absent.
+The first peer of a benchmark is the default. Peers are what an engineer of the field would use instead; one that needs
+a library names the extra when it is absent.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import platform
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
+from typing import Any
 
-from octjepa.bench import embed, ingest, loader, memory, scaling, step, vjepa2
-from octjepa.bench.alternating_runs import Contest
+from octjepa.bench import embed, ingest, loader, memory, scaling, step, transformers_vjepa2
+from octjepa.bench.alternating_runs import Comparison, run_alternately, summary
+from octjepa.errors import UsageError
+
+_log = logging.getLogger(__name__)
+_BUSY_SHARE = 0.5  # load per core above which a warning is logged
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`says` is what it does, in a line."""
+    """Another way to do the work: a description of one line, and the comparison with ours."""
 
-    says: str
-    contest: Callable[[], AbstractContextManager[Contest]]
+    description: str
+    comparison: Callable[[], AbstractContextManager[Comparison]]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """`ours` says what octjepa does, `reads` how to read the ratio; `repeats` take a minute or two on two cores."""
+class Benchmark:
+    """What octjepa does (`ours`), the unit, how to read the ratio, and the runs that take a minute or two."""
 
     ours: str
     unit: str
-    reads: str
+    interpretation: str
     repeats: int
     peers: Mapping[str, Peer]
+
+
+def run_benchmark(subject: str, against: str | None = None, repeats: int | None = None) -> dict[str, Any]:
+    """Runs a benchmark against one of its peers and returns the verb's JSON.
+
+    {"subject", "against", "ours_is", "other_is", "unit", "reads", "ours", "other", "ratio", "spread", "runs", "setup",
+    "machine"}: medians over the runs in `unit`; `ratio` is the median of the runs' ours / other, `spread` its smallest
+    and largest; `machine` includes the load before the work began.
+
+    Raises UsageError: no such benchmark or peer (with those there are), fewer than one run, a library that is absent.
+    """
+    if subject not in BENCHMARKS:
+        raise UsageError(f"no benchmark is called {subject!r}: there are {', '.join(BENCHMARKS)}")
+    benchmark = BENCHMARKS[subject]
+    name = next(iter(benchmark.peers)) if against is None else against
+    if name not in benchmark.peers:
+        raise UsageError(f"bench {subject} knows no {name!r}: it can be measured against {', '.join(benchmark.peers)}")
+    count = benchmark.repeats if repeats is None else repeats
+    if count < 1:
+        raise UsageError(f"--repeats must be 1 at least, got {count}")
+    load, cores = round(os.getloadavg()[0], 2), os.cpu_count() or 1
+    machine = {"processor": platform.machine(), "cores": cores, "load": load, "torch": version("torch")}
+    if load > _BUSY_SHARE * cores:
+        _log.warning(
+            "this machine is busy (load %.1f on %d cores): take the ratio with its spread, and the figures as low. "
+            "Threads that wait for each other suffer most; OMP_WAIT_POLICY=passive helps them",
+            load, cores,
+        )  # fmt: skip
+    peer = benchmark.peers[name]
+    with peer.comparison() as comparison:
+        figures = summary(run_alternately(comparison, count, f"bench {subject}"))
+    about = {"subject": subject, "against": name, "ours_is": benchmark.ours, "other_is": peer.description}
+    about |= {"unit": benchmark.unit, "reads": benchmark.interpretation}
+    return {**about, **figures, "setup": dict(comparison.setup), "machine": machine}
 
 
 _RATE = "volumes a second"
 _FASTER = "ours / other: above 1 octjepa is faster, below 1 the other"
 
-SUBJECTS: dict[str, Subject] = {
-    "step": Subject(
-        "a training update of tiny_cpu as pretrain takes it", _RATE, _FASTER, 7,
+BENCHMARKS: dict[str, Benchmark] = {
+    "step": Benchmark(
+        "a training update of tiny_cpu as pretrain takes it",
+        _RATE,
+        _FASTER,
+        7,
         {
-            "plain": Peer("the same network and loss in a plain eager torch loop", step.against_plain),
-            "transformers": Peer("VJEPA2Model of the same size, both on every patch", vjepa2.step_against_transformers),
-            "fp32": Peer("the same update in fp32", partial(step.against_change, "train.precision=fp32")),
-            "compiled": Peer("the same update, blocks compiled", partial(step.against_change, "machine.compile=true")),
-            "sincos": Peer("the same with sin-cos positions", partial(step.against_change, "model.positions=sincos")),
+            "plain": Peer("the same network and loss in a plain eager torch loop", step.compare_with_plain),
+            "transformers": Peer(
+                "VJEPA2Model of the same size, both on every patch", transformers_vjepa2.step_against_transformers
+            ),
+            "fp32": Peer("the same update in fp32", partial(step.compare_with_change, "train.precision=fp32")),
+            "compiled": Peer(
+                "the same update, blocks compiled", partial(step.compare_with_change, "machine.compile=true")
+            ),
+            "sincos": Peer(
+                "the same with sin-cos positions", partial(step.compare_with_change, "model.positions=sincos")
+            ),
         },
     ),
-    "ingest": Subject(
-        "octjepa ingest, one process", _RATE, _FASTER, 5,
+    "ingest": Benchmark(
+        "octjepa ingest, one process",
+        _RATE,
+        _FASTER,
+        5,
         {
-            "pydicom": Peer("pydicom, SciPy's zoom, percentiles; one process", ingest.against_pydicom),
-            "monai": Peer("pydicom, MONAI's Spacingd, size, percentiles; one process", ingest.against_monai),
+            "pydicom": Peer("pydicom, SciPy's zoom, percentiles; one process", ingest.compare_with_pydicom),
+            "monai": Peer("pydicom, MONAI's Spacingd, size, percentiles; one process", ingest.compare_with_monai),
         },
     ),
-    "loader": Subject(
-        "training samples of the whole grid from a store", _RATE, _FASTER, 7,
+    "loader": Benchmark(
+        "training samples of the whole grid from a store",
+        _RATE,
+        _FASTER,
+        7,
         {
-            "torch": Peer("a torch DataLoader over the same store with plain random transforms", loader.against_torch),
-            "monai": Peer("MONAI's CacheDataset in memory and its random transforms", loader.against_monai),
+            "torch": Peer(
+                "a torch DataLoader over the same store with plain random transforms", loader.compare_with_torch
+            ),
+            "monai": Peer("MONAI's CacheDataset in memory and its random transforms", loader.compare_with_monai),
         },
     ),
-    "embed": Subject(
-        "octjepa embed; against transformers the encoder alone", _RATE, _FASTER, 7,
+    "embed": Benchmark(
+        "octjepa embed; against transformers the encoder alone",
+        _RATE,
+        _FASTER,
+        7,
         {
-            "single": Peer("the same table by a script, one volume at a time", embed.against_single),
-            "transformers": Peer("VJEPA2Model with the same weights, batches of 16", vjepa2.embed_against_transformers),
+            "single": Peer("the same table by a script, one volume at a time", embed.compare_with_single),
+            "transformers": Peer(
+                "VJEPA2Model with the same weights, batches of 16", transformers_vjepa2.embed_against_transformers
+            ),
         },
     ),
-    "memory": Subject(
-        "peak memory of an update as octjepa plan predicts it", "bytes",
-        "ours / other: 1 is right, below 1 an update holds more than was predicted", 3,
-        {"measured": Peer("the peak of a process that takes the update, on the CPU", memory.against_measured)},
+    "memory": Benchmark(
+        "peak memory of an update as octjepa plan predicts it",
+        "bytes",
+        "ours / other: 1 is right, below 1 an update holds more than was predicted",
+        3,
+        {"measured": Peer("the peak of a process that takes the update, on the CPU", memory.compare_with_measured)},
     ),
-    "scaling": Subject(
-        "octjepa pretrain as two processes of one thread, on the CPU", _RATE,
-        "ours / other: above 1 two processes are faster than the one", 3,
+    "scaling": Benchmark(
+        "octjepa pretrain as two processes of one thread, on the CPU",
+        _RATE,
+        "ours / other: above 1 two processes are faster than the one",
+        3,
         {
-            "threads": Peer("one process of two threads", partial(scaling.against_one_process, 2)),
-            "one_thread": Peer("one process of one thread", partial(scaling.against_one_process, 1)),
+            "threads": Peer("one process of two threads", partial(scaling.compare_with_one_process, 2)),
+            "one_thread": Peer("one process of one thread", partial(scaling.compare_with_one_process, 1)),
         },
     ),
-}  # fmt: skip
+}

@@ -23,7 +23,7 @@ PEOPLE = 12
 SEED = 41
 
 
-def recipe_of(*more: str) -> Recipe:
+def bench_recipe(*more: str) -> Recipe:
     name, *overrides = RECIPE
     return load_recipe(name, [*overrides, *more])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from octjepa.bench.alternating_runs import Contest, rate_of
+from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import phantom_store
 from octjepa.checkpoint import load_encoder
 from octjepa.distributed.runtime import Runtime
@@ -41,7 +41,7 @@ def one_by_one(store: Store, out: Path) -> int:
 
 
 @contextmanager
-def against_single() -> Iterator[Contest]:
+def compare_with_single() -> Iterator[Comparison]:
     preprocessing = load_encoder(ENCODER).recipe.preprocessing
     with phantom_store(preprocessing) as (work, store):
 
@@ -54,4 +54,4 @@ def against_single() -> Iterator[Contest]:
             "device": str(Runtime("fp32").device),
             "threads": torch.get_num_threads(),
         }
-        yield Contest(rate_of(ours), rate_of(lambda: one_by_one(store, work / "other.parquet")), setup)
+        yield Comparison(rate(ours), rate(lambda: one_by_one(store, work / "other.parquet")), setup)

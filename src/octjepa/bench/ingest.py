@@ -27,8 +27,8 @@ import torch
 from jaxtyping import Float
 from scipy import ndimage
 
-from octjepa.bench.alternating_runs import Contest, rate_of
-from octjepa.bench.data import one_thread, phantom_files, recipe_of
+from octjepa.bench.alternating_runs import Comparison, rate
+from octjepa.bench.data import bench_recipe, one_thread, phantom_files
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.recipe import Preprocessing
@@ -102,21 +102,21 @@ def monai(module: str) -> Any:
 
 
 @contextmanager
-def against_monai() -> Iterator[Contest]:
+def compare_with_monai() -> Iterator[Comparison]:
     monai("transforms")  # refused before anything is drawn
     with _against(by_monai) as made:
         yield made
 
 
 @contextmanager
-def against_pydicom() -> Iterator[Contest]:
+def compare_with_pydicom() -> Iterator[Comparison]:
     with _against(by_scipy) as made:
         yield made
 
 
 @contextmanager
-def _against(pipeline: Pipeline) -> Iterator[Contest]:
-    preprocessing = recipe_of().preprocessing
+def _against(pipeline: Pipeline) -> Iterator[Comparison]:
+    preprocessing = bench_recipe().preprocessing
     with phantom_files() as (work, cohort), one_thread():
         paths = sorted(cohort.rglob("*.dcm"))
         number = count()
@@ -132,7 +132,11 @@ def _against(pipeline: Pipeline) -> Iterator[Contest]:
                 pipeline(path, out, preprocessing)
             return _all_of(len(list(out.glob("*.npy"))), paths, "the peer")
 
-        yield Contest(rate_of(ours), rate_of(other), {"volumes": len(paths), "size": "small", "processes": 1})
+        yield Comparison(
+            rate(ours),
+            rate(other),
+            {"volumes": len(paths), "size": "small", "processes": 1},
+        )
 
 
 def _all_of(made: int, paths: list[Path], who: str) -> int:

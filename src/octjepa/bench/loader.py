@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from octjepa.bench.alternating_runs import Contest, rate_of
-from octjepa.bench.data import WHOLE_GRID, phantom_store, recipe_of
+from octjepa.bench.alternating_runs import Comparison, rate
+from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store
 from octjepa.bench.ingest import monai
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -109,21 +109,21 @@ def _monai_sample(found: dict[str, Any], recipe: Recipe) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def against_torch() -> Iterator[Contest]:
+def compare_with_torch() -> Iterator[Comparison]:
     with _against(PlainViews) as made:
         yield made
 
 
 @contextmanager
-def against_monai() -> Iterator[Contest]:
+def compare_with_monai() -> Iterator[Comparison]:
     monai("data")  # refused before anything is drawn
     with _against(monai_views) as made:
         yield made
 
 
 @contextmanager
-def _against(dataset: Any) -> Iterator[Contest]:
-    recipe = recipe_of(*WHOLE_GRID)
+def _against(dataset: Any) -> Iterator[Comparison]:
+    recipe = bench_recipe(*WHOLE_GRID)
     with phantom_store(recipe.preprocessing) as (_, store):
         _, stream = choose_cohort(store, recipe)
         size, ids = recipe.train.global_batch, stream.volume_ids
@@ -144,4 +144,4 @@ def _against(dataset: Any) -> Iterator[Contest]:
             "loader_processes": 0,
             "threads": torch.get_num_threads(),
         }
-        yield Contest(rate_of(ours), rate_of(other), setup)
+        yield Comparison(rate(ours), rate(other), setup)

@@ -20,14 +20,14 @@ from functools import partial
 from pathlib import Path
 
 from octjepa.bench import data
-from octjepa.bench.alternating_runs import Contest
-from octjepa.bench.data import phantom_store, recipe_of
+from octjepa.bench.alternating_runs import Comparison
+from octjepa.bench.data import bench_recipe, phantom_store
 from octjepa.errors import OctjepaError
 from octjepa.store import Store
 from octjepa.train.journal import read_lines
 
-SETTLE, UPDATES = 4, 12  # not counted; counted
-ALONE = (
+WARM_UP_UPDATES, UPDATES = 4, 12  # not counted; counted
+NOTHING_BESIDE_UPDATES = (
     "monitor.every_updates=null",
     "validation.max_samples=2",
     "checkpoint.dir=null",
@@ -75,14 +75,14 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 def _rate(processes: int, threads: int, store: Store, out: Path) -> float:
     """Volumes a second."""
-    recipe = [*data.RECIPE, *ALONE]
-    _, seconds = train(processes, threads, SETTLE + UPDATES, store.location, out, recipe)
-    return UPDATES * recipe_of().train.global_batch / sum(seconds[SETTLE:])
+    recipe = [*data.RECIPE, *NOTHING_BESIDE_UPDATES]
+    _, seconds = train(processes, threads, WARM_UP_UPDATES + UPDATES, store.location, out, recipe)
+    return UPDATES * bench_recipe().train.global_batch / sum(seconds[WARM_UP_UPDATES:])
 
 
 @contextmanager
-def against_one_process(threads: int) -> Iterator[Contest]:
-    recipe = recipe_of()
+def compare_with_one_process(threads: int) -> Iterator[Comparison]:
+    recipe = bench_recipe()
     with phantom_store(recipe.preprocessing) as (work, store):
         setup = {
             "recipe": recipe.name,
@@ -93,4 +93,4 @@ def against_one_process(threads: int) -> Iterator[Contest]:
             "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
         }
         ours, other = (partial(_rate, *form, store, work / "run") for form in ((2, 1), (1, threads)))
-        yield Contest(ours, other, setup, warms_up=False)
+        yield Comparison(ours, other, setup, warms_up=False)

@@ -2,7 +2,7 @@
 
 Ours is what `octjepa pretrain` calls for it: gradients with their figures, the fitness of the gradient judged on the
 device, the step, the target. `plain` takes the very same network, arm and precision through the loop that a person
-writes. `fp32`, `compiled` and `sincos` change one key of the recipe. `transformers` is in `bench.vjepa2`.
+writes. `fp32`, `compiled` and `sincos` change one key of the recipe. `transformers` is in `bench.transformers_vjepa2`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from math import inf
 import torch
 import torch.nn.functional as F
 
-from octjepa.bench.alternating_runs import Contest, rate_of
-from octjepa.bench.data import random_batch, recipe_of, wait_for
+from octjepa.bench.alternating_runs import Comparison, rate
+from octjepa.bench.data import bench_recipe, random_batch, wait_for
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe, TrainRecipe
@@ -89,19 +89,19 @@ def plain_step(
 
 
 @contextmanager
-def against_plain() -> Iterator[Contest]:
-    recipe = recipe_of()
-    yield contest(update_of(recipe), plain_update(recipe), recipe)
+def compare_with_plain() -> Iterator[Comparison]:
+    recipe = bench_recipe()
+    yield comparison(update_of(recipe), plain_update(recipe), recipe)
 
 
 @contextmanager
-def against_change(change: str) -> Iterator[Contest]:
+def compare_with_change(change: str) -> Iterator[Comparison]:
     """The same update with one key of the recipe changed."""
-    recipe = recipe_of()
-    yield contest(update_of(recipe), update_of(recipe_of(change)), recipe)
+    recipe = bench_recipe()
+    yield comparison(update_of(recipe), update_of(bench_recipe(change)), recipe)
 
 
-def contest(ours: Work, other: Work, recipe: Recipe) -> Contest:
+def comparison(ours: Work, other: Work, recipe: Recipe) -> Comparison:
     setup = {
         "recipe": recipe.name,
         "size": recipe.model.size,
@@ -112,4 +112,4 @@ def contest(ours: Work, other: Work, recipe: Recipe) -> Contest:
         "device": str(Runtime(recipe.train.precision).device),
         "threads": torch.get_num_threads(),
     }
-    return Contest(rate_of(ours), rate_of(other), setup)
+    return Comparison(rate(ours), rate(other), setup)

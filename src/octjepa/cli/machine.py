@@ -51,7 +51,7 @@ def bench(
     quiet: Quiet = False,
 ) -> None:
     """Measures octjepa against another way of doing the same. In turns, on phantoms; says a ratio and its spread."""
-    from octjepa.bench.run import run_bench
+    from octjepa.bench.benchmarks import run_benchmark
 
     set_quiet(quiet)
-    say(run_bench(subject, against, repeats), as_json)
+    say(run_benchmark(subject, against, repeats), as_json)

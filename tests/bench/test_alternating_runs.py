@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octjepa.bench.alternating_runs import Contest, rate_of, summary, take_turns
+from octjepa.bench.alternating_runs import Comparison, rate, run_alternately, summary
 from octjepa.progress import is_quiet, set_quiet
 
 
@@ -32,17 +32,17 @@ class Clock:
 
 def test_the_ratio_is_ours_over_other_in_volumes_a_second() -> None:
     clock = Clock()
-    contest = Contest(rate_of(clock.work(8, 1.0), clock), rate_of(clock.work(8, 4.0), clock), warms_up=False)
-    assert take_turns(contest, 1) == [{"ours": 8.0, "other": 2.0, "ratio": 4.0}]
+    comparison = Comparison(rate(clock.work(8, 1.0), clock), rate(clock.work(8, 4.0), clock), warms_up=False)
+    assert run_alternately(comparison, 1) == [{"ours": 8.0, "other": 2.0, "ratio": 4.0}]
 
 
 def test_the_ratio_told_is_the_median_of_the_runs_and_not_of_the_sides() -> None:
     clock = Clock()
     ours, other = clock.work(6, 1.0, 2.0, 6.0), clock.work(6, 1.0, 6.0, 3.0)  # rates 6, 3, 1 and 6, 1, 2
-    told = summary(take_turns(Contest(rate_of(ours, clock), rate_of(other, clock), warms_up=False), 3))
-    assert [run["ratio"] for run in told["runs"]] == [1.0, 3.0, 0.5]
-    assert (told["ours"], told["other"], told["ratio"]) == (3.0, 2.0, 1.0)
-    assert told["spread"] == [0.5, 3.0]
+    result = summary(run_alternately(Comparison(rate(ours, clock), rate(other, clock), warms_up=False), 3))
+    assert [run["ratio"] for run in result["runs"]] == [1.0, 3.0, 0.5]
+    assert (result["ours"], result["other"], result["ratio"]) == (3.0, 2.0, 1.0)
+    assert result["spread"] == [0.5, 3.0]
 
 
 def test_who_is_first_alternates_and_the_warm_up_does_not_count() -> None:
@@ -55,12 +55,12 @@ def test_who_is_first_alternates_and_the_warm_up_does_not_count() -> None:
 
         return figure
 
-    runs = take_turns(Contest(side("ours"), side("other")), 3)
+    runs = run_alternately(Comparison(side("ours"), side("other")), 3)
     assert called[2:] == ["ours", "other", "other", "ours", "ours", "other"]
     assert sorted(called[:2]) == ["other", "ours"]
     assert runs == [{"ours": 1.0, "other": 1.0, "ratio": 1.0}] * 3
     called.clear()
-    take_turns(Contest(side("ours"), side("other"), warms_up=False), 1)
+    run_alternately(Comparison(side("ours"), side("other"), warms_up=False), 1)
     assert called == ["ours", "other"]
 
 
@@ -73,6 +73,6 @@ def test_what_is_measured_shows_no_bars_of_its_own() -> None:
 
     set_quiet(False)
     with pytest.raises(ValueError, match="no"):
-        take_turns(Contest(fails, fails), 1)
+        run_alternately(Comparison(fails, fails), 1)
     assert seen == [True]
     assert not is_quiet()

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.bench.alternating_runs import Contest, rate_of
-from octjepa.bench.data import WHOLE_GRID, phantom_store, random_batch, recipe_of, wait_for
-from octjepa.bench.step import UPDATES, Work, contest, plain_adamw, plain_step, update_of
+from octjepa.bench.alternating_runs import Comparison, rate
+from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store, random_batch, wait_for
+from octjepa.bench.step import UPDATES, Work, comparison, plain_adamw, plain_step, update_of
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
@@ -77,7 +77,7 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
             seen, whole = videos.to(runtime.device, non_blocking=True)
             context, hidden = batch.context.to(runtime.device), batch.target.to(runtime.device)
             with runtime.autocast():
-                predicted = _predicted(student, seen, context, hidden)
+                predicted = predicted_features(student, seen, context, hidden)
                 with torch.no_grad():
                     truth = teacher(pixel_values_videos=whole).last_hidden_state.float()
             width = truth.shape[-1]
@@ -89,10 +89,10 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
     return work
 
 
-def _predicted(
+def predicted_features(
     student: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"], hidden: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b m w"]:
-    features = _context_features(student.encoder, video, context)
+    features = context_features(student.encoder, video, context)
     index = context.unsqueeze(-1).expand_as(features)
     tokens = context.shape[1] + hidden.shape[1]
     whole = features.new_zeros(len(features), tokens, features.shape[2]).scatter(1, index, features)
@@ -100,7 +100,7 @@ def _predicted(
     return predicted
 
 
-def _context_features(
+def context_features(
     encoder: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"]
 ) -> Float[Tensor, "b n w"]:
     features = _rows(encoder.embeddings(video), context)
@@ -115,19 +115,19 @@ def _rows(x: Float[Tensor, "b t w"], index: Int[Tensor, "b n"]) -> Float[Tensor,
 
 
 @contextmanager
-def step_against_transformers() -> Iterator[Contest]:
-    recipe = recipe_of(*WHOLE_GRID, "model.positions=rope_tiled")
+def step_against_transformers() -> Iterator[Comparison]:
+    recipe = bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled")
     theirs = step_by_vjepa2(recipe)
-    yield contest(update_of(recipe), theirs, recipe)
+    yield comparison(update_of(recipe), theirs, recipe)
 
 
 # -- embedding --
 
 
 @contextmanager
-def embed_against_transformers() -> Iterator[Contest]:
+def embed_against_transformers() -> Iterator[Comparison]:
     """Features of every patch, fp32, a batch at a time from the store. Raises OctjepaError where they are not alike."""
-    recipe = recipe_of(*WHOLE_GRID, "model.positions=rope_tiled")
+    recipe = bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled")
     runtime = Runtime("fp32")
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
@@ -169,7 +169,7 @@ def embed_against_transformers() -> Iterator[Contest]:
             "device": str(runtime.device),
             "threads": torch.get_num_threads(),
         }
-        yield Contest(rate_of(all_by(ours)), rate_of(all_by(other)), setup)
+        yield Comparison(rate(all_by(ours)), rate(all_by(other)), setup)
 
 
 def _videos(store: Store, names: Sequence[str], recipe: Recipe) -> Float[Tensor, "b d 1 h w"]:
