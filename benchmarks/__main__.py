@@ -1,4 +1,4 @@
-"""`make bench`: which scripts measure what, a line each; with a name, runs that one.
+"""`make bench`: every measurement of the project by one name: `octjepa bench`'s comparisons and the scripts here.
 
 python -m benchmarks [NAME [ARGUMENT...]]
 """
@@ -10,30 +10,38 @@ import runpy
 import sys
 from pathlib import Path
 
+from octjepa.bench.benchmarks import BENCHMARKS
+
 HERE = Path(__file__).parent
 
 
 def scripts() -> dict[str, str]:
-    """Name and first line of what each says of itself."""
-    found = {}
+    """Name -> first line of the docstring, of every script in this folder."""
+    listed = {}
     for path in sorted(HERE.glob("*.py")):
         text = path.read_text(encoding="utf-8")
         if path != Path(__file__) and '__name__ == "__main__"' in text:
-            found[path.stem] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-    return found
+            listed[path.stem] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return listed
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code; that of the script is its own."""
-    known = scripts()
+    """The exit code; a script's own where one was named."""
+    listed = {name: f"{benchmark.ours}, against a peer" for name, benchmark in BENCHMARKS.items()} | scripts()
     if not arguments:
-        width = max(map(len, known))
-        print("\n".join(f"{name:{width}}  {said}" for name, said in known.items()))
+        width = max(map(len, listed))
+        print("\n".join(f"{name:{width}}  {description}" for name, description in listed.items()))
         return 0
     name, *rest = arguments
-    if name not in known:
-        print(f"bench: no script {name!r}: there are {', '.join(known)}", file=sys.stderr)
+    if name not in listed:
+        print(f"bench: no benchmark {name!r}: there are {', '.join(listed)}", file=sys.stderr)
         return 2
+    if name in BENCHMARKS:
+        from octjepa.cli import main as octjepa
+
+        sys.argv = ["octjepa", "bench", *arguments]
+        octjepa()
+        return 0
     sys.argv = [str(HERE / f"{name}.py"), *rest]
     sys.path.insert(0, str(HERE))  # as when the file itself is run
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,6 +1,6 @@
 """What a second process is worth: two of one thread under torchrun against one of two threads, and of one, in turns.
 
-    .venv/bin/python benchmarks/scaling.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
+    .venv/bin/python benchmarks/two_processes.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
 
 `octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu` as users run it, on one
 small phantom store, again and again in turns. Updates a second come
