@@ -28,9 +28,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from octjepa.checkpoint import folder
-from octjepa.files import write_json
+from octjepa.files import read_json_lines, write_json
 from octjepa.progress import set_quiet
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -103,7 +102,8 @@ def state(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
         for name, value in folder.read_tensors(last, file).items()
     }
     lines = [
-        {key: value for key, value in line.items() if key not in TIMES} for line in read_lines(out / "metrics.jsonl")
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_json_lines(out / "metrics.jsonl")
     ]
     return tensors, lines
 

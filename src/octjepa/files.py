@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from octjepa.errors import OctjepaError, UsageError
 
-_locks: set[IO[str]] = set()  # that this process holds
 CHUNK_FILES = ("pixels.npy", "geometry.npz")  # the files of a chunk
 
 
@@ -118,71 +117,87 @@ def read_json_object(path: Path, to_do: str) -> dict[str, Any]:
     return value
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of `path`, without a last one that a crash cut short. Raises OctjepaError on a damaged line."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        return [json.loads(line) for line in lines[:-1] if line]
+    except json.JSONDecodeError as error:
+        raise OctjepaError(f"{path} is damaged ({error}): start the run anew with another --out") from None
+
+
 class Journal:
-    """Append-only JSON lines; a line is on the way to disk when `append` returns, and a torn last line is ignored."""
+    """A file of JSON lines to which entries are appended; an entry is handed to the system when `append` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def read(self) -> list[dict[str, Any]]:
-        if not self._path.is_file():
+        """All entries, without lines that a crash cut short; empty where the file does not exist."""
+        if not self.path.is_file():
             return []
-        lines: list[dict[str, Any]] = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
+        entries: list[dict[str, Any]] = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
-                lines.append(json.loads(line))
+                entries.append(json.loads(line))
             except json.JSONDecodeError:
-                continue  # cut off by a crash: that file is simply ingested again
-        return lines
+                continue  # cut short by a crash: that file is simply ingested again
+        return entries
 
-    def append(self, entry: dict[str, Any]) -> None:
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Adds one line, after ending a line that a crash cut short. Raises OctjepaError (disk full)."""
         line = (json.dumps(entry) + "\n").encode()
         try:
-            with self._path.open("ab") as file:
+            with self.path.open("ab") as file:
                 if file.tell() and not self._ends_whole():
                     line = b"\n" + line
                 file.write(line)
         except OSError as error:
-            raise _told(error, self._path) from error
+            raise _told(error, self.path) from error
 
-    def _ends_whole(self) -> bool:
-        with self._path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
+    def truncate(self, update: int, *added: Mapping[str, Any]) -> None:
+        """Removes the entries whose `update` is above `update` and adds `added`, in one atomic write.
+
+        Creates the file where there is none. Raises OctjepaError (a damaged line, disk full).
+        """
+        known = read_json_lines(self.path) if self.path.exists() else []
+        entries = [*(entry for entry in known if entry["update"] <= update), *added]
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        write_atomic(self.path, lambda file: file.write(text.encode()))
+
+    def sync(self) -> None:
+        """Returns when every entry so far is on the disk. May be called from any thread."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        """Deletes the file."""
+        self.path.unlink(missing_ok=True)
+
+    def _ends_whole(self) -> bool:
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
 
 
 @contextmanager
 def writer_lock(folder: Path) -> Iterator[None]:
-    """Holds a store or a run for one writing process. Raises UsageError where another one has it."""
-    import fcntl
+    """Holds a store or a run for one writing process. Raises UsageError where another process holds it.
 
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process is writing to {folder}: wait for it to end") from None
-        except OSError as error:
-            raise UsageError(
-                f"{folder} cannot be locked ({error.strerror}): name a folder on a file system that knows locks"
-            ) from None
-        _locks.add(lock)
-        try:
-            yield
-        finally:
-            if lock in _locks:  # a forked process has let go of it
-                _locks.discard(lock)
-                # Closing the file is not enough: one forked a moment ago may still have it open.
-                fcntl.flock(lock, fcntl.LOCK_UN)
+    A forked child does not inherit the lock, so that it ends with the process that took it.
+    """
+    from filelock import FileLock, Timeout
 
-
-def _let_go() -> None:
-    """In a forked process: a lock is its parent's, and must not outlive that where it is killed."""
-    for lock in _locks:
-        lock.close()
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
+    lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another process is writing to {folder}: wait for it to end") from None
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be locked ({error.strerror}): name a folder on a file system that knows locks"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -15,10 +15,10 @@ from bucket_servers import Bucket, bucket_of, s3_server
 from faulty_proxy import Fault
 from oct_dicom import make_dataset, retina, save
 from octjepa.config import recipe_from
+from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.remote import join
 from octjepa.store import Store, build_store
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views.loader import Stream, select_volumes
 from ranks import BEGIN, assert_same, finish, start_ranks, weights_of
@@ -100,7 +100,7 @@ def test_a_bucket_that_fails_5_per_cent_of_requests_trains_the_same_weights(
         assert summary["updates"] == UPDATES
         assert faults.asked > 100, "the cache hides the bucket"
         assert faults.struck > 3
-        lines = read_lines(out / "metrics.jsonl")
+        lines = read_json_lines(out / "metrics.jsonl")
         assert 0 < sum(line.get("retried", 0) for line in lines) <= faults.struck
         assert not [line for line in lines if "unread" in line]
         assert_same(weights_of(healthy / "run"), weights_of(out))
@@ -147,7 +147,7 @@ def test_volumes_that_are_gone_for_good_are_replaced_by_the_next_in_order_and_co
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
     assert_same(weights_of(tmp_path / "one"), weights_of(tmp_path / "two"))
     for run in ("one", "two"):
-        lines = read_lines(tmp_path / run / "metrics.jsonl")
+        lines = read_json_lines(tmp_path / run / "metrics.jsonl")
         assert {name for line in lines for name in line.get("unread", ())} == gone
         rows = [json.loads(line) for line in (tmp_path / run / "quarantine.jsonl").read_text().splitlines()]
         assert sorted(row["file"] for row in rows) == sorted(gone), "each once, whoever met it and however often"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from octjepa.checkpoint import folder
-from octjepa.train.journal import read_lines
+from octjepa.files import read_json_lines
 from ranks import BEGIN, assert_same, finish, losses_of, recipe_of, run_alone, start_ranks, weights_of
 
 SCENES = (
@@ -166,7 +166,7 @@ def test_two_processes_train_the_weights_of_one_to_the_bit(scenes):
 
 def test_one_of_them_writes(scenes):
     out, _, _ = scenes
-    lines = [line["update"] for line in read_lines(out / "two" / "metrics.jsonl") if "train/loss" in line]
+    lines = [line["update"] for line in read_json_lines(out / "two" / "metrics.jsonl") if "train/loss" in line]
     assert lines == [1, 2, 3, 4, 5, 6]
     assert json.loads((out / "two" / "run.json").read_text())["devices"]["processes"] == 2
 
@@ -184,7 +184,7 @@ def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_and_one_process_can_g
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(scenes):
     out, told, _ = scenes
     assert [one["nan"]["skipped_updates"] for one in told] == [1, 1]
-    skipped = [line for line in read_lines(out / "nan" / "metrics.jsonl") if "skipped" in line]
+    skipped = [line for line in read_json_lines(out / "nan" / "metrics.jsonl") if "skipped" in line]
     assert [line["update"] for line in skipped] == [3]
     assert len(skipped[0]["skipped"]) == 4
     assert_same(weights_of(out / "one", 2), weights_of(out / "nan", 2))
@@ -204,7 +204,7 @@ def test_memory_that_runs_out_on_one_rank_makes_both_take_fewer_volumes_at_once(
 
 def test_a_volume_that_cannot_be_read_is_quarantined_and_another_stands_in(scenes):
     out, told, _ = scenes
-    lines = read_lines(out / "unread" / "metrics.jsonl")
+    lines = read_json_lines(out / "unread" / "metrics.jsonl")
     assert {name for line in lines for name in line.get("unread", ())} == {"volume0003"}
     ledger = [json.loads(line) for line in (out / "unread" / "quarantine.jsonl").read_text().splitlines()]
     assert [(row["file"], row["stage"], row["reason"]) for row in ledger] == [

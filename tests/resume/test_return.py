@@ -12,8 +12,8 @@ import torch
 
 from octjepa.checkpoint import folder
 from octjepa.errors import CheckpointError, OctjepaError
+from octjepa.files import read_json_lines
 from octjepa.train import loop, micro_batch
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views.loader import Stream, select_volumes
 from synthetic import MemoryStore, small_recipe
@@ -55,7 +55,8 @@ def bad(monkeypatch):
 
 def lines_of(run):
     return [
-        {key: value for key, value in line.items() if key not in TIMES} for line in read_lines(run / "metrics.jsonl")
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_json_lines(run / "metrics.jsonl")
     ]
 
 

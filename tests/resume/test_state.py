@@ -17,10 +17,10 @@ import torch
 from octjepa.checkpoint import folder
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import UsageError
+from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.train import health, loop, micro_batch
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -83,7 +83,10 @@ def test_alarms_and_lost_volumes_stand_there_once_whatever_was_killed(
     assert whole["alarms"] == again["alarms"]
     assert whole["alarms"]["low_rank"] in (2, 4)
     lines = [
-        [{key: value for key, value in line.items() if key not in TIMES} for line in read_lines(run / "metrics.jsonl")]
+        [
+            {key: value for key, value in line.items() if key not in TIMES}
+            for line in read_json_lines(run / "metrics.jsonl")
+        ]
         for run in (tmp_path / "whole", tmp_path / "killed")
     ]
     assert lines[0] == lines[1]
@@ -152,7 +155,7 @@ def test_a_checkpoint_within_a_row_of_unfit_updates_does_not_drive_out_the_one_t
     recipe = recipe_of(8, keep_last=1)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=40, val=2), tmp_path / "run")
     assert summary["skipped_updates"] == 0
-    assert [line["update"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "left_out" in line] == [2]
+    assert [line["update"] for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "left_out" in line] == [2]
     assert len(folder.list_folders(tmp_path / "run" / "checkpoints")) == 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from octjepa.checkpoint import folder
-from octjepa.train.journal import read_lines
+from octjepa.files import read_json_lines
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -99,4 +99,6 @@ def assert_same(one, other):
 
 
 def losses_of(run):
-    return [(line["update"], line["train/loss"]) for line in read_lines(run / "metrics.jsonl") if "train/loss" in line]
+    return [
+        (line["update"], line["train/loss"]) for line in read_json_lines(run / "metrics.jsonl") if "train/loss" in line
+    ]

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from octjepa.config import recipe_from
+from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.objective import loss
 from octjepa.phantom import write_cohort
@@ -25,7 +26,6 @@ from octjepa.recipe import Recipe
 from octjepa.recipe.learning import TrainRecipe
 from octjepa.store import Store, build_store
 from octjepa.train import loop, setup
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views import masks
 
@@ -64,7 +64,7 @@ def recipe_of(objective: dict[str, Any]) -> Recipe:
 def curve(store: Store, objective: dict[str, Any], out: Path) -> dict[str, list[float]]:
     """Every train/ figure that the objective decides, update by update."""
     pretrain(recipe_of(objective), store, out)
-    lines = [line for line in read_lines(out / "metrics.jsonl") if "train/loss" in line]
+    lines = [line for line in read_json_lines(out / "metrics.jsonl") if "train/loss" in line]
     names = [name for name in lines[0] if name.startswith(("train/loss", "train/cosine", "train/grad_norm"))]
     return {name: [line[name] for line in lines] for name in names}
 

@@ -14,10 +14,10 @@ import pytest
 
 from octjepa.checkpoint import folder
 from octjepa.errors import MachineRefuses, OctjepaError
+from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.store.chunk import reading_chunk
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.views import loader
 from octjepa.views.loader import Stream
@@ -78,7 +78,7 @@ def test_the_run_ends_with_a_checkpoint_and_goes_on_with_the_same_volumes(
     assert (tmp_path / "run" / "quarantine.jsonl").read_text() == ""
     assert folder.list_folders(tmp_path / "run" / "checkpoints")[-1].name == "step-00000003"
     pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run", resume=True)
-    assert not any("unread" in line for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert not any("unread" in line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl"))
     assert_same(weights_of(whole), weights_of(tmp_path / "run"))
     assert losses_of(whole) == losses_of(tmp_path / "run")
 

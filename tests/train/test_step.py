@@ -9,8 +9,8 @@ import torch
 
 from octjepa.checkpoint import folder
 from octjepa.distributed.runtime import Runtime
+from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import Stream, collate
@@ -57,7 +57,7 @@ def test_bf16_computes_and_weights_moments_and_target_stay_fp32(tmp_path):
         train = {"max_updates": 2, "global_batch": 4, "base_lr": 1e-3, "precision": precision}
         recipe = small_recipe(train=train, checkpoint={"every_updates": 2})
         pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / precision)
-        losses[precision] = read_lines(tmp_path / precision / "metrics.jsonl")[0]["train/loss"]
+        losses[precision] = read_json_lines(tmp_path / precision / "metrics.jsonl")[0]["train/loss"]
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
     saved = folder.list_folders(tmp_path / "bf16" / "checkpoints")[-1]

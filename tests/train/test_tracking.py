@@ -20,8 +20,8 @@ from PIL import Image
 from octjepa.config import science_hash
 from octjepa.errors import RecipeError
 from octjepa.extras import to_install
+from octjepa.files import read_json_lines
 from octjepa.train import micro_batch
-from octjepa.train.journal import read_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.tracking import backends, channel, open_record, record
 from octjepa.train.tracking.picture import DARK, HIDDEN, TARGET, draw
@@ -84,7 +84,7 @@ def test_a_run_leaves_lines_pictures_and_events(tmp_path, no_environment):
     pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / "run")
     pictures = sorted(path.name for path in (tmp_path / "run" / "pictures").iterdir())
     assert pictures == ["update-00000001.png", "update-00000002.png"]
-    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    lines = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     events = EventAccumulator(str(tmp_path / "run" / "tracking" / "tensorboard"))
     events.Reload()
     wanted = {
@@ -223,7 +223,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path, monk
     said = [entry.getMessage() for entry in caplog.records if "tracker" in entry.getMessage()]
     assert len(said) == 1
     assert "tracker tensorboard failed (ConnectionError: no route to https://server.example second line)" in said[0]
-    assert len([line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]) == 3
+    assert len([line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]) == 3
 
 
 def test_a_tracker_that_hangs_neither_slows_nor_holds_a_run(tmp_path, monkeypatch, caplog):
@@ -272,7 +272,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monke
     monkeypatch.setitem(sys.modules, "mlflow", None)
     told(tmp_path / "run", recipe_of(backends=["mlflow"]))
     assert f"tracker mlflow is not installed ({to_install('mlflow')})" in caplog.text
-    assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 
 def test_a_folder_that_cannot_be_made_costs_the_trackers_alone(tmp_path, caplog):
@@ -280,7 +280,7 @@ def test_a_folder_that_cannot_be_made_costs_the_trackers_alone(tmp_path, caplog)
     (tmp_path / "run" / "tracking").write_text("a file in the way")
     told(tmp_path / "run", recipe_of(backends=["tensorboard"]))
     assert "cannot be made" in caplog.text
-    assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 
 @pytest.mark.parametrize("login", [True, False])

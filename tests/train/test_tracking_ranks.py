@@ -13,7 +13,7 @@ import pytest
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import RecipeError
-from octjepa.train.journal import read_lines
+from octjepa.files import read_json_lines
 from octjepa.train.loop import pretrain
 from octjepa.train.tracking import record
 from ranks import PYTHONPATH
@@ -62,7 +62,7 @@ def test_there_is_one_run_in_each_tracker_and_one_line_an_update(tracked: Path) 
     assert len(list((tracked / "tracking" / "wandb").rglob("*.wandb"))) == 1
     assert len(list((tracked / "tracking" / "tensorboard").rglob("events.*"))) == 1
     assert sorted(path.name for path in (tracked / "pictures").iterdir()) == ["update-00000001.png"]
-    lines = [line for line in read_lines(tracked / "metrics.jsonl") if "train/loss" in line]
+    lines = [line for line in read_json_lines(tracked / "metrics.jsonl") if "train/loss" in line]
     assert [line["update"] for line in lines] == [1, 2, 3, 4]
     assert all(0 < line["cpu_cores_busy"] < 64 for line in lines)
 

@@ -23,8 +23,8 @@ from octjepa.bench import data
 from octjepa.bench.alternating_runs import Comparison
 from octjepa.bench.data import bench_recipe, phantom_store
 from octjepa.errors import OctjepaError
+from octjepa.files import read_json_lines
 from octjepa.store import Store
-from octjepa.train.journal import read_lines
 
 WARM_UP_UPDATES, UPDATES = 4, 12  # not counted; counted
 NOTHING_BESIDE_UPDATES = (
@@ -50,7 +50,7 @@ def train(
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     _run(command, environment)
     after = os.times()  # of children that have ended, and of theirs
-    seconds = [float(line["seconds"]) for line in read_lines(out / "metrics.jsonl") if "train/loss" in line]
+    seconds = [float(line["seconds"]) for line in read_json_lines(out / "metrics.jsonl") if "train/loss" in line]
     shutil.rmtree(out)
     return after.children_user + after.children_system - before.children_user - before.children_system, seconds
 

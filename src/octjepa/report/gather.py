@@ -277,10 +277,10 @@ def _results(path: Path) -> dict[str, Any]:
 
 
 def _journal(path: Path) -> list[dict[str, Any]]:
-    from octjepa.train.journal import read_lines
+    from octjepa.files import read_json_lines
 
     journal = path / "metrics.jsonl"
-    return read_lines(journal) if journal.is_file() else []
+    return read_json_lines(journal) if journal.is_file() else []
 
 
 def _store_path(

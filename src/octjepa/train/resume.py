@@ -17,10 +17,10 @@ from octjepa.checkpoint.location import Place, name_of
 from octjepa.checkpoint.warm_start import warm_start
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import CheckpointError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.journal import read_lines
 from octjepa.train.run_folder import check_data, last_saved, note_other_code, read_summary
 from octjepa.train.spike_guard import IN_A_ROW
 
@@ -107,7 +107,7 @@ def _newest(
 def _with_journal(out: Path, done: int, skipped: int) -> Start:
     """What the journal knows up to update `done`: volumes left out, and the norms that the guard needs."""
     journal = out / "metrics.jsonl"
-    lines = [line for line in read_lines(journal) if line["update"] <= done] if journal.is_file() else []
+    lines = [line for line in read_json_lines(journal) if line["update"] <= done] if journal.is_file() else []
     left_out = [name for line in lines for name in line.get("left_out", ())]
     return Start(done, skipped, tuple(left_out), tuple(lines))
 

@@ -19,11 +19,10 @@ from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
-from octjepa.files import read_json_object, write_atomic, write_json
+from octjepa.files import read_json_lines, read_json_object, write_atomic, write_json
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.store import Store
-from octjepa.train.journal import read_lines
 
 SUMMARY = "summary.json"
 _ABOUT = "run.json"
@@ -136,7 +135,7 @@ def read_summary(out: Path) -> dict[str, Any] | None:
 def reached_update(out: Path) -> int:
     """The last update in the run's journal; 0 without one."""
     journal = out / "metrics.jsonl"
-    return max((line["update"] for line in read_lines(journal)), default=0) if journal.is_file() else 0
+    return max((line["update"] for line in read_json_lines(journal)), default=0) if journal.is_file() else 0
 
 
 def note_saved(out: Path, update: int, checkpoint: Place) -> None:

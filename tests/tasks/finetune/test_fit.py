@@ -15,11 +15,11 @@ from command_line import call
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
+from octjepa.files import read_json_lines
 from octjepa.report import wording, write_report
 from octjepa.store import Store
 from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_settings
-from octjepa.train.journal import read_lines
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
 
@@ -62,7 +62,7 @@ def test_the_folder_holds_what_was_asked_done_and_found(done) -> None:
     assert load_settings(out / "recipe.yaml").level == "person"
     about = json.loads((out / "run.json").read_text())
     assert (about["kind"], about["volumes"]) == ("fine-tuning", {"train": 40, "val": 16, "test": 24})
-    lines = read_lines(out / "metrics.jsonl")
+    lines = read_json_lines(out / "metrics.jsonl")
     updates = [line["update"] for line in lines if "loss" in line]
     assert updates == list(range(1, len(updates) + 1))
     looks = {line["update"]: line["val_loss"] for line in lines if "val_loss" in line}
@@ -97,7 +97,7 @@ def test_inspect_says_where_a_tuning_stopped(done, tmp_path) -> None:
     shutil.rmtree(out / "scratch" / "tuned")
     found = call("inspect", out, "--json").json
     assert (found["stopped_in"], found["updates"]) == ("tuned from first weights", 30)
-    assert found["last_update"] == read_lines(out / "scratch" / "metrics.jsonl")[-1]["update"]
+    assert found["last_update"] == read_json_lines(out / "scratch" / "metrics.jsonl")[-1]["update"]
     (out / "run.json").write_text('{"kind": "fine-tuning"', encoding="utf-8")
     assert call("inspect", out).code == 1
 

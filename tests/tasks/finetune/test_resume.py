@@ -14,8 +14,8 @@ from command_line import call
 from octjepa.checkpoint.folder import list_folders, read_tensors
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
+from octjepa.files import read_json_lines
 from octjepa.tasks.finetune import training
-from octjepa.train.journal import read_lines
 from planted import PlantedStore, write_labels
 from ranks import finish, start_ranks
 
@@ -32,7 +32,7 @@ def weights_of(out):
 def assert_same(out, other):
     ours, theirs = weights_of(out), weights_of(other)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-    assert read_lines(out / "metrics.jsonl") == read_lines(other / "metrics.jsonl")
+    assert read_json_lines(out / "metrics.jsonl") == read_json_lines(other / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tun
     monkeypatch.setattr(training, "read_scores", look)
     monkeypatch.setattr(training, "held_out", lambda *_: (next(losses), None))
     tune(tmp_path / "out", *QUICK, "patience=1")
-    looks = [line for line in read_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
+    looks = [line for line in read_json_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
     assert [line["update"] for line in looks] == [2, 4, 6]
     assert [folder.name for folder in list_folders(tmp_path / "out" / "tuned")] == ["step-00000002"]
     kept = weights_of(tmp_path / "out")["heads.0.linear.weight"]

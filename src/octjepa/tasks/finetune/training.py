@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from octjepa.distributed.flags import sync_flags
 from octjepa.distributed.runtime import Runtime
 from octjepa.distributed.signals import Interrupted, stop_request
 from octjepa.errors import OctjepaError
+from octjepa.files import Journal
 from octjepa.progress import bar
 from octjepa.recipe import TrainRecipe
 from octjepa.store import Store
@@ -26,7 +26,6 @@ from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.scores import held_out, read_scores, standardise
 from octjepa.tasks.finetune.tuning_data import Cohort
-from octjepa.train.journal import Journal
 from octjepa.train.schedule import learning_rate
 from octjepa.views.loader import Batch, Stream, training_batches
 
@@ -54,12 +53,15 @@ def tune(
         stream, progress.update, total, settings.loader_workers, runtime.rank, runtime.world_size
     )
 
+    journal = Journal(out / METRICS) if runtime.rank == 0 else None
+    if journal is not None:
+        journal.truncate(progress.update)
+
     def note(values: dict[str, Any]) -> None:
         if journal is not None:
-            journal.write(progress.update, values)
+            journal.append({"update": progress.update, **values})
 
     with (
-        Journal(out / METRICS, progress.update) if runtime.rank == 0 else nullcontext() as journal,
         stop_request() as request,
         bar("tune", total, "update", progress.update) as shown,
     ):

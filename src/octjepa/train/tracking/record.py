@@ -17,8 +17,8 @@ from typing import Any
 from octjepa.checkpoint.location import Place
 from octjepa.config import science, science_hash
 from octjepa.extras import to_install
+from octjepa.files import Journal
 from octjepa.recipe import Recipe
-from octjepa.train.journal import Journal
 from octjepa.train.tracking.backends import MAKERS, NEEDS, PictureFolder, Run
 from octjepa.train.tracking.channel import Channel
 from octjepa.train.tracking.picture import draw
@@ -37,7 +37,7 @@ class Record:
     def write(self, update: int, values: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl; trackers get its finite numbers, and how many volumes a skipped update had."""
         if self._journal is not None:
-            self._journal.write(update, values)
+            self._journal.append({"update": update, **values})
         figures = figures_of(values)
         for channel in self._channels:
             channel.figures(update, figures)
@@ -48,7 +48,7 @@ class Record:
         Trackers keep what they were sent.
         """
         if self._journal is not None:
-            self._journal.return_to(update, values)
+            self._journal.truncate(update, {"update": update, **values})
 
     def show(self, update: int, batch: Batch) -> None:
         """Draws the batch of `update` if that is the first of this process, or one that the recipe asks for."""
@@ -75,8 +75,6 @@ class Record:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._journal is not None:
-            self._journal.__exit__(kind, *error)
         for channel in self._channels:
             channel.end(finished=kind is None)
         if kind is not None and issubclass(kind, KeyboardInterrupt):  # at once
@@ -104,7 +102,9 @@ def open_record(out: Path, recipe: Recipe, rank: int, keep_until: int) -> Record
             wanted = []
         run = Run(folder, asked.project, asked.name or recipe.name, config_of(recipe), keep_until, asked.send_pictures)
         channels += [Channel(backend, partial(MAKERS[backend], run)) for backend in wanted]
-    return Record(recipe, Journal(out / "metrics.jsonl", keep_until), channels, keep_until)
+    journal = Journal(out / "metrics.jsonl")
+    journal.truncate(keep_until)
+    return Record(recipe, journal, channels, keep_until)
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, float]:
