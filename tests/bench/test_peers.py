@@ -34,7 +34,7 @@ def test_a_random_batch_has_the_shapes_of_a_real_one() -> None:
     assert batch.context_view.shape == (3, 16, 4 * 16 * 16)
     assert (batch.context.shape[1], batch.target.shape[1]) == recipe.mask_counts
     assert sorted(torch.cat([batch.context[0], batch.target[0]]).tolist()) == list(range(16))
-    assert batch.places[0].max(dim=0).values.tolist() == [0, 3, 3]  # of a grid 2 x 4 x 4 the first 16
+    assert batch.positions[0].max(dim=0).values.tolist() == [0, 3, 3]  # of a grid 2 x 4 x 4 the first 16
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def test_their_student_sees_the_context_alone_and_makes_our_features_of_it() -> 
     found = transformers_vjepa2.context_features(student.encoder, video, batch.context)
     index = batch.context.unsqueeze(-1)
     ours = model.target_encoder(
-        patches(video, recipe).gather(1, index.expand(-1, -1, 1024)), batch.places.gather(1, index.expand(-1, -1, 3))
+        patches(video, recipe).gather(1, index.expand(-1, -1, 1024)), batch.positions.gather(1, index.expand(-1, -1, 3))
     )
     assert (found - ours).abs().max() < 1e-4
     result = transformers_vjepa2.predicted_features(student, video, batch.context, batch.target)

@@ -15,7 +15,7 @@ from octjepa import load_encoder
 from octjepa.checkpoint.export import export
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.model.vjepa3d import grid_places
+from octjepa.model.vjepa3d import grid_positions
 from octjepa.recipe import Recipe
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
@@ -58,7 +58,7 @@ def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     view = torch.randn(1, 8, 64, 64)
     cut = view.reshape(1, 2, 4, 4, 16, 4, 16).permute(0, 1, 3, 5, 2, 4, 6).reshape(1, 32, 1024)
     with torch.no_grad():
-        ours = encoder.encoder(cut, grid_places((2, 4, 4))[None])
+        ours = encoder.encoder(cut, grid_positions((2, 4, 4))[None])
         other = theirs(pixel_values_videos=view.unsqueeze(2), skip_predictor=True).last_hidden_state
     assert (ours - other).abs().max() < 1e-5
     contract = json.loads((tmp_path / "out" / "preprocessing.json").read_text())

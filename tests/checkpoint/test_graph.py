@@ -49,18 +49,18 @@ def test_onnxruntime_gives_the_same_features(
     content = (tmp_path / "out" / "model.onnx").read_bytes()
     assert b".py" not in content  # nor where the exporter's files lie
     assert str(Path.home()).encode() not in content
-    places = np.asarray(contract["inputs"]["grid_places"], np.float32)
+    positions = np.asarray(contract["inputs"]["grid_positions"], np.float32)
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["octjepa"])
     assert about["recipe"] == encoder.recipe.model_dump(mode="json")
     volumes = list(MemoryStore(encoder.recipe.preprocessing).volumes.values())[:3]
     for some in (volumes, volumes[:1]):
         chosen = [encoder.selected(volume) for volume in some]
-        assert all(np.array_equal(places[one.grid_index], one.places) for one in chosen)
+        assert all(np.array_equal(positions[one.grid_index], one.positions) for one in chosen)
         for tokens in (len(chosen[0].patches), 3):
             given = {
                 "patches": np.stack([one.patches[:tokens] for one in chosen]),
-                "places": np.stack([one.places[:tokens] for one in chosen]),
+                "positions": np.stack([one.positions[:tokens] for one in chosen]),
             }
             (found,) = session.run(["features"], given)
             ours = encoder.encoder(*map(torch.from_numpy, given.values())).numpy()

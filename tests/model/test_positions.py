@@ -16,10 +16,10 @@ def test_a_rotation_keeps_lengths():
 
 
 def test_attention_sees_relative_places_only():
-    q, k, places = torch.randn(2, 1, 5, 30), torch.randn(2, 1, 5, 30), coordinates()
+    q, k, positions = torch.randn(2, 1, 5, 30), torch.randn(2, 1, 5, 30), coordinates()
     scores = []
     for shift in (0.0, torch.tensor([3.0, -7.0, 11.0])):
-        tables = rope_tables(places + shift, 30)
+        tables = rope_tables(positions + shift, 30)
         scores.append(rotate(q, tables) @ rotate(k, tables).transpose(-1, -2))
     assert torch.allclose(scores[0], scores[1], atol=1e-3)
 

@@ -5,7 +5,7 @@ from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import attend
 from octjepa.model.sizes import SIZES
-from octjepa.model.vjepa3d import grid_places
+from octjepa.model.vjepa3d import grid_positions
 
 
 def test_forward_takes_two_views_and_a_mask():
@@ -37,7 +37,7 @@ def test_masks_that_break_static_shapes_are_refused(fill):
 def test_targets_are_layer_normed_fp32_under_autocast():
     model = VJEPA3D()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        targets = model.targets(torch.randn(2, 32, 1024), grid_places((2, 4, 4)).expand(2, -1, -1))
+        targets = model.targets(torch.randn(2, 32, 1024), grid_positions((2, 4, 4)).expand(2, -1, -1))
     assert targets.dtype == torch.float32
     assert targets.mean(-1).abs().max() < 1e-4
     assert torch.allclose(targets.var(-1, unbiased=False), torch.ones(2, 32), atol=1e-3)
@@ -51,7 +51,7 @@ def test_patches_are_in_raster_order():
     assert patches.shape == (1, 32, 1024)
     assert patches[0].sum(1).nonzero().item() == 1 * 16 + 1 * 4 + 3
     assert patches[0, 23].nonzero().item() == (5 - 4) * 256 + (20 - 16) * 16 + (50 - 48)
-    assert grid_places((2, 4, 4))[23].tolist() == [1.0, 1.0, 3.0]
+    assert grid_positions((2, 4, 4))[23].tolist() == [1.0, 1.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_initialisation_shrinks_output_layers_with_depth():
 
 
 @pytest.mark.parametrize("positions", ["rope", "sincos"])
-def test_order_of_tokens_does_not_matter_their_places_do(positions):
+def test_order_of_tokens_does_not_matter_their_positions_do(positions):
     recipe = load_recipe("tiny_cpu", [f"model.positions={positions}"])
     encoder = VJEPA3D.from_recipe(recipe).context_encoder
-    patches, places = torch.randn(1, 10, 1024), torch.rand(1, 10, 3) * 8
+    patches, coordinates = torch.randn(1, 10, 1024), torch.rand(1, 10, 3) * 8
     order = torch.randperm(10)
-    features = encoder(patches, places)
-    assert torch.allclose(encoder(patches[:, order], places[:, order]), features[:, order], atol=1e-5)
-    assert not torch.allclose(encoder(patches, places[:, order]), features, atol=1e-3)
+    features = encoder(patches, coordinates)
+    assert torch.allclose(encoder(patches[:, order], coordinates[:, order]), features[:, order], atol=1e-5)
+    assert not torch.allclose(encoder(patches, coordinates[:, order]), features, atol=1e-3)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from octjepa.objective.baselines import PlaceMeans, copy_nearest
+from octjepa.objective.baselines import PositionMeans, copy_nearest
 from octjepa.objective.losses import cosine, l1, loss_of, normalized_mse
 
 
@@ -28,7 +28,7 @@ def test_losses_are_fp32_and_tell_bf16_apart():
 
 
 def test_place_means_by_hand():
-    means = PlaceMeans(grid_tokens=3, width=2)
+    means = PositionMeans(grid_tokens=3, width=2)
     means.add(torch.tensor([[[1.0, 0.0], [3.0, 2.0]]]), torch.tensor([[0, 1]]))
     means.add(torch.tensor([[[5.0, 4.0]]]), torch.tensor([[1]]))
     assert means.constant().tolist() == [3.0, 2.0]
@@ -37,6 +37,6 @@ def test_place_means_by_hand():
 
 def test_copy_nearest_copies_the_nearest_visible_token():
     targets = torch.arange(5.0).reshape(1, 5, 1)
-    places = torch.tensor([[[0.0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 3], [3, 0, 0]]])
+    positions = torch.tensor([[[0.0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 3], [3, 0, 0]]])
     context, target = torch.tensor([[0, 3]]), torch.tensor([[1, 2, 4]])
-    assert copy_nearest(targets, places, context, target)[0, :, 0].tolist() == [0.0, 3.0, 0.0]
+    assert copy_nearest(targets, positions, context, target)[0, :, 0].tolist() == [0.0, 3.0, 0.0]

@@ -14,7 +14,7 @@ from octjepa import keys
 from octjepa.errors import RecipeError
 from octjepa.model import VJEPA3D, Prediction
 from octjepa.model.encoder import take
-from octjepa.model.vjepa3d import grid_places
+from octjepa.model.vjepa3d import grid_positions
 from octjepa.objective.loss import fading, token_steps, training_loss
 from octjepa.objective.losses import loss_of, pixel_mse
 from octjepa.objective.regularisers import sigreg, variance_covariance
@@ -28,9 +28,9 @@ def predicted(arm: str, seed: int = 0) -> tuple[VJEPA3D, Prediction, tuple[torch
     torch.manual_seed(seed)
     model = VJEPA3D(arm)
     patches = torch.randn(2, 32, 1024)
-    places = grid_places(GRID).expand(2, -1, -1)
+    positions = grid_positions(GRID).expand(2, -1, -1)
     order = torch.stack([torch.randperm(32) for _ in range(2)])
-    inputs = (patches, patches + 0.1 * torch.randn_like(patches), places, order[:, :20], order[:, 20:])
+    inputs = (patches, patches + 0.1 * torch.randn_like(patches), positions, order[:, :20], order[:, 20:])
     outcome = model.predict(*inputs)
     return model, outcome, inputs
 
@@ -72,13 +72,13 @@ def test_the_sparse_arms_are_their_loss_at_hidden_tokens_alone(arm: str) -> None
 
 
 def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
-    model, outcome, (_, seen_by_target, places, context, target) = predicted("vjepa_dense")
+    model, outcome, (_, seen_by_target, positions, context, target) = predicted("vjepa_dense")
     assert model.depths == (2, 3, 5, 6)
     # Targets: every depth by itself, layer-normed, beside the others.
     stream = model.target_encoder.embed_patches(seen_by_target)
     from octjepa.model.positions import rope_tables
 
-    tables = rope_tables(places, model.target_encoder.width // model.target_encoder.heads)
+    tables = rope_tables(positions, model.target_encoder.width // model.target_encoder.heads)
     levels = []
     for number, block in enumerate(model.target_encoder.blocks, start=1):
         stream = block(stream, tables)
@@ -95,25 +95,25 @@ def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
     visible = 0.0
     for b in range(2):
         for i in range(20):
-            here = places[b, context[b, i]]
-            nearest = min(math.dist(here.tolist(), places[b, j].tolist()) for j in target[b])
+            here = positions[b, context[b, i]]
+            nearest = min(math.dist(here.tolist(), positions[b, j].tolist()) for j in target[b])
             visible += float((said[b, i] - truth[b, i]).abs().mean().detach()) / math.sqrt(max(nearest, 1.0))
-    loss, parts = training_loss(ObjectiveRecipe(name="vjepa_dense"), outcome, places, context, target, update=0)
+    loss, parts = training_loss(ObjectiveRecipe(name="vjepa_dense"), outcome, positions, context, target, update=0)
     assert float(parts["hidden"]) == pytest.approx(hidden, rel=1e-5)
     assert float(parts["visible"]) == pytest.approx(visible / 40, rel=1e-5)
     assert float(loss.detach()) == pytest.approx(hidden + 0.5 * visible / 40, rel=1e-5)
     light = ObjectiveRecipe(name="vjepa_dense", visible_weight=0.1)
-    faint = training_loss(light, outcome, places, context, target, 0)[0].detach()
+    faint = training_loss(light, outcome, positions, context, target, 0)[0].detach()
     assert float(faint) == pytest.approx(hidden + 0.1 * visible / 40, rel=1e-5)
 
 
 def test_dense_supervises_every_depth() -> None:
-    model, outcome, (_, _, places, context, target) = predicted("vjepa_dense")
+    model, outcome, (_, _, positions, context, target) = predicted("vjepa_dense")
     width = model.context_encoder.width
     (outcome.predicted[..., :width] - outcome.target[..., :width]).abs().mean().backward()
     assert model.context_encoder.blocks[1].mlp[0].weight.grad.abs().max() > 0
     assert outcome.predicted.shape[-1] == 4 * width
-    assert fading(places, context, target).max() <= 1.0
+    assert fading(positions, context, target).max() <= 1.0
 
 
 @pytest.mark.parametrize("arm", ["vjepa_dense", "mae", "normalized_mse"])
@@ -129,7 +129,7 @@ def test_an_encoder_starts_the_same_whichever_arm_trains_it(arm: str) -> None:
 
 def test_steps_are_the_grids() -> None:
     index = torch.arange(32)[None]
-    assert torch.equal(token_steps(index, GRID)[0], grid_places(GRID))
+    assert torch.equal(token_steps(index, GRID)[0], grid_positions(GRID))
 
 
 def test_variance_covariance_by_loops() -> None:
@@ -191,9 +191,9 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
     for recompute in (False, True):
         torch.manual_seed(0)
         model = VJEPA3D("vjepa", recompute=recompute)
-        patches, places = torch.randn(1, 32, 1024), grid_places(GRID)[None]
+        patches, positions = torch.randn(1, 32, 1024), grid_positions(GRID)[None]
         order = torch.arange(32)[None]
-        outcome = model.predict(patches, patches, places, order[:, :20], order[:, 20:])
+        outcome = model.predict(patches, patches, positions, order[:, :20], order[:, 20:])
         loss_of("vjepa", outcome.predicted, outcome.target).backward()
         grads.append([p.grad for p in model.parameters() if p.grad is not None])
     for a, b in zip(*grads, strict=True):

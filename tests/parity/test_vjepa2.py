@@ -8,7 +8,7 @@ import torch
 from octjepa.model.encoder import Encoder
 from octjepa.model.positions import rope_tables, rotate
 from octjepa.model.vjepa2 import adapted_kernel, config_of, from_vjepa2, to_vjepa2
-from octjepa.model.vjepa3d import grid_places
+from octjepa.model.vjepa3d import grid_positions
 
 PATCH, GRID = (2, 8, 8), (3, 4, 4)  # transformers numbers positions on square grids only
 TOLERANCE = 1e-5
@@ -39,7 +39,7 @@ def patches_of(video: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def features(encoder: Encoder, model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     video = torch.randn(2, GRID[0] * PATCH[0], GRID[1] * PATCH[1], GRID[2] * PATCH[2])
-    mine = encoder(patches_of(video), grid_places(GRID).expand(2, -1, -1))
+    mine = encoder(patches_of(video), grid_positions(GRID).expand(2, -1, -1))
     return mine, model(pixel_values_videos=video.unsqueeze(2), skip_predictor=True).last_hidden_state
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_carried_over_is_told() -> None:
 
 
 def test_tiled_tables_turn_the_members_of_a_pair_apart() -> None:
-    places = torch.tensor([[[1.0, 2.0, 3.0]]])
+    positions = torch.tensor([[[1.0, 2.0, 3.0]]])
     x = torch.randn(1, 1, 1, 12)
-    assert torch.equal(rotate(x, rope_tables(0 * places, 12, tiled=True)), x)
-    assert not torch.allclose(rotate(x, rope_tables(places, 12, True)), rotate(x, rope_tables(places, 12, False)))
+    assert torch.equal(rotate(x, rope_tables(0 * positions, 12, tiled=True)), x)
+    assert not torch.allclose(rotate(x, rope_tables(positions, 12, True)), rotate(x, rope_tables(positions, 12, False)))

@@ -41,7 +41,7 @@ def model_of(recipe):
 def test_1_a_hidden_voxel_changes_no_prediction(arm):
     recipe = small_recipe(objective={"name": arm})
     model, batch = model_of(recipe), batch_of(recipe)
-    inputs = (batch.target_view, batch.places, batch.context, batch.target)
+    inputs = (batch.target_view, batch.positions, batch.context, batch.target)
     before = model.predict(batch.context_view, *inputs).predicted
     for number in range(len(batch.volume_ids)):
         for token in batch.target[number].tolist():
@@ -178,7 +178,7 @@ def test_5_masks_have_exact_counts_and_no_overlap(family, share):
 
 @pytest.mark.parametrize("family", masks.FAMILIES)
 def test_5_every_place_is_hidden_alike_often(family):
-    """No edge, corner or last B-scan is favoured: counts over places stay within a fifth of their mean."""
+    """No edge, corner or last B-scan is favoured: counts over positions stay within a fifth of their mean."""
     grid = (4, 8, 8)
     weights = dict.fromkeys(masks.FAMILIES, 0.0) | {family: 1.0}
     recipe = small_recipe(masks=weights)
@@ -240,7 +240,7 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     uneven = validate.validate(model, runtime, fixed_batches(samples, 3), means, recipe.grid)
     assert whole["loss"] > 0
     assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
-    outcome = model.predict(first.context_view, first.target_view, first.places, first.context, first.target)
+    outcome = model.predict(first.context_view, first.target_view, first.positions, first.context, first.target)
     assert whole["loss"] == pytest.approx(l1(outcome.predicted, outcome.target).item(), rel=1e-5)
 
 
@@ -294,9 +294,9 @@ def test_8_a_frozen_target_trips_an_alarm(tmp_path, monkeypatch):
 def test_8_an_unmasked_context_trips_an_alarm(tmp_path, monkeypatch):
     honest = VJEPA3D.predict
 
-    def peeking(self, context_patches, target_patches, places, context, target):
+    def peeking(self, context_patches, target_patches, positions, context, target):
         everything = torch.arange(context_patches.shape[1]).expand(len(context_patches), -1)
-        return honest(self, context_patches, target_patches, places, everything, target)
+        return honest(self, context_patches, target_patches, positions, everything, target)
 
     monkeypatch.setattr(VJEPA3D, "predict", peeking)
     with pytest.raises(PretextAlarm) as caught:
@@ -305,8 +305,8 @@ def test_8_an_unmasked_context_trips_an_alarm(tmp_path, monkeypatch):
 
 
 def test_8_a_live_gradient_target_trips_an_alarm(tmp_path, monkeypatch):
-    def live(self, patches, places):
-        features = self.context_encoder(patches, places)
+    def live(self, patches, positions):
+        features = self.context_encoder(patches, positions)
         return torch.nn.functional.layer_norm(features, features.shape[-1:])
 
     monkeypatch.setattr(VJEPA3D, "targets", live)

@@ -36,16 +36,16 @@ def drop(whole: np.ndarray, rest: np.ndarray) -> np.ndarray:
 def everything(left: tuple[int, ...] = ()) -> SelectedTokens:
     """All tokens of the grid but `left`; tissue in `TISSUE_ROWS`. A token's patch is its place in raster order."""
     index = np.setdiff1d(np.arange(np.prod(GRID)), left)
-    places = np.stack(np.unravel_index(index, GRID), axis=-1)
-    tissue = np.isin(places[:, 1], np.arange(6)[TISSUE_ROWS]).astype(np.float32)
+    positions = np.stack(np.unravel_index(index, GRID), axis=-1)
+    tissue = np.isin(positions[:, 1], np.arange(6)[TISSUE_ROWS]).astype(np.float32)
     patches = index[:, None].astype(np.float32).repeat(3, axis=1)
-    return SelectedTokens(patches, places.astype(np.float32), index, GRID, tissue)
+    return SelectedTokens(patches, positions.astype(np.float32), index, GRID, tissue)
 
 
 def is_there(place: tuple[int, int, int]) -> Answer:
     """1 where the token at `place` is among those given, else 0."""
     wanted = torch.tensor(place, dtype=torch.float32)
-    return lambda patches, places: (places == wanted).all(dim=-1).any(dim=1, keepdim=True).float()
+    return lambda patches, positions: (positions == wanted).all(dim=-1).any(dim=1, keepdim=True).float()
 
 
 def mapped(answer: Answer, selected: SelectedTokens | None = None, seed: int = 0) -> Occlusion:
@@ -66,7 +66,7 @@ def test_the_map_peaks_at_the_planted_place_and_is_zero_elsewhere() -> None:
 
 
 def test_what_the_answer_ignores_changes_nothing() -> None:
-    found = mapped(lambda patches, places: torch.ones(len(patches), 1))
+    found = mapped(lambda patches, positions: torch.ones(len(patches), 1))
     assert np.nanmax(np.abs(found.en_face)) == np.nanmax(np.abs(found.b_scan)) == found.background == 0
     assert found.scattered == (0, 0)
 
@@ -95,13 +95,13 @@ def test_a_signed_change_is_strongest_by_its_size() -> None:
 
 def test_chance_leaves_out_as_many_tokens_of_each_kind() -> None:
     """An answer that only counts cannot tell a place from as many tokens at random."""
-    counts = mapped(lambda patches, places: torch.full((len(patches), 1), float(patches.shape[1])))
+    counts = mapped(lambda patches, positions: torch.full((len(patches), 1), float(patches.shape[1])))
     strongest = np.nanmax(counts.en_face)
     assert strongest == 18  # three columns of six rows
     assert counts.scattered == (18, 3)
     tissue = everything().tissue > 0
 
-    def tissue_left(patches: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def tissue_left(patches: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(tissue)[patches[..., 0].long()].sum(dim=1, keepdim=True).float()
 
     assert mapped(tissue_left).scattered == (9, 3)
@@ -130,23 +130,23 @@ def encoder_of(recipe: Recipe) -> PretrainedEncoder:
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_the_answer_is_that_of_an_encoder_which_never_saw_the_place(encoder: PretrainedEncoder, batch: int) -> None:
     one = encoder.selected(volume(encoder.recipe.preprocessing, 3))
-    patches, places = torch.from_numpy(one.patches), torch.from_numpy(one.places)
+    patches, positions = torch.from_numpy(one.patches), torch.from_numpy(one.positions)
     rng = np.random.default_rng(0)
     left_out = np.stack([rng.permutation(len(patches)) < count for count in (3, 0, 5, 3, 1, 5, 3)])
 
     def answer(p: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         return encoder.encoder(p, c).mean(dim=1)
 
-    found = answers_without(answer, patches, places, left_out, batch)
+    found = answers_without(answer, patches, positions, left_out, batch)
     for row, out in zip(found, left_out, strict=True):
-        alone = encoder.encoder(patches[~out][None], places[~out][None]).mean(dim=1)[0].detach()
+        alone = encoder.encoder(patches[~out][None], positions[~out][None]).mean(dim=1)[0].detach()
         assert np.abs(row - alone.numpy()).max() < 1e-5
     poisoned = patches.clone()
     poisoned[left_out[0]] = torch.nan
-    unseen = answers_without(answer, poisoned, places, left_out[:1], batch)
-    np.testing.assert_array_equal(unseen, answers_without(answer, patches, places, left_out[:1], batch))
+    unseen = answers_without(answer, poisoned, positions, left_out[:1], batch)
+    np.testing.assert_array_equal(unseen, answers_without(answer, patches, positions, left_out[:1], batch))
     with pytest.raises(ValueError, match="every token"):
-        answers_without(answer, patches, places, np.ones_like(left_out), batch)
+        answers_without(answer, patches, positions, np.ones_like(left_out), batch)
 
 
 def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) -> None:
@@ -162,7 +162,7 @@ def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) ->
     one = encoder.selected(scan)
     steps = np.stack(np.unravel_index(one.grid_index, one.grid), axis=-1)
     kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
-    features = encoder.encoder(torch.from_numpy(one.patches[kept][None]), torch.from_numpy(one.places[kept][None]))
+    features = encoder.encoder(torch.from_numpy(one.patches[kept][None]), torch.from_numpy(one.positions[kept][None]))
     rest = features[0].detach().numpy()
     rest = np.concatenate([rest.mean(axis=0), rest.std(axis=0), rest.max(axis=0)])
     whole = encoder.embed(scan, occlusion.POOL)
@@ -185,12 +185,12 @@ def test_the_place_is_right_in_the_scan_as_it_came(laterality: str) -> None:
     bright = float(one.patches.mean(axis=1).max()) - 0.5  # fully within the block
     found = occlude(
         one,
-        lambda patches, places: (patches.mean(dim=-1) > bright).sum(dim=1, keepdim=True).float(),
+        lambda patches, positions: (patches.mean(dim=-1) > bright).sum(dim=1, keepdim=True).float(),
         drop,
         occlusion.patch_mm(recipe),
         np.random.default_rng(0),
     )
-    assert np.nanmin(found.en_face) == 0  # most places have nothing to do with it
+    assert np.nanmin(found.en_face) == 0  # most positions have nothing to do with it
     native = NativeMap(
         drawn.shape, drawn.spacing_mm, PREPROCESSING, made.volume.frame_shifts, made.volume.frame_mm, made.mirrored
     )
@@ -224,8 +224,8 @@ def test_of_a_tuned_network_it_is_what_its_answer_loses(encoder: PretrainedEncod
     for number, name in ((0, "b"), (1, None)):
         found = occlusion.of_tuned(network, scan, number, name)
         kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
-        patches, places = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.places))
-        said = network.network.say(network.network(patches, places))[number][0].detach().double().numpy()
+        patches, positions = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.positions))
+        said = network.network.say(network.network(patches, positions))[number][0].detach().double().numpy()
         if name is None:
             expected = told["age"]["value"] - (60 + 9 * said[0])
         else:

@@ -11,7 +11,7 @@ from octjepa.model import VJEPA3D
 from octjepa.report import mask_bias, mask_nearest, mask_statistics
 from octjepa.store.resample import centred
 from octjepa.views import masks, tokens
-from octjepa.views.sample import make_sample, token_places
+from octjepa.views.sample import make_sample, token_positions
 from synthetic import MemoryStore, small_recipe, volume
 
 GRID = (4, 8, 8)
@@ -110,15 +110,15 @@ def test_a_bias_is_found_and_fair_masks_pass():
 def test_the_nearest_visible_token_by_hand():
     visible = np.zeros((3, 4, 4), bool)
     visible[0, 0, 0] = visible[2, 3, 3] = True
-    places = np.array([[0, 0, 3], [2, 3, 0], [1, 1, 1]])
-    nearest, away = mask_nearest.nearest_visible(visible, places)
+    positions = np.array([[0, 0, 3], [2, 3, 0], [1, 1, 1]])
+    nearest, away = mask_nearest.nearest_visible(visible, positions)
     assert nearest.tolist() == [[0, 0, 0], [2, 3, 3], [0, 0, 0]]
     assert np.allclose(away, [3, 3, np.sqrt(3)])
-    there, away = mask_nearest.nearest_visible(visible, places, axis=2)
+    there, away = mask_nearest.nearest_visible(visible, positions, axis=2)
     assert away.tolist() == [3, 3, np.inf]
     assert there[:2].tolist() == [[0, 0, 0], [2, 3, 3]]
     with pytest.raises(ValueError, match="no token is visible"):
-        mask_nearest.nearest_visible(np.zeros((2, 2, 2), bool), places)
+        mask_nearest.nearest_visible(np.zeros((2, 2, 2), bool), positions)
 
 
 def test_pixels_are_normalised_as_in_arm_mae():
@@ -132,11 +132,11 @@ def test_pixels_are_normalised_as_in_arm_mae():
 def copied(patches: np.ndarray) -> mask_nearest.Copies:
     """Row of four tokens: the first two seen, the last two hidden."""
     seen = np.array([True, True, False, False]).reshape(1, 1, 4)
-    places = np.array([[0, 0, 2], [0, 0, 3]])
-    nearest, _ = mask_nearest.nearest_visible(seen, places)
+    positions = np.array([[0, 0, 2], [0, 0, 3]])
+    nearest, _ = mask_nearest.nearest_visible(seen, positions)
     return mask_nearest.copies_of(
         mask_nearest.normalised(patches), patches.mean(axis=1), np.array([True, True, True, False]),
-        np.array([2, 3]), np.arange(4).reshape(1, 1, 4), seen, places, nearest,
+        np.array([2, 3]), np.arange(4).reshape(1, 1, 4), seen, positions, nearest,
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def test_a_short_count_is_not_called_exact(monkeypatch):
 # Millimetres
 
 
-def same_places() -> tuple[list, list[np.ndarray]]:
+def same_positions() -> tuple[list, list[np.ndarray]]:
     """Two recipes, the second three times as fine and of a wider scan, and the tokens whose centres coincide.
 
     The margin differs with the grid, so that the rows of Bruch's membrane lie alike to the third of a row.
@@ -240,14 +240,14 @@ def in_the_eye(recipe) -> np.ndarray:
 @pytest.mark.parametrize("positions", ["rope", "sincos"])
 def test_one_layout_has_the_same_features_on_two_grids(positions):
     """The same patches at the same millimetres: features do not know which grid they were cut from."""
-    recipes, index = same_places()
+    recipes, index = same_positions()
     recipes = [
         recipe.model_copy(
             update={"model": recipe.model.model_copy(update={"position_unit": "mm", "positions": positions})}
         )
         for recipe in recipes
     ]
-    coarse, fine = (token_places(own, one) for own, one in zip(index, recipes, strict=True))
+    coarse, fine = (token_positions(own, one) for own, one in zip(index, recipes, strict=True))
     away = np.linalg.norm(in_the_eye(recipes[0])[:, None] - in_the_eye(recipes[1])[None], axis=-1)
     twin = away.argmin(axis=1)
     met = away.min(axis=1) < 1e-4
@@ -258,7 +258,7 @@ def test_one_layout_has_the_same_features_on_two_grids(positions):
     with torch.inference_mode():
         one, other = (encoder(patches, torch.from_numpy(at)[None]) for at in (coarse, fine[twin]))
         steps = [
-            tokens.places(own, recipe.grid, (4, 16, 16), (1.0, 1.0, 1.0), "index")
+            tokens.positions(own, recipe.grid, (4, 16, 16), (1.0, 1.0, 1.0), "index")
             for own, recipe in zip((index[0], twin), recipes, strict=True)
         ]
         apart = [encoder(patches, torch.from_numpy(at)[None]) for at in steps]
@@ -270,8 +270,8 @@ def test_millimetres_count_from_the_scans_centre_and_bruchs_membrane():
     recipe = small_recipe(
         tokens={"patch_size": [4, 16, 16], "select": "all", "budget": None}, model={"position_unit": "mm"}
     )
-    places = token_places(np.arange(32), recipe).reshape(2, 4, 4, 3)
-    assert np.allclose(places[..., 0].mean(), 0, atol=1e-6)
-    assert np.allclose(places[..., 2].mean(), 0, atol=1e-6)
+    positions = token_positions(np.arange(32), recipe).reshape(2, 4, 4, 3)
+    assert np.allclose(positions[..., 0].mean(), 0, atol=1e-6)
+    assert np.allclose(positions[..., 2].mean(), 0, atol=1e-6)
     row = round(0.65 * 71) - 4  # of the centred view
-    assert np.allclose(places[0, :, 0, 1], ((np.arange(4) + 0.5) * 16 - row - 0.5) * 0.016, atol=1e-6)
+    assert np.allclose(positions[0, :, 0, 1], ((np.arange(4) + 0.5) * 16 - row - 0.5) * 0.016, atol=1e-6)

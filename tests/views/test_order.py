@@ -65,9 +65,9 @@ def test_within_a_domain_nothing_comes_again_before_everything_came() -> None:
 def test_a_volume_never_has_the_same_visit_twice() -> None:
     """The visit keys the views: the one volume of a small domain must not come 25 times an epoch with one view."""
     order = Order(IDS, 3, DOMAINS)
-    places = [place for number in range(6) for place in epoch(order, number)]
-    assert len(set(places)) == len(places)
-    visits = sorted(visit for visit, volume_id in places if volume_id == "triton-4")
+    positions = [place for number in range(6) for place in epoch(order, number)]
+    assert len(set(positions)) == len(positions)
+    visits = sorted(visit for visit, volume_id in positions if volume_id == "triton-4")
     assert visits == list(range(len(visits)))
 
 

@@ -106,9 +106,12 @@ def test_more_tissue_than_tokens_leaves_no_place_out_every_time():
 
 def test_places_in_millimetres_follow_the_spacing():
     index = np.array([0, 31])
-    places = tokens.places(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "mm")
-    assert np.allclose(places, [[0.8, 0.08, 0.4], [2.4, 0.56, 2.8]])
-    assert tokens.places(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "index").tolist() == [[0, 0, 0], [1, 3, 3]]
+    positions = tokens.positions(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "mm")
+    assert np.allclose(positions, [[0.8, 0.08, 0.4], [2.4, 0.56, 2.8]])
+    assert tokens.positions(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "index").tolist() == [
+        [0, 0, 0],
+        [1, 3, 3],
+    ]
 
 
 def test_a_crop_is_inside_the_margin_and_the_depth_is_never_flipped():

@@ -72,9 +72,9 @@ def test_the_leak_check_sees_a_leak(xla_device: torch.device, monkeypatch: pytes
     check_leak(model, batch)
     honest = VJEPA3D.predict
 
-    def peeking(self, context_patches, target_patches, places, context, target):
-        everything = torch.arange(places.shape[1], device=places.device).expand(len(places), -1)
-        return honest(self, context_patches, target_patches, places, everything, target)
+    def peeking(self, context_patches, target_patches, positions, context, target):
+        everything = torch.arange(positions.shape[1], device=positions.device).expand(len(positions), -1)
+        return honest(self, context_patches, target_patches, positions, everything, target)
 
     monkeypatch.setattr(VJEPA3D, "predict", peeking)
     with pytest.raises(PretextAlarm, match="context_leak"):

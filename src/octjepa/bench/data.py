@@ -54,10 +54,10 @@ def random_batch(recipe: Recipe, size: int | None = None) -> Batch:
     seen, other = torch.randn(2, count, tokens, p * q * r)
     order = torch.stack([torch.randperm(tokens) for _ in range(count)])
     index = torch.arange(tokens).expand(count, -1)
-    places = token_steps(index, recipe.grid)
+    positions = token_steps(index, recipe.grid)
     hidden = order[:, context : context + target]
     names = tuple(map(str, range(count)))
-    return Batch(seen, other, places, index, torch.ones(count, tokens), order[:, :context], hidden, names)
+    return Batch(seen, other, positions, index, torch.ones(count, tokens), order[:, :context], hidden, names)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from octjepa.remote import fetched, info
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, intensity, tokens
-from octjepa.views.sample import select_tokens, token_places
+from octjepa.views.sample import select_tokens, token_positions
 from octjepa.volume import OCTVolume
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
@@ -52,7 +52,7 @@ class SelectedTokens(NamedTuple):
     """A volume's K selected tokens as the encoder takes them; the other fields as in `TokenFeatures`."""
 
     patches: Float[np.ndarray, "k voxels"]
-    places: Float[np.ndarray, "k 3"]
+    positions: Float[np.ndarray, "k 3"]
     grid_index: Int[np.ndarray, " k"]
     grid: tuple[int, int, int]
     tissue: Float[np.ndarray, " k"]
@@ -102,15 +102,17 @@ class PretrainedEncoder:
         view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
         cut = tokens.cut(view, recipe.tokens.patch_size, index)
         patches = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)[cut]
-        return SelectedTokens(patches, token_places(index, recipe), index, recipe.grid, share[index])
+        return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
     @torch.no_grad()  # XLA does not know inference_mode's tensors
     def many_tokens(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
         """`tokens` of several prepared volumes in one pass."""
         chosen = [self.selected(volume) for volume in volumes]
         device = next(self.encoder.parameters()).device
-        patches, places = (torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*chosen, strict=True))[:2])
-        features = self.encoder(patches, places).float().cpu().numpy()
+        patches, positions = (
+            torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*chosen, strict=True))[:2]
+        )
+        features = self.encoder(patches, positions).float().cpu().numpy()
         return [
             TokenFeatures(of_one, one.grid_index, one.grid, one.tissue)
             for of_one, one in zip(features, chosen, strict=True)

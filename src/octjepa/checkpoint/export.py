@@ -16,7 +16,7 @@ from octjepa.checkpoint.encoder import EXPORTED, PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model.vjepa2 import config_of, to_vjepa2
-from octjepa.views.sample import token_places
+from octjepa.views.sample import token_positions
 from octjepa.views.tokens import TISSUE_SHARE
 
 Form = Literal["safetensors", "hf", "onnx"]
@@ -27,8 +27,9 @@ Content = str | bytes | dict[str, Tensor]
 def export(source: str | Path, form: Form, out: Path) -> list[str]:
     """Writes the encoder of `source` into the folder `out`; returns the names of its files.
 
-    Form safetensors is read back by `load_encoder`; hf is a folder that `transformers.VJEPA2Model.from_pretrained`
-    reads; onnx a graph from the patches and places of selected tokens to their features. Raises UsageError: `out` holds
+    Form safetensors is read back by `load_encoder`; hf is a folder for
+    `transformers.VJEPA2Model.from_pretrained`; onnx a graph from the patches and positions of selected tokens to their
+    features. Raises UsageError: `out` holds
     something, the encoder has no such form (rotary positions in another layout or in millimetres, patches or a grid
     that are not square), or the extra is not installed; CheckpointError: the disk refuses.
     """
@@ -103,15 +104,15 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
     from octjepa.checkpoint.graph import graph_of
 
     recipe = encoder.recipe
-    how = f'onnxruntime.InferenceSession("{GRAPH}").run(["features"], {{"patches": ..., "places": ...}})'
+    how = f'onnxruntime.InferenceSession("{GRAPH}").run(["features"], {{"patches": ..., "positions": ...}})'
     inputs = {
         "patches": f"[batch, tokens, {math.prod(recipe.tokens.patch_size)}]: voxels of a patch by slice, row and "
         "column, minus the mean and by the standard deviation of the volume's tissue band",
-        "places": "[batch, tokens, 3]: of each patch its row of grid_places",
+        "positions": "[batch, tokens, 3]: of each patch its row of grid_positions",
         "chosen": f"{recipe.token_count} patches a volume; with tokens.select tissue, patches with a share of at least "
         f"{TISSUE_SHARE} of tissue come first",
         "grid": recipe.grid, "position_unit": recipe.model.position_unit,
-        "grid_places": token_places(np.arange(recipe.grid_tokens), recipe).tolist(),
+        "grid_positions": token_positions(np.arange(recipe.grid_tokens), recipe).tolist(),
     }  # fmt: skip
     text = card(encoder, how) + (
         "\nA runtime refuses nothing: whoever feeds it keeps to preprocessing.json, which says what goes in.\n"

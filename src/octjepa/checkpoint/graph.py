@@ -1,7 +1,7 @@
 """The encoder as an ONNX graph, for runtimes without torch.
 
 Inputs are those of `PretrainedEncoder.selected`: `patches` [batch, tokens, voxels], z-scored over the tissue band, and
-`places` [batch, tokens, 3]. Output `features` [batch, tokens, dim], fp32. Batch and tokens are free.
+`positions` [batch, tokens, 3]. Output `features` [batch, tokens, dim], fp32. Batch and tokens are free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from octjepa.checkpoint.encoder import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.extras import to_install
-from octjepa.model.vjepa3d import grid_places
+from octjepa.model.vjepa3d import grid_positions
 from octjepa.progress import bar
 
 OPSET = 18
@@ -42,14 +42,14 @@ def graph_of(encoder: PretrainedEncoder, about: dict[str, str]) -> bytes:
     recipe = encoder.recipe
     voxels = math.prod(recipe.tokens.patch_size)
     tokens = min(8, recipe.grid_tokens)
-    places = grid_places(recipe.grid)[:tokens].expand(2, -1, -1).clone()
+    positions = grid_positions(recipe.grid)[:tokens].expand(2, -1, -1).clone()
     batch, count = torch.export.Dim("batch"), torch.export.Dim("tokens")
     try:
         with _quiet(), bar("export", 1, "graph") as progress:
             made = torch.onnx.export(
                 encoder.encoder.cpu(),
-                (torch.randn(2, tokens, voxels, generator=torch.Generator().manual_seed(0)), places),
-                input_names=["patches", "places"],
+                (torch.randn(2, tokens, voxels, generator=torch.Generator().manual_seed(0)), positions),
+                input_names=["patches", "positions"],
                 output_names=["features"],
                 dynamic_shapes=({0: batch, 1: count}, {0: batch, 1: count}),
                 opset_version=OPSET,

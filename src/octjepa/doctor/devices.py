@@ -16,7 +16,7 @@ from octjepa.doctor.check import Check, gigabytes, tried
 from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
-from octjepa.views.sample import token_places
+from octjepa.views.sample import token_positions
 
 
 def every_device() -> list[torch.device]:
@@ -62,7 +62,7 @@ def gradient_norm(device: torch.device, precision: str, recipe: Recipe) -> float
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe).to(device)
     index = np.arange(recipe.token_count)
-    places = torch.from_numpy(token_places(index, recipe)).to(device)[None]
+    positions = torch.from_numpy(token_positions(index, recipe)).to(device)[None]
     view = torch.randn(1, len(index), math.prod(recipe.tokens.patch_size)).to(device)
     order = torch.randperm(len(index))
     seen, hidden = recipe.mask_counts
@@ -70,7 +70,7 @@ def gradient_norm(device: torch.device, precision: str, recipe: Recipe) -> float
     target = order[seen : seen + hidden].sort().values[None].to(device)
     compute = torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
     with compute:
-        outcome = model.predict(view, view, places, context, target)
+        outcome = model.predict(view, view, positions, context, target)
     steps = token_steps(torch.from_numpy(index)[None].to(device), recipe.grid)
     loss, _ = training_loss(recipe.objective, outcome, steps, context, target, 0)
     loss.backward()

@@ -1,6 +1,6 @@
 """The networks: pure modules, no data, no training.
 
-Enter: patches of selected tokens and their places. Leave: token features, predictions, targets.
+Enter: patches of selected tokens and their positions. Leave: token features, predictions, targets.
 Fails with ValueError on shapes that do not fit; nothing here reads a file or a clock.
 """
 

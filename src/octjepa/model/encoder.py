@@ -1,4 +1,4 @@
-"""The encoder: selected patches and their places in, one vector a token out.
+"""The encoder: selected patches and their positions in, one vector a token out.
 
 It never sees a whole volume, only the tokens it is given, so a hidden patch cannot leak into it.
 """

@@ -11,7 +11,7 @@ from octjepa.model.positions import rope_tables, sincos
 
 
 class TransformerPredictor(nn.Module):
-    """Context features and their places, plus mask tokens at target places -> what is to be found there (V-JEPA 2).
+    """Context features and their positions, plus mask tokens at target positions -> the targets there (V-JEPA 2).
 
     `enters` and `leaves` are the widths of a context feature and of a prediction: the encoder's, several of its depths
     side by side, or a patch's pixels.
@@ -31,19 +31,19 @@ class TransformerPredictor(nn.Module):
     def forward(
         self,
         context: Float[Tensor, "b n w"],
-        context_places: Float[Tensor, "b n 3"],
-        target_places: Float[Tensor, "b m 3"],
+        context_positions: Float[Tensor, "b n 3"],
+        target_positions: Float[Tensor, "b m 3"],
     ) -> tuple[Float[Tensor, "b n f"], Float[Tensor, "b m f"]]:
-        """Predictions at the visible and at the hidden places, fp32."""
+        """Predictions at the visible and at the hidden positions, fp32."""
         entered = self.enter(context).float()
-        masks = self.mask_token.expand(entered.shape[0], target_places.shape[1], -1)
+        masks = self.mask_token.expand(entered.shape[0], target_positions.shape[1], -1)
         tokens = torch.cat([entered, masks], dim=1)
-        places = torch.cat([context_places, target_places], dim=1)
+        positions = torch.cat([context_positions, target_positions], dim=1)
         if self.positions == "sincos":
             tables = None
-            tokens = tokens + sincos(places, self.width)
+            tokens = tokens + sincos(positions, self.width)
         else:
-            tables = rope_tables(places, self.width // self.heads, self.positions == "rope_tiled")
+            tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled")
         predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables))).float()
         return predicted[:, : entered.shape[1]], predicted[:, entered.shape[1] :]
 

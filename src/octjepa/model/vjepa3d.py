@@ -113,47 +113,49 @@ class VJEPA3D(nn.Module):
         self,
         context_patches: Float[Tensor, "b t voxels"],
         target_patches: Float[Tensor, "b t voxels"],
-        places: Float[Tensor, "b t 3"],
+        positions: Float[Tensor, "b t 3"],
         context: Int[Tensor, "b n"],
         target: Int[Tensor, "b m"],
     ) -> Prediction:
         """The training path. `context` and `target` index the `t` selected tokens of each sample, disjoint."""
-        truth = self.targets(target_patches, places)
+        truth = self.targets(target_patches, positions)
         hidden_truth = take(truth, target)
         if not isinstance(self.predictor, TransformerPredictor):
-            features = self._masked_features(context_patches, places, context)
+            features = self._masked_features(context_patches, positions, context)
             return Prediction(self.predictor(take(features, target)), hidden_truth, truth, features)
-        context_places = take(places, context)
+        context_positions = take(positions, context)
         embedded = self.context_encoder.embed_patches(take(context_patches, context))
-        features = self.context_encoder.levels(embedded, context_places, self.depths)
-        seen, hidden = self.predictor(features, context_places, take(places, target))
+        features = self.context_encoder.levels(embedded, context_positions, self.depths)
+        seen, hidden = self.predictor(features, context_positions, take(positions, target))
         own = features[..., -self.context_encoder.width :]
         visible = (seen, take(truth, context)) if self.arm == "vjepa_dense" else None
         return Prediction(hidden, hidden_truth, truth, own, visible)
 
     def encode(
-        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], student: bool = False
+        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], student: bool = False
     ) -> Float[Tensor, "b t w"]:
         """Features of the target encoder, or of the student, at every token given."""
         encoder = self.context_encoder if student else self.target_encoder
-        features: Tensor = encoder(patches, places).float()
+        features: Tensor = encoder(patches, positions).float()
         return features
 
-    def teach(self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t f"]:
+    def teach(self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t f"]:
         """`targets`, asked for from outside: one call is one way into a model that is dealt over several ranks."""
-        return self.targets(patches, places)
+        return self.targets(patches, positions)
 
     def _masked_features(
-        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
+        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b t w"]:
-        """The founding arm's features of all places, with a mask token wherever no context is."""
+        """The founding arm's features of all positions, with a mask token wherever no context is."""
         tokens = self.context_encoder.embed_patches(patches)
         visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, context, True)
         # where, not a product: a NaN in a hidden voxel must not reach the loss either
-        return self.context_encoder.encode(torch.where(visible.unsqueeze(-1), tokens, self.mask_token), places)
+        return self.context_encoder.encode(torch.where(visible.unsqueeze(-1), tokens, self.mask_token), positions)
 
     @torch.no_grad()
-    def targets(self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t f"]:
+    def targets(
+        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]
+    ) -> Float[Tensor, "b t f"]:
         """What is to be predicted at every selected token: fp32, no gradient.
 
         Features of the target encoder, layer-normed without parameters at each supervised depth; in the arm `mae` the
@@ -163,16 +165,16 @@ class VJEPA3D(nn.Module):
             pixels = patches.float()
             spread = (pixels.var(dim=-1, keepdim=True) + _PIXEL_EPS).sqrt()
             return (pixels - pixels.mean(dim=-1, keepdim=True)) / spread
-        return self.target_levels(patches, places, self.depths)
+        return self.target_levels(patches, positions, self.depths)
 
     @torch.no_grad()
     def target_levels(
-        self, patches: Float[Tensor, "b t voxels"], places: Float[Tensor, "b t 3"], depths: Sequence[int]
+        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], depths: Sequence[int]
     ) -> Float[Tensor, "b t f"]:
         """The target encoder's features after each of `depths`, each layer-normed without parameters, fp32."""
         width = self.target_encoder.width
         embedded = self.target_encoder.embed_patches(patches)
-        features = self.target_encoder.levels(embedded, places, depths).float()
+        features = self.target_encoder.levels(embedded, positions, depths).float()
         return F.layer_norm(features.unflatten(-1, (-1, width)), (width,)).flatten(-2)
 
     def forward(
@@ -190,9 +192,9 @@ class VJEPA3D(nn.Module):
             raise ValueError(f"every sample must hide the same number of patches, not none or all: {counts.tolist()}")
         hidden = int(counts[0])
         order = mask.to(torch.int8).argsort(dim=1, stable=True)
-        places = grid_places(self.grid_of(context_view), context_view.device).expand(len(mask), -1, -1)
+        positions = grid_positions(self.grid_of(context_view), context_view.device).expand(len(mask), -1, -1)
         return self.predict(
-            self.patches(context_view), self.patches(target_view), places, order[:, :-hidden], order[:, -hidden:]
+            self.patches(context_view), self.patches(target_view), positions, order[:, :-hidden], order[:, -hidden:]
         )
 
     def grid_of(self, view: Float[Tensor, "b d h w"]) -> tuple[int, int, int]:
@@ -211,7 +213,7 @@ def _depths(depth: int) -> tuple[int, ...]:
     return tuple(sorted({math.ceil(depth * share / DENSE_DEPTHS) for share in range(1, DENSE_DEPTHS + 1)}))
 
 
-def grid_places(grid: tuple[int, int, int], device: torch.device | None = None) -> Float[Tensor, "t 3"]:
+def grid_positions(grid: tuple[int, int, int], device: torch.device | None = None) -> Float[Tensor, "t 3"]:
     """Index coordinates of a full grid in raster order."""
     axes = [torch.arange(n, dtype=torch.float32, device=device) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 3)

@@ -16,8 +16,8 @@ from octjepa.model.encoder import take
 NAMES = ("constant", "position_mean", "copy_nearest")
 
 
-class PlaceMeans:
-    """Mean of targets, overall and for each of `grid_tokens` places; a place never seen says the overall mean."""
+class PositionMeans:
+    """Mean of targets, overall and for each of `grid_tokens` positions; a place never seen says the overall mean."""
 
     def __init__(self, grid_tokens: int, width: int) -> None:
         self.sums = torch.zeros(grid_tokens, width, dtype=torch.float64)
@@ -40,10 +40,10 @@ class PlaceMeans:
 
 def copy_nearest(
     targets: Float[Tensor, "b t w"],
-    places: Float[Tensor, "b t 3"],
+    positions: Float[Tensor, "b t 3"],
     context: Int[Tensor, "b n"],
     target: Int[Tensor, "b m"],
 ) -> Float[Tensor, "b m w"]:
-    """The target feature of the visible token nearest in `places`; ties go to the lower token index."""
-    distance = torch.cdist(take(places, target).float(), take(places, context).float())
+    """The target feature of the visible token nearest in `positions`; ties go to the lower token index."""
+    distance = torch.cdist(take(positions, target).float(), take(positions, context).float())
     return take(targets, torch.gather(context, 1, distance.argmin(dim=-1)))

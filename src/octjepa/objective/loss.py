@@ -16,11 +16,11 @@ from octjepa.recipe import ObjectiveRecipe
 
 
 def fading(
-    places: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"], target: Int[Tensor, "b m"]
+    positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"], target: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b n"]:
     """1 / sqrt(distance to the nearest hidden token), in token steps of at least 1: far from a mask there is little
     to learn from repeating what one sees (V-JEPA 2.1)."""
-    distance = torch.cdist(take(places, context).float(), take(places, target).float()).amin(dim=-1)
+    distance = torch.cdist(take(positions, context).float(), take(positions, target).float()).amin(dim=-1)
     return distance.clamp_min(1.0).rsqrt()
 
 
@@ -28,8 +28,8 @@ def token_steps(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> F
     """Places in token steps along (slice, depth, width)."""
     _, rows, columns = grid
     plane = rows * columns
-    places = [grid_index // plane, grid_index % plane // columns, grid_index % columns]
-    return torch.stack(places, dim=-1).float()
+    positions = [grid_index // plane, grid_index % plane // columns, grid_index % columns]
+    return torch.stack(positions, dim=-1).float()
 
 
 def training_loss(
@@ -40,7 +40,7 @@ def training_loss(
     target: Int[Tensor, "b m"],
     update: int,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """(the sum to minimise, its parts by name, detached). `steps` are places in token steps.
+    """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
     which look at the spread within what they are given.

@@ -97,7 +97,7 @@ def pair_cosine(features: Features) -> float:
 
 
 def position_share(features: Features, place: Int[Tensor, " n"]) -> float:
-    """Share of the features' variance that the place in the grid explains: between places over total, 0 to 1.
+    """Share of the features' variance that the place in the grid explains: between positions over total, 0 to 1.
 
     Near 1 the encoder tells where a token lies and not what is there. Places seen once are left out, for they would
     explain themselves.
@@ -111,9 +111,9 @@ def position_share(features: Features, place: Int[Tensor, " n"]) -> float:
     means = sums / counts.clamp_min(1).unsqueeze(1)
     total = (values - values.mean(dim=0)).square().sum()
     within = (values - means[index]).square().sum()
-    places = int((counts > 1).sum())
-    # Adjusted for the places' own degrees of freedom, as in adjusted R squared: random features read 0.
-    spare = (len(values) - 1) / max(len(values) - places, 1)
+    positions = int((counts > 1).sum())
+    # Adjusted for the positions' own degrees of freedom, as in adjusted R squared: random features read 0.
+    spare = (len(values) - 1) / max(len(values) - positions, 1)
     return float((1 - within / total.clamp_min(_TINY) * spare).clamp(0, 1))
 
 

@@ -1,4 +1,4 @@
-"""Which places of a scan an answer depends on: what changes when the tokens of a place are left out.
+"""Which positions of a scan an answer depends on: what changes when the tokens of a place are left out.
 
 Occlusion is that of Zeiler & Fergus (2014), who slid a grey square over the picture. Here nothing is painted: the
 encoder takes any set of tokens, so those of the place are not given to it. Pooled statistics (mean, standard deviation,
@@ -46,7 +46,7 @@ PLACE_MM = (1.0, 0.1, 1.0)  # across, the central subfield of the ETDRS grid; in
 SCATTERED_DRAWS = 8
 
 Size3 = tuple[float, float, float]
-# What is asked of sets of tokens (patches, places): any vector a set.
+# What is asked of sets of tokens (patches, positions): any vector a set.
 Answer = Callable[[Float[Tensor, "b t voxels"], Float[Tensor, "b t 3"]], Float[Tensor, "b n"]]
 # How much the answers to smaller sets differ from that to the whole one.
 Change = Callable[[Float[np.ndarray, " n"], Float[np.ndarray, "p n"]], Float[np.ndarray, " p"]]
@@ -75,8 +75,8 @@ class Occlusion:
 def of_encoder(encoder: PretrainedEncoder, volume: CanonicalVolume) -> Occlusion:
     """Cosine distances by which the embedding of `volume` moves. Raises UsageError as `occlude`."""
 
-    def answer(patches: Tensor, places: Tensor) -> Tensor:
-        return pooled(encoder.encoder(patches, places).float())
+    def answer(patches: Tensor, positions: Tensor) -> Tensor:
+        return pooled(encoder.encoder(patches, positions).float())
 
     return _of(encoder, volume, answer, cosine_distance)
 
@@ -88,8 +88,8 @@ def of_tuned(tuned: Tuned, volume: CanonicalVolume, head: int = 0, class_name: s
     Raises UsageError as `occlude`.
     """
 
-    def answer(patches: Tensor, places: Tensor) -> Tensor:
-        said: Tensor = tuned.network.say(tuned.network(patches, places))[head]
+    def answer(patches: Tensor, positions: Tensor) -> Tensor:
+        said: Tensor = tuned.network.say(tuned.network(patches, positions))[head]
         return said
 
     return _of(tuned.encoder, volume, answer, support(tuned.heads[head], class_name))
@@ -151,7 +151,7 @@ def median_distance(vectors: Float[np.ndarray, "e n"]) -> float:
 def answers_without(
     answer: Answer,
     patches: Float[Tensor, "k voxels"],
-    places: Float[Tensor, "k 3"],
+    positions: Float[Tensor, "k 3"],
     left_out: Bool[np.ndarray, "p k"],
     batch: int = 16,
 ) -> Float[np.ndarray, "p n"]:
@@ -167,7 +167,7 @@ def answers_without(
         rows = np.flatnonzero(kept == count)
         for some in np.split(rows, range(batch, len(rows), batch)):
             index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[row]) for row in some])).to(patches.device)
-            found |= zip(some.tolist(), answer(patches[index], places[index]).cpu().double().numpy(), strict=True)
+            found |= zip(some.tolist(), answer(patches[index], positions[index]).cpu().double().numpy(), strict=True)
     return np.stack([found[row] for row in range(len(left_out))])
 
 
@@ -183,7 +183,7 @@ def occlude(
 
     Raises UsageError where no place can be left out: no token of tissue, or all tokens in one place.
     """
-    patches, places = (torch.from_numpy(part).to(device or "cpu") for part in (selected.patches, selected.places))
+    patches, positions = (torch.from_numpy(part).to(device or "cpu") for part in (selected.patches, selected.positions))
     steps = np.stack(np.unravel_index(selected.grid_index, selected.grid), axis=-1)
     tissue = selected.tissue >= TISSUE_SHARE
     near = np.array(reach(token_mm))
@@ -195,7 +195,7 @@ def occlude(
         raise UsageError(f"none of {len(steps)} tokens can be left out as a place: {int(tissue.sum())} hold tissue")
     nothing, background = np.zeros_like(tissue)[None], ~tissue[None]
     asked = [nothing, in_column, background] if background.any() else [nothing, in_column]
-    said = answers_without(answer, patches, places, np.concatenate(asked))
+    said = answers_without(answer, patches, positions, np.concatenate(asked))
     whole, changes = said[0], change(said[0], said[1:])
     of_columns = changes[: len(columns)]
 
@@ -204,16 +204,16 @@ def occlude(
     centres = steps[tissue & (steps[:, 0] == slab)]
     in_place = (np.abs(centres[:, None] - steps[None]) <= near).all(axis=-1)
     centres, in_place = centres[~in_place.all(axis=1)], in_place[~in_place.all(axis=1)]
-    of_places = change(whole, answers_without(answer, patches, places, in_place))
+    of_positions = change(whole, answers_without(answer, patches, positions, in_place))
 
-    beside = in_column[strongest], in_place[int(np.abs(of_places).argmax())]
+    beside = in_column[strongest], in_place[int(np.abs(of_positions).argmax())]
     drawn = np.stack([_scattered(place, tissue, rng) for place in beside for _ in range(SCATTERED_DRAWS)])
-    by_chance = np.abs(change(whole, answers_without(answer, patches, places, drawn))).reshape(2, -1).max(axis=1)
+    by_chance = np.abs(change(whole, answers_without(answer, patches, positions, drawn))).reshape(2, -1).max(axis=1)
 
     d, h, w = selected.grid
     en_face, b_scan = np.full((d, w), np.nan), np.full((h, w), np.nan)
     en_face[columns[:, 0], columns[:, 1]] = of_columns
-    b_scan[centres[:, 1], centres[:, 2]] = of_places
+    b_scan[centres[:, 1], centres[:, 2]] = of_positions
     rest = float(changes[-1]) if background.any() else math.nan
     return Occlusion(en_face, b_scan, slab, column, (float(by_chance[0]), float(by_chance[1])), rest)
 

@@ -42,11 +42,11 @@ def check_leak(model: VJEPA3D, batch: Batch) -> None:
     """Raises PretextAlarm when a prediction of the first sample depends on a hidden voxel."""
     one = batch.part(0, 1)
     device = next(model.parameters()).device
-    view, target_view, places, context, target = one.inputs(device)
+    view, target_view, positions, context, target = one.inputs(device)
     seen = torch.zeros(view.shape[:2], dtype=torch.bool, device=device).scatter(1, context, True)
     changed = torch.where(seen.unsqueeze(-1), view, view.flip(1).neg() + 1.0)
-    before = model.predict(view, target_view, places, context, target).predicted
-    after = model.predict(changed, target_view, places, context, target).predicted
+    before = model.predict(view, target_view, positions, context, target).predicted
+    after = model.predict(changed, target_view, positions, context, target).predicted
     if not torch.equal(before, after):
         raise PretextAlarm(
             "context_leak",

@@ -94,16 +94,16 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     `loss_over_constant` is the arm's loss on hidden tokens over that of their mean target, said everywhere.
     """
     batch = audit.batch
-    places = batch.places.to(runtime.device)
+    positions = batch.positions.to(runtime.device)
     view = batch.target_view.to(runtime.device)
     training = model.training
     model.eval()
     with runtime.autocast():
-        teacher = model.encode(view, places).cpu()
-        student = model.encode(view, places, student=True).cpu()
+        teacher = model.encode(view, positions).cpu()
+        student = model.encode(view, positions, student=True).cpu()
         outcome = model.predict(*batch.inputs(runtime.device))
         looks = [
-            model.encode(draw.target_view.to(runtime.device), draw.places.to(runtime.device)) for draw in audit.draws
+            model.encode(draw.target_view.to(runtime.device), draw.positions.to(runtime.device)) for draw in audit.draws
         ]
     pooled = [torch.nn.functional.layer_norm(look, look.shape[-1:]).mean(dim=1).cpu() for look in looks]
     model.train(training)

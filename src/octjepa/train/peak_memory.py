@@ -65,12 +65,12 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
         optimizer = build_optimizer(model, recipe.train)
         for update in range(2):
             seen, target_view = torch.empty(micro, tokens, voxels), torch.empty(micro, tokens, voxels)
-            places = torch.empty(micro, tokens, 3)
+            positions = torch.empty(micro, tokens, 3)
             index = torch.empty(micro, tokens, dtype=torch.int64)
             context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
             with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16"):
-                outcome = model.predict(seen, target_view, places, context, target)
-            loss, _ = training_loss(recipe.objective, outcome, places, context, target, update)
+                outcome = model.predict(seen, target_view, positions, context, target)
+            loss, _ = training_loss(recipe.objective, outcome, positions, context, target, update)
             loss.backward()
             del outcome, loss
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

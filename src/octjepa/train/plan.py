@@ -95,11 +95,11 @@ def _step_flops(model: VJEPA3D, recipe: Recipe) -> int:
     tokens = recipe.token_count
     context_count, target_count = recipe.mask_counts
     patches = torch.empty(1, tokens, voxels, device="meta")
-    places = torch.empty(1, tokens, 3, device="meta")
+    positions = torch.empty(1, tokens, 3, device="meta")
     context = torch.empty(1, context_count, dtype=torch.int64, device="meta")
     target = torch.empty(1, target_count, dtype=torch.int64, device="meta")
     counter = FlopCounterMode(display=False)
     with counter:
-        outcome = model.predict(patches, patches, places, context, target)
-        training_loss(recipe.objective, outcome, places, context, target, update=0)[0].backward()
+        outcome = model.predict(patches, patches, positions, context, target)
+        training_loss(recipe.objective, outcome, positions, context, target, update=0)[0].backward()
     return int(counter.get_total_flops())

@@ -25,13 +25,15 @@ _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well
 
 @uncompiled()
 @torch.no_grad()
-def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> baselines.PlaceMeans:
+def learn_means(
+    model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int
+) -> baselines.PositionMeans:
     """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
-    means: baselines.PlaceMeans | None = None
+    means: baselines.PositionMeans | None = None
     for batch in batches:
         with runtime.autocast():
-            targets = model.teach(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
-        means = means or baselines.PlaceMeans(grid_tokens, targets.shape[-1])
+            targets = model.teach(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
+        means = means or baselines.PositionMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
     if means is None:
         raise ValueError("no training batch to learn the trivial predictors from")
@@ -41,7 +43,7 @@ def learn_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
     """The encoder's features, where the arm's targets are pixels."""
     with runtime.autocast():
-        features = model.encode(batch.target_view.to(runtime.device), batch.places.to(runtime.device))
+        features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
     return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
 
 
@@ -51,7 +53,7 @@ def validate(
     model: VJEPA3D,
     runtime: Runtime,
     batches: Iterable[Batch],
-    means: baselines.PlaceMeans,
+    means: baselines.PositionMeans,
     grid: tuple[int, int, int],
 ) -> dict[str, float]:
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""

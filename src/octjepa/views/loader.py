@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
     context_view: Float[Tensor, "b k voxels"]
     target_view: Float[Tensor, "b k voxels"]
-    places: Float[Tensor, "b k 3"]
+    positions: Float[Tensor, "b k 3"]
     grid_index: Int[Tensor, "b k"]
     tissue: Float[Tensor, "b k"]
     context: Int[Tensor, "b n"]
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
         return Batch(
             self.context_view[start:stop],
             self.target_view[start:stop],
-            self.places[start:stop],
+            self.positions[start:stop],
             self.grid_index[start:stop],
             self.tissue[start:stop],
             self.context[start:stop],
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
     def inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What `VJEPA3D.predict` takes, on `device`."""
-        asked = (self.context_view, self.target_view, self.places, self.context, self.target)
+        asked = (self.context_view, self.target_view, self.positions, self.context, self.target)
         a, b, c, d, e = (tensor.to(device, non_blocking=True) for tensor in asked)
         return a, b, c, d, e
 

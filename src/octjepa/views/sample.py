@@ -1,4 +1,4 @@
-"""One volume -> one sample of fixed shapes: two lit views of the same selected patches, their places, a mask.
+"""One volume -> one sample of fixed shapes: two lit views of the same selected patches, their positions, a mask.
 
 A pure function of (recipe, stored volume, epoch). `epoch=None` is the sample of validation: geometry, tokens and mask
 are drawn as in training, but once and for all, by the volume alone; its light is neutral. Were it centred instead, the
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
     context_view: Float[np.ndarray, "k voxels"]
     target_view: Float[np.ndarray, "k voxels"]
-    places: Float[np.ndarray, "k 3"]
+    positions: Float[np.ndarray, "k 3"]
     grid_index: Int[np.ndarray, " k"]
     tissue: Float[np.ndarray, " k"]
     context: Int[np.ndarray, " n"]
@@ -49,7 +49,7 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
     tissue = share[index] >= tokens.TISSUE_SHARE
     context, target = masks.draw(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"), tissue)
-    return Sample(seen[0], seen[1], token_places(index, recipe), index, share[index], context, target)
+    return Sample(seen[0], seen[1], token_positions(index, recipe), index, share[index], context, target)
 
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
@@ -75,7 +75,7 @@ def select_tokens(
     return view, tokens.select(share, recipe.token_count, rng, background), share
 
 
-def token_places(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:
+def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:
     """Where the tokens lie, in the recipe's unit.
 
     Millimetres count from the scan's centre, and in depth from the row where flattening lays Bruch's membrane: one
@@ -85,7 +85,7 @@ def token_places(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarr
     wanted = recipe.preprocessing
     d, _, w = wanted.image_size
     anchor = round(wanted.axial_anchor * (wanted.stored_size[1] - 1)) + 0.5 - wanted.margin[1]
-    return tokens.places(
+    return tokens.positions(
         index, recipe.grid, recipe.tokens.patch_size, wanted.target_spacing_mm, recipe.model.position_unit,
         (d / 2, anchor, w / 2),
     )  # fmt: skip

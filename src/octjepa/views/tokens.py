@@ -59,7 +59,7 @@ def select(
     """`budget` patches in raster order: tissue first, then the rest, by chance within each; of the rest at least
     `background`, where there are so many.
 
-    Chance, not raster order or share: with more tissue than tokens, either would leave out the same places every time.
+    Chance, not raster order or share: with more tissue than tokens, either would always leave out the same positions.
     """
     order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
     tissue = int((share >= TISSUE_SHARE).sum())
@@ -67,7 +67,7 @@ def select(
     return np.sort(np.concatenate([order[:kept], order[tissue:][: budget - kept]]))
 
 
-def places(
+def positions(
     index: Int[np.ndarray, " t"],
     grid: tuple[int, int, int],
     patch: tuple[int, int, int],

@@ -52,12 +52,12 @@ class TunedNetwork(nn.Module):
         self.register_buffer("std", torch.ones(3 * pretrained.dim))
 
     def forward(
-        self, patches: Float[Tensor, "b k voxels"], places: Float[Tensor, "b k 3"], paths: Tensor | None = None
+        self, patches: Float[Tensor, "b k voxels"], positions: Float[Tensor, "b k 3"], paths: Tensor | None = None
     ) -> Float[Tensor, "b k dim"]:
         """Token features, fp32; `paths` as in `model.blocks.Stack`."""
         self.encoder.blocks.paths = paths
         try:
-            features: Tensor = self.encoder(patches, places)
+            features: Tensor = self.encoder(patches, positions)
         finally:
             self.encoder.blocks.paths = None
         return features.float()

@@ -152,7 +152,7 @@ def _accumulate(
         )
         with runtime.autocast():
             tokens = network(
-                part.context_view.to(device), part.places.to(device), None if paths is None else paths.to(device)
+                part.context_view.to(device), part.positions.to(device), None if paths is None else paths.to(device)
             )
         at = [rows[name] for name in part.volume_ids]
         loss = torch.zeros((), device=device)

@@ -20,7 +20,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import intensity, tokens
 from octjepa.views.geometry import Geometry
-from octjepa.views.sample import select_tokens, token_places
+from octjepa.views.sample import select_tokens, token_positions
 
 Corner = tuple[int, int, int]
 
@@ -38,7 +38,7 @@ class Window:
     """What an encoder takes of a window, and its z-scored voxels, which a decoder may look at."""
 
     patches: Float[np.ndarray, "k voxels"]
-    places: Float[np.ndarray, "k 3"]
+    positions: Float[np.ndarray, "k 3"]
     index: Int[np.ndarray, " k"]
     image: Float[np.ndarray, "d h w"]
 
@@ -63,14 +63,14 @@ def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
     view, index, _ = select_tokens(volume, recipe, Geometry(corner=corner), rng)
     table = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)
     patches = table[tokens.cut(view, recipe.tokens.patch_size, index)]
-    return Window(patches, token_places(index, recipe), index, table[view])
+    return Window(patches, token_positions(index, recipe), index, table[view])
 
 
 def encode(network: nn.Module, windows: Sequence[Window]) -> Float[Tensor, "b k dim"]:
     """Features of the windows' tokens, on the network's device."""
     device = next(network.parameters()).device
-    patches, places = (np.stack([getattr(one, name) for one in windows]) for name in ("patches", "places"))
-    found: Tensor = network(torch.from_numpy(patches).to(device), torch.from_numpy(places).to(device))
+    patches, positions = (np.stack([getattr(one, name) for one in windows]) for name in ("patches", "positions"))
+    found: Tensor = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
     return found
 
 
