@@ -64,9 +64,9 @@ def of_pixels(recipe: Recipe) -> Featurise:
         found = []
         for volume in volumes:
             rng = keys.generator("embed", volume.volume_id)
-            view, index, _ = select_tokens(volume, recipe, geometry.centred(recipe.preprocessing), rng)
-            cut = tokens.cut(view, recipe.tokens.patch_size, index)
-            shown = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)[cut]
+            view, index, _ = select_tokens(volume, recipe, geometry.center_crop(recipe.preprocessing), rng)
+            cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
+            shown = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
             found.append(Tokens(shown.astype(np.float16), index))
         return found
 

@@ -184,8 +184,8 @@ def _of_voxels(features: np.ndarray, fluid: np.ndarray) -> Ridge:
 
 def _voxels(eye: FluidEye, recipe: Recipe) -> tuple[Float[np.ndarray, "D H W features"], Bool[np.ndarray, "D H W"]]:
     image = _lit(eye, recipe)
-    shape, size = geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
-    retina = geometry.tissue(eye.volume.band, shape, eye.volume.pixels.shape[1], size)
+    shape, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
+    retina = geometry.tissue_mask(eye.volume.band, shape, eye.volume.pixels.shape[1], size)
     height = np.maximum(retina.sum(axis=1, keepdims=True), 1)
     depth = np.where(retina, np.cumsum(retina, axis=1) / height, 0)
     wide = [gaussian_filter(image, (0, width, width / 2)) for width in (1.5, 3.0, 6.0)]
@@ -262,8 +262,10 @@ def _flipped(*parts: Tensor) -> list[Tensor]:
 
 
 def _lit(eye: FluidEye, recipe: Recipe) -> Float[np.ndarray, "D H W"]:
-    view = geometry.apply(eye.volume.pixels, geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size)
-    return intensity.table(intensity.Light(), eye.volume.tissue_mean, eye.volume.tissue_std)[view]
+    view = geometry.apply_geometry(
+        eye.volume.pixels, geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
+    )
+    return intensity.lookup_table(eye.volume.tissue_mean, eye.volume.tissue_std)[view]
 
 
 def say_fluid(eyes: list[FluidEye], score: Callable[[FluidEye, FluidEye], Counts], say: Say, bootstrap: int) -> None:

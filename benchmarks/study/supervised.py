@@ -62,13 +62,13 @@ class SmallNet(nn.Module):
 def _view(bench: Bench, recipe: Recipe, place: int, rng: np.random.Generator | None) -> Float[np.ndarray, "d h w"]:
     volume = bench.eyes.store.read(bench.eyes.ids[place])
     shape = (
-        geometry.centred(recipe.preprocessing)
+        geometry.center_crop(recipe.preprocessing)
         if rng is None
-        else geometry.draw(recipe.preprocessing, recipe.views, rng)
+        else geometry.sample_geometry(recipe.preprocessing, recipe.views, rng)
     )
-    shown = intensity.Light() if rng is None else intensity.draw(recipe.views, rng)
-    view = geometry.apply(volume.pixels, shape, recipe.preprocessing.image_size)
-    return intensity.table(shown, volume.tissue_mean, volume.tissue_std)[view]
+    shown = intensity.IntensityAugmentation() if rng is None else intensity.sample_augmentation(recipe.views, rng)
+    view = geometry.apply_geometry(volume.pixels, shape, recipe.preprocessing.image_size)
+    return intensity.lookup_table(volume.tissue_mean, volume.tissue_std, shown)[view]
 
 
 def _batch(bench: Bench, recipe: Recipe, places: np.ndarray, draw: tuple[int, int] | None) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,9 @@ def test_1_no_change_of_light_carries_a_hidden_voxel_into_a_visible_patch():
     before = make_sample(one, recipe, 0)
     pixels = one.pixels.copy()
     d, h, w = np.unravel_index(before.grid_index[before.target], recipe.grid)
-    shape = geometry.draw(recipe.preprocessing, recipe.views, keys.generator(0, "geometry", 0, one.volume_id))
+    shape = geometry.sample_geometry(
+        recipe.preprocessing, recipe.views, keys.generator(0, "geometry", 0, one.volume_id)
+    )
     slow = recipe.preprocessing.image_size[0] // 4
     for a, b, c in zip((slow - 1 - d) if shape.flip_slow else d, h, w, strict=True):
         top, left = shape.corner[1] + 16 * b, shape.corner[2] + 16 * c
@@ -154,8 +156,8 @@ def test_4_crops_and_flips_move_tissue_and_voxels_alike():
     pixels = np.where((rows >= top[:, None]) & (rows <= top[:, None] + 12), 200, 10).astype(np.uint8)
     for flips in ((False, False), (True, False), (False, True), (True, True)):
         shape = geometry.Geometry((0, 3, 2), *flips)
-        view = geometry.apply(pixels, shape, recipe.preprocessing.image_size)
-        mask = geometry.tissue(band, shape, h, recipe.preprocessing.image_size)
+        view = geometry.apply_geometry(pixels, shape, recipe.preprocessing.image_size)
+        mask = geometry.tissue_mask(band, shape, h, recipe.preprocessing.image_size)
         assert np.array_equal(view == 200, mask)
         assert mask.any()
 
@@ -167,7 +169,7 @@ def test_5_masks_have_exact_counts_and_no_overlap(family, share):
     recipe = small_recipe(masks={**weights, "target_share": share})
     steps = np.stack(np.unravel_index(np.arange(32), recipe.grid), axis=-1)[:24]
     for number in range(200):
-        context, target = masks.draw(
+        context, target = masks.sample_mask(
             steps, recipe.grid, recipe.masks, recipe.mask_counts, keys.generator("mask", number)
         )
         assert (len(context), len(target)) == recipe.mask_counts
@@ -186,7 +188,7 @@ def test_5_every_place_is_hidden_alike_often(family):
     hidden = np.zeros(256)
     draws = 1500
     for number in range(draws):
-        _, target = masks.draw(steps, grid, recipe.masks, (102, 154), keys.generator(family, number))
+        _, target = masks.sample_mask(steps, grid, recipe.masks, (102, 154), keys.generator(family, number))
         hidden[target] += 1
     share = hidden.reshape(grid) / draws
     for axis in range(3):
@@ -203,7 +205,7 @@ def test_5_families_span_the_slow_axis():
         recipe = small_recipe(masks=dict.fromkeys(masks.FAMILIES, 0.0) | {family: 1.0})
         same = []
         for number in range(100):
-            _, target = masks.draw(steps, grid, recipe.masks, (102, 154), keys.generator(family, number))
+            _, target = masks.sample_mask(steps, grid, recipe.masks, (102, 154), keys.generator(family, number))
             hidden = np.zeros(256, dtype=bool)
             hidden[target] = True
             cube = hidden.reshape(grid)

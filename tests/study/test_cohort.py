@@ -42,7 +42,7 @@ def test_a_cohort_that_was_killed_half_made_is_made_again(tmp_path: Path, monkey
 def test_truth_lies_on_the_retina_of_every_vendor(cohort: Path) -> None:
     eyes = Eyes.open(cohort)
     preprocessing = eyes.store.preprocessing
-    shape, size = geometry.centred(preprocessing), preprocessing.image_size
+    shape, size = geometry.center_crop(preprocessing), preprocessing.image_size
     assert set(eyes.splits) == {"train", "val", "test"}
     worst = {}
     for place, volume_id in enumerate(eyes.ids):
@@ -52,7 +52,7 @@ def test_truth_lies_on_the_retina_of_every_vendor(cohort: Path) -> None:
         assert np.array_equal(regions, again[0])
         assert np.array_equal(lesions, again[1])
         assert set(np.unique(regions)) <= {*range(len(REGIONS)), UNSEEN}
-        band = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)[:, :, 1::4]
+        band = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)[:, :, 1::4]
         known = (regions != UNSEEN).all(axis=1) & band.any(axis=1)
         below = (regions > 0).argmax(axis=1)
         errors = np.abs(below - band.argmax(axis=1))[known]

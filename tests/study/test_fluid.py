@@ -31,7 +31,7 @@ def drawn(seed: int) -> FluidEye:
         pixels[s, r : r + 8, c : c + 8] = 5
     pixels += rng.integers(0, 5, pixels.shape).astype(np.uint8)
     volume = CanonicalVolume(f"v{seed}", pixels, band, 140.0, 30.0, np.zeros((depth, width), np.int16))
-    view = geometry.apply(pixels, geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size)
+    view = geometry.apply_geometry(pixels, geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size)
     seen = np.ones(view.shape, bool)
     seen[12:] = False
     return FluidEye(volume, (view < 12) & seen, seen)
@@ -80,11 +80,13 @@ def test_the_masks_lie_on_the_dark_of_the_real_eyes(real_scans: Path, tmp_path: 
     place = fluid.real_store(tmp_path, real_scans, RECIPE)
     for eye in fluid.read_eyes(place, real_scans):
         preprocessing = load_recipe(RECIPE).preprocessing
-        view = geometry.apply(eye.volume.pixels, geometry.centred(preprocessing), preprocessing.image_size)
+        view = geometry.apply_geometry(eye.volume.pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
         inside = eye.seen.any(axis=(1, 2))
         assert inside.sum() == 11
         size = eye.volume.pixels.shape[1]
-        retina = geometry.tissue(eye.volume.band, geometry.centred(preprocessing), size, preprocessing.image_size)
+        retina = geometry.tissue_mask(
+            eye.volume.band, geometry.center_crop(preprocessing), size, preprocessing.image_size
+        )
         assert (eye.fluid & retina).sum() > 0.85 * eye.fluid.sum()
         around = retina & ~eye.fluid & eye.fluid.any(axis=1, keepdims=True)
         assert view[eye.fluid].mean() < 0.7 * view[around].mean()

@@ -24,7 +24,7 @@ def hidden_cubes(family: str, draws: int, share: float = 1.0, hidden: int = 154)
     cubes = np.zeros((draws, 256), bool)
     for number in range(draws):
         counts = (256 - hidden, round(share * hidden))
-        _, target = masks.draw(EVERY, GRID, recipe.masks, counts, keys.generator("cubes", family, number))
+        _, target = masks.sample_mask(EVERY, GRID, recipe.masks, counts, keys.generator("cubes", family, number))
         cubes[number, target] = True
     return cubes.reshape(draws, *GRID)
 
@@ -66,8 +66,10 @@ def test_a_part_of_the_hidden_tokens_is_tissue_first():
     tissue = (EVERY[:, 1] == 3) | (EVERY[:, 1] == 4)  # 64 of 256
     asked = np.zeros(256)
     for number in range(600):
-        context, target = masks.draw(EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number), tissue)
-        free, _ = masks.draw(EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number))
+        context, target = masks.sample_mask(
+            EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number), tissue
+        )
+        free, _ = masks.sample_mask(EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number))
         assert np.array_equal(context, free)
         assert len(set(target) - set(context)) == 46
         hidden_tissue = tissue.sum() - tissue[context].sum()
@@ -193,13 +195,13 @@ def band_mask(made):
 
 def test_a_short_count_is_not_called_exact(monkeypatch):
     recipe = small_recipe()
-    drawn = masks.draw
+    drawn = masks.sample_mask
 
     def short(*given):
         context, target = drawn(*given)
         return context, target[1:]
 
-    monkeypatch.setattr(masks, "draw", short)
+    monkeypatch.setattr(masks, "sample_mask", short)
     measured = mask_statistics.measure(recipe, [("one", volume(recipe.preprocessing))], 1, samples=2)
     assert not mask_statistics.summary(measured)["exact"]
 

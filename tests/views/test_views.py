@@ -51,11 +51,17 @@ def test_the_z_score_is_applied_once():
 def test_light_neutral_changes_nothing_and_each_part_changes_something():
     patches = np.random.default_rng(0).integers(0, 256, size=(3, 64), dtype=np.uint8)
     rng = keys.generator("light")
-    neutral = intensity.expose(patches, intensity.Light(), 100.0, 50.0, rng)
+    neutral = intensity.apply_intensity(patches, intensity.IntensityAugmentation(), 100.0, 50.0, rng)
     assert np.allclose(neutral, (patches - 100.0) / 50.0, atol=1e-5)
-    for one in (intensity.Light(gain=1.2), intensity.Light(gamma=1.2), intensity.Light(speckle=0.2)):
-        assert not np.allclose(intensity.expose(patches, one, 100.0, 50.0, rng), neutral, atol=1e-2)
-    noise = intensity.expose(np.full((4, 4096), 100, np.uint8), intensity.Light(speckle=0.2), 100.0, 50.0, rng)
+    for one in (
+        intensity.IntensityAugmentation(gain=1.2),
+        intensity.IntensityAugmentation(gamma=1.2),
+        intensity.IntensityAugmentation(speckle=0.2),
+    ):
+        assert not np.allclose(intensity.apply_intensity(patches, one, 100.0, 50.0, rng), neutral, atol=1e-2)
+    noise = intensity.apply_intensity(
+        np.full((4, 4096), 100, np.uint8), intensity.IntensityAugmentation(speckle=0.2), 100.0, 50.0, rng
+    )
     assert noise.std() == pytest.approx(0.2, rel=0.05)
     assert abs(noise.mean()) < 0.01
 
@@ -64,7 +70,7 @@ def test_soften_is_the_binomial_filter_within_each_patch():
     patches = np.zeros((2, 1, 5, 5), dtype=np.uint8)
     patches[0, 0, 2, 2] = 160
     patches[1, 0, 0, 0] = 160
-    blurred = intensity.soften(patches.reshape(2, 25), (1, 5, 5)).reshape(2, 5, 5)
+    blurred = intensity.blur(patches.reshape(2, 25), (1, 5, 5)).reshape(2, 5, 5)
     assert blurred[0, 1:4, 1:4].tolist() == [[10, 20, 10], [20, 40, 20], [10, 20, 10]]
     assert blurred[0, 0].sum() == 0
     assert blurred[1, :2, :2].tolist() == [[160, 40], [40, 10]]
@@ -76,7 +82,7 @@ def test_cut_and_share_agree_with_loops():
     mask = view > 128
     patch = (2, 16, 16)
     every = np.arange(2 * 2 * 3)
-    patches, share = tokens.cut(view, patch, every), tokens.tissue_share(mask, patch)
+    patches, share = tokens.extract_patches(view, patch, every), tokens.tissue_share(mask, patch)
     for number in every:
         d, h, w = np.unravel_index(number, (2, 2, 3))
         box = (slice(2 * d, 2 * d + 2), slice(16 * h, 16 * h + 16), slice(16 * w, 16 * w + 16))
@@ -120,9 +126,9 @@ def test_a_crop_is_inside_the_margin_and_the_depth_is_never_flipped():
     ramp += np.arange(72, dtype=np.uint8)[None, :, None]
     corners = set()
     for number in range(50):
-        shape = geometry.draw(recipe.preprocessing, recipe.views, keys.generator(number))
+        shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, keys.generator(number))
         corners.add(shape.corner)
-        view = geometry.apply(ramp, shape, recipe.preprocessing.image_size)
+        view = geometry.apply_geometry(ramp, shape, recipe.preprocessing.image_size)
         assert (np.diff(view[0, :, 0].astype(int)) > 0).all()
     assert {c[0] for c in corners} == {0}
     assert {c[1] for c in corners} == set(range(9))
@@ -131,7 +137,7 @@ def test_a_crop_is_inside_the_margin_and_the_depth_is_never_flipped():
 def test_zoom_and_rotation_keep_the_centre():
     view = np.zeros((1, 65, 65), dtype=np.uint8)
     view[0, 30:35, 30:35] = 200
-    turned = geometry.apply(view, geometry.Geometry((0, 0, 0), rotation_degrees=10, zoom=1.2), (1, 65, 65))
+    turned = geometry.apply_geometry(view, geometry.Geometry((0, 0, 0), rotation_degrees=10, zoom=1.2), (1, 65, 65))
     assert turned[0, 32, 32] == 200
     assert turned.astype(int).sum() > view.astype(int).sum()
 

@@ -174,10 +174,10 @@ def embed_against_transformers() -> Iterator[Comparison]:
 
 def _videos(store: Store, names: Sequence[str], recipe: Recipe) -> Float[Tensor, "b d 1 h w"]:
     """The same centred view and z-score that ours takes."""
-    shape, size = geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
+    shape, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
 
     def view(volume: CanonicalVolume) -> np.ndarray:
-        exposed = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)
-        return exposed[geometry.apply(volume.pixels, shape, size)]
+        exposed = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
+        return exposed[geometry.apply_geometry(volume.pixels, shape, size)]
 
     return torch.from_numpy(np.stack([view(store.read(name)) for name in names])).unsqueeze(2)

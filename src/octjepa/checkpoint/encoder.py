@@ -97,11 +97,11 @@ class PretrainedEncoder:
         return pooled(self.tokens(volume).features, pool)
 
     def selected(self, volume: CanonicalVolume) -> SelectedTokens:
-        """What the encoder is given of a prepared volume: centred view, neutral light, always the same tokens."""
-        recipe, shape = self.recipe, geometry.centred(self.recipe.preprocessing)
+        """What the encoder is given of a prepared volume: centre crop, no augmentation, always the same tokens."""
+        recipe, shape = self.recipe, geometry.center_crop(self.recipe.preprocessing)
         view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
-        cut = tokens.cut(view, recipe.tokens.patch_size, index)
-        patches = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)[cut]
+        cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
+        patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
     @torch.no_grad()  # XLA does not know inference_mode's tensors

@@ -1,6 +1,6 @@
 """The whole state of a run, to and from a checkpoint: weights, Adam moments, the number of updates done.
 
-Nothing else is needed for an exact resume: order, masks and light are functions of the update number.
+Nothing else is needed for an exact resume: order, masks and augmentation are functions of the update number.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def columns(stored: Sequence[str], pool: str, dim: int) -> slice:
 
 def layers_of(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
     """Which layer each patch of the centred view lies in, -1 for none; raster order."""
-    shape, size = geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
-    mask = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)
-    return tokens.layer_of(mask, recipe.tokens.patch_size)
+    shape, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
+    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
+    return tokens.patch_layers(mask, recipe.tokens.patch_size)
 
 
 def _tissue_mean(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:

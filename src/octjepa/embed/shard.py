@@ -168,9 +168,9 @@ def patch_statistics(patches: Float[np.ndarray, "k voxels"]) -> Float[np.ndarray
 
 def grey_levels(volume: CanonicalVolume, preprocessing: Preprocessing) -> Float[np.ndarray, " levels"]:
     """Shares of tissue voxels at 32 grey levels, in the centred view: what intensity alone tells."""
-    shape, size = geometry.centred(preprocessing), preprocessing.image_size
-    view = geometry.apply(volume.pixels, shape, size)
-    inside = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)
+    shape, size = geometry.center_crop(preprocessing), preprocessing.image_size
+    view = geometry.apply_geometry(volume.pixels, shape, size)
+    inside = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
     values = view[inside] if inside.any() else view.ravel()
     counts = np.bincount(values // (256 // LEVELS), minlength=LEVELS)
     return (counts / counts.sum()).astype(np.float32)

@@ -102,7 +102,9 @@ def _of_others(candidate: Candidate, store: Store, folder: Path) -> Embeddings:
     with bar("embed", len(rows), "volume") as progress:
         for volume_id in rows["volume_id"]:
             volume = store.read(volume_id)
-            view = geometry.apply(volume.pixels, geometry.centred(store.preprocessing), store.preprocessing.image_size)
+            view = geometry.apply_geometry(
+                volume.pixels, geometry.center_crop(store.preprocessing), store.preprocessing.image_size
+            )
             for name, network in (("vector", encoder), ("untrained", untrained)):
                 tokens = _tokens(network, view)
                 width = tokens.shape[1]

@@ -76,8 +76,8 @@ def measure(
                 steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
                 shown = None
                 if pixels:
-                    cut = tokens.cut(view, recipe.tokens.patch_size, index)
-                    patches = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)[cut]
+                    cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
+                    patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
                     shown = normalised(patches), patches.mean(axis=1)
                 tissue = share >= tokens.TISSUE_SHARE
                 left_out = np.delete(tissue, index)
@@ -85,7 +85,9 @@ def measure(
                 for name, pile in piles.items():
                     purpose = ("mask",) if name == MIX else ("mask", name)  # the mix is drawn as training draws it
                     rng = keys.generator(recipe.train.seed, *purpose, epoch, volume.volume_id)
-                    drawn = masks.draw(steps, recipe.grid, pile.recipe.masks, recipe.mask_counts, rng, tissue[index])
+                    drawn = masks.sample_mask(
+                        steps, recipe.grid, pile.recipe.masks, recipe.mask_counts, rng, tissue[index]
+                    )
                     pile.add(person, steps, share[index], drawn, shown)
             progress.advance()
     grid, chosen, lost = np.mean(on_grid, axis=0)
@@ -157,7 +159,7 @@ def _draws(
     seed = recipe.train.seed
     for epoch in range(epochs):
         geometry_rng = keys.generator(seed, "geometry", epoch, volume.volume_id)
-        shape = geometry.draw(recipe.preprocessing, recipe.views, geometry_rng)
+        shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, geometry_rng)
         yield *select_tokens(volume, recipe, shape, keys.generator(seed, "tokens", epoch, volume.volume_id)), epoch
 
 

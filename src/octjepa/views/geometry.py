@@ -25,12 +25,12 @@ class Geometry:
     zoom: float = 1.0
 
 
-def centred(preprocessing: Preprocessing) -> Geometry:
+def center_crop(preprocessing: Preprocessing) -> Geometry:
     """The geometry of embedding: no chance in it."""
     return Geometry(corner=preprocessing.margin)
 
 
-def draw(preprocessing: Preprocessing, views: ViewRecipe, rng: np.random.Generator) -> Geometry:
+def sample_geometry(preprocessing: Preprocessing, views: ViewRecipe, rng: np.random.Generator) -> Geometry:
     """Uniform over the stored margin, flips by their chance, rotation and zoom uniform within their limits."""
     offset = rng.integers(0, 2 * np.asarray(preprocessing.margin) + 1)
     flips = rng.random(2)
@@ -45,7 +45,7 @@ def draw(preprocessing: Preprocessing, views: ViewRecipe, rng: np.random.Generat
     )
 
 
-def apply(
+def apply_geometry(
     pixels: UInt8[np.ndarray, "D H W"], geometry: Geometry, size: tuple[int, int, int]
 ) -> UInt8[np.ndarray, "d h w"]:
     """The view `size` of a stored volume. Whole-voxel moves are exact; rotation and zoom interpolate each B-scan."""
@@ -55,20 +55,20 @@ def apply(
         raise ValueError(f"a crop {size} at {geometry.corner} leaves the stored volume {pixels.shape}")
     view = view[:: -1 if geometry.flip_slow else 1, :, :: -1 if geometry.flip_fast else 1]
     if geometry.rotation_degrees or geometry.zoom != 1.0:
-        view = _turn(view, geometry)
+        view = _rotate_and_zoom(view, geometry)
     return np.ascontiguousarray(view)
 
 
-def tissue(
+def tissue_mask(
     band: np.ndarray, geometry: Geometry, stored_height: int, size: tuple[int, int, int]
 ) -> Bool[np.ndarray, "d h w"]:
     """The tissue band `[2, D, W]` of the stored volume (first and last row, -1 for none) as a mask of the same view."""
     rows = np.arange(stored_height, dtype=np.int16)[None, :, None]
     mask = (rows >= band[0][:, None]) & (rows <= band[1][:, None]) & (band[0][:, None] >= 0)
-    return apply(mask.view(np.uint8), geometry, size) > 0
+    return apply_geometry(mask.view(np.uint8), geometry, size) > 0
 
 
-def _turn(view: np.ndarray, geometry: Geometry) -> np.ndarray:
+def _rotate_and_zoom(view: np.ndarray, geometry: Geometry) -> np.ndarray:
     radians = np.deg2rad(geometry.rotation_degrees)
     matrix = np.array([[np.cos(radians), np.sin(radians)], [-np.sin(radians), np.cos(radians)]]) / geometry.zoom
     centre = (np.asarray(view.shape[1:]) - 1) / 2

@@ -21,7 +21,7 @@ SPANNED = {"tubes": (0,), "blocks": (), "runs": (1, 2)}  # axes that a shape of 
 _MOST_SHAPES = 64
 
 
-def draw(
+def sample_mask(
     steps: Int[np.ndarray, "t 3"],
     grid: tuple[int, int, int],
     recipe: MaskRecipe,

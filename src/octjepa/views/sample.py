@@ -1,8 +1,8 @@
-"""One volume -> one sample of fixed shapes: two lit views of the same selected patches, their positions, a mask.
+"""One volume -> one sample of fixed shapes: two views of the same selected patches, their positions, and a mask.
 
-A pure function of (recipe, stored volume, epoch). `epoch=None` is the sample of validation: geometry, tokens and mask
-are drawn as in training, but once and for all, by the volume alone; its light is neutral. Were it centred instead, the
-mean of each place would know an alignment that training never shows, and be no fair opponent.
+A sample is a pure function of (recipe, stored volume, epoch). `epoch=None` is the validation sample: geometry, tokens
+and mask are drawn as in training, but from the volume id alone, and intensity is not augmented. A centred crop would
+give the `position_mean` baseline an alignment that training never shows, which would not be a fair comparison.
 """
 
 from __future__ import annotations
@@ -41,25 +41,27 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     def rng(purpose: str) -> np.random.Generator:
         return keys.generator(seed, purpose, stage, volume.volume_id)
 
-    shape = geometry.draw(recipe.preprocessing, recipe.views, rng("geometry"))
+    shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, rng("geometry"))
     view, index, share = select_tokens(volume, recipe, shape, rng("tokens"), background)
-    light_rng, noise = rng("light"), rng("speckle")
-    lights = [intensity.Light() if epoch is None else intensity.draw(recipe.views, light_rng) for _ in range(2)]
-    seen = [_lit(view, index, recipe, one, volume, noise) for one in lights]
+    intensity_rng, noise = rng("light"), rng("speckle")  # the purposes are part of every draw: never rename them
+    context_view, target_view = (
+        _patch_view(view, index, recipe, augmentation, volume, noise)
+        for augmentation in _augmentations(recipe, epoch, intensity_rng)
+    )
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
     tissue = share[index] >= tokens.TISSUE_SHARE
-    context, target = masks.draw(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"), tissue)
-    return Sample(seen[0], seen[1], token_positions(index, recipe), index, share[index], context, target)
+    context, target = masks.sample_mask(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"), tissue)
+    return Sample(context_view, target_view, token_positions(index, recipe), index, share[index], context, target)
 
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
     """Which of `tokens.LAYERS` each patch of `make_sample`'s views lies in, -1 for none; raster order."""
     stage = "fixed" if epoch is None else epoch
-    shape = geometry.draw(
+    shape = geometry.sample_geometry(
         recipe.preprocessing, recipe.views, keys.generator(recipe.train.seed, "geometry", stage, volume.volume_id)
     )
-    mask = geometry.tissue(volume.band, shape, volume.pixels.shape[1], recipe.preprocessing.image_size)
-    return tokens.layer_of(mask, recipe.tokens.patch_size)
+    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], recipe.preprocessing.image_size)
+    return tokens.patch_layers(mask, recipe.tokens.patch_size)
 
 
 def select_tokens(
@@ -67,8 +69,8 @@ def select_tokens(
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """(view, chosen patches in raster order, tissue share of every patch) under the geometry `shape`."""
     size = recipe.preprocessing.image_size
-    view = geometry.apply(volume.pixels, shape, size)
-    mask = geometry.tissue(volume.band, shape, volume.pixels.shape[1], size)
+    view = geometry.apply_geometry(volume.pixels, shape, size)
+    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
     share = tokens.tissue_share(mask, recipe.tokens.patch_size)
     if recipe.tokens.select == "all":
         return view, np.arange(recipe.grid_tokens), share
@@ -91,15 +93,25 @@ def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.nd
     )  # fmt: skip
 
 
-def _lit(
+def _augmentations(
+    recipe: Recipe, epoch: int | None, rng: np.random.Generator
+) -> list[intensity.IntensityAugmentation]:
+    """Of the context view and the target view; neutral for validation."""
+    if epoch is None:
+        return [intensity.IntensityAugmentation()] * 2
+    return [intensity.sample_augmentation(recipe.views, rng) for _ in range(2)]
+
+
+def _patch_view(
     view: np.ndarray,
     index: np.ndarray,
     recipe: Recipe,
-    one: intensity.Light,
+    augmentation: intensity.IntensityAugmentation,
     volume: CanonicalVolume,
     rng: np.random.Generator,
 ) -> Float[np.ndarray, "k voxels"]:
-    patches = tokens.cut(view, recipe.tokens.patch_size, index)
-    if one.blur:
-        patches = intensity.soften(patches, recipe.tokens.patch_size)
-    return intensity.expose(patches, one, volume.tissue_mean, volume.tissue_std, rng)
+    """The patches `index` of a view under `augmentation`, z-scored."""
+    patches = tokens.extract_patches(view, recipe.tokens.patch_size, index)
+    if augmentation.blur:
+        patches = intensity.blur(patches, recipe.tokens.patch_size)
+    return intensity.apply_intensity(patches, augmentation, volume.tissue_mean, volume.tissue_std, rng)

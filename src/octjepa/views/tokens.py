@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 TISSUE_SHARE = 0.25  # a patch with at least this share of tissue counts as tissue
 
 
-def cut(
+def extract_patches(
     view: UInt8[np.ndarray, "d h w"], patch: tuple[int, int, int], index: Int[np.ndarray, " t"]
 ) -> UInt8[np.ndarray, "t voxels"]:
     """The patches `index` (raster order over slice, depth, width) of a view, each flattened the same way."""
@@ -33,7 +33,7 @@ LAYERS = ("vitreous", "inner retina", "outer retina", "choroid", "below")
 _RETINA = 2 / 3  # of the tissue band; the rest is choroid under Bruch's membrane
 
 
-def layer_of(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> Int[np.ndarray, " grid"]:
+def patch_layers(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> Int[np.ndarray, " grid"]:
     """Which of `LAYERS` the centre of each patch lies in, raster order; -1 where its columns hold no tissue.
 
     Told by the tissue band alone: above it, its upper, middle and lower third, below it. No layer is segmented here.

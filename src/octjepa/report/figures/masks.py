@@ -61,8 +61,8 @@ def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPi
     """The fixed sample of `volume` under `family`."""
     from octjepa.views import geometry
 
-    view = geometry.apply(
-        np.asarray(volume.pixels), geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
+    view = geometry.apply_geometry(
+        np.asarray(volume.pixels), geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
     )
     per_slab = mask_states(volume, recipe, family)
     thick, *size = recipe.tokens.patch_size

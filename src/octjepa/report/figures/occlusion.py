@@ -98,7 +98,7 @@ def _picture(
     row, volume, found = shown.row, shown.volume, shown.occlusion
     (thick, high, wide), wanted = recipe.tokens.patch_size, recipe.preprocessing
     (a, _, c), (d, _, w) = wanted.margin, wanted.image_size
-    view = geometry.apply(np.asarray(volume.pixels), geometry.centred(wanted), wanted.image_size)
+    view = geometry.apply_geometry(np.asarray(volume.pixels), geometry.center_crop(wanted), wanted.image_size)
     face = eyes.en_face(np.asarray(volume.pixels), np.asarray(volume.band), wanted.target_spacing_mm[1])
     middle = (found.slab + 0.5) * thick
     name = f"{row['device']}, {row['eye'] or 'eye unknown'}, volume {row['volume_id']}"

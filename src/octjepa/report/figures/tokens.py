@@ -99,8 +99,8 @@ def token_maps(store: Any, rows: Sequence[dict[str, Any]], encoder: Any) -> Toke
     middle = recipe.grid[0] // 2
     pictures = []
     for row, volume, (features, places) in zip(rows, volumes, found, strict=True):
-        view = geometry.apply(
-            np.asarray(volume.pixels), geometry.centred(recipe.preprocessing), recipe.preprocessing.image_size
+        view = geometry.apply_geometry(
+            np.asarray(volume.pixels), geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
         )
         grid = np.zeros((*recipe.grid[1:], 3), np.uint8)
         there = np.zeros(recipe.grid[1:], bool)

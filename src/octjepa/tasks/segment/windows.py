@@ -61,8 +61,8 @@ def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
     """Tokens are chosen as in embedding: tissue first, by chance that volume and window alone decide."""
     rng = keys.generator("segment", volume.volume_id, *corner)
     view, index, _ = select_tokens(volume, recipe, Geometry(corner=corner), rng)
-    table = intensity.table(intensity.Light(), volume.tissue_mean, volume.tissue_std)
-    patches = table[tokens.cut(view, recipe.tokens.patch_size, index)]
+    table = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
+    patches = table[tokens.extract_patches(view, recipe.tokens.patch_size, index)]
     return Window(patches, token_positions(index, recipe), index, table[view])
 
 
