@@ -21,14 +21,14 @@ from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views import geometry, masks
-from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches
+from octjepa.views.loader import TrainingDataset, ValidationDataset, collate, validation_batches
 from octjepa.views.sample import make_sample
 from synthetic import MemoryStore, small_recipe, volume
 
 
 def batch_of(recipe, count=4):
     store = MemoryStore(recipe.preprocessing)
-    stream = Stream(store, recipe, list(store.volumes))
+    stream = TrainingDataset(store, recipe, list(store.volumes))
     return collate([stream[i] for i in range(count)])
 
 
@@ -232,14 +232,14 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     store = MemoryStore(recipe.preprocessing)
     model, runtime = model_of(recipe), Runtime("fp32")
     held_out = [f"volume{n:04d}" for n in range(12, 20)]
-    samples = FixedSamples(store, recipe, held_out)
+    samples = ValidationDataset(store, recipe, held_out)
     first = collate([samples[i] for i in range(8)])
-    again = collate([FixedSamples(store, recipe, held_out)[i] for i in range(8)])
+    again = collate([ValidationDataset(store, recipe, held_out)[i] for i in range(8)])
     assert torch.equal(first.target, again.target)
     assert torch.equal(first.context_view, first.target_view)
-    means = validate.learn_means(model, runtime, fixed_batches(samples, 4), recipe.grid_tokens)
-    whole = validate.validate(model, runtime, fixed_batches(samples, 8), means, recipe.grid)
-    uneven = validate.validate(model, runtime, fixed_batches(samples, 3), means, recipe.grid)
+    means = validate.learn_means(model, runtime, validation_batches(samples, 4), recipe.grid_tokens)
+    whole = validate.validate(model, runtime, validation_batches(samples, 8), means, recipe.grid)
+    uneven = validate.validate(model, runtime, validation_batches(samples, 3), means, recipe.grid)
     assert whole["loss"] > 0
     assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.positions, first.context, first.target)
@@ -342,7 +342,7 @@ def test_9_one_part_is_not_the_whole():
     accumulate(model, batch, recipe, Runtime("fp32"))
     whole = copy.deepcopy([p.grad for p in model.parameters() if p.grad is not None])
     model.zero_grad()
-    outcome = model.predict(*batch.part(0, 1)[:3], *batch.part(0, 1)[5:7])
+    outcome = model.predict(*batch.micro_batch(0, 1)[:3], *batch.micro_batch(0, 1)[5:7])
     loss_of("vjepa", outcome.predicted, outcome.target).backward()
     part = [p.grad for p in model.parameters() if p.grad is not None]
     assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in zip(whole, part, strict=True))

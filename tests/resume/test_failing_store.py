@@ -20,7 +20,7 @@ from octjepa.recipe import Recipe
 from octjepa.remote import join
 from octjepa.store import Store, build_store
 from octjepa.train.loop import pretrain
-from octjepa.views.loader import Stream, select_volumes
+from octjepa.views.loader import TrainingDataset, select_volumes
 from ranks import BEGIN, assert_same, finish, start_ranks, weights_of
 
 EYES = 40
@@ -130,16 +130,16 @@ def test_volumes_that_are_gone_for_good_are_replaced_by_the_next_in_order_and_co
         chunk.write_bytes(chunk.read_bytes()[:1000])
     torch.set_num_threads(1)
     seen: list[tuple[str, ...]] = []
-    honest = Stream.__getitem__
-    monkeypatch.setattr(Stream, "__getitem__", lambda *asked: noted(honest(*asked), seen))
+    honest = TrainingDataset.__getitem__
+    monkeypatch.setattr(TrainingDataset, "__getitem__", lambda *asked: noted(honest(*asked), seen))
     pretrain(recipe, Store.open(tmp_path / "store"), tmp_path / "one")
 
-    order = Stream(store, recipe, ids)
+    order = TrainingDataset(store, recipe, ids)
     expected = []
     for position in range(4 * UPDATES):
-        while order.place(position)[1] in gone:
+        while order.volume_at(position)[1] in gone:
             position += 1
-        expected.append(order.place(position)[1])
+        expected.append(order.volume_at(position)[1])
     assert seen == expected
     monkeypatch.undo()
 

@@ -15,7 +15,7 @@ from octjepa.errors import CheckpointError, OctjepaError
 from octjepa.files import read_json_lines
 from octjepa.train import loop, micro_batch
 from octjepa.train.loop import pretrain
-from octjepa.views.loader import Stream, select_volumes
+from octjepa.views.loader import TrainingDataset, select_volumes
 from synthetic import MemoryStore, small_recipe
 
 TIMES = {"seconds", "volumes_per_second", "data_wait_share", "cpu_cores_busy", "memory/process_bytes"}
@@ -39,8 +39,8 @@ def bad(monkeypatch):
     """The ten volumes of updates 5 to 9 (from 0): a batch that holds one of them gives a gradient of NaN."""
     recipe = recipe_of()
     store = store_of(recipe)
-    stream = Stream(store, recipe, select_volumes(store, recipe, "train").volume_ids)
-    names = {name for update in range(5, 10) for name in stream.names_of_update(update)}
+    stream = TrainingDataset(store, recipe, select_volumes(store, recipe, "train").volume_ids)
+    names = {name for update in range(5, 10) for name in stream.volume_ids_of_update(update)}
     honest = micro_batch.accumulate
 
     def poisoned(model, batch, *arguments):

@@ -17,7 +17,7 @@ import torch
 from octjepa.errors import OctjepaError
 from octjepa.train import micro_batch
 from octjepa.train.loop import pretrain
-from octjepa.views.workers import deaths_told
+from octjepa.views.workers import translate_worker_errors
 from synthetic import MemoryStore, small_recipe
 
 RESUME = "go on with --resume"
@@ -106,7 +106,7 @@ def test_of_two_errors_the_one_that_knows_the_signal_is_told() -> None:
         except RuntimeError as first:
             raise RuntimeError("DataLoader worker (pid(s) 77, 78) exited unexpectedly") from first
 
-    with pytest.raises(OctjepaError, match="was killed"), deaths_told():
+    with pytest.raises(OctjepaError, match="was killed"), translate_worker_errors():
         next_batch()
 
 

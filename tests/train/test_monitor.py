@@ -17,7 +17,7 @@ from octjepa.model.encoder import Encoder
 from octjepa.train.health import LIMITS, Health
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import Audit, measure
-from octjepa.views.loader import Stream
+from octjepa.views.loader import TrainingDataset
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import LAYERS, TISSUE_SHARE
 from synthetic import MemoryStore, small_recipe
@@ -139,7 +139,7 @@ def test_background_is_looked_at_where_training_sees_none() -> None:
     recipe = small_recipe(tokens={"budget": 12})
     store = MemoryStore(recipe.preprocessing)
     ids = sorted(store.volumes)
-    seen = Stream(store, recipe, ids)
+    seen = TrainingDataset(store, recipe, ids)
     assert min(float(seen[place].sample.tissue.min()) for place in range(4)) >= TISSUE_SHARE
     audit = Audit.choose(store, recipe, ids, 5)
     assert (~audit.tissue).sum(dim=1).tolist() == [3] * 5

@@ -20,7 +20,7 @@ from octjepa.store import CanonicalVolume
 from octjepa.store.chunk import reading_chunk
 from octjepa.train.loop import pretrain
 from octjepa.views import loader
-from octjepa.views.loader import Stream
+from octjepa.views.loader import TrainingDataset
 from ranks import assert_same, losses_of, weights_of
 from synthetic import MemoryStore, small_recipe
 
@@ -124,8 +124,8 @@ def test_what_is_absent_or_torn_is_damaged_and_replaced_as_before(tmp_path: Path
 def test_where_some_are_left_out_and_no_other_can_be_read_the_search_ends() -> None:
     recipe = recipe_of()
     store = Refusing(recipe, first=0, number=errno.ENOENT)
-    stream = Stream(store, recipe, sorted(store.volumes))
-    stream.leave_out(["volume0003"])
+    stream = TrainingDataset(store, recipe, sorted(store.volumes))
+    stream.exclude(["volume0003"])
     signal.alarm(20)  # it went round and round
     try:
         with pytest.raises(OctjepaError, match=r"^16 training volumes in a row cannot be read; the last: "):

@@ -13,7 +13,7 @@ from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.train.loop import pretrain
 from octjepa.train.step import accumulate, take_step
-from octjepa.views.loader import Stream, collate
+from octjepa.views.loader import TrainingDataset, collate
 from synthetic import MemoryStore, small_recipe
 
 
@@ -37,7 +37,7 @@ def update(clip_norm: float | None) -> tuple[float, float]:
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
     store = MemoryStore(recipe.preprocessing)
-    stream = Stream(store, recipe, list(store.volumes))
+    stream = TrainingDataset(store, recipe, list(store.volumes))
     runtime, optimizer = Runtime("fp32"), Noting(model)
     figures = accumulate(model, collate([stream[i] for i in range(4)]), recipe, runtime)
     told = take_step(model, optimizer, figures, runtime, 0.99, clip_norm, float("inf"))  # type: ignore[arg-type]

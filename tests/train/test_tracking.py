@@ -25,7 +25,7 @@ from octjepa.train import micro_batch
 from octjepa.train.loop import pretrain
 from octjepa.train.tracking import backends, channel, open_record, record
 from octjepa.train.tracking.picture import DARK, HIDDEN, TARGET, draw
-from octjepa.views.loader import FixedSamples, fixed_batches
+from octjepa.views.loader import ValidationDataset, validation_batches
 from synthetic import MemoryStore, small_recipe
 
 FAST = {
@@ -43,7 +43,7 @@ def recipe_of(**tracking):
 
 def batch_of(recipe, count=2):
     store = MemoryStore(recipe.preprocessing, train=6, val=2)
-    return next(fixed_batches(FixedSamples(store, recipe, list(store.volumes)[:count]), count))
+    return next(validation_batches(ValidationDataset(store, recipe, list(store.volumes)[:count]), count))
 
 
 def told(path, recipe, rank=0, first=0):

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from octjepa.views.loader import Stream, select_volumes, training_batches
-from octjepa.views.order import Order, quotas
+from octjepa.views.loader import TrainingDataset, select_volumes, training_batches
+from octjepa.views.order import VolumeOrder, quotas
 from synthetic import MemoryStore, small_recipe
 
 SIZES = {"cirrus": 60, "maestro": 30, "triton": 9, "plex": 1}
@@ -15,8 +15,8 @@ DOMAINS = {f"{name}-{number}": name for name, size in SIZES.items() for number i
 IDS = sorted(DOMAINS)
 
 
-def epoch(order: Order, number: int) -> list[tuple[int, str]]:
-    return [order.place(position) for position in range(number * len(IDS), (number + 1) * len(IDS))]
+def epoch(order: VolumeOrder, number: int) -> list[tuple[int, str]]:
+    return [order.volume_at(position) for position in range(number * len(IDS), (number + 1) * len(IDS))]
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_no_domain_starves() -> None:
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_every_epoch_holds_each_domain_as_often_as_its_quota(power: float) -> None:
-    order = Order(IDS, 3, DOMAINS, power)
+    order = VolumeOrder(IDS, 3, DOMAINS, power)
     for number in (0, 1, 7):
         drawn = Counter(DOMAINS[volume_id] for _, volume_id in epoch(order, number))
-        assert drawn == order.per_epoch
+        assert drawn == order.draws_per_epoch
 
 
 def test_within_a_domain_nothing_comes_again_before_everything_came() -> None:
-    order = Order(IDS, 3, DOMAINS)  # 25 draws of each an epoch: cirrus needs 2.4 epochs to come round
+    order = VolumeOrder(IDS, 3, DOMAINS)  # 25 draws of each an epoch: cirrus needs 2.4 epochs to come round
     seen: Counter[str] = Counter()
     for number in range(12):
         seen.update(volume_id for _, volume_id in epoch(order, number))
@@ -64,7 +64,7 @@ def test_within_a_domain_nothing_comes_again_before_everything_came() -> None:
 
 def test_a_volume_never_has_the_same_visit_twice() -> None:
     """The visit keys the views: the one volume of a small domain must not come 25 times an epoch with one view."""
-    order = Order(IDS, 3, DOMAINS)
+    order = VolumeOrder(IDS, 3, DOMAINS)
     positions = [place for number in range(6) for place in epoch(order, number)]
     assert len(set(positions)) == len(positions)
     visits = sorted(visit for visit, volume_id in positions if volume_id == "triton-4")
@@ -72,17 +72,17 @@ def test_a_volume_never_has_the_same_visit_twice() -> None:
 
 
 def test_a_place_is_a_function_of_the_seed_and_the_position() -> None:
-    walked = [Order(IDS, 3, DOMAINS).place(position) for position in range(400)]
-    order = Order(IDS, 3, DOMAINS)
-    assert [order.place(position) for position in reversed(range(400))] == walked[::-1]
-    assert [Order(IDS, 4, DOMAINS).place(position) for position in range(400)] != walked
+    walked = [VolumeOrder(IDS, 3, DOMAINS).volume_at(position) for position in range(400)]
+    order = VolumeOrder(IDS, 3, DOMAINS)
+    assert [order.volume_at(position) for position in reversed(range(400))] == walked[::-1]
+    assert [VolumeOrder(IDS, 4, DOMAINS).volume_at(position) for position in range(400)] != walked
 
 
 def test_without_domains_an_epoch_is_each_volume_once_and_its_visit_the_epoch() -> None:
-    order = Order(IDS, 3)
+    order = VolumeOrder(IDS, 3)
     for number in (0, 5):
         assert sorted(epoch(order, number)) == [(number, volume_id) for volume_id in IDS]
-    assert order.per_epoch == {"all": 100}
+    assert order.draws_per_epoch == {"all": 100}
 
 
 def test_a_balanced_stream_resumes_anywhere_and_needs_its_domains() -> None:
@@ -90,12 +90,12 @@ def test_a_balanced_stream_resumes_anywhere_and_needs_its_domains() -> None:
     store = MemoryStore(recipe.preprocessing)
     store.table.loc[:7, "device"] = "topcon_triton"
     chosen = select_volumes(store, recipe, "train")
-    stream = Stream(store, recipe, chosen.volume_ids, chosen.domains)
-    assert stream.order.per_epoch == {name: 3 for name in set(chosen.domains.values())}
+    stream = TrainingDataset(store, recipe, chosen.volume_ids, chosen.domains)
+    assert stream.order.draws_per_epoch == {name: 3 for name in set(chosen.domains.values())}
     whole = [batch.volume_ids for batch in training_batches(stream, 0, 9, 0)]
-    again = Stream(store, recipe, chosen.volume_ids, chosen.domains)
+    again = TrainingDataset(store, recipe, chosen.volume_ids, chosen.domains)
     assert [batch.volume_ids for batch in training_batches(again, 5, 9, 2)] == whole[5:]
     drawn = Counter(chosen.domains[volume_id] for ids in whole for volume_id in ids)
     assert set(drawn.values()) == {9}  # 36 draws of 4 domains
     with pytest.raises(ValueError, match="needs the domains"):
-        Stream(store, recipe, chosen.volume_ids)
+        TrainingDataset(store, recipe, chosen.volume_ids)

@@ -9,7 +9,14 @@ import torch
 from octjepa import keys
 from octjepa.errors import ContractError, UsageError
 from octjepa.views import geometry, intensity, tokens
-from octjepa.views.loader import FixedSamples, Stream, collate, fixed_batches, select_volumes, training_batches
+from octjepa.views.loader import (
+    TrainingDataset,
+    ValidationDataset,
+    collate,
+    select_volumes,
+    training_batches,
+    validation_batches,
+)
 from octjepa.views.sample import make_sample
 from synthetic import MemoryStore, small_recipe, volume
 
@@ -146,8 +153,8 @@ def test_every_epoch_shows_every_volume_once_and_updates_resume_anywhere():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
     ids = select_volumes(store, recipe, "train").volume_ids
-    stream = Stream(store, recipe, ids)
-    epochs = [[stream.place(p)[1] for p in range(e * 12, e * 12 + 12)] for e in range(3)]
+    stream = TrainingDataset(store, recipe, ids)
+    epochs = [[stream.volume_at(p)[1] for p in range(e * 12, e * 12 + 12)] for e in range(3)]
     assert all(sorted(epoch) == ids for epoch in epochs)
     assert epochs[0] != epochs[1]
     whole = [batch.volume_ids for batch in training_batches(stream, 0, 6, 0)]
@@ -158,27 +165,27 @@ def test_every_epoch_shows_every_volume_once_and_updates_resume_anywhere():
 def test_loader_processes_change_nothing():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    stream = Stream(store, recipe, select_volumes(store, recipe, "train").volume_ids)
+    stream = TrainingDataset(store, recipe, select_volumes(store, recipe, "train").volume_ids)
     for a, b in zip(training_batches(stream, 0, 3, 0), training_batches(stream, 0, 3, 2), strict=True):
         assert a.volume_ids == b.volume_ids
         assert all(torch.equal(x, y) for x, y in zip(a[:7], b[:7], strict=True))
 
 
-def test_fixed_batches_show_every_sample_once():
+def test_validation_batches_show_every_sample_once():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    samples = FixedSamples(store, recipe, select_volumes(store, recipe, "val").volume_ids)
-    sizes = [len(batch.volume_ids) for batch in fixed_batches(samples, 3)]
+    samples = ValidationDataset(store, recipe, select_volumes(store, recipe, "val").volume_ids)
+    sizes = [len(batch.volume_ids) for batch in validation_batches(samples, 3)]
     assert sizes == [3, 3, 2]
 
 
 def test_micro_batches_are_slices():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
-    stream = Stream(store, recipe, select_volumes(store, recipe, "train").volume_ids)
+    stream = TrainingDataset(store, recipe, select_volumes(store, recipe, "train").volume_ids)
     whole = collate([stream[i] for i in range(4)])
-    assert whole.part(1, 3).volume_ids == whole.volume_ids[1:3]
-    assert torch.equal(whole.part(1, 3).target, whole.target[1:3])
+    assert whole.micro_batch(1, 3).volume_ids == whole.volume_ids[1:3]
+    assert torch.equal(whole.micro_batch(1, 3).target, whole.target[1:3])
 
 
 def test_choice_by_device_and_limit():

@@ -14,7 +14,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.alarms import PretextAlarm, check_leak
-from octjepa.views.loader import Batch, Stream, training_batches
+from octjepa.views.loader import Batch, TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,7 +26,7 @@ def small(**sections: dict) -> Recipe:
 
 def first_batch(recipe: Recipe) -> Batch:
     store = MemoryStore(recipe.preprocessing)
-    return next(training_batches(Stream(store, recipe, list(store.volumes)), 0, 1, workers=0))
+    return next(training_batches(TrainingDataset(store, recipe, list(store.volumes)), 0, 1, workers=0))
 
 
 def loss_and_norm(recipe: Recipe, device: torch.device, bf16: bool = False) -> list[float]:

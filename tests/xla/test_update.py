@@ -18,7 +18,7 @@ from octjepa.objective.ema import momentum
 from octjepa.train.optimizer import build_optimizer, set_learning_rate
 from octjepa.train.schedule import learning_rate
 from octjepa.train.step import accumulate, take_step
-from octjepa.views.loader import Stream, training_batches
+from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -39,7 +39,9 @@ class Run:
         self.runtime = Runtime("fp32")
         self.runtime.device = device
         store = MemoryStore(RECIPE.preprocessing)
-        self.batches = training_batches(Stream(store, RECIPE, list(store.volumes)[:12]), 0, UPDATES + 1, workers=0)
+        self.batches = training_batches(
+            TrainingDataset(store, RECIPE, list(store.volumes)[:12]), 0, UPDATES + 1, workers=0
+        )
         torch.manual_seed(0)
         self.model = VJEPA3D.from_recipe(RECIPE).to(device)
         self.optimizer = build_optimizer(self.model, RECIPE.train)

@@ -40,7 +40,7 @@ def check_detached(outcome: Prediction) -> None:
 @torch.no_grad()
 def check_leak(model: VJEPA3D, batch: Batch) -> None:
     """Raises PretextAlarm when a prediction of the first sample depends on a hidden voxel."""
-    one = batch.part(0, 1)
+    one = batch.micro_batch(0, 1)
     device = next(model.parameters()).device
     view, target_view, positions, context, target = one.inputs(device)
     seen = torch.zeros(view.shape[:2], dtype=torch.bool, device=device).scatter(1, context, True)

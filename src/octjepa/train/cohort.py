@@ -10,7 +10,7 @@ from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.select import Selection
-from octjepa.views.loader import Stream, select_volumes
+from octjepa.views.loader import TrainingDataset, select_volumes
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Cohort:
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def choose_cohort(store: Store, recipe: Recipe) -> tuple[Cohort, Stream]:
+def choose_cohort(store: Store, recipe: Recipe) -> tuple[Cohort, TrainingDataset]:
     """The cohort and the stream of its training volumes. Raises as `select_volumes` does; validation may be empty."""
     train = select_volumes(store, recipe, "train")
-    stream = Stream(store, recipe, train.volume_ids, train.domains)
-    return Cohort(train, select_volumes(store, recipe, "val", needed=False), stream.order.per_epoch), stream
+    stream = TrainingDataset(store, recipe, train.volume_ids, train.domains)
+    return Cohort(train, select_volumes(store, recipe, "val", needed=False), stream.order.draws_per_epoch), stream

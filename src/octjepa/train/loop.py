@@ -41,7 +41,7 @@ from octjepa.train.tracking import Record, open_record
 from octjepa.train.unreadable import Unread
 from octjepa.train.validate import figures_of, without_chance
 from octjepa.views.loader import Batch
-from octjepa.views.workers import deaths_told
+from octjepa.views.workers import translate_worker_errors
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed, disk full),
     PretextAlarm (the task is broken) and Interrupted (a signal came; a checkpoint was written).
     """
-    with deaths_told(), distributed_context(recipe.train.precision) as runtime:
+    with translate_worker_errors(), distributed_context(recipe.train.precision) as runtime:
         run = prepare(recipe, store, out, resume, runtime)
         if run.start.update == run.total:
             finished = runtime.broadcast_object(read_summary(out) if run.writes else None)
@@ -76,7 +76,7 @@ def _train(run: Run) -> dict[str, Any]:
         stop_request() as request,
         Saver() as saver,
         bar("pretrain", run.total, "update", start.update) as progress,
-        Trail(journal, guard, health, progress, run.stream.names_of_update, start.skipped, run.runtime) as trail,
+        Trail(journal, guard, health, progress, run.stream.volume_ids_of_update, start.skipped, run.runtime) as trail,
     ):
         training = _Training(run, guard, health, journal, request, saver, trail)
         training.loop()
@@ -183,8 +183,8 @@ class _Training:
         while True:
             figures = self.fitting.try_batch(self.run.model, batch, update)
             word = sync_flags(
-                self.run.runtime, figures is None, len(batch.unread), self.request.signal_number, self.saver.failed,
-                batch.retried, missing,
+                self.run.runtime, figures is None, len(batch.unreadable), self.request.signal_number, self.saver.failed,
+                batch.read_retries, missing,
             )  # fmt: skip
             if word.without or (figures is not None and not word.memory):
                 return figures, word
@@ -196,7 +196,7 @@ class _Training:
         line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
         line |= self.pace.lap() | self.run.runtime.memory() | self.run.runtime.utilisation()
         if word.unread:
-            line["unread"] = self.unread.note(batch.unread, self.run.runtime)
+            line["unread"] = self.unread.note(batch.unreadable, self.run.runtime)
         if word.retried:
             line["retried"] = word.retried
         return line
@@ -236,7 +236,7 @@ class _Training:
         self.saved = start.update
         if runtime.sharded:
             raise OctjepaError(f"{IN_A_ROW} unfit updates in a row; go on from update {start.update} by --resume")
-        run.stream.leave_out(start.left_out)
+        run.stream.exclude(start.left_out)
         self.guard.recall(start.lines)
         self.health.recall(start.lines)
         return start.update

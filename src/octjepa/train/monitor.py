@@ -26,7 +26,7 @@ from octjepa.objective.losses import loss_of
 from octjepa.objective.regularisers import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.views.loader import Batch, Item, collate, read_or_tell
+from octjepa.views.loader import Batch, LoadedSample, collate, read_or_warn
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import TISSUE_SHARE
 
@@ -55,14 +55,15 @@ class Audit:
             by_vendor.setdefault(str(device[volume_id]), []).append(volume_id)
         queues = list(by_vendor.values())
         in_turn = [queue[i] for i in range(max(map(len, queues))) for queue in queues if i < len(queue)]
-        known = (read_or_tell(store, volume_id) for volume_id in in_turn)
+        known = (read_or_warn(store, volume_id) for volume_id in in_turn)
         volumes = sorted(islice((v for v in known if v is not None), count), key=lambda v: v.volume_id)
         if not volumes:
             raise OctjepaError(f"none of {len(in_turn)} volumes for the monitor can be read")
         background = round(_BACKGROUND * recipe.token_count)
-        batch = collate([Item(v.volume_id, make_sample(v, recipe, None, background)) for v in volumes])
+        batch = collate([LoadedSample(v.volume_id, make_sample(v, recipe, None, background)) for v in volumes])
         draws = tuple(
-            collate([Item(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes]) for epoch in range(VIEWS)
+            collate([LoadedSample(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes])
+            for epoch in range(VIEWS)
         )
         layers = torch.from_numpy(np.stack([sample_layers(v, recipe, None) for v in volumes]))
         return cls(batch, draws, tuple(str(device[v.volume_id]) for v in volumes), layers)

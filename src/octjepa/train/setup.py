@@ -21,7 +21,7 @@ from octjepa.train.resume import Start, start_from
 from octjepa.train.run_folder import chunks_hash, data_hash, open_run
 from octjepa.train.schedule import lr_curve, total_updates
 from octjepa.train.validate import judge
-from octjepa.views.loader import Batch, Stream, training_batches
+from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Run:
     runtime: Runtime
     ids: list[str]
     held_out: list[str]
-    stream: Stream
+    stream: TrainingDataset
     total: int
     micro: int
     model: VJEPA3D
@@ -99,5 +99,5 @@ def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runt
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimizer = build_optimizer(model, recipe.train)
     start = start_from(out, saves, store, ids, model, optimizer, recipe, runtime, resume)
-    stream.leave_out(start.left_out)
+    stream.exclude(start.left_out)
     return Run(recipe, store, out, saves, runtime, ids, held_out, stream, total, shares.micro, model, optimizer, start)

@@ -35,7 +35,7 @@ def accumulate(
     sums: Figures = {}
     waiting: list[tuple[int, list[Tensor | None]]] = []  # (micro-batches in it, gradients), ever smaller
     for start in range(0, size, step):
-        part = batch.part(start, start + step)
+        part = batch.micro_batch(start, start + step)
         share = len(part.volume_ids) / (size * runtime.world_size)
         weight = share * runtime.world_size if runtime.sharded else share  # FSDP2 takes the mean over ranks
         inputs = part.inputs(runtime.device)

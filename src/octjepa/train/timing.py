@@ -17,13 +17,13 @@ from octjepa.train.micro_batch import is_out_of_memory, too_much
 from octjepa.train.optimizer import build_optimizer
 from octjepa.train.preflight import batch_shares, check_compiler
 from octjepa.train.step import accumulate, take_step
-from octjepa.views.loader import Stream, collate
+from octjepa.views.loader import TrainingDataset, collate
 
 _SETTLE, _LEAST, _MOST = 2, 3, 20  # micro-batches: not counted, at least, at most
 _SECONDS = 15.0  # after which the least is enough
 
 
-def time_run(recipe: Recipe, stream: Stream, updates: int) -> dict[str, Any]:
+def time_run(recipe: Recipe, stream: TrainingDataset, updates: int) -> dict[str, Any]:
     """`seconds_per_update` and `hours` of `updates` on devices like this one, and what they are made of (medians).
 
     Of `machine.devices` only one is timed, with its share of the global batch; what they say to each other is not in

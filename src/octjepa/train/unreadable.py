@@ -1,6 +1,6 @@
 """Volumes that cannot be read while training: each is quarantined once, for all ranks, and the run goes on without it.
 
-Another volume of the order stands in for it (`octjepa.views.loader.Stream`). Too many, and the run ends.
+Another volume of the order stands in for it (`octjepa.views.loader.TrainingDataset`). Too many, and the run ends.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from octjepa.objective.losses import cosine, loss_of
 from octjepa.objective.rank_metrics import rank_me
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.views.loader import Batch, FixedSamples, fixed_batches
+from octjepa.views.loader import Batch, ValidationDataset, validation_batches
 
 _TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
 _RANK_TOKENS_A_VOLUME = 64
@@ -98,10 +98,10 @@ def judge(
     """Fixed samples of training people teach the trivial predictors; those of `judges`, held-out people, judge all."""
     limit = recipe.validation.max_samples
     batch = recipe.machine.micro_batch or recipe.train.global_batch
-    known = FixedSamples(store, recipe, train_ids[: limit and _TEACHERS * limit])
-    means = learn_means(model, runtime, fixed_batches(known, batch), recipe.grid_tokens)
-    samples = FixedSamples(store, recipe, judges[:limit])
-    return validate(model, runtime, fixed_batches(samples, batch), means, recipe.grid)
+    known = ValidationDataset(store, recipe, train_ids[: limit and _TEACHERS * limit])
+    means = learn_means(model, runtime, validation_batches(known, batch), recipe.grid_tokens)
+    samples = ValidationDataset(store, recipe, judges[:limit])
+    return validate(model, runtime, validation_batches(samples, batch), means, recipe.grid)
 
 
 def without_chance(recipe: Recipe) -> Recipe:

@@ -24,12 +24,12 @@ from octjepa.remote import retries
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.contract import contract_differences
 from octjepa.store.select import Selection, check_not_empty, select
-from octjepa.views.order import Order
+from octjepa.views.order import VolumeOrder
 from octjepa.views.sample import Sample, make_sample
-from octjepa.views.workers import begin, deaths_told, hand_overs_told
+from octjepa.views.workers import init_worker, translate_transfer_errors, translate_worker_errors
 
 _WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine refuses: what others take they may let go of
-_IN_A_ROW = 16  # unreadable volumes of the order: where a fifth is lost, that is a chance of 1 in 10^11
+_MAX_CONSECUTIVE = 16  # unreadable volumes of the order: where a fifth is lost, that is a chance of 1 in 10^11
 _log = logging.getLogger(__name__)
 
 
@@ -44,10 +44,10 @@ class Batch(NamedTuple):
     context: Int[Tensor, "b n"]
     target: Int[Tensor, "b m"]
     volume_ids: tuple[str, ...]
-    unread: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others stand in for
-    retried: int = 0  # reads from a bucket that were tried again
+    unreadable: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others stand in for
+    read_retries: int = 0  # reads from a bucket that were tried again
 
-    def part(self, start: int, stop: int) -> Batch:
+    def micro_batch(self, start: int, stop: int) -> Batch:
         """Samples start..stop: a micro-batch."""
         return Batch(
             self.context_view[start:stop],
@@ -85,19 +85,19 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
     return selection
 
 
-class Item(NamedTuple):
-    """One sample on its way into a batch; `unread` are (volume id, reason) of those it stands in for.
+class LoadedSample(NamedTuple):
+    """One sample on its way into a batch; `unreadable` are (volume id, reason) of those it replaces.
 
-    `retried` counts reads from a bucket that were tried again for it.
+    `read_retries` counts reads from a bucket that were tried again for it.
     """
 
     volume_id: str
     sample: Sample
-    unread: tuple[tuple[str, str], ...] = ()
-    retried: int = 0
+    unreadable: tuple[tuple[str, str], ...] = ()
+    read_retries: int = 0
 
 
-class Stream(Dataset[Item]):
+class TrainingDataset(Dataset[LoadedSample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
 
     Where a volume is left out or cannot be read, the next one in the order that can stands in for it: which one depends
@@ -111,40 +111,40 @@ class Stream(Dataset[Item]):
         if domains is None and recipe.data.balance != "none":
             raise ValueError(f"data.balance {recipe.data.balance} needs the domains of the volumes (Selection.domains)")
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
-        self.order = Order(volume_ids, recipe.train.seed, domains, recipe.data.balance_power)
-        self.left_out: frozenset[str] = frozenset()
+        self.order = VolumeOrder(volume_ids, recipe.train.seed, domains, recipe.data.balance_power)
+        self.excluded: frozenset[str] = frozenset()
 
-    def leave_out(self, volume_ids: Iterable[str]) -> None:
+    def exclude(self, volume_ids: Iterable[str]) -> None:
         """From now on. Raises OctjepaError when nothing would be left."""
-        self.left_out |= frozenset(volume_ids)
-        if self.left_out >= set(self.volume_ids):
+        self.excluded |= frozenset(volume_ids)
+        if self.excluded >= set(self.volume_ids):
             raise OctjepaError("no training volume is left: all of them are left out or cannot be read")
 
-    def place(self, position: int) -> tuple[int, str]:
+    def volume_at(self, position: int) -> tuple[int, str]:
         """(visit, volume id) at a position of the stream; a volume's visit is its epoch unless domains are balanced."""
-        return self._place(position)[1]
+        return self._first_included(position)[1]
 
-    def names_of_update(self, update: int) -> list[str]:
+    def volume_ids_of_update(self, update: int) -> list[str]:
         """The volumes of the global batch of `update` (from 0)."""
         size = self.recipe.train.global_batch
-        return [self.place(position)[1] for position in range(update * size, (update + 1) * size)]
+        return [self.volume_at(position)[1] for position in range(update * size, (update + 1) * size)]
 
-    def _place(self, position: int) -> tuple[int, tuple[int, str]]:
+    def _first_included(self, position: int) -> tuple[int, tuple[int, str]]:
         """(the position at which the volume really stands, what `place` says)."""
-        while (found := self.order.place(position))[1] in self.left_out:
+        while (found := self.order.volume_at(position))[1] in self.excluded:
             position += 1
         return position, found
 
-    def __getitem__(self, position: int) -> Item:
+    def __getitem__(self, position: int) -> LoadedSample:
         unread: dict[str, str] = {}
         before = retries()
-        most = min(_IN_A_ROW, len(set(self.volume_ids) - self.left_out))
+        most = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
         while len(unread) < most:
-            position, (visit, volume_id) = self._place(position)
+            position, (visit, volume_id) = self._first_included(position)
             if volume_id not in unread:
                 try:
                     sample = make_sample(_read(self.store, volume_id), self.recipe, visit)
-                    return Item(volume_id, sample, (*unread.items(),), retries() - before)
+                    return LoadedSample(volume_id, sample, (*unread.items(),), retries() - before)
                 except MachineRefuses:
                     raise
                 except (OctjepaError, OSError, ValueError) as error:
@@ -154,7 +154,7 @@ class Stream(Dataset[Item]):
         raise OctjepaError(f"{most} training volumes in a row cannot be read; the last: {last}")
 
 
-class FixedSamples(Dataset[Item]):
+class ValidationDataset(Dataset[LoadedSample]):
     """The fixed validation samples of `volume_ids`. For a volume that cannot be read the next one stands in."""
 
     def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
@@ -163,15 +163,15 @@ class FixedSamples(Dataset[Item]):
     def __len__(self) -> int:
         return len(self.volume_ids)
 
-    def __getitem__(self, number: int) -> Item:
+    def __getitem__(self, number: int) -> LoadedSample:
         for volume_id in self.volume_ids[number:] + self.volume_ids[:number]:
-            volume = read_or_tell(self.store, volume_id)
+            volume = read_or_warn(self.store, volume_id)
             if volume is not None:
-                return Item(volume_id, make_sample(volume, self.recipe, None))
+                return LoadedSample(volume_id, make_sample(volume, self.recipe, None))
         raise OctjepaError(f"none of {len(self.volume_ids)} volumes to judge by can be read")
 
 
-def read_or_tell(store: Store, volume_id: str) -> CanonicalVolume | None:
+def read_or_warn(store: Store, volume_id: str) -> CanonicalVolume | None:
     """The volume; None, and a warning, where it cannot be read. Raises MachineRefuses, for then it still could be."""
     try:
         return _read(store, volume_id)
@@ -192,14 +192,14 @@ def _read(store: Store, volume_id: str) -> CanonicalVolume:
     return store.read(volume_id)
 
 
-def collate(items: Sequence[Item]) -> Batch:
+def collate(items: Sequence[LoadedSample]) -> Batch:
     ids, samples, unread, again = zip(*items, strict=True)
     a, b, c, d, e, f, g = (torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True))
     return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(one for some in unread for one in some), sum(again))
 
 
 def training_batches(
-    stream: Stream, first_update: int, total_updates: int, workers: int, rank: int = 0, world: int = 1
+    stream: TrainingDataset, first_update: int, total_updates: int, workers: int, rank: int = 0, world: int = 1
 ) -> Iterator[Batch]:
     """The share of `rank` in the batch of each update first_update .. total_updates - 1.
 
@@ -213,21 +213,21 @@ def training_batches(
     yield from _loader(stream, [range(start, start + share) for start in starts], workers)
 
 
-def fixed_batches(samples: FixedSamples, batch: int, workers: int = 0) -> Iterator[Batch]:
+def validation_batches(samples: ValidationDataset, batch: int, workers: int = 0) -> Iterator[Batch]:
     """Every fixed sample once, in order; the last batch may be short."""
     count = len(samples)
     yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], workers)
 
 
-def _loader(dataset: Dataset[Item], positions: Sequence[range], workers: int) -> Iterator[Batch]:
+def _loader(dataset: Dataset[LoadedSample], positions: Sequence[range], workers: int) -> Iterator[Batch]:
     loader: DataLoader[Batch] = DataLoader(
         dataset,  # type: ignore[arg-type] # collate makes Batches of Items
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
         collate_fn=collate,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        worker_init_fn=begin,
+        worker_init_fn=init_worker,
     )
     batches = iter(loader)
-    with deaths_told(), hand_overs_told(multiprocessing.active_children() if workers else ()):
+    with translate_worker_errors(), translate_transfer_errors(multiprocessing.active_children() if workers else ()):
         yield from batches

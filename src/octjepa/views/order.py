@@ -44,10 +44,10 @@ def _domain_order(seed: int, domain: str, visit: int, count: int) -> np.ndarray:
     return keys.generator(seed, "domain order", domain, visit).permutation(count)
 
 
-class Order:
+class VolumeOrder:
     """The endless order of `volume_ids`; `domains` names each one's domain, all alike without.
 
-    `per_epoch` maps a domain to its draws in an epoch.
+    `draws_per_epoch` maps a domain to its draws in an epoch.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Order:
         self._members: dict[str, list[str]] = {}
         for volume_id in volume_ids:
             self._members.setdefault(domains[volume_id] if domains else "all", []).append(volume_id)
-        self.per_epoch = quotas({name: len(ids) for name, ids in self._members.items()}, power)
-        self._names = list(self.per_epoch)
-        self._ends = np.cumsum(list(self.per_epoch.values()))
+        self.draws_per_epoch = quotas({name: len(ids) for name, ids in self._members.items()}, power)
+        self._names = list(self.draws_per_epoch)
+        self._ends = np.cumsum(list(self.draws_per_epoch.values()))
 
-    def place(self, position: int) -> tuple[int, str]:
+    def volume_at(self, position: int) -> tuple[int, str]:
         """(visit, volume id): `visit` counts how often this volume came before, which is the epoch without domains."""
         epoch, slot = divmod(position, self._count)
         turn = int(_epoch_order(self._seed, epoch, self._count)[slot])
@@ -69,7 +69,7 @@ class Order:
             return epoch, self._members[self._names[0]][turn]
         domain = int(np.searchsorted(self._ends, turn, side="right"))
         name = self._names[domain]
-        members, quota = self._members[name], self.per_epoch[name]
+        members, quota = self._members[name], self.draws_per_epoch[name]
         draw = epoch * quota + turn - (int(self._ends[domain]) - quota)
         visit, member = divmod(draw, len(members))
         return visit, members[_domain_order(self._seed, name, visit, len(members))[member]]

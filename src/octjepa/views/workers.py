@@ -1,7 +1,7 @@
 """Loader processes: how they begin, and what is said when one of them ends before its time.
 
 torch tells of a dead one by a signal, so its error may come in the midst of anything that the main process does;
-`deaths_told` stands around all of it.
+`translate_worker_errors` stands around all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LESS = (
 )
 
 
-def begin(worker: int) -> None:
+def init_worker(worker: int) -> None:
     """In a new loader process. Ctrl-C reaches all processes of a terminal, but the run needs this one for its update.
 
     A batch that cannot be handed over, for want of an open file, ends the process: multiprocessing would drop it, and
@@ -50,7 +50,7 @@ def _end(error: Exception, batch: object) -> NoReturn:
 
 
 @contextmanager
-def deaths_told() -> Iterator[None]:
+def translate_worker_errors() -> Iterator[None]:
     """Raises OctjepaError with the cause where a loader process was killed, ended or ran out of memory.
 
     An OctjepaError of a loader process comes as it was raised there. Any other error keeps its traceback.
@@ -70,7 +70,7 @@ def deaths_told() -> Iterator[None]:
 
 
 @contextmanager
-def hand_overs_told(crew: Iterable[BaseProcess]) -> Iterator[None]:
+def translate_transfer_errors(crew: Iterable[BaseProcess]) -> Iterator[None]:
     """Around the taking of batches: a process that dies while it hands one over leaves an error of the connection.
 
     Raises OctjepaError with what that process of `crew` ended with, MachineRefuses where no open file is left here.

@@ -35,7 +35,7 @@ from octjepa.tasks.finetune.run_folder import RESULTS, open_folder, read_results
 from octjepa.tasks.finetune.scores import held_out, read_scores
 from octjepa.tasks.finetune.training import STATES, tune
 from octjepa.tasks.finetune.tuning_data import Cohort, choose_cohort
-from octjepa.views.workers import deaths_told
+from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"
 SCRATCH = "untrained"  # the row of the network that was tuned from its first weights
@@ -59,7 +59,7 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (told to
     stop; a checkpoint was written).
     """
-    with deaths_told(), distributed_context(settings.precision) as runtime:
+    with translate_worker_errors(), distributed_context(settings.precision) as runtime:
         runtime.run_on_rank_zero(lambda: refuse_folder(out, resume))
         finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:

@@ -27,7 +27,7 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.scores import held_out, read_scores, standardise
 from octjepa.tasks.finetune.tuning_data import Cohort
 from octjepa.train.schedule import learning_rate
-from octjepa.views.loader import Batch, Stream, training_batches
+from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 METRICS = "metrics.jsonl"
 STATES = "checkpoints"
@@ -44,7 +44,7 @@ def tune(
     written), OctjepaError (no finite gradient, a process lost).
     """
     total, depth = settings.stages.updates, len(network.encoder.blocks)
-    stream = Stream(store, settings.sampling(network.pretrained.recipe), cohort.volume_ids("train"))
+    stream = TrainingDataset(store, settings.sampling(network.pretrained.recipe), cohort.volume_ids("train"))
     optimizer = torch.optim.AdamW(network.groups(settings), betas=(0.9, 0.999))
     progress = _start(network, optimizer, cohort, store, runtime, out / STATES)
     rows = {name: row for row, name in enumerate(cohort.frame["volume_id"])}
@@ -70,7 +70,7 @@ def tune(
             network.unfreeze(learning)
             set_rates(optimizer, settings, stream.recipe.train, progress.update)
             batch = next(batches)
-            word = sync_flags(runtime, False, len(batch.unread), request.signal_number, False)
+            word = sync_flags(runtime, False, len(batch.unreadable), request.signal_number, False)
             loss = _accumulate(network, settings, cohort, batch, rows, learning, progress.update, runtime)
             norm = _step(network, optimizer, settings, loss, runtime)
             unfit = 0 if math.isfinite(norm) else unfit + 1
@@ -146,7 +146,7 @@ def _accumulate(
     step = min(settings.micro_batch or size, size)
     total = torch.zeros((), device=device)
     for start in range(0, size, step):
-        part = batch.part(start, start + step)
+        part = batch.micro_batch(start, start + step)
         paths = draw_paths(
             settings, len(network.encoder.blocks), learning, range(first + start, first + start + len(part.volume_ids))
         )
