@@ -102,7 +102,7 @@ def test_a_key_that_the_rest_makes_necessary_is_asked_for(minimal: Path, overrid
         ("train.seed=1.5", "train.seed: Input should be a valid integer"),
         ("train.seed=-1", "train.seed: Input should be greater than or equal to 0 (found -1)"),
         ("views.crop=1", "views.crop: Input should be a valid boolean (found 1)"),
-        ("model.size=huge", "model.size: Input should be 'test', 'founding', 'small', 'base' or 'large'"),
+        ("model.size=huge", "model.size: Input should be 'test', 'reference', 'small', 'base' or 'large'"),
         ("train.betas=[0.9]", "train.betas.1: missing"),
         ("train.betas=[0.9, 0.95, 0.99]", "train.betas: Tuple should have at most 2 items"),
         ("masks.ratio=.inf", "masks.ratio: Input should be a finite number"),
@@ -233,8 +233,8 @@ def test_a_recipe_cannot_be_changed_in_place(minimal: Path) -> None:
 
 
 def test_the_founding_recipes_are_shipped() -> None:
-    founding = {"smoke_test", "pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain"}
-    assert founding <= set(recipe_names())
+    reference = {"smoke_test", "pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain"}
+    assert reference <= set(recipe_names())
 
 
 @pytest.mark.parametrize("name", recipe_names())

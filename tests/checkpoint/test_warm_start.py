@@ -104,7 +104,7 @@ def test_heads_are_compared_though_no_shape_tells_them(
 def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
     vjepa2_folder(tmp_path / "hf")
     for section, match in (
-        ({"model": {"size": "founding"}}, "of another size"),
+        ({"model": {"size": "reference"}}, "of another size"),
         ({"tokens": {"patch_size": [4, 8, 8], "budget": 24}}, "its patches are 16 x 16"),
     ):
         model = {"warm_start": str(tmp_path / "hf"), **section.get("model", {})}

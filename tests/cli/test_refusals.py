@@ -32,7 +32,7 @@ def refused(told: Outcome, code: int, *words: str) -> None:
         (["train.base_lr=fast"], ["train.base_lr", "number", "'fast'"]),
         (["train.base_lr=yes"], ["train.base_lr", "switches"]),
         (["train.global_batch=0"], ["train.global_batch", "greater than 0"]),
-        (["model.size=huge"], ["model.size", "'founding'", "'huge'"]),
+        (["model.size=huge"], ["model.size", "'reference'", "'huge'"]),
         (["tokens.budget=20"], ["tokens.budget", "unused"]),
         (["checkpoint.dir=none"], ["checkpoint.dir", "null"]),
         (["base_lr"], ["'base_lr'", "key=value"]),
@@ -136,9 +136,9 @@ def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], mes
 
 def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     before = sorted(path.name for path in line.run.rglob("*"))
-    told = call("pretrain", "smoke_test", *FAST, "model.size=founding", "--store", line.store, "--out", line.run,
+    told = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,
                 "--resume")  # fmt: skip
-    refused(told, 2, "begun with another recipe", "model.size: checkpoint 'test', recipe 'founding'", "another --out")
+    refused(told, 2, "begun with another recipe", "model.size: checkpoint 'test', recipe 'reference'", "another --out")
     assert sorted(path.name for path in line.run.rglob("*")) == before
 
 

@@ -55,15 +55,15 @@ def test_patches_are_in_raster_order():
 
 
 @pytest.mark.parametrize(
-    ("size", "arm", "millions"), [("test", "normalized_mse", 5.8), ("founding", "normalized_mse", 22.4)]
+    ("size", "arm", "millions"), [("test", "normalized_mse", 5.8), ("reference", "normalized_mse", 22.4)]
 )
-def test_founding_sizes(size, arm, millions):
-    """5.8 M is the founding test model. The founding 29.4 M counts two tables of positions, 9,216 x 384 each."""
+def test_reference_sizes(size, arm, millions):
+    """5.8 M is the reference test model. The 29.4 M counts two tables of positions, 9,216 x 384 each."""
     with torch.device("meta"):
         model = VJEPA3D(arm=arm, size=size)
     count = sum(p.numel() for p in model.parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.06)
-    if size == "founding":
+    if size == "reference":
         assert (count + 2 * 9216 * 384) / 1e6 == pytest.approx(29.4, abs=0.1)
 
 

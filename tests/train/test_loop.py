@@ -272,8 +272,8 @@ def test_a_run_is_not_overwritten(tmp_path):
 def test_a_checkpoint_of_another_model_size_is_refused_with_the_difference(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
-    other = recipe_of(2, model={"size": "founding"})
-    with pytest.raises(CheckpointError, match=r"model\.size: checkpoint 'test', recipe 'founding'"):
+    other = recipe_of(2, model={"size": "reference"})
+    with pytest.raises(CheckpointError, match=r"model\.size: checkpoint 'test', recipe 'reference'"):
         pretrain(other, store_of(other), tmp_path / "run", resume=True)
 
 

@@ -20,7 +20,7 @@ def recipe_of(batch, micro=None, **machine):
     ("batch", "micro", "processes", "shares"),
     [
         (32, None, 1, Shares(32, 32, 1)),
-        (32, 1, 16, Shares(2, 1, 2)),  # the founding run
+        (32, 1, 16, Shares(2, 1, 2)),  # the reference run
         (32, 8, 8, Shares(4, 4, 1)),  # a micro-batch above the share is the share
         (30, 4, 3, Shares(10, 4, 3)),  # the last part is short
     ],

@@ -5,16 +5,16 @@ import pytest
 from octjepa.recipe import TrainRecipe
 from octjepa.train.schedule import learning_rate, lr_curve, total_updates, warmup_updates
 
-FOUNDING = TrainRecipe(max_updates=1000, base_lr=1e-4)
+REFERENCE = TrainRecipe(max_updates=1000, base_lr=1e-4)
 
 
 def test_founding_schedule_by_hand():
-    assert warmup_updates(FOUNDING, 1000) == 30
-    assert learning_rate(0, 1000, FOUNDING) == pytest.approx(1e-4 / 30)
-    assert learning_rate(29, 1000, FOUNDING) == pytest.approx(1e-4)
-    assert learning_rate(515, 1000, FOUNDING) == pytest.approx(0.5 * (1e-4 + 1e-5))
-    assert learning_rate(1000, 1000, FOUNDING) == pytest.approx(1e-5)
-    assert learning_rate(5000, 1000, FOUNDING) == pytest.approx(1e-5)
+    assert warmup_updates(REFERENCE, 1000) == 30
+    assert learning_rate(0, 1000, REFERENCE) == pytest.approx(1e-4 / 30)
+    assert learning_rate(29, 1000, REFERENCE) == pytest.approx(1e-4)
+    assert learning_rate(515, 1000, REFERENCE) == pytest.approx(0.5 * (1e-4 + 1e-5))
+    assert learning_rate(1000, 1000, REFERENCE) == pytest.approx(1e-5)
+    assert learning_rate(5000, 1000, REFERENCE) == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("total", [1, 2, 10, 333])

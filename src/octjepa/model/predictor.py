@@ -49,7 +49,7 @@ class TransformerPredictor(nn.Module):
 
 
 class MLPPredictor(nn.Module):
-    """The founding predictor: each token by itself through two layers."""
+    """The MLP predictor: each token by itself through two layers."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

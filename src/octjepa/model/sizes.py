@@ -17,7 +17,7 @@ class Size:
 
 SIZES: dict[str, Size] = {
     "test": Size(192, 6, 6, 96, 3, 3),
-    "founding": Size(384, 6, 6, 192, 4, 6),
+    "reference": Size(384, 6, 6, 192, 4, 6),
     "small": Size(384, 12, 6, 192, 6, 6),
     "base": Size(768, 12, 12, 384, 12, 12),
     "large": Size(1024, 24, 16, 384, 12, 12),

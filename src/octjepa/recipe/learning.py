@@ -12,7 +12,7 @@ from octjepa.recipe.base import Directory, Positive, Section, Share
 class ModelRecipe(Section):
     """The encoder by size name; `predictor_*` default to the arm's own (null)."""
 
-    size: Literal["test", "founding", "small", "base", "large"] = "test"
+    size: Literal["test", "reference", "small", "base", "large"] = "test"
     positions: Literal["rope", "rope_tiled", "sincos"] = "rope"  # tiled: as the released V-JEPA 2 weights
     position_unit: Literal["index", "mm"] = "index"
     predictor_width: Positive | None = None
