@@ -55,12 +55,12 @@ def test_patches_are_in_raster_order():
 
 
 @pytest.mark.parametrize(
-    ("size", "arm", "millions"), [("test", "normalized_mse", 5.8), ("reference", "normalized_mse", 22.4)]
+    ("size", "objective", "millions"), [("test", "normalized_mse", 5.8), ("reference", "normalized_mse", 22.4)]
 )
-def test_reference_sizes(size, arm, millions):
+def test_reference_sizes(size, objective, millions):
     """5.8 M is the reference test model. The 29.4 M counts two tables of positions, 9,216 x 384 each."""
     with torch.device("meta"):
-        model = VJEPA3D(arm=arm, size=size)
+        model = VJEPA3D(objective=objective, size=size)
     count = sum(p.numel() for p in model.parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.06)
     if size == "reference":

@@ -1,4 +1,4 @@
-"""Each arm and regulariser against its equations, written out token by token, and against other people's code."""
+"""Each objective and regulariser against its equations, written out token by token, and against other people's code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from octjepa import keys
 from octjepa.errors import RecipeError
 from octjepa.model import VJEPA3D, Prediction
-from octjepa.model.encoder import take
+from octjepa.model.encoder import gather_tokens
 from octjepa.model.vjepa3d import grid_positions
-from octjepa.objective.loss import fading, token_steps, training_loss
+from octjepa.objective.loss import distance_weight, token_steps, training_loss
 from octjepa.objective.losses import loss_of, pixel_mse
 from octjepa.objective.regularisers import sigreg, variance_covariance
 from octjepa.recipe import ObjectiveRecipe
@@ -24,9 +24,9 @@ from synthetic import small_recipe
 GRID = (2, 4, 4)
 
 
-def predicted(arm: str, seed: int = 0) -> tuple[VJEPA3D, Prediction, tuple[torch.Tensor, ...]]:
+def predicted(objective: str, seed: int = 0) -> tuple[VJEPA3D, Prediction, tuple[torch.Tensor, ...]]:
     torch.manual_seed(seed)
-    model = VJEPA3D(arm)
+    model = VJEPA3D(objective)
     patches = torch.randn(2, 32, 1024)
     positions = grid_positions(GRID).expand(2, -1, -1)
     order = torch.stack([torch.randperm(32) for _ in range(2)])
@@ -48,8 +48,8 @@ def test_mae_is_that_of_transformers() -> None:
     theirs = ViTMAEForPreTraining(config)(image)
     hidden = theirs.mask.nonzero()[:, 1].view(2, -1)
     model = VJEPA3D("mae", patch_size=(1, 4, 4))
-    truth = take(model.targets(model.patches(image), torch.zeros(2, 16, 3)), hidden)
-    ours = pixel_mse(take(theirs.logits.detach(), hidden), truth)
+    truth = gather_tokens(model.targets(model.patches(image), torch.zeros(2, 16, 3)), hidden)
+    ours = pixel_mse(gather_tokens(theirs.logits.detach(), hidden), truth)
     assert float(ours) == pytest.approx(float(theirs.loss.detach()), rel=1e-4)
 
 
@@ -63,11 +63,11 @@ def test_mae_targets_are_normalised_pixels_and_a_blank_patch_is_zero() -> None:
     assert targets[0, 2].abs().max() == 0
 
 
-@pytest.mark.parametrize("arm", ["vjepa", "mae", "normalized_mse"])
-def test_the_sparse_arms_are_their_loss_at_hidden_tokens_alone(arm: str) -> None:
-    _, outcome, inputs = predicted(arm)
-    loss, parts = training_loss(ObjectiveRecipe(name=arm), outcome, *inputs[2:], update=0)
-    assert loss == loss_of(arm, outcome.predicted, outcome.target)
+@pytest.mark.parametrize("objective", ["vjepa", "mae", "normalized_mse"])
+def test_the_sparse_objectives_are_their_loss_at_hidden_tokens_alone(objective: str) -> None:
+    _, outcome, inputs = predicted(objective)
+    loss, parts = training_loss(ObjectiveRecipe(name=objective), outcome, *inputs[2:], update=0)
+    assert loss == loss_of(objective, outcome.predicted, outcome.target)
     assert list(parts) == ["hidden"]
 
 
@@ -113,13 +113,13 @@ def test_dense_supervises_every_depth() -> None:
     (outcome.predicted[..., :width] - outcome.target[..., :width]).abs().mean().backward()
     assert model.context_encoder.blocks[1].mlp[0].weight.grad.abs().max() > 0
     assert outcome.predicted.shape[-1] == 4 * width
-    assert fading(positions, context, target).max() <= 1.0
+    assert distance_weight(positions, context, target).max() <= 1.0
 
 
-@pytest.mark.parametrize("arm", ["vjepa_dense", "mae", "normalized_mse"])
-def test_an_encoder_starts_the_same_whichever_arm_trains_it(arm: str) -> None:
+@pytest.mark.parametrize("objective", ["vjepa_dense", "mae", "normalized_mse"])
+def test_an_encoder_starts_the_same_whichever_objective_trains_it(objective: str) -> None:
     states = []
-    for one in ("vjepa", arm):
+    for one in ("vjepa", objective):
         torch.manual_seed(0)
         states.append(VJEPA3D(one).context_encoder.state_dict())
     first, other = states

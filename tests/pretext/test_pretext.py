@@ -12,7 +12,7 @@ import torch
 from octjepa import keys
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.model.vjepa3d import ARMS
+from octjepa.model.vjepa3d import OBJECTIVES
 from octjepa.objective import ema
 from octjepa.objective.losses import l1, loss_of
 from octjepa.train import step, validate
@@ -37,9 +37,9 @@ def model_of(recipe):
     return VJEPA3D.from_recipe(recipe)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_1_a_hidden_voxel_changes_no_prediction(arm):
-    recipe = small_recipe(objective={"name": arm})
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_1_a_hidden_voxel_changes_no_prediction(objective):
+    recipe = small_recipe(objective={"name": objective})
     model, batch = model_of(recipe), batch_of(recipe)
     inputs = (batch.target_view, batch.positions, batch.context, batch.target)
     before = model.predict(batch.context_view, *inputs).predicted
@@ -72,9 +72,9 @@ def test_1_no_change_of_light_carries_a_hidden_voxel_into_a_visible_patch():
     assert (before.context_view[before.target] != after.context_view[after.target]).mean() > 0.9
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_1_through_the_whole_volume_path(arm):
-    model = model_of(small_recipe(objective={"name": arm}))
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_1_through_the_whole_volume_path(objective):
+    model = model_of(small_recipe(objective={"name": objective}))
     view = torch.randn(2, 8, 64, 64)
     mask = torch.zeros(2, 32, dtype=torch.bool)
     mask[:, 5:20] = True
@@ -114,9 +114,9 @@ def test_2_momentum_rises_from_base_to_final():
     assert values[25] == pytest.approx(0.9965858, abs=1e-7)  # a straight line would be at 0.997
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_3_no_gradient_reaches_the_target(arm):
-    recipe = small_recipe(objective={"name": arm})
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_3_no_gradient_reaches_the_target(objective):
+    recipe = small_recipe(objective={"name": objective})
     model, batch = model_of(recipe), batch_of(recipe)
     outcome = model.predict(*batch.inputs(torch.device("cpu")))
     assert outcome.predicted.requires_grad
@@ -311,18 +311,18 @@ def test_8_a_live_gradient_target_trips_an_alarm(tmp_path, monkeypatch):
         features = self.context_encoder(patches, positions)
         return torch.nn.functional.layer_norm(features, features.shape[-1:])
 
-    monkeypatch.setattr(VJEPA3D, "targets", live)
+    monkeypatch.setattr(VJEPA3D, "compute_targets", live)
     with pytest.raises(PretextAlarm) as caught:
         run(tmp_path)
     assert caught.value.alarm == "live_target"
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_9_accumulation_gives_the_same_update(arm):
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_9_accumulation_gives_the_same_update(objective):
     weights = []
     for micro in (32, 16, 8):
         recipe = small_recipe(
-            objective={"name": arm},
+            objective={"name": objective},
             train={"max_updates": 1, "global_batch": 32, "base_lr": 1e-3, "precision": "fp32"},
             machine={"micro_batch": micro},
         )

@@ -72,18 +72,18 @@ def constant(self: Encoder, *_: Any) -> torch.Tensor:
 
 
 def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "levels", constant)
+    monkeypatch.setattr(Encoder, "intermediate_features", constant)
     # the leak check would see that nothing depends on anything, which is what it asks for
     summary, _ = run(tmp_path / "run")
     assert {"constant_solution", "vanishing_features", "low_rank"} <= set(summary["alarms"])
     assert (tmp_path / "run" / "checkpoints" / "step-00000030").is_dir(), "a snapshot at the alarm"
 
 
-@pytest.mark.parametrize("arm", ["vjepa", "normalized_mse"])
-def test_a_rate_too_high_trips_diverging(arm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("objective", ["vjepa", "normalized_mse"])
+def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None:
     """Where the loss cannot explode, too: that of unit vectors that all point alike is small."""
     train = {**TRAIN, "base_lr": 1.0, "clip_norm": None}
-    summary, measured = run(tmp_path / "run", train=train, objective={"name": arm})
+    summary, measured = run(tmp_path / "run", train=train, objective={"name": objective})
     assert "diverging" in summary["alarms"]
     told = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
     assert "Lower train.base_lr" in told

@@ -1,4 +1,4 @@
-"""Every arm, bf16, recomputation, the leak check and the frozen encoder by torch_xla, held against the CPU."""
+"""Every objective, bf16, recomputation, the leak check and the frozen encoder by torch_xla, held against the CPU."""
 
 from __future__ import annotations
 

@@ -125,9 +125,9 @@ class Stack(nn.ModuleList):
         return found
 
     def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
-        return self.levels(x, tables, (len(self),))[0]
+        return self.intermediate_features(x, tables, (len(self),))[0]
 
-    def levels(
+    def intermediate_features(
         self, x: Float[Tensor, "b t w"], tables: Tables | None, depths: Sequence[int]
     ) -> list[Float[Tensor, "b t w"]]:
         """The stream after each of `depths` blocks (rising, from 1)."""

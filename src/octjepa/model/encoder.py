@@ -34,9 +34,9 @@ class Encoder(nn.Module):
 
     def encode(self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t w"]:
         """Embedded tokens -> features, after the final norm, fp32."""
-        return self.levels(tokens, coordinates, (len(self.blocks),))
+        return self.intermediate_features(tokens, coordinates, (len(self.blocks),))
 
-    def levels(
+    def intermediate_features(
         self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"], depths: Sequence[int]
     ) -> Float[Tensor, "b t f"]:
         """Features after each of `depths` blocks, one beside the other; the last depth is the encoder's own.
@@ -49,8 +49,8 @@ class Encoder(nn.Module):
             tokens = tokens + sincos(coordinates, self.width)
         else:
             tables = rope_tables(coordinates, self.width // self.heads, self.positions == "rope_tiled")
-        *early, last = self.blocks.levels(tokens, tables, depths)
-        normed = [F.layer_norm(level.float(), (self.width,), eps=NORM_EPS) for level in early]
+        *early, last = self.blocks.intermediate_features(tokens, tables, depths)
+        normed = [F.layer_norm(one.float(), (self.width,), eps=NORM_EPS) for one in early]
         return torch.cat([*normed, self.norm(last)], dim=-1)
 
     def forward(
@@ -59,6 +59,6 @@ class Encoder(nn.Module):
         return self.encode(self.embed_patches(patches), coordinates)
 
 
-def take(x: Float[Tensor, "b t f"], index: Tensor) -> Float[Tensor, "b n f"]:
+def gather_tokens(x: Float[Tensor, "b t f"], index: Tensor) -> Float[Tensor, "b n f"]:
     """Rows `index` `[b, n]` of each sample."""
     return torch.gather(x, 1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

@@ -1,4 +1,4 @@
-"""The two predictors: a narrow transformer for the sparse arm, a 2-layer MLP for the founding arm."""
+"""The two predictors: a narrow transformer (V-JEPA 2), and a 2-layer MLP for `normalized_mse`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """VJEPA3D: context encoder, EMA target encoder and predictor, as one module without any training logic.
 
-Four arms share it, one recipe and one data order:
+Four objectives share it, one recipe and one data order:
 `vjepa` (V-JEPA 2, Assran et al. 2025): the context encoder is given visible tokens only, a transformer predicts the
 target encoder's features at the hidden ones. `vjepa_dense` (V-JEPA 2.1): the same, supervised at four depths of the
 encoder and at visible tokens too. `mae` (He et al. 2022): the same networks, but what is predicted are the pixels of a
-hidden patch, normalised patch by patch. `normalized_mse`, the founding design: the encoder sees every place, hidden
+hidden patch, normalised patch by patch. `normalized_mse`: the encoder sees every place, hidden
 patches replaced by a learned mask token before anything reads them, and an MLP predicts.
 
 The target encoder sees all selected tokens and never gets a gradient; its output is layer-normed per token and depth
@@ -24,12 +24,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from octjepa.model.blocks import Block, Stack
-from octjepa.model.encoder import Encoder, take
+from octjepa.model.encoder import Encoder, gather_tokens
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
 from octjepa.model.sizes import SIZES
 from octjepa.recipe import Recipe
 
-ARMS = ("vjepa", "vjepa_dense", "normalized_mse", "mae")
+OBJECTIVES = ("vjepa", "vjepa_dense", "normalized_mse", "mae")
 DENSE_DEPTHS = 4
 _PIXEL_EPS = 1e-6
 
@@ -37,8 +37,8 @@ _PIXEL_EPS = 1e-6
 class Prediction(NamedTuple):
     """What the objective compares: at each hidden token what was predicted and what is there, fp32.
 
-    `context` are the student's features of visible tokens (all tokens in the founding arm). `visible` holds predictions
-    and targets at visible tokens, where the arm supervises them (`vjepa_dense`).
+    `context` are the student's features of visible tokens (of all tokens with `normalized_mse`). `visible` holds
+    predictions and targets at visible tokens, where the objective supervises them (`vjepa_dense`).
     """
 
     predicted: Float[Tensor, "b m f"]
@@ -53,7 +53,7 @@ class VJEPA3D(nn.Module):
 
     def __init__(
         self,
-        arm: str = "vjepa",
+        objective: str = "vjepa",
         size: str = "test",
         patch_size: tuple[int, int, int] = (4, 16, 16),
         positions: str = "rope",
@@ -62,15 +62,15 @@ class VJEPA3D(nn.Module):
         recompute: bool = False,
     ) -> None:
         super().__init__()
-        if arm not in ARMS:
-            raise ValueError(f"unknown arm {arm!r}: one of {', '.join(ARMS)}")
+        if objective not in OBJECTIVES:
+            raise ValueError(f"unknown objective {objective!r}: one of {', '.join(OBJECTIVES)}")
         named = SIZES[size]
-        self.arm, self.size, self.patch_size = arm, size, patch_size
+        self.objective, self.size, self.patch_size = objective, size, patch_size
         voxels = math.prod(patch_size)
         self.context_encoder = Encoder(voxels, named.width, named.depth, named.heads, positions)
-        self.depths = _depths(named.depth) if arm == "vjepa_dense" else (named.depth,)
+        self.depths = _depths(named.depth) if objective == "vjepa_dense" else (named.depth,)
         self.predictor: TransformerPredictor | MLPPredictor
-        if arm == "normalized_mse":
+        if objective == "normalized_mse":
             self.predictor = MLPPredictor(named.width, predictor_width or named.width)
             self.mask_token = nn.Parameter(torch.zeros(named.width))
             nn.init.trunc_normal_(self.mask_token, std=0.02)
@@ -78,7 +78,7 @@ class VJEPA3D(nn.Module):
             enters = len(self.depths) * named.width
             self.predictor = TransformerPredictor(
                 enters,
-                voxels if arm == "mae" else enters,
+                voxels if objective == "mae" else enters,
                 predictor_width or named.predictor_width,
                 predictor_depth or named.predictor_depth,
                 named.predictor_heads,
@@ -118,17 +118,17 @@ class VJEPA3D(nn.Module):
         target: Int[Tensor, "b m"],
     ) -> Prediction:
         """The training path. `context` and `target` index the `t` selected tokens of each sample, disjoint."""
-        truth = self.targets(target_patches, positions)
-        hidden_truth = take(truth, target)
+        truth = self.compute_targets(target_patches, positions)
+        hidden_truth = gather_tokens(truth, target)
         if not isinstance(self.predictor, TransformerPredictor):
             features = self._masked_features(context_patches, positions, context)
-            return Prediction(self.predictor(take(features, target)), hidden_truth, truth, features)
-        context_positions = take(positions, context)
-        embedded = self.context_encoder.embed_patches(take(context_patches, context))
-        features = self.context_encoder.levels(embedded, context_positions, self.depths)
-        seen, hidden = self.predictor(features, context_positions, take(positions, target))
+            return Prediction(self.predictor(gather_tokens(features, target)), hidden_truth, truth, features)
+        context_positions = gather_tokens(positions, context)
+        embedded = self.context_encoder.embed_patches(gather_tokens(context_patches, context))
+        features = self.context_encoder.intermediate_features(embedded, context_positions, self.depths)
+        seen, hidden = self.predictor(features, context_positions, gather_tokens(positions, target))
         own = features[..., -self.context_encoder.width :]
-        visible = (seen, take(truth, context)) if self.arm == "vjepa_dense" else None
+        visible = (seen, gather_tokens(truth, context)) if self.objective == "vjepa_dense" else None
         return Prediction(hidden, hidden_truth, truth, own, visible)
 
     def encode(
@@ -139,42 +139,44 @@ class VJEPA3D(nn.Module):
         features: Tensor = encoder(patches, positions).float()
         return features
 
-    def teach(self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]) -> Float[Tensor, "b t f"]:
-        """`targets`, asked for from outside: one call is one way into a model that is dealt over several ranks."""
-        return self.targets(patches, positions)
+    def targets(
+        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]
+    ) -> Float[Tensor, "b t f"]:
+        """The targets at every token given, for callers outside `predict`: a sharded model needs one entry a call."""
+        return self.compute_targets(patches, positions)
 
     def _masked_features(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b t w"]:
-        """The founding arm's features of all positions, with a mask token wherever no context is."""
+        """Features of all positions for `normalized_mse`, with a mask token wherever no context is."""
         tokens = self.context_encoder.embed_patches(patches)
         visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, context, True)
         # where, not a product: a NaN in a hidden voxel must not reach the loss either
         return self.context_encoder.encode(torch.where(visible.unsqueeze(-1), tokens, self.mask_token), positions)
 
     @torch.no_grad()
-    def targets(
+    def compute_targets(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]
     ) -> Float[Tensor, "b t f"]:
         """What is to be predicted at every selected token: fp32, no gradient.
 
-        Features of the target encoder, layer-normed without parameters at each supervised depth; in the arm `mae` the
+        Features of the target encoder, layer-normed without parameters at each supervised depth; with `mae` the
         patch's own pixels, less their mean, over their spread.
         """
-        if self.arm == "mae":
+        if self.objective == "mae":
             pixels = patches.float()
             spread = (pixels.var(dim=-1, keepdim=True) + _PIXEL_EPS).sqrt()
             return (pixels - pixels.mean(dim=-1, keepdim=True)) / spread
-        return self.target_levels(patches, positions, self.depths)
+        return self.target_features(patches, positions, self.depths)
 
     @torch.no_grad()
-    def target_levels(
+    def target_features(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], depths: Sequence[int]
     ) -> Float[Tensor, "b t f"]:
         """The target encoder's features after each of `depths`, each layer-normed without parameters, fp32."""
         width = self.target_encoder.width
         embedded = self.target_encoder.embed_patches(patches)
-        features = self.target_encoder.levels(embedded, positions, depths).float()
+        features = self.target_encoder.intermediate_features(embedded, positions, depths).float()
         return F.layer_norm(features.unflatten(-1, (-1, width)), (width,)).flatten(-2)
 
     def forward(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.model.encoder import take
+from octjepa.model.encoder import gather_tokens
 
 NAMES = ("constant", "position_mean", "copy_nearest")
 
@@ -45,5 +45,5 @@ def copy_nearest(
     target: Int[Tensor, "b m"],
 ) -> Float[Tensor, "b m w"]:
     """The target feature of the visible token nearest in `positions`; ties go to the lower token index."""
-    distance = torch.cdist(take(positions, target).float(), take(positions, context).float())
-    return take(targets, torch.gather(context, 1, distance.argmin(dim=-1)))
+    distance = torch.cdist(gather_tokens(positions, target).float(), gather_tokens(positions, context).float())
+    return gather_tokens(targets, torch.gather(context, 1, distance.argmin(dim=-1)))

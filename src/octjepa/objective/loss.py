@@ -1,4 +1,4 @@
-"""What an update minimises: the arm's loss, plus the terms that a recipe adds to it."""
+"""What an update minimises: the objective's loss, plus the terms that a recipe adds to it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.model import Prediction
-from octjepa.model.encoder import take
+from octjepa.model.encoder import gather_tokens
 from octjepa.objective.losses import loss_of
 from octjepa.objective.regularisers import sigreg, variance_covariance
 from octjepa.recipe import ObjectiveRecipe
 
 
-def fading(
+def distance_weight(
     positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"], target: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b n"]:
     """1 / sqrt(distance to the nearest hidden token), in token steps of at least 1: far from a mask there is little
     to learn from repeating what one sees (V-JEPA 2.1)."""
-    distance = torch.cdist(take(positions, context).float(), take(positions, target).float()).amin(dim=-1)
+    distance = torch.cdist(gather_tokens(positions, context).float(), gather_tokens(positions, target).float()).amin(
+        dim=-1
+    )
     return distance.clamp_min(1.0).rsqrt()
 
 
@@ -49,7 +51,7 @@ def training_loss(
     parts = {"hidden": total.detach()}
     if outcome.visible is not None:
         said, truth = outcome.visible
-        weight = fading(steps, context, target)
+        weight = distance_weight(steps, context, target)
         visible = (weight * (said - truth).abs().mean(dim=-1)).mean()
         parts["visible"] = visible.detach()
         total = total + objective.at_visible * visible

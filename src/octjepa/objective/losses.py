@@ -1,7 +1,7 @@
 """The losses, each a mean over hidden tokens, so that any split of a batch into equal parts averages to the whole.
 
 `l1` is V-JEPA 2's (Assran et al. 2025): mean |p - t| on layer-normed targets.
-`normalized_mse` is the founding one: the squared distance of unit vectors, *summed* over features. Averaged over D
+`normalized_mse` is the squared distance of unit vectors, *summed* over features. Averaged over D
 features an orthogonal guess would read 2/D and look like success; summed, it reads 2.
 """
 
@@ -37,7 +37,7 @@ def pixel_mse(predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
 LOSSES = {"vjepa": l1, "vjepa_dense": l1, "normalized_mse": normalized_mse, "mae": pixel_mse}
 
 
-def loss_of(arm: str, predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
-    """The loss of the arm called `arm`."""
-    value: Tensor = LOSSES[arm](predicted, target)
+def loss_of(objective: str, predicted: Tokens, target: Tokens) -> Float[Tensor, ""]:
+    """The loss of the objective called so."""
+    value: Tensor = LOSSES[objective](predicted, target)
     return value

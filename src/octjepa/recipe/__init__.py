@@ -2,7 +2,7 @@
 
 A recipe is data. Its fields are *science* (they change the result, and enter the hash that names the run)
 or *machine* (where and how fast it runs; marked with `machine()`). `octjepa.config` reads and overrides them.
-Founding values are in SCIENCE's notation: image_size and patch_size are `[D, H, W]`.
+Sizes are `[D, H, W]`: slice, depth, column.
 """
 
 from octjepa.recipe.base import DEVICES, Section

@@ -61,10 +61,10 @@ DIVERGING = (
 
 
 class Health:
-    """Follows losses and meters of one run of `arm`; judges after `warm` updates."""
+    """Follows losses and meters of one run of `objective`; judges after `warm` updates."""
 
-    def __init__(self, arm: str, warm: int) -> None:
-        self._trivial, self.warm = _TRIVIAL_LOSS[arm], warm
+    def __init__(self, objective: str, warm: int) -> None:
+        self._trivial, self.warm = _TRIVIAL_LOSS[objective], warm
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self.tripped: dict[str, int] = {}
 

@@ -92,7 +92,7 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     """All meters by name: `<meter>_<tissue|background>`, of all volumes and, with `_<vendor>`, of each vendor that has
     enough; `lidar`, `cosine`, `layer_accuracy` and `loss_over_constant`.
 
-    `loss_over_constant` is the arm's loss on hidden tokens over that of their mean target, said everywhere.
+    `loss_over_constant` is the objective's loss on hidden tokens over that of their mean target, said everywhere.
     """
     batch = audit.batch
     positions = batch.positions.to(runtime.device)
@@ -110,12 +110,12 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     model.train(training)
     said, truth = outcome.predicted.cpu(), outcome.target.cpu()
     agreement = torch.nn.functional.cosine_similarity(said, truth, dim=-1)
-    constant = loss_of(model.arm, truth.mean(dim=(0, 1)).expand_as(truth), truth)
+    constant = loss_of(model.objective, truth.mean(dim=(0, 1)).expand_as(truth), truth)
     rows, index = _rows(teacher, audit.layer >= 0)
     found = {
         "lidar": rank_metrics.lidar(torch.stack(pooled, dim=1)),
         "cosine": float(agreement.mean()),
-        "loss_over_constant": float(loss_of(model.arm, said, truth) / constant.clamp_min(1e-6)),
+        "loss_over_constant": float(loss_of(model.objective, said, truth) / constant.clamp_min(1e-6)),
         "layer_accuracy": rank_metrics.separability(rows, audit.layer.flatten()[index]),
     }
     features = _Features(teacher, student, agreement, batch.target, batch.grid_index, update)

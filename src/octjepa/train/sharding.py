@@ -18,7 +18,7 @@ from octjepa.model.blocks import Block
 from octjepa.recipe import Recipe
 from octjepa.train.optimizer import build_optimizer
 
-_ENTRIES = ("predict", "encode", "teach")  # ways into the model beside forward; none of them calls another
+_ENTRIES = ("predict", "encode", "targets")  # ways into the model beside forward; none of them calls another
 
 
 def shard(

@@ -32,7 +32,7 @@ def learn_means(
     means: baselines.PositionMeans | None = None
     for batch in batches:
         with runtime.autocast():
-            targets = model.teach(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
+            targets = model.targets(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
         means = means or baselines.PositionMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
     if means is None:
@@ -41,7 +41,7 @@ def learn_means(
 
 
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
-    """The encoder's features, where the arm's targets are pixels."""
+    """The encoder's features, where the objective's targets are pixels."""
     with runtime.autocast():
         features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
     return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
@@ -72,16 +72,16 @@ def validate(
             "position_mean": means.at(index),
             "copy_nearest": baselines.copy_nearest(targets, steps, batch.context, batch.target),
         }
-        values = {"loss": loss_of(model.arm, outcome.predicted.cpu(), truth)}
+        values = {"loss": loss_of(model.objective, outcome.predicted.cpu(), truth)}
         values["cosine"] = cosine(outcome.predicted.cpu(), truth)
         for name, guess in guesses.items():
             values[f"baseline/{name}"] = cosine(guess, truth)
-            values[f"baseline_loss/{name}"] = loss_of(model.arm, guess, truth)
+            values[f"baseline_loss/{name}"] = loss_of(model.objective, guess, truth)
         count = len(batch.volume_ids)
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         seen += count
-        last = targets if model.arm != "mae" else _features(model, runtime, batch)
+        last = targets if model.objective != "mae" else _features(model, runtime, batch)
         width = model.target_encoder.width
         features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
