@@ -1,6 +1,6 @@
-"""Every broken kind meets its fate: the table of `octjepa.phantom.zoo`, row by row, against the reader.
+"""Every defect has its outcome: the table of `octjepa.phantom.zoo`, row by row, against the reader.
 
-Kinds whose fate is not the reader's to decide (left out, a second copy, a blank scan) are in `tests/store/test_zoo.py`.
+Defects that the reader does not decide about (left out, a second copy, a blank scan) are in `tests/store/test_zoo.py`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from octjepa.ingest import read_volume
 from octjepa.ingest.manifest import find_row
 from octjepa.ingest.reasons import REASONS
 from octjepa.phantom import DEVICES, DIALECTS, make_eye
-from octjepa.phantom.cohort import MANIFEST_COLUMNS, _manifest_row, _write_tsv
+from octjepa.phantom.cohort import MANIFEST_COLUMNS, manifest_row, write_tsv
 from octjepa.phantom.dicom import sop_uid, write_eye
 from octjepa.phantom.eye import Eye
-from octjepa.phantom.zoo import KINDS, table, write_broken
-from octjepa.phantom.zoo.identities import NAME
-from octjepa.phantom.zoo.specimen import Kind
+from octjepa.phantom.zoo import DEFECTS, table, write_broken
+from octjepa.phantom.zoo.headers import PATIENT_NAME
+from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.volume import AXES, OCTVolume
 
 SEED = 3
 LATER = {"blank", "duplicate_content", "duplicate_sop_uid", "manifest_row_without_file"}
 LATER_NOTES = {"blank_frames", "fill_masked"}
-READ = [kind for kind in KINDS.values() if kind.fate != "ignored" and not LATER & set(kind.reasons)]
-# Every kind on one device, in turn; what speaks of geometry on all, for each is silent or wrong in its own way.
-CASES = [(kind, kind.devices[index % len(kind.devices)]) for index, kind in enumerate(READ)]
-SWEEP = [(kind, device) for kind in READ if kind.level == "geometry" for device in kind.devices]
+READ = [defect for defect in DEFECTS.values() if defect.outcome != "ignored" and not LATER & set(defect.reasons)]
+# Every defect on one device, in turn; what speaks of geometry on all, for each is silent or wrong in its own way.
+CASES = [(defect, defect.devices[index % len(defect.devices)]) for index, defect in enumerate(READ)]
+SWEEP = [(defect, device) for defect in READ if defect.level == "geometry" for device in defect.devices]
 
 
 @cache
@@ -57,12 +57,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OCTVolume]:
     return found
 
 
-def spoil(kind: Kind, device: str, root: Path) -> Path:
+def spoil(defect: Defect, device: str, root: Path) -> Path:
     path = place(root, device)
-    row = _manifest_row(eye(device), sop_uid(SEED, eye(device)), "/" + path.relative_to(root).as_posix(), SEED)
-    written, row = write_broken(path, eye(device), SEED, kind, row)
+    row = manifest_row(eye(device), sop_uid(SEED, eye(device)), "/" + path.relative_to(root).as_posix(), SEED)
+    written, row = write_broken(path, eye(device), SEED, defect, row)
     if row:
-        _write_tsv(root / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, [row])
+        write_tsv(root / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, [row])
     return written[-1]
 
 
@@ -73,60 +73,60 @@ def likeness(pixels: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * two).sum(axis=1) / np.sqrt((one**2).sum(axis=1) * (two**2).sum(axis=1) + 1e-9)
 
 
-def judge(kind: Kind, volume: OCTVolume, good: OCTVolume, true_mm: tuple[float, float, float]) -> None:
+def judge(defect: Defect, volume: OCTVolume, good: OCTVolume, true_mm: tuple[float, float, float]) -> None:
     told = {note.partition("=")[0] for note in volume.notes}
-    assert set(kind.notes) - LATER_NOTES <= told
-    assert volume.pattern == kind.pattern
+    assert set(defect.notes) - LATER_NOTES <= told
+    assert volume.pattern == defect.pattern
     assert volume.person_id == good.person_id
     assert volume.laterality == good.laterality
     for axis, true, found in zip(AXES, true_mm, volume.spacing_mm, strict=True):
         right = abs(found - true) <= 0.05 * true
-        assert right or (axis in kind.doubtful and axis in volume.uncertain), (axis, true, found, volume.provenance)
-    assert dict(kind.provenance).items() <= volume.provenance.items()
-    if kind.same_pixels:
-        assert volume.shape == (good.shape[0] - kind.fewer_frames, *good.shape[1:])
+        assert right or (axis in defect.uncertain and axis in volume.uncertain), (axis, true, found, volume.provenance)
+    assert dict(defect.provenance).items() <= volume.provenance.items()
+    if defect.same_pixels:
+        assert volume.shape == (good.shape[0] - defect.fewer_frames, *good.shape[1:])
         alike = likeness(volume.pixels, good.pixels)
         if "positions_missing" in told:  # nothing tells the first B-scan from the last
             alike = max(alike, likeness(volume.pixels[::-1], good.pixels), key=np.median)
         assert np.median(alike) > 0.98
         assert (alike < 0.9).sum() <= 3
-    assert NAME not in repr(volume)
+    assert PATIENT_NAME not in repr(volume)
 
 
-def meets_its_fate(kind: Kind, device: str, root: Path, good: dict[str, OCTVolume]) -> None:
-    path = spoil(kind, device, root)
+def meets_its_fate(defect: Defect, device: str, root: Path, good: dict[str, OCTVolume]) -> None:
+    path = spoil(defect, device, root)
     row = find_row(path)
-    if kind.fate == "accepted":
-        judge(kind, read_volume(path, row), good[device], eye(device).spacing_mm)
+    if defect.outcome == "accepted":
+        judge(defect, read_volume(path, row), good[device], eye(device).spacing_mm)
         return
     with pytest.raises(VolumeRejected) as caught:
         read_volume(path, row)
-    assert caught.value.reason in kind.reasons, str(caught.value)
+    assert caught.value.reason in defect.reasons, str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "device"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_every_kind(kind: Kind, device: str, good: dict[str, OCTVolume], tmp_path: Path) -> None:
-    meets_its_fate(kind, device, tmp_path, good)
+@pytest.mark.parametrize(("defect", "device"), CASES, ids=lambda value: getattr(value, "name", value))
+def test_every_kind(defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path) -> None:
+    meets_its_fate(defect, device, tmp_path, good)
 
 
-@pytest.mark.parametrize(("kind", "device"), SWEEP, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("defect", "device"), SWEEP, ids=lambda value: getattr(value, "name", value))
 def test_geometry_on_every_device(
-    kind: Kind, device: str, good: dict[str, OCTVolume], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uncompressed, for speed: each device's own transfer syntax is in `test_every_kind`."""
     monkeypatch.setitem(DIALECTS, device, replace(DIALECTS[device], codec="native"))
-    meets_its_fate(kind, device, tmp_path, good)
+    meets_its_fate(defect, device, tmp_path, good)
 
 
 def test_the_table_is_whole() -> None:
-    assert len(KINDS) >= 40
-    for name, kind in KINDS.items():
-        assert name == kind.name
-        assert set(kind.reasons) <= set(REASONS), name
-        assert bool(kind.reasons) == (kind.fate == "refused"), name
-        assert len(kind.reasons) <= 3 or name == "sent_as_text", f"{name}: a fate that admits anything is none"
-        assert set(kind.doubtful) <= set(AXES)
-        assert kind.devices
+    assert len(DEFECTS) >= 40
+    for name, defect in DEFECTS.items():
+        assert name == defect.name
+        assert set(defect.reasons) <= set(REASONS), name
+        assert bool(defect.reasons) == (defect.outcome == "refused"), name
+        assert len(defect.reasons) <= 3 or name == "sent_as_text", f"{name}: a fate that admits anything is none"
+        assert set(defect.uncertain) <= set(AXES)
+        assert defect.devices
 
 
 def test_the_page_prints_the_table(root: Path) -> None:

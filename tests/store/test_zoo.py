@@ -8,8 +8,8 @@ import pytest
 
 from octjepa.errors import TooManyLostError
 from octjepa.phantom import cohort
-from octjepa.phantom.zoo import KINDS
-from octjepa.phantom.zoo.identities import NAME
+from octjepa.phantom.zoo import DEFECTS
+from octjepa.phantom.zoo.headers import PATIENT_NAME
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build_store
 
@@ -25,9 +25,9 @@ CHOSEN = (
 @pytest.fixture(scope="module")
 def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, str]], Store]:
     root = tmp_path_factory.mktemp("zoo")
-    chosen = [KINDS[name] for name in CHOSEN]
+    chosen = [DEFECTS[name] for name in CHOSEN]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cohort, "kinds_for", lambda _: chosen)
+        patch.setattr(cohort, "defects_for", lambda _: chosen)
         cohort.write_cohort(root / "cohort", people=1, seed=4, broken=len(chosen), devices=("zeiss_cirrus",))
     with pytest.raises(TooManyLostError):
         build_store([root / "cohort"], root / "store", PREPROCESSING)
@@ -56,5 +56,5 @@ def test_no_name_goes_on(ingested: tuple[list[dict[str, str]], Store]) -> None:
     _, store = ingested
     written = [path for path in store.path.rglob("*") if path.is_file()]
     assert written
-    for word in (NAME, "19010203"):
+    for word in (PATIENT_NAME, "19010203"):
         assert all(word.encode() not in path.read_bytes() for path in written)

@@ -24,8 +24,8 @@ from octjepa.phantom.extents import Difficulty
 from octjepa.phantom.eye import Eye, make_eye
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, make_person
 from octjepa.phantom.truth import write_truth
-from octjepa.phantom.zoo import KINDS, kinds_for, write_broken
-from octjepa.phantom.zoo.specimen import Kind
+from octjepa.phantom.zoo import DEFECTS, defects_for, write_broken
+from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.progress import bar
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -99,7 +99,7 @@ class _Written:
 
 @dataclass(frozen=True)
 class _Task:
-    """One eye to write. `broken` names a kind of `octjepa.phantom.zoo.KINDS`, or is "" for a good file."""
+    """One eye to write. `broken` names one of `octjepa.phantom.zoo.DEFECTS`, or is "" for a good file."""
 
     out: Path
     seed: int
@@ -126,7 +126,7 @@ def write_cohort(
 ) -> dict[str, int]:
     """Writes `people` persons, two eyes each, spread evenly over `devices`, and `broken` broken files besides.
 
-    Broken files go through the kinds of `octjepa.phantom.zoo` in turn, each a person of its own beyond the cohort.
+    Broken files go through the defects of `octjepa.phantom.zoo` in turn, each a person of its own beyond the cohort.
     `group_effect` multiplies what the study group does to the eyes: 0 makes it invisible.
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
     Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, or an
@@ -138,16 +138,16 @@ def write_cohort(
         for person in range(people)
         for eye in EYES
     ]
-    kinds = kinds_for(tuple(devices))
+    defects = defects_for(tuple(devices))
     tasks += [
         _Task(
             out,
             seed,
             people + i,
             EYES[i % 2],
-            _device(kinds[i % len(kinds)], devices, i),
+            _device(defects[i % len(defects)], devices, i),
             size,
-            kinds[i % len(kinds)].name,
+            defects[i % len(defects)].name,
             difficulty,
             group_effect,
         )
@@ -159,19 +159,19 @@ def write_cohort(
         for written in _run(tasks, workers):
             done.append(written)
             progress.advance()
-    _write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in done if one.manifest))
-    _write_tsv(
+    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in done if one.manifest))
+    write_tsv(
         out / "participants.tsv", PARTICIPANT_COLUMNS, _participants(seed, people, devices, split_shares, difficulty)
     )
-    _write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in done if one.truth))
+    write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in done if one.truth))
     if broken:
-        _write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in done if one.broken))
+        write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in done if one.broken))
     return {"people": people, "volumes": 2 * people, "files": sum(one.files for one in done), "broken": broken}
 
 
-def _device(kind: Kind, devices: Sequence[str], index: int) -> str:
-    """Devices take turns, among those for which the kind makes sense."""
-    suitable = [device for device in devices if device in kind.devices]
+def _device(defect: Defect, devices: Sequence[str], index: int) -> str:
+    """Devices take turns, among those for which the defect makes sense."""
+    suitable = [device for device in devices if device in defect.devices]
     return devices[index % len(devices)] if len(suitable) == len(devices) else suitable[index % len(suitable)]
 
 
@@ -212,31 +212,31 @@ def _write_one(task: _Task) -> _Written:
     path = task.out / "retinal_oct" / "structural_oct" / eye.device / person_id / name
     path.parent.mkdir(parents=True, exist_ok=True)
     filepath = "/" + path.relative_to(task.out).as_posix()
-    row = _manifest_row(eye, uid, filepath, task.seed)
+    row = manifest_row(eye, uid, filepath, task.seed)
     if task.broken:
-        kind = KINDS[task.broken]
-        written, row = write_broken(path, eye, task.seed, kind, row)
+        defect = DEFECTS[task.broken]
+        written, row = write_broken(path, eye, task.seed, defect, row)
         subject = written[-1] if written else path
-        return _Written(row, {}, _broken_row(kind, eye, "/" + subject.relative_to(task.out).as_posix()), len(written))
+        return _Written(row, {}, _broken_row(defect, eye, "/" + subject.relative_to(task.out).as_posix()), len(written))
     write_eye(path, eye, task.seed)
     write_truth(task.out / "truth" / f"{uid}.npz", eye)
     return _Written(row, _truth_row(eye, uid, filepath), {}, 1)
 
 
-def _broken_row(kind: Kind, eye: Eye, filepath: str) -> dict[str, Any]:
+def _broken_row(defect: Defect, eye: Eye, filepath: str) -> dict[str, Any]:
     """The truth of a broken file; frames and spacing are those of the eye it was made from."""
     dz, dy, dx = eye.spacing_mm
     return {
-        "kind": kind.name,
-        "level": kind.level,
-        "fate": kind.fate,
-        "reasons": ";".join(kind.reasons),
-        "notes": ";".join(kind.notes),
-        "doubtful": ";".join(kind.doubtful),
+        "kind": defect.name,
+        "level": defect.level,
+        "fate": defect.outcome,
+        "reasons": ";".join(defect.reasons),
+        "notes": ";".join(defect.notes),
+        "doubtful": ";".join(defect.uncertain),
         "person_id": eye.person.person_id,
         "eye": eye.eye,
         "device": eye.device,
-        "frames": len(eye.pixels) - kind.fewer_frames,
+        "frames": len(eye.pixels) - defect.fewer_frames,
         "spacing_slice_mm": f"{dz:.8g}",
         "spacing_row_mm": f"{dy:.8g}",
         "spacing_column_mm": f"{dx:.8g}",
@@ -244,7 +244,7 @@ def _broken_row(kind: Kind, eye: Eye, filepath: str) -> dict[str, Any]:
     }
 
 
-def _manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]:
+def manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]:
     dialect = dialect_of(eye.device)
     frames, rows, columns = eye.pixels.shape
     dz, dy, dx = eye.spacing_mm
@@ -323,7 +323,7 @@ def _splits(seed: int, people: int, devices: int, shares: tuple[float, float, fl
     return chosen
 
 
-def _write_tsv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_tsv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")

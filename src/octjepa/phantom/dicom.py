@@ -26,7 +26,7 @@ SOP_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.5.4"
 _PHOTOGRAPHY_8_BIT = "1.2.840.10008.5.1.4.1.1.77.1.5.1"
 # pydicom's own root names the library that wrote the file, as the standard wants.
 _IMPLEMENTATION_UID = "1.2.826.0.1.3680043.8.498.1"
-_SYNTAX = {
+TRANSFER_SYNTAX = {
     "native": ExplicitVRLittleEndian,
     "jpeg": JPEGBaseline8Bit,
     "jpeg2000": JPEG2000Lossless,
@@ -74,7 +74,7 @@ def _file_meta(uid: str, dialect: Dialect) -> FileMetaDataset:
     meta.FileMetaInformationVersion = b"\x00\x01"
     meta.MediaStorageSOPClassUID = SOP_CLASS
     meta.MediaStorageSOPInstanceUID = uid
-    meta.TransferSyntaxUID = _SYNTAX[dialect.codec]
+    meta.TransferSyntaxUID = TRANSFER_SYNTAX[dialect.codec]
     meta.ImplementationClassUID = _IMPLEMENTATION_UID
     meta.ImplementationVersionName = "OCTJEPA_PHANTOM"
     return meta
@@ -150,11 +150,9 @@ def _image(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
     ds.ConcatenationFrameOffsetNumber = 0
     ds.InConcatenationNumber = 1
     dimension = derived_uid("phantom dimensions", ds.SOPInstanceUID)
-    ds.DimensionOrganizationSequence = [_item(DimensionOrganizationUID=dimension)]
+    ds.DimensionOrganizationSequence = [item(DimensionOrganizationUID=dimension)]
     ds.DimensionIndexSequence = [
-        _item(
-            DimensionOrganizationUID=dimension, DimensionIndexPointer=pointer, FunctionalGroupPointer=(0x0020, 0x9111)
-        )
+        item(DimensionOrganizationUID=dimension, DimensionIndexPointer=pointer, FunctionalGroupPointer=(0x0020, 0x9111))
         for pointer in ((0x0020, 0x9056), (0x0020, 0x9057))
     ]
 
@@ -162,18 +160,18 @@ def _image(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
 def _shared_groups(eye: Eye, dialect: Dialect, laterality: str, seed: int) -> Dataset:
     dz, dy, dx = eye.spacing_mm
     thickness = dx if dialect.slice_thickness == "column" else dz
-    anatomy = _item(AnatomicRegionSequence=[_code("5665001", "SCT", "Retina")], FrameLaterality=laterality)
-    reference = _item(
+    anatomy = item(AnatomicRegionSequence=[_code("5665001", "SCT", "Retina")], FrameLaterality=laterality)
+    reference = item(
         ReferencedSOPClassUID=_PHOTOGRAPHY_8_BIT,
         ReferencedSOPInstanceUID=fundus_uid(seed, eye),
         PurposeOfReferenceCodeSequence=[_code("121311", "DCM", "Localizer")],
     )
-    return _item(
+    return item(
         ReferencedImageSequence=[reference],
         DerivationImageSequence=[],
         FrameAnatomySequence=[anatomy],
-        PlaneOrientationSequence=[_item(ImageOrientationPatient=[1, 0, 0, 0, 0, -1])],
-        PixelMeasuresSequence=[_item(SliceThickness=_decimal(thickness), PixelSpacing=[_decimal(dy), _decimal(dx)])],
+        PlaneOrientationSequence=[item(ImageOrientationPatient=[1, 0, 0, 0, 0, -1])],
+        PixelMeasuresSequence=[item(SliceThickness=_decimal(thickness), PixelSpacing=[_decimal(dy), _decimal(dx)])],
     )
 
 
@@ -192,16 +190,16 @@ def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
         position = [] if dialect.positions == "empty" else ["0", _decimal(upward * i * dz), "0"]
         line = 768 * (i + 0.5) / frames
         line = 768 - line if upward > 0 else line
-        location = _item(
+        location = item(
             ReferencedSOPClassUID=_PHOTOGRAPHY_8_BIT,
             ReferencedSOPInstanceUID=localizer,
             ReferenceCoordinates=[line, 0.0, line, 767.0],
             OphthalmicImageOrientation="LINEAR",
         )
         groups.append(
-            _item(
-                FrameContentSequence=[_item(StackID="1", InStackPositionNumber=i + 1, DimensionIndexValues=[1, i + 1])],
-                PlanePositionSequence=[_item(ImagePositionPatient=position)],
+            item(
+                FrameContentSequence=[item(StackID="1", InStackPositionNumber=i + 1, DimensionIndexValues=[1, i + 1])],
+                PlanePositionSequence=[item(ImagePositionPatient=position)],
                 OphthalmicFrameLocationSequence=[location],
             )
         )
@@ -255,14 +253,15 @@ def _jpeg(frame: UInt8[np.ndarray, "H W"]) -> bytes:
 
 
 def _code(value: str, scheme: str, meaning: str) -> Dataset:
-    return _item(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
+    return item(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
 
 
-def _item(**elements: object) -> Dataset:
-    item = Dataset()
+def item(**elements: object) -> Dataset:
+    """A data set of `elements`, for a sequence."""
+    dataset = Dataset()
     for keyword, value in elements.items():
-        setattr(item, keyword, value)
-    return item
+        setattr(dataset, keyword, value)
+    return dataset
 
 
 def _decimal(value: float) -> str:

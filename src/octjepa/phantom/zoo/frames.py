@@ -1,0 +1,295 @@
+"""Compressed frames that are broken, cut, scrambled, split or listed wrongly, transfer syntaxes that contradict the
+data, and pixels of unusual depth, sign, polarity and colour, or with little or nothing in them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+from jaxtyping import UInt8
+from pydicom.dataset import Dataset
+from pydicom.encaps import encapsulate_extended
+from pydicom.sequence import Sequence
+from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
+
+from octjepa.keys import generator
+from octjepa.phantom.dicom import encode_frames
+from octjepa.phantom.zoo.scan_file import Apply, Defect, Files, ScanFile, accepted, refused
+
+_ITEM = b"\xfe\xff\x00\xe0"
+_BROKEN = 5  # the frame that is broken where one is
+
+
+def _noise(scan: ScanFile, length: int) -> bytes:
+    return generator("phantom zoo", scan.seed, scan.eye.person.index).bytes(length)
+
+
+def _noisy(indices: Callable[[int], Iterable[int]]) -> Apply:
+    """The JPEG 2000 frames of `indices`, a function of the number of frames, become noise after their first bytes."""
+
+    def apply(scan: ScanFile) -> None:
+        def change(streams: list[bytes]) -> None:
+            for index in indices(len(streams)):
+                streams[index] = streams[index][:40] + _noise(scan, 400)
+
+        scan.compress("jpeg2000", change)
+
+    return apply
+
+
+def _one_frame(codec: str, change: Callable[[bytes], bytes]) -> Apply:
+    """One code stream becomes another."""
+
+    def apply(scan: ScanFile) -> None:
+        scan.compress(codec, lambda streams: streams.__setitem__(_BROKEN, change(streams[_BROKEN])))
+
+    return apply
+
+
+def _half(stream: bytes) -> bytes:
+    return stream[: len(stream) // 2]
+
+
+def _all_noise(scan: ScanFile) -> None:
+    def change(streams: list[bytes]) -> None:
+        streams[:] = [_noise(scan, 500) for _ in streams]
+
+    scan.compress("jpeg2000", change)
+
+
+def _one_empty(scan: ScanFile) -> None:
+    streams = scan.compress("jpeg2000")
+    streams[_BROKEN] = b""
+    scan.set_encapsulated(b"".join(_ITEM + len(item).to_bytes(4, "little") + item for item in [b"", *streams]))
+
+
+def _one_other_size(scan: ScanFile) -> None:
+    smaller = encode_frames(scan.pixels[:2, ::2, ::2], "jpeg2000")[0]
+    scan.compress("jpeg2000", lambda streams: streams.__setitem__(_BROKEN, smaller))
+
+
+def _all_other_size(scan: ScanFile) -> None:
+    scan.compress("jpeg2000", pixels=scan.pixels[:, ::2, ::2])
+
+
+def _in_fragments(scan: ScanFile) -> None:
+    scan.compress("jpeg2000", fragments_per_frame=3, has_bot=False)
+
+
+def _scrambled(scan: ScanFile) -> None:
+    """Every seventh byte XORed with 0x5A and the halves swapped, as some Zeiss exports hide their frames."""
+
+    def change(streams: list[bytes]) -> None:
+        for index, stream in enumerate(streams):
+            swapped = np.frombuffer(stream[len(stream) * 3 // 5 :] + stream[: len(stream) * 3 // 5], np.uint8).copy()
+            swapped[::7] ^= 0x5A
+            streams[index] = swapped.tobytes()
+
+    scan.compress("jpeg2000", change)
+
+
+def _offsets_wrong(scan: ScanFile) -> None:
+    scan.compress("jpeg2000", fragments_per_frame=2)
+    content = scan.data.PixelData
+    (length,) = struct.unpack_from("<I", content, 4)
+    offsets = np.frombuffer(content[8 : 8 + length], "<u4") // 2 + 6
+    scan.set_encapsulated(content[:8] + offsets.astype("<u4").tobytes() + content[8 + length :])
+
+
+def _extended_offsets(scan: ScanFile) -> None:
+    content, offsets, lengths = encapsulate_extended(scan.compress("jpeg2000"))
+    scan.set_encapsulated(content)
+    scan.data.add_new(0x7FE00001, "OV", offsets)
+    scan.data.add_new(0x7FE00002, "OV", lengths)
+
+
+def _boxed(scan: ScanFile) -> None:
+    from PIL import Image
+
+    def change(streams: list[bytes]) -> None:
+        for index, frame in enumerate(scan.pixels):
+            buffer = io.BytesIO()
+            Image.fromarray(frame).save(buffer, "JPEG2000", irreversible=False)
+            streams[index] = buffer.getvalue()
+
+    scan.compress("jpeg2000", change)
+
+
+def _item_broken(scan: ScanFile) -> None:
+    scan.compress("jpeg2000")
+    content = bytearray(scan.data.PixelData)
+    third = [i for i in range(len(content)) if content.startswith(_ITEM, i)][3]
+    content[third : third + 4] = b"\xfe\xff\x77\xe0"
+    scan.set_encapsulated(bytes(content))
+
+
+def _other_syntax(codec: str, syntax: str) -> Apply:
+    """Frames in `codec` below a header that names another transfer syntax."""
+
+    def apply(scan: ScanFile) -> None:
+        scan.compress(codec)
+        scan.data.file_meta.TransferSyntaxUID = syntax
+
+    return apply
+
+
+def _renamed_syntax(uid: str) -> Apply:
+    """JPEG 2000 whose transfer syntax is replaced in the bytes of the file."""
+
+    def apply(scan: ScanFile) -> Files:
+        scan.compress("jpeg2000")
+        old = str(JPEG2000Lossless).encode() + b"\0" * (len(JPEG2000Lossless) % 2)
+        return scan.replaced(old, uid.encode().ljust(len(old), b"\0"))
+
+    return apply
+
+
+def _says_compressed(scan: ScanFile) -> Files:
+    scan.store()
+    return scan.replaced(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.5\0")
+
+
+DEFECTS: Final[tuple[Defect, ...]] = (
+    accepted("frame_broken", "one JPEG 2000 frame is noise", _noisy(lambda _: (_BROKEN,)), "gap_frames"),
+    accepted("frame_empty", "one fragment holds nothing", _one_empty, "gap_frames"),
+    accepted("frame_zeroed", "one RLE frame is all zeros", _one_frame("rle", lambda stream: bytes(len(stream))),
+             "gap_frames"),
+    accepted("frame_cut", "one JPEG 2000 frame ends half way", _one_frame("jpeg2000", _half), "gap_frames"),
+    accepted("frame_jpeg_cut", "one JPEG frame ends half way", _one_frame("jpeg", _half), "gap_frames"),
+    accepted("frame_other_size", "one frame has another size", _one_other_size, "gap_frames"),
+    refused("frames_neighbours", "two neighbouring frames are noise", _noisy(lambda _: (_BROKEN, _BROKEN + 1)),
+            "frames_broken"),
+    refused("frames_many", "every third frame is noise", _noisy(lambda count: range(1, count, 3)), "frames_broken"),
+    refused("frames_all", "every frame is noise", _all_noise, "wrong_transfer_syntax"),
+    refused("frames_other_size", "all frames have another size than the header says",
+            _all_other_size, "header_contradicts_pixels"),
+    refused("scrambled", "JPEG 2000 hidden the way some Zeiss exports do", _scrambled, "scrambled_pixels"),
+    accepted("fragments", "three fragments a frame and no offset table", _in_fragments),
+    accepted("offsets_wrong", "an offset table that points nowhere", _offsets_wrong),
+    accepted("offsets_extended", "an extended offset table", _extended_offsets),
+    accepted("boxed", "JPEG 2000 frames as whole JP2 files", _boxed),
+    refused("item_broken", "a mark between two frames is damaged", _item_broken, "truncated", "frames_missing"),
+    refused("syntax_says_native", "compressed, but the header says it is not",
+            _other_syntax("rle", ExplicitVRLittleEndian), "wrong_transfer_syntax"),
+    refused("syntax_says_compressed", "not compressed, but the header says it is", _says_compressed,
+            "wrong_transfer_syntax", "truncated"),
+    refused("syntax_says_other", "JPEG 2000, but the header says JPEG-LS", _other_syntax("jpeg2000", JPEGLSLossless),
+            "wrong_transfer_syntax"),
+    refused("syntax_of_video", "the transfer syntax of a video", _renamed_syntax("1.2.840.10008.1.2.4.102"),
+            "no_decoder"),
+    refused("syntax_private", "a maker's own transfer syntax", _renamed_syntax("1.2.276.0.9999.1.2.3.4"), "no_decoder"),
+    refused("syntax_missing", "no transfer syntax",
+            lambda scan: scan.replaced(b"\x02\x00\x10\x00UI", b"\x02\x00\x11\x00UI"), "broken_header"),
+)  # fmt: skip
+
+
+def _rgb(*channels: np.ndarray) -> UInt8[np.ndarray, "D H W 3"]:
+    return np.stack(channels, axis=-1)
+
+
+def _store_colour(scan: ScanFile, colour: np.ndarray, interpretation: str = "RGB", planar: int = 0) -> None:
+    scan.store(colour, PhotometricInterpretation=interpretation, PlanarConfiguration=planar)
+
+
+def _by_plane(scan: ScanFile) -> None:
+    planes = np.repeat(scan.pixels[:, None], 3, axis=1)  # [D, 3, H, W]
+    _store_colour(scan, planes.reshape(*scan.pixels.shape, 3), planar=1)
+
+
+def _luminance(scan: ScanFile) -> None:
+    neutral = np.full_like(scan.pixels, 128)
+    _store_colour(scan, _rgb(scan.pixels, neutral, neutral), "YBR_FULL")
+
+
+def _marked(scan: ScanFile) -> None:
+    colour = _rgb(*[scan.pixels] * 3)
+    colour[:, 40:42] = (0, 255, 0)
+    _store_colour(scan, colour)
+
+
+def _overlay(scan: ScanFile) -> None:
+    """Twelve bits of picture, an old overlay in the thirteenth, nothing but a size in its own group."""
+    values = scan.pixels.astype(np.uint16) << 4
+    values[:, 5:20, 5:40] |= 1 << 12
+    scan.store(values, bits_stored=12)
+    for tag, value in ((0x60000010, values.shape[1]), (0x60000011, values.shape[2]), (0x60000102, 12)):
+        scan.data.add_new(tag, "US", value)
+
+
+def _slope_per_frame(scan: ScanFile) -> None:
+    """Every frame stretched to 16 bits by itself, with the slope that reverses it."""
+    top = scan.pixels.max(axis=(1, 2)) + 10.0 * (np.arange(len(scan.pixels)) % 5)
+    scan.store(np.round(scan.pixels * (65535 / top)[:, None, None]).astype(np.uint16))
+    for group, slope in zip(scan.frame_groups, top / 65535, strict=True):
+        item = Dataset()
+        item.RescaleSlope, item.RescaleIntercept, item.RescaleType = f"{slope:.12f}", "0", "US"
+        group.PixelValueTransformationSequence = Sequence([item])
+
+
+def _black(indices: Callable[[int], slice]) -> Apply:
+    """RLE whose frames of `indices`, a function of the number of frames, are black."""
+
+    def apply(scan: ScanFile) -> None:
+        pixels = scan.pixels.copy()
+        pixels[indices(len(pixels))] = 0
+        scan.compress("rle", pixels=pixels)
+
+    return apply
+
+
+def _white_fill(scan: ScanFile) -> None:
+    """The white triangle that registration leaves at the border."""
+    pixels = scan.pixels.copy()
+    _, depth, columns = pixels.shape
+    pixels[:, np.arange(depth)[:, None] + np.arange(columns) < min(depth, columns) // 3] = 255
+    scan.store(pixels)
+
+
+def _too_few(scan: ScanFile) -> None:
+    scan.store(scan.pixels[:3])
+    del scan.frame_groups[3:]
+
+
+def _odd_length(scan: ScanFile) -> None:
+    """A part of the scan whose pixels are an odd number of bytes, so that a padding byte follows."""
+    frames = len(scan.pixels) - 1 + len(scan.pixels) % 2
+    depth, columns = ((count - 1) // 2 * 2 - 1 for count in scan.pixels.shape[1:])
+    scan.store(np.ascontiguousarray(scan.pixels[:frames, :depth, :columns]))
+    del scan.frame_groups[frames:]
+
+
+PIXEL_DEFECTS: Final[tuple[Defect, ...]] = (
+    accepted("inverted", "MONOCHROME1: tissue dark", lambda scan: scan.store(
+        255 - scan.pixels, PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE"), "inverted"),
+    accepted("twelve_bits", "12 bits in 16", lambda scan: scan.store(scan.pixels.astype(np.uint16) << 4, 12),
+             "scaled_from_12_bit"),
+    accepted("sixteen_bits", "16 bits", lambda scan: scan.store(scan.pixels.astype(np.uint16) << 8),
+             "scaled_from_16_bit"),
+    accepted("signed", "signed 16 bits", lambda scan: scan.store((scan.pixels.astype(np.int16) - 128) * 16), "signed"),
+    accepted("overlay_bits", "an old overlay above the 12 bits in use", _overlay, "unused_bits_dropped"),
+    accepted("depth_understated", "16 bits called 12", lambda scan: scan.store(scan.pixels.astype(np.uint16) << 8, 12),
+             "bits_stored_exceeded"),
+    accepted("slope_negative", "a rescale slope of -1",
+             lambda scan: scan.store(255 - scan.pixels, RescaleSlope="-1", RescaleIntercept="255"), "inverted"),
+    accepted("slope_per_frame", "a rescale slope in every frame", _slope_per_frame, "rescaled_per_frame"),
+    accepted("rgb", "grey as RGB", lambda scan: _store_colour(scan, _rgb(*[scan.pixels] * 3)), "rgb_to_grey"),
+    accepted("rgb_by_plane", "grey as RGB, plane after plane", _by_plane, "rgb_to_grey"),
+    accepted("luminance", "grey as YBR", _luminance, "rgb_to_grey"),
+    accepted("marked", "a coloured line drawn on grey", _marked, "colour_dropped", same_pixels=False),
+    refused("false_colour", "false colours", lambda scan: _store_colour(
+        scan, _rgb(scan.pixels, 255 - scan.pixels, np.roll(scan.pixels, 30, axis=1))), "unsupported_pixels"),
+    # Each file has its own intensity: two equal ones would be duplicates.
+    refused("constant", "every B-scan of one grey",
+            lambda scan: scan.store(np.full_like(scan.pixels, 40 + scan.eye.person.index % 100)), "blank"),
+    refused("all_black", "every compressed B-scan black", _black(lambda count: slice(count)), "blank"),
+    refused("mostly_black", "two thirds of the B-scans black", _black(lambda count: slice(count * 2 // 3)), "blank"),
+    accepted("blink", "three neighbouring B-scans black", _black(lambda _: slice(9, 12)), "blank_frames"),
+    accepted("white_fill", "a white corner from registration", _white_fill, "fill_masked", same_pixels=False),
+    refused("too_few", "three B-scans", _too_few, "too_few_frames"),
+    refused("too_small", "six rows", lambda scan: scan.store(np.ascontiguousarray(scan.pixels[:, :6])),
+            "unsupported_pixels"),
+    accepted("odd_length", "an odd number of bytes, padded", _odd_length, same_pixels=False, fewer_frames=1),
+)  # fmt: skip
