@@ -110,7 +110,7 @@ DEFECTS: Final[tuple[Defect, ...]] = (
             "frames_missing", "header_contradicts_pixels"),
     accepted("bits_stored_wrong", "BitsStored beyond BitsAllocated",
              lambda scan: scan.set_elements(BitsStored=12, HighBit=11)),
-    refused("samples_wrong", "grey pixels called RGB", lambda scan: scan.store(
+    refused("samples_wrong", "intensities called RGB", lambda scan: scan.store(
         SamplesPerPixel=3, PhotometricInterpretation="RGB", PlanarConfiguration=0),
         "frames_missing", "header_contradicts_pixels"),
     refused("palette", "colours of a palette", _palette, "unsupported_pixels"),
@@ -127,9 +127,9 @@ DEFECTS: Final[tuple[Defect, ...]] = (
     accepted("orientation_missing", "no plane orientation",
              lambda scan: delattr(scan.shared, "PlaneOrientationSequence"), same_pixels=False),
     accepted("modality_missing", "no modality", lambda scan: scan.set_elements(Modality=None)),
-    accepted("grey_byte", "multi-frame grey byte secondary capture", _secondary_capture(_BYTE_CAPTURE, False),
+    accepted("grey_byte", "multi-frame grayscale byte secondary capture", _secondary_capture(_BYTE_CAPTURE, False),
              "positions_missing"),
-    accepted("grey_word", "multi-frame grey word secondary capture", _secondary_capture(_WORD_CAPTURE, True),
+    accepted("grey_word", "multi-frame grayscale word secondary capture", _secondary_capture(_WORD_CAPTURE, True),
              "scaled_from_16_bit"),
     refused("photograph", "a fundus photograph", lambda scan: scan.set_class(_PHOTOGRAPH, Modality="OP"),
             "not_structural_oct"),
