@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
-from octjepa.metrics.bootstrap import Draws, Estimate, paired_difference
-from octjepa.metrics.interval_scales import scale_of
+from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.intervals import scale_of
 from octjepa.metrics.scores import Predictions, measure
 
 FIGURES = ("auroc", "balanced_accuracy", "r2", "mean_absolute_error", "paired auroc")

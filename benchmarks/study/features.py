@@ -17,7 +17,7 @@ from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
-from octjepa.embed.embedding import histogram
+from octjepa.embed.shard import histogram
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store

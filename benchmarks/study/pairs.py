@@ -15,8 +15,8 @@ import numpy as np
 
 from octjepa.files import write_json
 from octjepa.metrics.bootstrap import Estimate
-from octjepa.metrics.interval_scales import Scale
-from octjepa.metrics.seeds import arms_difference, mean_over_seeds, recipe_interval
+from octjepa.metrics.comparisons import mean_over_seeds, recipe_difference, recipe_interval
+from octjepa.metrics.intervals import Scale
 
 from .frozen import COPIED
 from .one import COPIES
@@ -75,9 +75,9 @@ def told_interval(found: list[Pair], arm: str, other: str | None, metric: str) -
 
 
 def figure(ours: list[Estimate], theirs: list[Estimate]) -> Pair:
-    """The mean over seeds with its intervals; with `theirs`, of as many seeds, the difference (`arms_difference`)."""
+    """The mean over seeds with its intervals; with `theirs`, of as many seeds, the difference (`recipe_difference`)."""
     if theirs:
-        networks, recipes, p = arms_difference(ours, theirs)
+        networks, recipes, p = recipe_difference(ours, theirs)
         value, low, high = networks.difference, networks.low, networks.high
     else:
         mean, recipes, p = mean_over_seeds(ours), recipe_interval(ours), None

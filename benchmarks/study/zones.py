@@ -25,7 +25,7 @@ from octjepa.checkpoint.encoder import TokenFeatures
 from octjepa.config import load_recipe
 from octjepa.console import told
 from octjepa.embed.pooling import pool_tokens
-from octjepa.embed.shard import patch_statistics
+from octjepa.embed.shard import patch_intensity
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic, write_json, writer_lock
 from octjepa.metrics.bootstrap import Estimate
@@ -82,7 +82,7 @@ def intensities(eyes: Eyes) -> list[Tokens]:
     """
     cut = of_pixels(load_recipe(RECIPE))
     found = (one for volume_id in eyes.ids for one in cut([eyes.store.read(volume_id)]))
-    return [Tokens(patch_statistics(one.features), one.index) for one in found]
+    return [Tokens(patch_intensity(one.features), one.index) for one in found]
 
 
 def pooled(found: list[Tokens], grid: tuple[int, int, int], pool: str) -> np.ndarray:

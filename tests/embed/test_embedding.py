@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.folder import write_folder
 from octjepa.embed import embedding, shard
-from octjepa.embed.embedding import embed_store, histogram
+from octjepa.embed.embedding import embed_store
+from octjepa.embed.shard import histogram
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
@@ -256,7 +257,7 @@ def test_intensity_is_the_grey_of_the_encoders_own_patches_by_zone(run, tmp_path
     some = chosen.patches[zones == zone]
     assert np.allclose(said[zone, 0, :2], [some.mean(), some.std(axis=1).mean()], atol=1e-5)
     assert np.allclose(said[zone, 1, 2:], np.percentile(some, (5, 95), axis=1).max(axis=1), atol=1e-5)
-    assert table.plain == ("histogram", "intensity")
+    assert table.unpooled == ("histogram", "intensity")
     part = table.take([6, 3])
     assert (part.intensity == table.intensity[[6, 3]]).all()
 
@@ -308,7 +309,7 @@ def test_a_store_without_raster_volumes_is_refused(run, tmp_path):
 
 
 def test_the_true_cause_of_a_worker_of_ray_is_told() -> None:
-    from octjepa.embed.ray_tasks import _result
+    from octjepa.embed.ray_tasks import task_result
 
     class TaskError(Exception):
         def __init__(self, cause: Exception | None) -> None:
@@ -321,7 +322,7 @@ def test_the_true_cause_of_a_worker_of_ray_is_told() -> None:
 
         ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayTaskError=TaskError, RayError=KeyboardInterrupt))
         with pytest.raises(Exception) as error:  # noqa: PT011
-            _result(ray, None)
+            task_result(ray, None)
         return error.value
 
     foreign = told(ZeroDivisionError("division by zero\nand more"))

@@ -10,7 +10,7 @@ import torch
 
 from index_entries import index_entry, store_of
 from octjepa.checkpoint import state
-from octjepa.embed.leakage import check_against, trained_by
+from octjepa.embed.leakage import check_leakage, training_volumes
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.train.optimizer import build_optimizer
@@ -36,9 +36,9 @@ def trained(tmp_path: Path) -> Path:
 
 
 def test_run_checkpoint_and_store_know_the_same(trained: Path) -> None:
-    of_store = trained_by(trained / "store")
+    of_store = training_volumes(trained / "store")
     for source in (trained / "run", trained / "run" / "checkpoints" / "step-00000004"):
-        of_run = trained_by(source)
+        of_run = training_volumes(source)
         assert of_run.volume_ids == of_store.volume_ids
         assert of_run.rows is not None
         assert set(of_run.rows["person_id"]) == {"1001", "1002", "1003"}
@@ -51,7 +51,7 @@ def test_a_person_of_an_evaluation_store_who_was_trained_on_is_found(trained: Pa
         index_entry(54, split="val"),
     ]
     other = store_of(trained / "other", rows)
-    found = check_against(other, trained / "run")
+    found = check_leakage(other, trained / "run")
     assert found["leaks"] == [{"kind": "person_id", "split": "test", "volumes": [rows[0]["volume_id"]]}]
     assert (found["test"], found["seen"]) == (2, {"test": {"people": 1, "volumes": 1}})
 
@@ -61,7 +61,7 @@ def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(tra
     store_of(trained / "less", left)
     (trained / "run" / "run.json").write_text(json.dumps({"store": "../less"}), encoding="utf-8")
     rows = [index_entry(50, split="test", person_id="1002"), index_entry(0, split="val"), index_entry(54, split="val")]
-    found = check_against(store_of(trained / "other", rows), trained / "run")
+    found = check_leakage(store_of(trained / "other", rows), trained / "run")
     assert found["leaks"] == [
         {"kind": kind, "split": split, "volumes": [row["volume_id"]]}
         for kind, split, row in (
@@ -74,17 +74,17 @@ def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(tra
 def test_weights_whose_store_is_gone_are_compared_by_content(trained: Path) -> None:
     other = store_of(trained / "other", [index_entry(0, split="test"), index_entry(1, split="test"), index_entry(52)])
     (trained / "store" / "store.json").unlink()
-    found = check_against(other, trained / "run")
+    found = check_leakage(other, trained / "run")
     assert found["compared_by"] == ["person_id", "content_hash"]
     assert found["seen"] == {"test": {"people": 1, "volumes": 2}}
 
 
 def test_what_says_nothing_is_refused(trained: Path) -> None:
     with pytest.raises(UsageError, match="nothing at"):
-        trained_by(trained / "nowhere")
+        training_volumes(trained / "nowhere")
     manifest = trained / "run" / "checkpoints" / "step-00000004" / "manifest.json"
     said = json.loads(manifest.read_text(encoding="utf-8"))
     said["trained_on"] = []
     manifest.write_text(json.dumps(said), encoding="utf-8")
     with pytest.raises(UsageError, match="do not say what they were trained on"):
-        trained_by(trained / "run")
+        training_volumes(trained / "run")

@@ -21,7 +21,7 @@ from sklearn.utils import estimator_checks
 import octjepa
 from octjepa import VolumeEmbedder
 from octjepa.checkpoint import PretrainedEncoder
-from octjepa.embed.pooling import BLOCKS
+from octjepa.embed.pooling import POOL_WIDTHS
 from octjepa.errors import ContractError, UsageError, VolumeRejected
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
@@ -68,12 +68,12 @@ def test_paths_volumes_and_ids_of_a_store_give_the_features_of_embed(eyes: tuple
     np.testing.assert_allclose(of_store.fit_transform(ids), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("pool", BLOCKS)
+@pytest.mark.parametrize("pool", POOL_WIDTHS)
 def test_every_pooling_has_named_columns(small: PretrainedEncoder, memory: MemoryStore, pool: str) -> None:
     embedder = VolumeEmbedder(small, pool=pool, store=memory)
     found = embedder.set_output(transform="pandas").fit_transform(list(memory.volumes)[:3])
     assert list(found.columns[:2]) == [f"small_{pool}_0", f"small_{pool}_1"]
-    assert found.shape == (3, BLOCKS[pool] * small.dim)
+    assert found.shape == (3, POOL_WIDTHS[pool] * small.dim)
     assert set(found.dtypes) == {np.dtype(np.float32)}
 
 

@@ -21,9 +21,10 @@ from octjepa.leaderboard import choose as choosing
 from octjepa.leaderboard.board import Board, run_board
 from octjepa.leaderboard.choose import Option, choose, without_test
 from octjepa.leaderboard.page import NAMES, write_board
-from octjepa.probe.features import choosing as choosing_of
-from octjepa.probe.labels import join, read_labels
+from octjepa.probe.features import plan_selection as choosing_of
+from octjepa.probe.labels import read_labels
 from octjepa.probe.probe import run_probes
+from octjepa.probe.targets import join_labels
 
 
 def _run(labels: Path, *entries: str | Path, **options: Any) -> Board:
@@ -193,15 +194,15 @@ def test_different_test_volumes_are_cut_to_the_common_ones_and_named(made):
 def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
     table, labels, _ = made
     found = read_embeddings(table("good", 2.5))
-    target = join(read_labels(labels, ["lesion0"]), found.frame, "lesion0")
+    target = join_labels(read_labels(labels, ["lesion0"]), found.frame, "lesion0")
     seen = without_test(target)
-    assert set(seen.rows["test"]) == set(target.rows["val"])
-    assert len(seen.rows["val"]) == 0
+    assert set(seen.indices["test"]) == set(target.indices["val"])
+    assert len(seen.indices["val"]) == 0
     people = found.frame["person_id"].to_numpy(dtype=str)
     good, poor = found.features("vector", "mean"), found.features("untrained", "mean")
     # What validation finds best is taken, even where the test volumes say the opposite.
     good, poor = good.copy(), poor.copy()
-    test = target.rows["test"]
+    test = target.indices["test"]
     good[test], poor[test] = 0.0, target.values["test"][:, None] * np.ones(8)
     options = [Option("step-1", "mean", "linear", poor), Option("step-2", "mean", "linear", good)]
     asked: list[Any] = []
@@ -211,7 +212,7 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
     assert chosen.option.checkpoint == "step-2"
     assert [name for name, _ in chosen.judged] == ["step-1 mean linear", "step-2 mean linear"]
     for one in asked:
-        assert not set(np.concatenate(list(one.rows.values()))) & set(test)
+        assert not set(np.concatenate(list(one.indices.values()))) & set(test)
 
 
 def test_without_validation_labels_nothing_is_chosen_and_it_is_said(made):
@@ -324,7 +325,7 @@ def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     (tmp_path / "tokens").mkdir()
     token_folder.write_part(tmp_path / "tokens", "a", {**arrays, "places": np.zeros((len(frame), 3), np.int32)})
     about = {"encoder": "good", "weights": "", "contract": "c" * 64, "dim": 8}
-    token_folder.finish(tmp_path / "tokens", {"a": ids.tolist()}, about)
+    token_folder.write_index(tmp_path / "tokens", {"a": ids.tolist()}, about)
     tokens = token_folder.TokenFolder.open(tmp_path / "tokens")
     known = board_module.featured
     monkeypatch.setattr(

@@ -7,9 +7,10 @@ import pytest
 from scipy.stats import norm
 
 from octjepa.errors import UsageError
-from octjepa.metrics.bootstrap import LEAST_PEOPLE, Draws, Estimate, Interval, mean_estimate, paired_difference
-from octjepa.metrics.interval_scales import Scale, scale_of
-from octjepa.metrics.scores import Predictions, measure, value_of, weighted_auroc
+from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.intervals import MIN_PEOPLE, Interval, Scale, scale_of
+from octjepa.metrics.scores import Predictions, measure, metric_value, weighted_auroc
 
 
 def _estimate(samples: list[float], value: float = 0.7, label_hash: str = "h", draws_id: str = "d") -> Estimate:
@@ -46,7 +47,7 @@ def test_blocks_of_resamples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     draws = Draws(people, 100, seed=0)
     whole = draws.estimate(auroc, people, "h").samples
-    monkeypatch.setattr("octjepa.metrics.bootstrap._CELLS_AT_ONCE", 7 * 60)
+    monkeypatch.setattr("octjepa.metrics.bootstrap.CHUNK_CELLS", 7 * 60)
     assert (draws.estimate(auroc, people, "h").samples == whole).all()
 
 
@@ -78,8 +79,8 @@ def test_no_interval_without_width_or_of_too_few_people() -> None:
     perfect = _estimate([1.0, 1.0, 1.0], 1.0).interval()
     assert (perfect.low, perfect.high, perfect.undefined) == (None, None, 0)
     samples = np.array([0.5, 0.6, 0.7])
-    assert Estimate(0.6, samples, 9, LEAST_PEOPLE - 1, "h", "d").interval().low is None
-    assert Estimate(0.6, samples, 9, LEAST_PEOPLE, "h", "d").interval().low is not None
+    assert Estimate(0.6, samples, 9, MIN_PEOPLE - 1, "h", "d").interval().low is None
+    assert Estimate(0.6, samples, 9, MIN_PEOPLE, "h", "d").interval().low is not None
     same = paired_difference(_estimate([0.6, 0.7, 0.8]), _estimate([0.6, 0.7, 0.8]))
     assert (same.difference, same.low, same.p) == (0.0, None, None)
     three = Draws(["a", "a", "b", "c"], 200, 0)
@@ -136,7 +137,7 @@ def test_r2_of_a_constant_is_never_said_to_be_above_zero() -> None:
     assert interval("below_one").high > 0.05
     scale = scale_of("r2", said)
     assert (scale, interval(scale).high) == ("of_constant", 0)
-    assert interval(scale).low == interval("below_one").low < value_of("r2", of) < 0
+    assert interval(scale).low == interval("below_one").low < metric_value("r2", of) < 0
 
 
 def test_a_p_value_says_what_its_interval_says() -> None:

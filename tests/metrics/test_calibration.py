@@ -8,8 +8,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
 from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.calibration import brier, reliability_curve
-from octjepa.metrics.scores import Predictions, expected_calibration_error
+from octjepa.metrics.scores import Predictions, brier, expected_calibration_error
+from octjepa.metrics.thresholds import reliability_curve
 
 
 def _two(n: int = 600, seed: int = 0) -> tuple[Predictions, list[str]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from octjepa.metrics.interval_scales import OF_METRIC
+from octjepa.metrics.intervals import METRIC_SCALE
 from octjepa.metrics.scores import (
     ECE_BINS,
     METRICS,
@@ -15,7 +15,7 @@ from octjepa.metrics.scores import (
     confusion,
     expected_calibration_error,
     measure,
-    value_of,
+    metric_value,
     weighted_auroc,
 )
 
@@ -58,7 +58,7 @@ def test_decisions_equal_scikit_learn(classes: int) -> None:
     weights = _weights(90)
     accuracy, f1 = measure("balanced_accuracy", said, weights), measure("f1_macro", said, weights)
     for index, drawn in enumerate(weights.T):
-        decided = said.decided()
+        decided = said.predicted_classes()
         expected = sk.balanced_accuracy_score(said.truth, decided, sample_weight=drawn)
         assert accuracy[index] == pytest.approx(expected, abs=1e-12)
         expected = sk.f1_score(said.truth, decided, average="macro", sample_weight=drawn, zero_division=0)
@@ -68,9 +68,9 @@ def test_decisions_equal_scikit_learn(classes: int) -> None:
 def test_many_classes_are_one_against_the_rest() -> None:
     said = _predictions(4, ties=False)
     expected = sk.roc_auc_score(said.truth, said.scores, multi_class="ovr", average="macro")
-    assert value_of("auroc_ovr", said) == pytest.approx(expected, abs=1e-12)
+    assert metric_value("auroc_ovr", said) == pytest.approx(expected, abs=1e-12)
     expected = sk.average_precision_score(np.eye(4)[said.truth], said.scores, average="macro")
-    assert value_of("auprc", said) == pytest.approx(expected, abs=1e-12)
+    assert metric_value("auprc", said) == pytest.approx(expected, abs=1e-12)
 
 
 def test_regression_equals_scikit_learn() -> None:
@@ -109,15 +109,15 @@ def test_a_class_missing_from_the_test_set_is_left_out_of_the_mean() -> None:
     kept = said.truth != 3
     fewer = Predictions(said.truth[kept], said.scores[kept], said.calibrated[kept])
     expected = np.mean([sk.roc_auc_score(fewer.truth == c, fewer.scores[:, c]) for c in range(3)])
-    assert value_of("auroc_ovr", fewer) == pytest.approx(expected, abs=1e-12)
-    expected = np.mean([(fewer.decided()[fewer.truth == c] == c).mean() for c in range(3)])
-    assert value_of("balanced_accuracy", fewer) == pytest.approx(expected, abs=1e-12)
-    assert (fewer.decided() == 3).any()  # falsely called: a miss of the true class, and no class of its own
-    expected = sk.f1_score(fewer.truth, fewer.decided(), labels=[0, 1, 2], average="macro")
-    assert value_of("f1_macro", fewer) == pytest.approx(expected, abs=1e-12)
+    assert metric_value("auroc_ovr", fewer) == pytest.approx(expected, abs=1e-12)
+    expected = np.mean([(fewer.predicted_classes()[fewer.truth == c] == c).mean() for c in range(3)])
+    assert metric_value("balanced_accuracy", fewer) == pytest.approx(expected, abs=1e-12)
+    assert (fewer.predicted_classes() == 3).any()  # falsely called: a miss of the true class, and no class of its own
+    expected = sk.f1_score(fewer.truth, fewer.predicted_classes(), labels=[0, 1, 2], average="macro")
+    assert metric_value("f1_macro", fewer) == pytest.approx(expected, abs=1e-12)
     perfect = np.eye(4)[fewer.truth]
     right = Predictions(fewer.truth, perfect, perfect)
-    assert value_of("f1_macro", right) == sk.f1_score(fewer.truth, perfect.argmax(axis=1), average="macro") == 1
+    assert metric_value("f1_macro", right) == sk.f1_score(fewer.truth, perfect.argmax(axis=1), average="macro") == 1
 
 
 def test_ece_against_a_plain_loop_and_known_cases() -> None:
@@ -130,10 +130,10 @@ def test_ece_against_a_plain_loop_and_known_cases() -> None:
     expected = sum(
         (bins == b).mean() * abs(stated[bins == b].mean() - happened[bins == b].mean()) for b in range(ECE_BINS)
     )
-    assert value_of("ece", honest) == pytest.approx(expected, abs=1e-12)
-    assert value_of("ece", honest) < 0.03
+    assert metric_value("ece", honest) == pytest.approx(expected, abs=1e-12)
+    assert metric_value("ece", honest) < 0.03
     sure = np.tile([0.1, 0.9], (4000, 1))
-    assert value_of("ece", Predictions(happened, sure, sure)) == pytest.approx(0.9 - happened.mean(), abs=1e-9)
+    assert metric_value("ece", Predictions(happened, sure, sure)) == pytest.approx(0.9 - happened.mean(), abs=1e-9)
     # More than two classes: the confidence of the decided class.
     four = np.tile([0.7, 0.1, 0.1, 0.1], (40, 1))
     flat = Predictions(np.arange(40) % 4, four, four)
@@ -147,7 +147,7 @@ def test_confusion_keeps_classes_that_are_never_said() -> None:
 
 def test_every_task_metric_is_known() -> None:
     assert {name for names in TASK_METRICS.values() for name in names} == set(METRICS)
-    assert {*METRICS, "brier"} == set(OF_METRIC)  # each names its interval's scale
+    assert {*METRICS, "brier"} == set(METRIC_SCALE)  # each names its interval's scale
 
 
 def test_quadratic_kappa_and_rank_error_are_scikit_learns() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Estimate
-from octjepa.metrics.seeds import arms_difference, mean_over_seeds, recipe_interval, spread
+from octjepa.metrics.comparisons import mean_over_seeds, recipe_difference, recipe_interval, seed_spread
 
 RNG = np.random.default_rng(0)
 
@@ -19,10 +19,10 @@ def _estimate(value: float, sd: float = 0.03, people: int = 50, label_hash: str 
 
 def test_spread_and_mean() -> None:
     arm = [_estimate(0.70), _estimate(0.72), _estimate(0.77)]
-    told = spread(arm)
+    told = seed_spread(arm)
     assert (told.seeds, told.low, told.high) == (3, 0.70, 0.77)
     assert told.sd == pytest.approx(np.std([0.70, 0.72, 0.77], ddof=1))
-    assert spread(arm[:1]).sd is None
+    assert seed_spread(arm[:1]).sd is None
     mean = mean_over_seeds(arm)
     assert mean.value == pytest.approx(0.73)
     # These networks on other people: as wide as one network's, because the people are shared.
@@ -51,12 +51,12 @@ def test_arms_are_paired_by_people() -> None:
     for arm in (ours, reference):
         for index, one in enumerate(arm):
             arm[index] = Estimate(one.value, one.samples + 0.01 * RNG.normal(size=800), one.n, 50, "h", "d")
-    paired, recipe, p = arms_difference(ours, reference)
+    paired, recipe, p = recipe_difference(ours, reference)
     assert paired.difference == pytest.approx(0.05)
     assert paired.high - paired.low < 0.06  # unpaired it would be 0.16
     assert recipe.low < paired.low
     assert p > paired.p
-    alone = arms_difference(ours[:1], reference)
+    alone = recipe_difference(ours[:1], reference)
     assert (alone[1].low, alone[2]) == (None, None)
 
 

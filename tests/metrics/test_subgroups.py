@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import Predictions
-from octjepa.metrics.subgroups import by_subgroup
+from octjepa.probe.subgroups import subgroup_scores
 
 
 def _made(n: int = 400) -> tuple[Predictions, np.ndarray, list[str]]:
@@ -22,7 +22,7 @@ def _made(n: int = 400) -> tuple[Predictions, np.ndarray, list[str]]:
 
 def test_groups_and_the_scaled_figure_by_hand() -> None:
     said, group, people = _made()
-    found = by_subgroup("auroc", said, group, Draws(people, 300, 0), people, "h")
+    found = subgroup_scores("auroc", said, group, Draws(people, 300, 0), people, "h")
     whole = roc_auc_score(said.truth, said.scores[:, 1])
     parts = {name: roc_auc_score(said.truth[group == name], said.scores[group == name, 1]) for name in ("a", "b")}
     assert {name: one.value for name, one in found.groups.items()} == pytest.approx(parts)
@@ -39,7 +39,7 @@ def test_figures_that_inequality_could_flatter_are_not_scaled(metric: str) -> No
     said, group, people = _made()
     if metric in ("r2", "mean_absolute_error"):
         said = Predictions(said.truth.astype(float), said.scores[:, 1:], said.scores[:, 1:])
-    found = by_subgroup(metric, said, group, Draws(people, 20, 0), people, "h")
+    found = subgroup_scores(metric, said, group, Draws(people, 20, 0), people, "h")
     assert set(found.groups) == {"a", "b"}
     assert found.scaled is None
 
@@ -49,9 +49,9 @@ def test_groups_that_cannot_be_measured_are_named() -> None:
     group = group.astype("<U9")
     group[:4] = "tiny"
     group[np.flatnonzero(said.truth == 1)[-30:]] = ""
-    found = by_subgroup("auroc", said, group, Draws(people, 50, 0), people, "h")
+    found = subgroup_scores("auroc", said, group, Draws(people, 50, 0), people, "h")
     assert set(found.groups) == {"a", "b"}
     assert found.left_out["tiny"].startswith("2 test people")
     assert "classes are missing" in found.left_out["unknown"]
-    one = by_subgroup("auroc", said, np.array(["a"] * 400), Draws(people, 50, 0), people, "h")
+    one = subgroup_scores("auroc", said, np.array(["a"] * 400), Draws(people, 50, 0), people, "h")
     assert one.scaled is None

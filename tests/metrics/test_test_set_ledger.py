@@ -8,52 +8,52 @@ from pathlib import Path
 import pytest
 
 from octjepa.errors import UsageError
-from octjepa.metrics.findings import Told
-from octjepa.metrics.test_set_ledger import beside, count_looks, record
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.test_set_ledger import default_folder, record_use, record_uses
 
 HASH = "ab" * 32
 
 
 def test_looks_add_up_and_are_said(tmp_path: Path) -> None:
-    first = record(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a linear mean", "b linear mean"])
+    first = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a linear mean", "b linear mean"])
     assert (first.looks, first.measured, first.again) == (1, 2, 0)
-    second = record(tmp_path / "uses", HASH, "drusen", "leaderboard", ["b linear mean", "c knn mean"])
+    second = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["b linear mean", "c knn mean"])
     assert (second.looks, second.measured, second.again) == (2, 3, 1)
-    other = record(tmp_path / "uses", "cd" * 32, "drusen", "leaderboard", ["a linear mean"])
+    other = record_use(tmp_path / "uses", "cd" * 32, "drusen", "leaderboard", ["a linear mean"])
     assert other.looks == 1  # other labels, another test set
     for number in range(3, 13):
-        last = record(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a"])
+        last = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a"])
         assert last.looks == number
 
 
 def test_a_look_is_counted_for_every_target_and_said_in_one_sentence(tmp_path: Path) -> None:
     sets, rows = {"drusen": HASH, "fluid": "cd" * 32}, {"drusen": ["a", "b"], "fluid": ["a"]}
     for number in range(1, 13):
-        told = Told()
-        count_looks(tmp_path, "probe", sets, rows, told)
+        told = Findings()
+        record_uses(tmp_path, "probe", sets, rows, told)
         assert [(one["target"], one["looks"]) for one in told.uses] == [("drusen", number), ("fluid", number)]
         assert len(told.faults) == (number > 1)
     (fault,) = told.faults
     assert fault["kind"] == "test_used_before"
     assert "drusen for the 12th time (2 different rows measured on it so far), fluid for the 12th time" in fault["what"]
     assert "chosen on test labels" in fault["what"]
-    count_looks(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, told)
+    record_uses(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, told)
     assert "new" not in told.faults[-1]["what"]  # used for the first time
     assert "fluid for the 13th time" in told.faults[-1]["what"]
 
 
 def test_a_line_holds_no_name_of_what_was_measured(tmp_path: Path) -> None:
-    uses = record(tmp_path, HASH, "drusen", "leaderboard", ["run of Jane Doe"])
+    uses = record_use(tmp_path, HASH, "drusen", "leaderboard", ["run of Jane Doe"])
     text = uses.file.read_text()
     assert "Jane" not in text
     assert set(json.loads(text)) == {"when", "command", "target", "rows", "measured"}
-    assert beside(tmp_path / "labels.tsv") == tmp_path / "octjepa_test_uses"
+    assert default_folder(tmp_path / "labels.tsv") == tmp_path / "octjepa_test_uses"
 
 
 def test_a_ledger_that_cannot_count_stops_the_look(tmp_path: Path) -> None:
-    record(tmp_path, HASH, "drusen", "leaderboard", ["a"]).file.write_text("{not json\n")
+    record_use(tmp_path, HASH, "drusen", "leaderboard", ["a"]).file.write_text("{not json\n")
     with pytest.raises(UsageError, match="is damaged"):
-        record(tmp_path, HASH, "drusen", "leaderboard", ["a"])
+        record_use(tmp_path, HASH, "drusen", "leaderboard", ["a"])
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--ledger"):
-        record(tmp_path / "file", HASH, "drusen", "leaderboard", ["a"])
+        record_use(tmp_path / "file", HASH, "drusen", "leaderboard", ["a"])

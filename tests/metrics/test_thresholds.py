@@ -9,7 +9,7 @@ from sklearn.metrics import roc_curve
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import weighted_sensitivity
-from octjepa.metrics.thresholds import carried, decision_curve, net_benefit, threshold_at_specificity
+from octjepa.metrics.thresholds import decision_curve, net_benefit, threshold_at_specificity, threshold_scores
 
 
 def _scores(n: int, gap: float, seed: int, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -49,10 +49,10 @@ def test_a_carried_threshold_keeps_its_number_not_its_specificity() -> None:
     threshold = threshold_at_specificity(positive, score, 0.9)
     there, moved, people = _scores(600, 1.5, 1, shift=0.7)  # another site reads brighter
     draws = Draws(people, 300, 0)
-    found = carried(threshold, there, moved, draws, people, "h")
+    found = threshold_scores(threshold, there, moved, draws, people, "h")
     assert found.specificity.value == pytest.approx((moved[~there] < threshold).mean())
     assert found.specificity.interval().high < 0.85
-    same = carried(threshold, *_scores(600, 1.5, 2)[:2], draws, people, "h")
+    same = threshold_scores(threshold, *_scores(600, 1.5, 2)[:2], draws, people, "h")
     assert same.specificity.interval().low < 0.9 < same.specificity.interval().high
 
 

@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 
 from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
-from octjepa.embed.token_folder import TokenFolder, finish, write_part
+from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import Predictions
-from octjepa.probe.aggregation import averaged, cases_of, read_visit_order
-from octjepa.probe.probe import ProbeResult, run_probes
+from octjepa.probe.aggregation import average_scores, group_cases, read_visit_order
+from octjepa.probe.probe import run_probes
+from octjepa.probe.results import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
@@ -48,8 +49,8 @@ def four_volumes() -> Embeddings:
 )
 def test_rules_give_what_they_say(level: str, several: str, features: list[float]) -> None:
     table = four_volumes()
-    cases = cases_of(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
-    merged = cases.merged(table)
+    cases = group_cases(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
+    merged = cases.aggregate(table)
     assert merged.features("vector", "mean")[:, 0].tolist() == features
     assert (cases.about["cases"], cases.about["level"], cases.about["several"]) == (len(features), level, several)
     assert merged.frame["volume_id"].is_unique
@@ -61,7 +62,7 @@ def test_rules_give_what_they_say(level: str, several: str, features: list[float
 def test_a_volume_of_unknown_eye_is_a_case_of_its_own() -> None:
     table = four_volumes()
     table.frame.loc[[0, 1], "eye"] = ""
-    cases = cases_of(table.frame, "eye", "features")
+    cases = group_cases(table.frame, "eye", "features")
     assert sorted(map(len, cases.members)) == [1, 1, 1, 1]
     assert cases.about["volumes_of_unknown_eye"] == 2
 
@@ -73,7 +74,7 @@ def test_volumes_without_a_split_are_in_no_case(level: str, several: str, unspli
     table = four_volumes()
     table.frame.loc[unsplit, "split"] = ""
     kept = [row for row in range(4) if row not in unsplit]
-    cases = cases_of(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
+    cases = group_cases(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
     assert set(cases.frame(table.frame)["split"]) == {"train"}
     first = [row for row in kept if table.frame["visit"][row] == "v2"]
     assert sorted(np.concatenate(cases.members)) == (first if several == "first_visit" else kept)
@@ -94,11 +95,11 @@ def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Call
 def test_what_nobody_said_is_asked_for(tmp_path: Path) -> None:
     table = four_volumes()
     with pytest.raises(UsageError, match="has 2 visits and the order of 2 is unknown"):
-        cases_of(table.frame, "eye", "first_visit")
+        group_cases(table.frame, "eye", "first_visit")
     with pytest.raises(UsageError, match="order of 1 is unknown"):
-        cases_of(table.frame, "eye", "first_visit", {"v1": 1.0})
+        group_cases(table.frame, "eye", "first_visit", {"v1": 1.0})
     with pytest.raises(UsageError, match="does not say the quality"):
-        cases_of(table.frame.assign(quality=np.nan), "eye", "best_quality")
+        group_cases(table.frame.assign(quality=np.nan), "eye", "best_quality")
     (tmp_path / "order.tsv").write_text("visit\torder\nv1\t0\nv2\t365\n")
     assert read_visit_order(tmp_path / "order.tsv") == {"v1": 0.0, "v2": 365.0}
     (tmp_path / "order.tsv").write_text("visit\tdate\nv1\tlate\n")
@@ -109,7 +110,7 @@ def test_what_nobody_said_is_asked_for(tmp_path: Path) -> None:
 def test_scores_of_cases_are_means_over_their_tested_volumes() -> None:
     scores = np.array([[0.8, 0.2], [0.4, 0.6], [0.1, 0.9]])
     said = Predictions(np.array([0, 0, 1]), scores, scores)
-    cases = averaged(said, np.array([7, 9, 4]), [np.array([7, 9, 8]), np.array([4])], np.array([0, 1]))
+    cases = average_scores(said, np.array([7, 9, 4]), [np.array([7, 9, 8]), np.array([4])], np.array([0, 1]))
     assert np.allclose(cases.scores, [[0.6, 0.4], [0.1, 0.9]])
     assert cases.truth.tolist() == [0, 1]
 
@@ -208,7 +209,7 @@ def test_tokens_of_several_volumes_have_no_mean(
         arrays = dict(zip(("vector", "untrained"), (block.astype(np.float16) for block in blocks), strict=True))
         (tmp_path / "tokens").mkdir(exist_ok=True)
         write_part(tmp_path / "tokens", "a", {**arrays, "places": np.zeros((len(ids), 3), np.int32)})
-        finish(tmp_path / "tokens", {"a": ids}, {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 16})
+        write_index(tmp_path / "tokens", {"a": ids}, {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 16})
         return frame, labels
 
     probed(same)

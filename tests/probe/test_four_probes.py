@@ -13,7 +13,8 @@ from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.probe import probe_training
-from octjepa.probe.probe import PROBES, ProbeResult, run_probes
+from octjepa.probe.probe import PROBES, run_probes
+from octjepa.probe.results import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 K = 6
@@ -32,7 +33,7 @@ def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
     (folder / "tokens").mkdir()
     token_folder.write_part(folder / "tokens", "a", {**arrays, "places": places})
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": mean.shape[1]}
-    token_folder.finish(folder / "tokens", {"a": frame["volume_id"].tolist()}, about)
+    token_folder.write_index(folder / "tokens", {"a": frame["volume_id"].tolist()}, about)
     table = write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w")
     return table, TokenFolder.open(folder / "tokens")
 

@@ -12,7 +12,8 @@ import pytest
 
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.probe.probe import ProbeResult, run_probes
+from octjepa.probe.probe import run_probes
+from octjepa.probe.results import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Save = Callable[..., tuple[Path, Path]]

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from octjepa.errors import UsageError
-from octjepa.probe.labels import LabelTable, check_people, join, read_labels
+from octjepa.probe.labels import LabelTable, read_labels
+from octjepa.probe.targets import check_people, join_labels
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
@@ -26,20 +27,20 @@ def read(tmp_path: Path) -> Callable[..., LabelTable]:
 
 def test_tsv_and_csv_with_every_way_to_name_an_eye(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
     frame, labels = cohort(people=40)
-    straight = join(read(labels), frame, "lesion0")
+    straight = join_labels(read(labels), frame, "lesion0")
     assert straight.task == "binary"
     assert straight.classes == ("0", "1")
     assert not straight.notes
     expected = labels["lesion0"].to_numpy()
     for split in ("train", "val", "test"):
-        assert (straight.values[split] == expected[straight.rows[split]]).all()
-        assert (frame["split"].to_numpy()[straight.rows[split]] == split).all()
+        assert (straight.values[split] == expected[straight.indices[split]]).all()
+        assert (frame["split"].to_numpy()[straight.indices[split]] == split).all()
     for right, left in (("R", "L"), ("right", "left"), ("od", "os")):
         other = labels.rename(columns={"person_id": "participant_id", "eye": "laterality"}).sample(
             frac=1, random_state=0
         )
         other["laterality"] = other["laterality"].map({"OD": right, "OS": left})
-        same = join(read(other, sep=","), frame, "lesion0")
+        same = join_labels(read(other, sep=","), frame, "lesion0")
         assert (same.values["train"] == straight.values["train"]).all()
         assert same.label_hash == straight.label_hash
 
@@ -49,9 +50,9 @@ def test_labels_of_a_person_reach_both_eyes_and_unknown_eyes(cohort: Cohort, rea
     frame.loc[0, "eye"] = ""
     people = frame[["person_id"]].drop_duplicates()
     people["grade"] = np.arange(len(people)) % 3
-    target = join(read(people, "grade"), frame, "grade")
+    target = join_labels(read(people, "grade"), frame, "grade")
     assert target.task == "multiclass"
-    assert sum(len(rows) for rows in target.rows.values()) == len(frame)
+    assert sum(len(rows) for rows in target.indices.values()) == len(frame)
     assert target.values["train"][:2].tolist() == [0, 0]
 
 
@@ -66,12 +67,12 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
     table = read(pd.concat([labels, strangers, labels.iloc[:1]]))
     assert any("2 of 81 label rows are empty or NaN" in text for text in table.notes)
     assert any("1 label(s) are given more than once with equal values" in text for text in table.notes)
-    target = join(table, frame, "lesion0")
+    target = join_labels(table, frame, "lesion0")
     # two of the strangers, and the second eye of the last person, whose scan no longer says which eye it is
     assert any("3 person-eye labels have no embedded scan" in text for text in target.notes)
     assert any("5 of 80 volumes (4 people) have no label" in text for text in target.notes)
     assert any("2 labelled volumes are in no split" in text for text in target.notes)
-    assert sum(len(rows) for rows in target.rows.values()) == 80 - 5 - 2
+    assert sum(len(rows) for rows in target.indices.values()) == 80 - 5 - 2
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_wrong_labels_are_refused(
 ) -> None:
     frame, labels = cohort(people=40)
     with pytest.raises(UsageError, match=said) as caught:
-        join(read(change(labels)), frame, "lesion0")
+        join_labels(read(change(labels)), frame, "lesion0")
     assert not any(person in str(caught.value) for person in frame["person_id"])
 
 
@@ -124,10 +125,12 @@ def test_a_class_missing_from_a_split(cohort: Cohort, read: Callable[..., LabelT
     frame, labels = cohort(people=40)
     train, test = frame["split"] == "train", frame["split"] == "test"
     with pytest.raises(UsageError, match="split train has no volume of class 1"):
-        join(read(labels.assign(lesion0=(~train).astype(int))), frame, "lesion0")
+        join_labels(read(labels.assign(lesion0=(~train).astype(int))), frame, "lesion0")
     with pytest.raises(UsageError, match="split test has no volume of class 1"):
-        join(read(labels.assign(lesion0=np.where(test, 0, np.arange(80) % 2))), frame, "lesion0")
-    fewer = join(read(labels.assign(lesion0=np.where(test, np.arange(80) % 2, np.arange(80) % 3))), frame, "lesion0")
+        join_labels(read(labels.assign(lesion0=np.where(test, 0, np.arange(80) % 2))), frame, "lesion0")
+    fewer = join_labels(
+        read(labels.assign(lesion0=np.where(test, np.arange(80) % 2, np.arange(80) % 3))), frame, "lesion0"
+    )
     assert any("split test has no volume of class 2" in text for text in fewer.notes)
 
 
@@ -144,40 +147,40 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
         ),
         *("told", "group", "grade", "score", "state"),
     )
-    assert join(table, frame, "told").classes == ("FALSE", "TRUE")
-    assert join(table, frame, "group").classes == ("healthy", "insulin", "oral")
-    assert join(table, frame, "grade").classes == ("0", "2", "10")
-    assert join(table, frame, "grade", "regression").task == "regression"
-    assert join(table, frame, "score").task == "regression"
-    assert any("positive class is 'sick'" in text for text in join(table, frame, "state").notes)
+    assert join_labels(table, frame, "told").classes == ("FALSE", "TRUE")
+    assert join_labels(table, frame, "group").classes == ("healthy", "insulin", "oral")
+    assert join_labels(table, frame, "grade").classes == ("0", "2", "10")
+    assert join_labels(table, frame, "grade", "regression").task == "regression"
+    assert join_labels(table, frame, "score").task == "regression"
+    assert any("positive class is 'sick'" in text for text in join_labels(table, frame, "state").notes)
     for name, task, said in (
         ("group", "binary", "needs 2"),
         ("group", "regression", "needs numbers"),
         ("told", "x", "no task"),
     ):
         with pytest.raises(UsageError, match=said):
-            join(table, frame, name, task)
+            join_labels(table, frame, name, task)
 
 
 def test_texts_beside_numbers_become_classes_and_that_is_said(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
     frame, labels = cohort(people=60)
     labels["lesion0"] = labels["lesion0"].astype(str)
     labels.loc[labels.index[::5], "lesion0"] = "?"
-    target = join(read(labels), frame, "lesion0")
+    target = join_labels(read(labels), frame, "lesion0")
     assert (target.task, target.classes) == ("multiclass", ("0", "1", "?"))
     assert "lesion0: '?' beside numbers count as classes; leave such cells empty" in "\n".join(target.notes)
     labels["lesion0"] = labels["lesion0"].map(
         {"0": "no", "1": "yes", "?": "?"}
     )  # names alone: no number to stand beside
-    assert not [note for note in join(read(labels), frame, "lesion0").notes if "beside numbers" in note]
+    assert not [note for note in join_labels(read(labels), frame, "lesion0").notes if "beside numbers" in note]
 
 
 def test_label_hash_changes_with_one_label_of_the_test_split(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
     frame, labels = cohort(people=40)
-    before = join(read(labels), frame, "lesion0").label_hash
+    before = join_labels(read(labels), frame, "lesion0").label_hash
     tested = frame.index[frame["split"] == "test"][0]
     labels.loc[tested, "lesion0"] = 1 - labels.loc[tested, "lesion0"]
-    assert join(read(labels), frame, "lesion0").label_hash != before
+    assert join_labels(read(labels), frame, "lesion0").label_hash != before
 
 
 def test_people_in_two_splits_and_empty_splits(cohort: Cohort) -> None:

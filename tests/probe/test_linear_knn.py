@@ -10,9 +10,10 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from octjepa.metrics.scores import value_of
-from octjepa.probe import linear_knn
-from octjepa.probe.labels import Target
+from octjepa.metrics.scores import metric_value
+from octjepa.probe import calibration, linear_knn
+from octjepa.probe import features as probe_features
+from octjepa.probe.targets import Target
 
 
 def _problem(
@@ -34,9 +35,9 @@ def _problem(
 
 def test_rotation_changes_no_prediction() -> None:
     x, target, _ = _problem()
-    space = linear_knn.prepare(x, target)
-    assert space.train.shape[1] < len(target.rows["train"])  # 96 volumes of 120 features need at most 95 axes
-    train, test = x[target.rows["train"]], x[target.rows["test"]]
+    space = probe_features.feature_space(x, target)
+    assert space.train.shape[1] < len(target.indices["train"])  # 96 volumes of 120 features need at most 95 axes
+    train, test = x[target.indices["train"]], x[target.indices["test"]]
     scale = train.std(axis=0) * np.sqrt(120)
     centred, unseen = (train - train.mean(axis=0)) / scale, (test - train.mean(axis=0)) / scale
     assert np.allclose(space.train @ space.train.T, centred @ centred.T)
@@ -50,8 +51,8 @@ def test_rotation_changes_no_prediction() -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_linear_is_the_chosen_logistic_regression(classes: int) -> None:
     x, target, person_ids = _problem(classes, features=30)
-    space = linear_knn.prepare(x, target)
-    probed = linear_knn.linear(space, target, linear_knn.choosing(target, person_ids, 0))
+    space = probe_features.feature_space(x, target)
+    probed = linear_knn.fit_linear(space, target, probe_features.plan_selection(target, person_ids, 0))
     assert probed.setting in linear_knn.C_GRID
     own = LogisticRegression(C=probed.setting, class_weight="balanced", tol=1e-8, max_iter=5000)
     own.fit(space.train, target.values["train"])
@@ -59,27 +60,31 @@ def test_linear_is_the_chosen_logistic_regression(classes: int) -> None:
     added = np.log(probed.predictions.scores) - own.predict_log_proba(space.test)
     added -= added.mean(axis=1, keepdims=True)
     assert np.ptp(added, axis=0).max() < 2e-3
-    assert value_of("balanced_accuracy", probed.predictions) > 1 / classes + 0.08
+    assert metric_value("balanced_accuracy", probed.predictions) > 1 / classes + 0.08
 
 
-@pytest.mark.parametrize("probe", [linear_knn.linear, linear_knn.knn])
-def test_a_rare_class_is_decided_for_as_often_as_it_is_there(probe: Callable[..., linear_knn.Probed]) -> None:
+@pytest.mark.parametrize("probe", [linear_knn.fit_linear, linear_knn.fit_knn])
+def test_a_rare_class_is_decided_for_as_often_as_it_is_there(probe: Callable[..., calibration.ProbeFit]) -> None:
     rng = np.random.default_rng(4)
     x, target, person_ids = _problem(people=200, features=400)
     rare = (rng.random(400) < 0.15).astype(int)
     x += 2.5 * np.outer(rare, np.eye(400)[5])
-    values = {split: rare[rows] for split, rows in target.rows.items()}
-    target = Target("rare", "binary", target.rows, values, ("0", "1"), "h", ())
-    said = probe(linear_knn.prepare(x, target), target, linear_knn.choosing(target, person_ids, 0)).predictions
+    values = {split: rare[rows] for split, rows in target.indices.items()}
+    target = Target("rare", "binary", target.indices, values, ("0", "1"), "h", ())
+    said = probe(
+        probe_features.feature_space(x, target), target, probe_features.plan_selection(target, person_ids, 0)
+    ).predictions
     assert roc_auc_score(said.truth, said.scores[:, 1]) > 0.6
     # Without the shift the linear probe says "0" of nearly every unseen volume.
-    assert 0.2 < said.decided().mean() < 0.7
+    assert 0.2 < said.predicted_classes().mean() < 0.7
     assert said.calibrated[:, 1].mean() == pytest.approx(0.15, abs=0.06)
 
 
 def test_calibrated_probabilities_carry_the_training_shares() -> None:
     x, target, person_ids = _problem(people=400, features=6)
-    probed = linear_knn.linear(linear_knn.prepare(x, target), target, linear_knn.choosing(target, person_ids, 0))
+    probed = linear_knn.fit_linear(
+        probe_features.feature_space(x, target), target, probe_features.plan_selection(target, person_ids, 0)
+    )
     share = target.values["train"].mean()
     assert share > 0.6
     assert probed.predictions.calibrated[:, 1].mean() == pytest.approx(share, abs=0.05)
@@ -89,8 +94,8 @@ def test_calibrated_probabilities_carry_the_training_shares() -> None:
 
 def test_knn_orders_test_volumes_as_scikit_learn_does() -> None:
     x, target, person_ids = _problem()
-    space = linear_knn.prepare(x, target)
-    probed = linear_knn.knn(space, target, linear_knn.choosing(target, person_ids, 0))
+    space = probe_features.feature_space(x, target)
+    probed = linear_knn.fit_knn(space, target, probe_features.plan_selection(target, person_ids, 0))
     own = KNeighborsClassifier(int(probed.setting), metric="cosine", algorithm="brute")
     own.fit(space.train, target.values["train"])
     share = own.predict_proba(space.test)[:, 1]
@@ -102,9 +107,9 @@ def test_knn_orders_test_volumes_as_scikit_learn_does() -> None:
 
 def test_knn_neighbours_in_cross_validation_are_other_people() -> None:
     x, target, person_ids = _problem()
-    folds = linear_knn.choosing(target, person_ids, 0).folds
-    order = linear_knn.prepare(x, target).neighbours("train", folds)
-    train_people = person_ids[target.rows["train"]]
+    folds = probe_features.plan_selection(target, person_ids, 0).folds
+    order = probe_features.feature_space(x, target).neighbours("train", folds)
+    train_people = person_ids[target.indices["train"]]
     limit = len(folds) - np.bincount(folds).max()
     assert not any((train_people[order[row, :limit]] == train_people[row]).any() for row in range(len(order)))
 
@@ -112,33 +117,35 @@ def test_knn_neighbours_in_cross_validation_are_other_people() -> None:
 def test_regression_is_the_chosen_ridge() -> None:
     x, target, person_ids = _problem(people=120)
     quantity = 50 + 8 * x[:, 0]
-    values = {split: quantity[rows] for split, rows in target.rows.items()}
-    target = Target("age", "regression", target.rows, values, (), "h", ())
-    space, how = linear_knn.prepare(x, target), linear_knn.choosing(target, person_ids, 0)
-    for probe in (linear_knn.linear, linear_knn.knn):
+    values = {split: quantity[rows] for split, rows in target.indices.items()}
+    target = Target("age", "regression", target.indices, values, (), "h", ())
+    space, how = probe_features.feature_space(x, target), probe_features.plan_selection(target, person_ids, 0)
+    for probe in (linear_knn.fit_linear, linear_knn.fit_knn):
         probed = probe(space, target, how)
         error = np.abs(probed.predictions.truth - probed.predictions.scores[:, 0]).mean()
         assert error < np.abs(values["test"] - values["train"].mean()).mean()
-    probed = linear_knn.linear(space, target, how)
+    probed = linear_knn.fit_linear(space, target, how)
     own = Ridge(alpha=probed.setting).fit(space.train, values["train"])
     assert np.allclose(probed.predictions.scores[:, 0], own.predict(space.test))
 
 
 def test_choosing_keeps_people_together_and_uses_val_only_if_it_is_large() -> None:
     _, target, person_ids = _problem()
-    how = linear_knn.choosing(target, person_ids, 0)
+    how = probe_features.plan_selection(target, person_ids, 0)
     assert how.by == "cv"
-    people = person_ids[target.rows["train"]]
-    assert set(np.unique(how.folds)) == set(range(linear_knn.FOLDS))
+    people = person_ids[target.indices["train"]]
+    assert set(np.unique(how.folds)) == set(range(probe_features.FOLDS))
     assert all(len(set(how.folds[people == person])) == 1 for person in people)
     _, large, ids = _problem(people=400)
-    assert linear_knn.choosing(large, ids, 0).by == "val"
+    assert probe_features.plan_selection(large, ids, 0).by == "val"
     x, tiny, ids = _problem(people=12)
     tiny.values["train"][:] = 0
     tiny.values["train"][0] = 1  # one person with the class: it cannot be in and out of a fold
-    assert linear_knn.choosing(tiny, ids, 0).by == "fixed"
+    assert probe_features.plan_selection(tiny, ids, 0).by == "fixed"
     assert (
-        linear_knn.linear(linear_knn.prepare(x, tiny), tiny, linear_knn.choosing(tiny, ids, 0)).setting
+        linear_knn.fit_linear(
+            probe_features.feature_space(x, tiny), tiny, probe_features.plan_selection(tiny, ids, 0)
+        ).setting
         == linear_knn.C_GRID[3]
     )
 
@@ -147,20 +154,22 @@ def test_choosing_keeps_people_together_and_uses_val_only_if_it_is_large() -> No
 def test_neither_test_features_nor_test_labels_reach_the_choice(people: int) -> None:
     x, target, person_ids = _problem(people=people)
     other = x.copy()
-    other[target.rows["test"]] = 1e3
+    other[target.indices["test"]] = 1e3
     values = {**target.values, "test": 1 - target.values["test"]}
-    flipped = Target("t", "binary", target.rows, values, target.classes, "h", ())
-    for probe in (linear_knn.linear, linear_knn.knn):
-        how = linear_knn.choosing(target, person_ids, 0)
-        first = probe(linear_knn.prepare(x, target), target, how)
-        second = probe(linear_knn.prepare(other, flipped), flipped, linear_knn.choosing(flipped, person_ids, 0))
+    flipped = Target("t", "binary", target.indices, values, target.classes, "h", ())
+    for probe in (linear_knn.fit_linear, linear_knn.fit_knn):
+        how = probe_features.plan_selection(target, person_ids, 0)
+        first = probe(probe_features.feature_space(x, target), target, how)
+        second = probe(
+            probe_features.feature_space(other, flipped), flipped, probe_features.plan_selection(flipped, person_ids, 0)
+        )
         assert first.setting == second.setting
 
 
 def test_features_that_never_vary_give_the_prior() -> None:
     x, target, person_ids = _problem()
     x[:] = 3.0
-    space = linear_knn.prepare(x, target)
-    for probe in (linear_knn.linear, linear_knn.knn):
-        scores = probe(space, target, linear_knn.choosing(target, person_ids, 0)).predictions.scores
+    space = probe_features.feature_space(x, target)
+    for probe in (linear_knn.fit_linear, linear_knn.fit_knn):
+        scores = probe(space, target, probe_features.plan_selection(target, person_ids, 0)).predictions.scores
         assert np.ptp(scores[:, 1]) == 0

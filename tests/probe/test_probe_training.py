@@ -11,13 +11,13 @@ from sklearn.metrics import roc_auc_score
 
 from octjepa.embed import token_folder
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.metrics.scores import Task, value_of
+from octjepa.metrics.scores import Task, metric_value
 from octjepa.probe import probe_training
 from octjepa.probe.calibration import class_weights
-from octjepa.probe.features import choosing, prepare
-from octjepa.probe.labels import Target
-from octjepa.probe.linear_knn import linear
+from octjepa.probe.features import feature_space, plan_selection
+from octjepa.probe.linear_knn import fit_linear
 from octjepa.probe.networks import AttentiveProbe, Outputs, loss
+from octjepa.probe.targets import Target
 
 
 def target_of(values: np.ndarray, name: str = "t", task: Task = "binary", shares: tuple[int, int] = (60, 20)) -> Target:
@@ -46,11 +46,11 @@ def crossed() -> tuple[np.ndarray, Target]:
 
 def test_mlp_reads_what_a_linear_probe_cannot(crossed: tuple[np.ndarray, Target]) -> None:
     x, target = crossed
-    space, how = prepare(x, target), choosing(target, people(500), 0)
+    space, how = feature_space(x, target), plan_selection(target, people(500), 0)
     assert how.by == "val"
     probed = probe_training.mlp(space, target, how)
     assert auroc(probed) > 0.8
-    assert auroc(linear(space, target, how)) < 0.65
+    assert auroc(fit_linear(space, target, how)) < 0.65
     assert probed.setting <= probe_training.EPOCHS
 
 
@@ -63,7 +63,7 @@ def test_networks_stop_early_where_there_is_nothing_to_learn(monkeypatch: pytest
     rng = np.random.default_rng(1)
     target = target_of(rng.integers(0, 2, 300))
     x = rng.normal(size=(300, 20))
-    space, how = prepare(x, target), choosing(target, people(300), 0)
+    space, how = feature_space(x, target), plan_selection(target, people(300), 0)
     probed = probe_training.mlp(space, target, how)
     assert epochs[-1] == probed.setting + probe_training.PATIENCE < 30
     assert probed.unconverged == 0
@@ -76,14 +76,14 @@ def test_folds_stand_in_for_a_validation_split_that_is_too_small(monkeypatch: py
     codes = rng.integers(0, 2, 120)
     x = rng.normal(size=(120, 4)) + 1.5 * codes[:, None]
     target = target_of(codes, shares=(60, 5))
-    how = choosing(target, people(120), 0)
+    how = plan_selection(target, people(120), 0)
     assert how.by == "cv"
-    assert auroc(probe_training.mlp(prepare(x, target), target, how)) > 0.85
+    assert auroc(probe_training.mlp(feature_space(x, target), target, how)) > 0.85
     few = target_of(np.array([1] + [0] * 29 + [0, 1] * 5), shares=(75, 0))
-    alone = choosing(few, people(40), 0)
+    alone = plan_selection(few, people(40), 0)
     assert alone.by == "fixed"
     monkeypatch.setattr(probe_training, "UNWATCHED_EPOCHS", 3)
-    assert probe_training.mlp(prepare(x[:40], few), few, alone).setting == 3
+    assert probe_training.mlp(feature_space(x[:40], few), few, alone).setting == 3
 
 
 @pytest.mark.parametrize("task", ["multiclass", "ordinal", "regression"])
@@ -93,14 +93,14 @@ def test_every_task_has_its_outputs(task: Task) -> None:
     values = hidden if task == "regression" else np.digitize(hidden, [-0.5, 0.5]).astype(np.int64)
     x = np.stack([hidden, -hidden, *rng.normal(size=(4, 400))], axis=1) + 0.3 * rng.normal(size=(400, 6))
     target = target_of(40 + 7 * values if task == "regression" else values, task=task)
-    said = probe_training.mlp(prepare(x, target), target, choosing(target, people(400), 0)).predictions
+    said = probe_training.mlp(feature_space(x, target), target, plan_selection(target, people(400), 0)).predictions
     assert np.isfinite(said.scores).all()
     if task == "regression":
-        assert value_of("r2", said) > 0.8
+        assert metric_value("r2", said) > 0.8
     else:
         assert np.allclose(said.scores.sum(axis=1), 1)
-        assert value_of("balanced_accuracy", said) > 0.7
-        assert value_of("quadratic_kappa", said) > 0.6
+        assert metric_value("balanced_accuracy", said) > 0.7
+        assert metric_value("quadratic_kappa", said) > 0.6
 
 
 def test_ordered_thresholds_give_probabilities() -> None:
@@ -139,7 +139,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenFolder, list[
         places = np.zeros(block.shape[:2], np.int32)
         token_folder.write_part(folder, name, {"vector": block, "untrained": blank, "places": places})
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": 8, "grid": [1, 3, 4]}
-    token_folder.finish(folder, parts, about)
+    token_folder.write_index(folder, parts, about)
     return TokenFolder.open(folder), ids, sick
 
 
@@ -148,9 +148,9 @@ def test_attention_finds_the_one_token_and_the_untrained_view_holds_nothing(
 ) -> None:
     folder, ids, sick = hidden
     target = target_of(sick)
-    how = choosing(target, people(240), 0)
-    (read,) = probe_training.attentive(folder, "vector", ids, target.rows["train"], [target], [how])
-    (blank,) = probe_training.attentive(folder, "untrained", ids, target.rows["train"], [target], [how])
+    how = plan_selection(target, people(240), 0)
+    (read,) = probe_training.attentive(folder, "vector", ids, target.indices["train"], [target], [how])
+    (blank,) = probe_training.attentive(folder, "untrained", ids, target.indices["train"], [target], [how])
     assert auroc(read) > 0.9
     assert 0.25 < auroc(blank) < 0.75
 
@@ -161,10 +161,10 @@ def test_a_target_gets_the_same_whoever_else_is_asked_for(
     monkeypatch.setattr(probe_training, "EPOCHS", 3)
     folder, ids, sick = hidden
     one = target_of(sick, "one")
-    rows = {split: at[::2] for split, at in one.rows.items()}
+    rows = {split: at[::2] for split, at in one.indices.items()}
     other = Target("two", "binary", rows, {s: 1 - one.values[s][::2] for s in rows}, ("0", "1"), "h", ())
-    hows = [choosing(target, people(240), 0) for target in (one, other)]
-    train = one.rows["train"]
+    hows = [plan_selection(target, people(240), 0) for target in (one, other)]
+    train = one.indices["train"]
     alone = probe_training.attentive(folder, "vector", ids, train, [other], hows[1:])
     both = probe_training.attentive(folder, "vector", ids, train, [one, other], hows)
     assert (both[1].predictions.scores == alone[0].predictions.scores).all()
@@ -187,11 +187,13 @@ def test_test_features_and_labels_reach_no_fit(
 ) -> None:
     monkeypatch.setattr(probe_training, "EPOCHS", 3)
     x, target = crossed
-    how = choosing(target, people(500), 0)
-    before = probe_training.mlp(prepare(x, target), target, how)
+    how = plan_selection(target, people(500), 0)
+    before = probe_training.mlp(feature_space(x, target), target, how)
     values = {**target.values, "test": 1 - target.values["test"]}
-    flipped = Target("t", "binary", target.rows, values, target.classes, "h", ())
-    assert (probe_training.mlp(prepare(x, flipped), flipped, how).predictions.scores == before.predictions.scores).all()
+    flipped = Target("t", "binary", target.indices, values, target.classes, "h", ())
+    assert (
+        probe_training.mlp(feature_space(x, flipped), flipped, how).predictions.scores == before.predictions.scores
+    ).all()
 
 
 def test_a_token_folder_that_is_none_or_damaged_is_said(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_token_folder_that_is_none_or_damaged_is_said(tmp_path: Path) -> None:
     part = {name: np.zeros((2, 3, 4), np.float16) for name in ("vector", "untrained")}
     token_folder.write_part(tmp_path, "a", {**part, "places": np.zeros((2, 3), np.int32)})
     about = {"encoder": "e", "weights": "w", "contract": "c", "dim": 4}
-    token_folder.finish(tmp_path, {"a": ["v0", "v1", "v2"]}, about)
+    token_folder.write_index(tmp_path, {"a": ["v0", "v1", "v2"]}, about)
     with pytest.raises(OctjepaError, match=r"a\.vector\.npy holds \(2, 3, 4\), not 3 volumes of 4"):
         TokenFolder.open(tmp_path)
     (tmp_path / "a.vector.npy").write_bytes(b"no array")

@@ -7,8 +7,8 @@ import pytest
 
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import Predictions
-from octjepa.probe.labels import Target
-from octjepa.probe.sites import carry_thresholds, leave_one_out
+from octjepa.probe.subgroups import leave_one_group_out, transfer_thresholds
+from octjepa.probe.targets import Target
 
 PEOPLE = 240
 
@@ -34,19 +34,19 @@ def test_leave_one_out_fits_without_the_group_and_tests_on_it() -> None:
     def fit(held: Target) -> Predictions:
         """Knows where the middle lies at the sites it saw: at the others it guesses."""
         asked.append(held)
-        seen = set(sites[held.rows["train"]])
-        rows = held.rows["test"]
+        seen = set(sites[held.indices["train"]])
+        rows = held.indices["test"]
         known = np.isin(sites[rows], list(seen))
         said = np.where(known, score[rows], np.random.default_rng(1).normal(size=len(rows)))
         return Predictions(held.values["test"], np.stack([-said, said], 1), np.stack([-said, said], 1))
 
     full = fit(target)
-    draws = Draws(people[target.rows["test"]].tolist(), 200, 0)
-    found = leave_one_out("auroc", target, sites, people, full, fit, draws)
+    draws = Draws(people[target.indices["test"]].tolist(), 200, 0)
+    found = leave_one_group_out("auroc", target, sites, people, full, fit, draws)
     assert [row["group"] for row in found.rows] == ["a", "b"]
     for held, row in zip(asked[1:], found.rows, strict=True):
-        assert set(sites[held.rows["train"]]) == set(sites[held.rows["val"]]) == {"a", "b"} - {row["group"]}
-        assert set(sites[held.rows["test"]]) == {row["group"]}
+        assert set(sites[held.indices["train"]]) == set(sites[held.indices["val"]]) == {"a", "b"} - {row["group"]}
+        assert set(sites[held.indices["test"]]) == {row["group"]}
         assert row["drop"] == pytest.approx(row["with_it"] - row["without_it"])
         assert row["low"] > 0.1
     assert found.mean_drop["drop"] == pytest.approx(np.mean([row["drop"] for row in found.rows]))
@@ -56,11 +56,11 @@ def test_leave_one_out_fits_without_the_group_and_tests_on_it() -> None:
 def test_a_group_that_cannot_be_left_out_is_named() -> None:
     target, people, sites, score = _made()
     sites = np.array(["only"] * len(sites), dtype="<U5")
-    sites[target.rows["test"][:4]] = "few"
-    said = np.stack([-score, score], 1)[target.rows["test"]]
-    draws = Draws(people[target.rows["test"]].tolist(), 50, 0)
+    sites[target.indices["test"][:4]] = "few"
+    said = np.stack([-score, score], 1)[target.indices["test"]]
+    draws = Draws(people[target.indices["test"]].tolist(), 50, 0)
     full = Predictions(target.values["test"], said, said)
-    found = leave_one_out("auroc", target, sites, people, full, lambda held: pytest.fail("fitted"), draws)
+    found = leave_one_group_out("auroc", target, sites, people, full, lambda held: pytest.fail("fitted"), draws)
     assert found.rows == []
     assert found.mean_drop is None
     assert found.left_out["few"].startswith("2 test people")
@@ -69,10 +69,10 @@ def test_a_group_that_cannot_be_left_out_is_named() -> None:
 
 def test_a_threshold_of_one_site_fails_at_a_brighter_one() -> None:
     target, people, sites, score = _made()
-    draws = Draws(people[target.rows["test"]].tolist(), 200, 0)
-    val, test = score[target.rows["val"]], score[target.rows["test"]]
+    draws = Draws(people[target.indices["test"]].tolist(), 200, 0)
+    val, test = score[target.indices["val"]], score[target.indices["test"]]
     rows = {
-        (row["chosen_at"], row["used_at"]): row for row in carry_thresholds(target, sites, people, val, test, draws)
+        (row["chosen_at"], row["used_at"]): row for row in transfer_thresholds(target, sites, people, val, test, draws)
     }
     assert set(rows) == {("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")}
     assert rows["a", "a"]["threshold"] == rows["a", "b"]["threshold"] < rows["b", "b"]["threshold"]

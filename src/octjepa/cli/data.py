@@ -193,9 +193,9 @@ def split(
     set_quiet(quiet)
     opened = Store.open(store)
     if against is not None:
-        from octjepa.embed.leakage import check_against
+        from octjepa.embed.leakage import check_leakage
 
-        say(check_against(opened, against), as_json)
+        say(check_leakage(opened, against), as_json)
         return
     values = None
     if labels is not None or target is not None:

@@ -38,12 +38,12 @@ def embed(
 ) -> None:
     """Writes a vector for every volume of a store. Keyed to person, eye and content; goes on where it was stopped."""
     from octjepa.embed.embedding import embed_store
-    from octjepa.embed.pooling import DEFAULT
+    from octjepa.embed.pooling import DEFAULT_POOLS
     from octjepa.store import Store
 
     set_quiet(quiet)
     ready_to_write(out)
-    made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT, tokens, per_bscan, engine, workers)
+    made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)
     say(made, as_json)
 
 
@@ -82,13 +82,13 @@ def probe(
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
     from octjepa.probe.aggregation import read_visit_order
-    from octjepa.probe.probe import DEFAULT, run_probes
+    from octjepa.probe.probe import DEFAULT_PROBES, run_probes
 
     set_quiet(quiet)
     if out is not None:
         ready_to_write(out)
     payload = run_probes(
-        [read_embeddings(path) for path in embeddings], labels, target, kind or DEFAULT, task, pool,
+        [read_embeddings(path) for path in embeddings], labels, target, kind or DEFAULT_PROBES, task, pool,
         level=level, several=several, visit_order=None if visit_order is None else read_visit_order(visit_order),
         tokens=[TokenFolder.open(folder) for folder in tokens or ()], label_smoothing=label_smoothing,
         ledger_folder=ledger,

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
-from octjepa.metrics.findings import BASELINES, Told
+from octjepa.metrics.findings import BASELINES, Findings
 
 Note = Callable[[str], None]
-Named = list[tuple[str, Embeddings]]
+NamedTables = list[tuple[str, Embeddings]]
 
 
-def aligned(embeddings: Sequence[Embeddings], result: Told) -> list[Embeddings]:
+def align_tables(embeddings: Sequence[Embeddings], result: Findings) -> list[Embeddings]:
     """All tables cut to the volumes that every one of them holds, in one order, so that rows can be paired.
 
     Raises UsageError: no common volume, or tables that differ in person, eye or split.
@@ -27,7 +27,7 @@ def aligned(embeddings: Sequence[Embeddings], result: Told) -> list[Embeddings]:
         raise UsageError(f"the {len(embeddings)} embedding files share no volume, so their rows cannot be compared")
     for table in embeddings:
         if len(table) > len(common):
-            result.fault(
+            result.add_fault(
                 "different_labels",
                 f"{table.encoder}: {len(table) - len(common)} volumes are not in every table and are left out: rows "
                 "are compared on the volumes that all tables hold",
@@ -42,16 +42,16 @@ def aligned(embeddings: Sequence[Embeddings], result: Told) -> list[Embeddings]:
                 f"{len(common)} volumes; embed both from the same store"
             )
         if table.contract != tables[0].contract:
-            result.note(
+            result.add_note(
                 f"{table.encoder} and {tables[0].encoder} saw differently preprocessed volumes (contracts "
                 f"{table.contract[:12]} and {tables[0].contract[:12]}): the comparison holds that difference too"
             )
     return tables
 
 
-def named(tables: Sequence[Embeddings], note: Note) -> Named:
+def name_tables(tables: Sequence[Embeddings], note: Note) -> NamedTables:
     """Tables under the names of their rows; a name that is taken gets a number."""
-    found: Named = []
+    found: NamedTables = []
     taken = set(BASELINES)
     for table in tables:
         name, number = table.encoder or "encoder", 2
@@ -64,22 +64,24 @@ def named(tables: Sequence[Embeddings], note: Note) -> Named:
     return found
 
 
-def twin(tables: Named, index: int) -> str:
+def untrained_name(tables: NamedTables, index: int) -> str:
     """Row name of the untrained twin of table `index`: "untrained" where it equals the first table's."""
     name, table = tables[index]
     return "untrained" if np.array_equal(table.untrained, tables[0][1].untrained) else f"untrained:{name}"
 
 
-def feature_sets(tables: Named, pools: Sequence[str]) -> Iterator[tuple[str, str, Float[np.ndarray, "rows features"]]]:
+def feature_sets(
+    tables: NamedTables, pools: Sequence[str]
+) -> Iterator[tuple[str, str, Float[np.ndarray, "rows features"]]]:
     """(row name, pool, features) of every encoder and twin, one at a time; last what needs no network and no pool."""
     for name, index, view in _sources(tables):
         for pool in pools:
             yield name, pool, tables[index][1].features(view, pool)
-    for view in tables[0][1].plain:
+    for view in tables[0][1].unpooled:
         yield view, "none", tables[0][1].features(view, "none")
 
 
-def token_sets(tables: Named, tokens: Sequence[TokenFolder]) -> Iterator[tuple[str, TokenFolder, str]]:
+def token_sets(tables: NamedTables, tokens: Sequence[TokenFolder]) -> Iterator[tuple[str, TokenFolder, str]]:
     """(row name, folder, view) of every encoder and twin.
 
     Raises UsageError where a folder is not of the encoder in whose place it was given.
@@ -99,12 +101,12 @@ def token_sets(tables: Named, tokens: Sequence[TokenFolder]) -> Iterator[tuple[s
         yield name, tokens[index], view
 
 
-def _sources(tables: Named) -> Iterator[tuple[str, int, str]]:
+def _sources(tables: NamedTables) -> Iterator[tuple[str, int, str]]:
     """(row name, index of the table, its feature view) of every encoder and every twin that differs."""
     seen: set[str] = set()
     for index, (name, _) in enumerate(tables):
         yield name, index, "vector"
-        other = twin(tables, index)
+        other = untrained_name(tables, index)
         if other not in seen:
             seen.add(other)
             yield other, index, "untrained"

@@ -24,12 +24,11 @@ from octjepa.checkpoint.location import place_of
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
-from octjepa.embed.bscans import write_bscans
-from octjepa.embed.leakage import leaked_people, trained_from
-from octjepa.embed.pooling import DEFAULT, check_pools
-from octjepa.embed.shard import Embedder, Job, Wanted, job_key, weights_hash
+from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
+from octjepa.embed.pooling import DEFAULT_POOLS, check_pools
+from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.shard import histogram as histogram
-from octjepa.embed.table import PLAIN, write_embeddings
+from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -37,7 +36,7 @@ from octjepa.store.contract import contract_differences
 
 _log = logging.getLogger(__name__)
 
-PART = 64  # volumes; what a kill can cost, and what a rank takes at a time
+PART_VOLUMES = 64  # volumes; what a kill can cost, and what a rank takes at a time
 _STALLED_SECONDS = 1800.0
 Engine = Literal["local", "ray"]
 
@@ -46,13 +45,13 @@ def embed_store(
     checkpoint: str | Path,
     store: Store,
     out: Path,
-    pools: Sequence[str] = DEFAULT,
+    pools: Sequence[str] = DEFAULT_POOLS,
     tokens: Path | None = None,
     per_bscan: bool = False,
     engine: Engine = "local",
     workers: int | None = None,
     batch: int = 16,
-    part: int = PART,
+    part: int = PART_VOLUMES,
 ) -> dict[str, Any]:
     """Writes the embeddings of every volume of `store` whose pattern the weights know to `out`; returns its figures.
 
@@ -65,12 +64,12 @@ def embed_store(
     Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
     UsageError (none to embed, an unknown pool, a folder that cannot be used).
     """
-    wanted = Wanted(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
+    wanted = EmbeddingOptions(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
     if tokens is not None:
         token_folder.check_folder(tokens)
     encoder = load_encoder(checkpoint)
-    refuse_another_contract(encoder, store, checkpoint)
-    rows = rows_for(encoder, store)
+    require_same_contract(encoder, store, checkpoint)
+    rows = select_volumes(encoder, store)
     weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
     key = job_key(weights, science_hash(store.preprocessing), contents, wanted, part)
     folder = out.parent.resolve() / f".{out.name}.{key[:12]}.parts"
@@ -85,11 +84,11 @@ def embed_store(
         runtime.sum_numbers([before])  # nobody writes before everybody has seen what there is
         with bar("embed", len(ids), "volume", done=sum(map(len, parts)) - sum(len(parts[n]) for n in todo)) as shown:
             if engine == "ray":
-                from octjepa.embed.ray_tasks import on_ray
+                from octjepa.embed.ray_tasks import embed_on_ray
 
                 if runtime.world_size > 1:
                     raise UsageError("--engine ray under torchrun would divide the work twice: use one of them")
-                for number in on_ray(job, [(number, parts[number]) for number in todo], workers):
+                for number in embed_on_ray(job, [(number, parts[number]) for number in todo], workers):
                     shown.advance(len(parts[number]))
             else:
                 worker = Embedder(encoder, wanted, runtime.device)
@@ -98,7 +97,7 @@ def embed_store(
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
-        leaked = leaked_people(rows, trained_from(encoder.trained_on, place_of(checkpoint)))
+        leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, place_of(checkpoint)))
         runtime.run_on_rank_zero(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
     computed = sum(len(parts[number]) for number in todo)
     figures = {
@@ -111,11 +110,11 @@ def embed_store(
         "volumes_per_second": computed / seconds,
         "embeddings": str(out),
     }
-    beside = {"bscans": str(bscan_file(out)) if per_bscan else None, "tokens": None if tokens is None else str(tokens)}
+    beside = {"bscans": str(bscan_path(out)) if per_bscan else None, "tokens": None if tokens is None else str(tokens)}
     return figures | {name: place for name, place in beside.items() if place is not None}
 
 
-def bscan_file(out: Path) -> Path:
+def bscan_path(out: Path) -> Path:
     """Where features of B-scans go: `eyes.parquet` -> `eyes.bscans.parquet`."""
     return out.with_name(f"{out.stem}.bscans.parquet")
 
@@ -125,7 +124,7 @@ def _absolute(place: str | Path) -> str:
     return str(Path(place).resolve()) if Path(place).exists() else str(place)
 
 
-def refuse_another_contract(encoder: PretrainedEncoder, store: Store, named: str | Path) -> None:
+def require_same_contract(encoder: PretrainedEncoder, store: Store, named: str | Path) -> None:
     """Raises ContractError where `store` was not prepared as the weights, which the user knows as `named`, expect."""
     differences = contract_differences(store.preprocessing, encoder.recipe)
     if differences:
@@ -136,7 +135,7 @@ def refuse_another_contract(encoder: PretrainedEncoder, store: Store, named: str
         )
 
 
-def rows_for(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
+def select_volumes(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
     """The index rows to embed, sorted by volume id; a device or site of which nothing is left is named."""
     table, patterns = store.table, encoder.recipe.data.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
@@ -180,17 +179,17 @@ def _join(
 ) -> None:
     """One table from all parts, the indexes beside it, and then the parts' folder goes."""
     loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
-    frame = with_participants(rows, store.participants)
-    for name in ("vector", "untrained", *PLAIN):
+    frame = add_participants(rows, store.participants)
+    for name in ("vector", "untrained", *UNPOOLED):
         frame[name] = list(np.concatenate([one[name] for one in loaded]))
     contract = science_hash(store.preprocessing)
     if job.wanted.per_bscan:
         means, counts = (np.concatenate([one[name] for one in loaded]) for name in ("bscan", "bscan_tokens"))
-        write_bscans(bscan_file(out), frame, means, counts, encoder)
+        write_bscan_table(bscan_path(out), frame, means, counts, encoder)
     if job.wanted.tokens:
         about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
         named = {job.name(number): ids for number, ids in enumerate(parts)}
-        token_folder.finish(Path(job.wanted.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
+        token_folder.write_index(Path(job.wanted.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
     write_embeddings(out, frame, encoder.dim, encoder.name, contract, leaked, job.wanted.pools, weights)
     for left in out.parent.glob(f".{out.name}.*.parts"):  # of this job, and of others that were given up
         shutil.rmtree(left, ignore_errors=True)
@@ -202,14 +201,14 @@ def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
             arrays = dict(file)
     except (OSError, ValueError, BadZipFile) as error:
         raise OctjepaError(f"{path} is damaged ({error}): delete it and run the same command again") from None
-    if not set(PLAIN) <= set(arrays):
+    if not set(UNPOOLED) <= set(arrays):
         raise OctjepaError(f"{path} was written by another octjepa: delete it and run the same command again")
     if arrays["volume_id"].tolist() != list(volume_ids):
         raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")
     return arrays
 
 
-def with_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
+def add_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
     """The keys of an embedding table for index rows of a store, with age and clinical site where they are known."""
     kept = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
     frame = rows[kept].reset_index(drop=True)

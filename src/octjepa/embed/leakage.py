@@ -16,15 +16,15 @@ from octjepa.store import Store
 from octjepa.store.leaks import TrainingSet, pretraining_overlap
 
 
-def check_against(store: Store, source: str | Path) -> dict[str, Any]:
+def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
     """Whom of `store` the pretraining that `source` stands for has seen: `pretraining_overlap`'s figures.
 
     Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
     """
-    return pretraining_overlap(store.table, trained_by(source))
+    return pretraining_overlap(store.table, training_volumes(source))
 
 
-def trained_by(source: str | Path) -> TrainingSet:
+def training_volumes(source: str | Path) -> TrainingSet:
     """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
     place = shipped(source) or place_of(source)
     if isinstance(place, Path) and not place.exists():
@@ -39,17 +39,17 @@ def trained_by(source: str | Path) -> TrainingSet:
     ids = load_encoder(source).trained_on
     if not ids:
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
-    return trained_from(ids, place)
+    return training_volumes_of_ids(ids, place)
 
 
-def trained_from(ids: frozenset[str], place: Place) -> TrainingSet:
+def training_volumes_of_ids(ids: frozenset[str], place: Place) -> TrainingSet:
     """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
     index = _store_of(place) if isinstance(place, Path) else None
     rows = None if index is None else index[index["volume_id"].isin(ids)]
     return TrainingSet(ids, None if rows is None or rows.empty else rows)
 
 
-def leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
+def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     """People of val and test of whom anything was pretrained on: a person, a content or an instance, not a likeness."""
     if not trained.volume_ids:
         return 0

@@ -3,9 +3,9 @@
 mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion survives in spread and extremes better
 than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
-other. zones keeps where in the eye a token lies: a mean and a maximum for each of `ZONES` parts of the grid, which are
-bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is learned from
-labels, so it lives in the attentive probe and reads tokens.
+other. zones keeps where in the eye a token lies: a mean and a maximum for each of `REGIONS` parts of the grid,
+which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is learned
+from labels, so it lives in the attentive probe and reads tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, tokens
 
 _BANDS = 8  # of the grid's rows; a store's volumes are flattened, so that a band holds the same layers everywhere
-ZONES = 2 * _BANDS
+REGIONS = 2 * _BANDS
 # Width of each pooling in multiples of the encoder's width.
-BLOCKS = {
+POOL_WIDTHS = {
     "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
-    "zones": 2 * ZONES,
+    "zones": 2 * REGIONS,
 }  # fmt: skip
-DEFAULT = ("mean_std_max",)
+DEFAULT_POOLS = ("mean_std_max",)
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
@@ -37,27 +37,27 @@ Layers = Int[np.ndarray, " k"]
 
 def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
     """The names once each. Raises UsageError: none, or an unknown one."""
-    unknown = [name for name in pools if name not in BLOCKS]
+    unknown = [name for name in pools if name not in POOL_WIDTHS]
     if unknown or not pools:
-        raise UsageError(f"no pool {', '.join(unknown) or 'given'}: known are {', '.join(BLOCKS)}")
+        raise UsageError(f"no pool {', '.join(unknown) or 'given'}: known are {', '.join(POOL_WIDTHS)}")
     return tuple(dict.fromkeys(pools))
 
 
-def readable(stored: Sequence[str]) -> tuple[str, ...]:
+def readable_pools(stored: Sequence[str]) -> tuple[str, ...]:
     """What can be read from a table that stores these poolings: mean is the head of mean_std_max, and so on."""
-    return tuple(name for name in BLOCKS if name in stored or set(_HEAD_OF.get(name, ())) & set(stored))
+    return tuple(name for name in POOL_WIDTHS if name in stored or set(_HEAD_OF.get(name, ())) & set(stored))
 
 
-def columns(stored: Sequence[str], pool: str, dim: int) -> slice:
+def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:
     """Where `pool` stands in rows that hold the poolings `stored` one after the other."""
     holder = next((name for name in (pool, *_HEAD_OF.get(pool, ())) if name in stored), None)
     if holder is None:
-        raise UsageError(f"no pooling {pool!r} in this table: it holds {', '.join(readable(stored))}")
-    start = dim * sum(BLOCKS[name] for name in stored[: stored.index(holder)])
-    return slice(start, start + BLOCKS[pool] * dim)
+        raise UsageError(f"no pooling {pool!r} in this table: it holds {', '.join(readable_pools(stored))}")
+    start = dim * sum(POOL_WIDTHS[name] for name in stored[: stored.index(holder)])
+    return slice(start, start + POOL_WIDTHS[pool] * dim)
 
 
-def layers_of(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
+def tissue_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
     """Which layer each patch of the centred view lies in, -1 for none; raster order."""
     shape, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
     mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
@@ -77,7 +77,7 @@ def _layer_means(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     return np.concatenate([one.features[here].mean(axis=0) if here.any() else everywhere for here in inside])
 
 
-def zone_of(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Int[np.ndarray, " k"]:
+def token_regions(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Int[np.ndarray, " k"]:
     """The zone of each token: 2 * band, and 1 more outside the middle, the central half of width and of depth."""
     where = np.unravel_index(index, grid)
     z, x = (np.abs((2 * where[axis] + 1) / grid[axis] - 1) for axis in (0, 2))  # 0 in the middle, 1 at the edge
@@ -86,8 +86,8 @@ def zone_of(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Int[np.
 
 def _zones(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     """A zone in which no token was selected is 0: that there is no tissue says something, too."""
-    zones = zone_of(one.grid_index, one.grid)
-    inside = [one.features[zones == zone] for zone in range(ZONES)]
+    zones = token_regions(one.grid_index, one.grid)
+    inside = [one.features[zones == zone] for zone in range(REGIONS)]
     nothing = np.zeros(2 * one.features.shape[1], np.float32)
     return np.concatenate([np.append(some.mean(axis=0), some.max(axis=0)) if len(some) else nothing for some in inside])
 

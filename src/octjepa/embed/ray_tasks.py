@@ -19,7 +19,7 @@ from octjepa.store.ray_pool import RETRIES, cluster, worker_error
 Part = tuple[int, list[str]]
 
 
-def on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterator[int]:
+def embed_on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterator[int]:
     """Numbers of the parts as they are finished, from the cluster at RAY_ADDRESS or one started here for the time.
 
     Each task takes a CPU, and a GPU where the cluster has any. Raises UsageError: Ray is not installed, no such
@@ -33,7 +33,7 @@ def on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterator[int
         try:
             while busy:
                 (ended,), busy = ray.wait(busy, num_returns=1)
-                number, blind = _result(ray, ended)
+                number, blind = task_result(ray, ended)
                 if blind:
                     raise UsageError(
                         f"the machine {blind} of the Ray cluster does not see {job.folder}: put --out (and --tokens) "
@@ -45,7 +45,7 @@ def on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterator[int
                 ray.cancel(reference, force=True)
 
 
-def _result(ray: object, reference: object) -> tuple[int, str]:
+def task_result(ray: object, reference: object) -> tuple[int, str]:
     try:
         result: tuple[int, str] = ray.get(reference)  # type: ignore[attr-defined]
     except ray.exceptions.RayTaskError as error:  # type: ignore[attr-defined]

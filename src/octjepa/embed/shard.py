@@ -26,15 +26,15 @@ from octjepa.recipe import Preprocessing
 from octjepa.store import CanonicalVolume, Store
 from octjepa.views import geometry
 
-LEVELS = 32
+HISTOGRAM_BINS = 32
 VERSION = 1  # of what a part holds
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EmbeddingOptions:
     """What is computed of each volume. tokens: folder for token features, "" for none; batch: volumes a forward."""
 
-    pools: tuple[str, ...] = pooling.DEFAULT
+    pools: tuple[str, ...] = pooling.DEFAULT_POOLS
     tokens: str = ""
     per_bscan: bool = False
     batch: int = 16
@@ -48,7 +48,7 @@ class Job:
     store: str
     folder: Path
     key: str
-    wanted: Wanted
+    wanted: EmbeddingOptions
 
     def file(self, number: int) -> Path:
         return self.folder / f"{self.name(number)}.npz"
@@ -65,7 +65,7 @@ def weights_hash(encoder: PretrainedEncoder) -> str:
     return digest.hexdigest()
 
 
-def job_key(weights: str, contract: str, contents: Sequence[str], wanted: Wanted, size: int) -> str:
+def job_key(weights: str, contract: str, contents: Sequence[str], wanted: EmbeddingOptions, size: int) -> str:
     """Equal keys mean equal parts: the same weights on the same contents in the same order, the same options."""
     options = sorted((name, str(value)) for name, value in asdict(wanted).items())
     text = "\x1f".join([str(VERSION), weights, contract, str(size), repr(options), *contents])
@@ -75,7 +75,7 @@ def job_key(weights: str, contract: str, contents: Sequence[str], wanted: Wanted
 class Embedder:
     """The encoder and its untrained twin on one device."""
 
-    def __init__(self, encoder: PretrainedEncoder, wanted: Wanted, device: torch.device) -> None:
+    def __init__(self, encoder: PretrainedEncoder, wanted: EmbeddingOptions, device: torch.device) -> None:
         self.encoder, self.untrained = encoder.to(device), encoder.untrained().to(device)
         self.wanted = wanted
 
@@ -107,7 +107,7 @@ class Embedder:
     def _rows(
         self, volumes: list[CanonicalVolume], found: dict[str, list[TokenFeatures]]
     ) -> list[tuple[str, np.ndarray]]:
-        layers = [pooling.layers_of(volume, self.encoder.recipe) for volume in volumes]
+        layers = [pooling.tissue_layers(volume, self.encoder.recipe) for volume in volumes]
         rows = [
             (
                 name,
@@ -116,7 +116,7 @@ class Embedder:
             for name, m in found.items()
         ]
         rows.append(("histogram", [histogram(volume, self.encoder) for volume in volumes]))
-        rows.append(("intensity", [intensity(volume, self.encoder) for volume in volumes]))
+        rows.append(("intensity", [intensity_features(volume, self.encoder) for volume in volumes]))
         if self.wanted.per_bscan:
             rows.append(("bscan", [slab_means(one) for one in found["vector"]]))
             rows.append(("bscan_tokens", [slab_counts(one).astype(np.float32) for one in found["vector"]]))
@@ -144,33 +144,33 @@ def slab_means(one: TokenFeatures) -> Float[np.ndarray, "slabs dim"]:
 
 
 def histogram(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " levels"]:
-    """`grey_levels` in the view of the encoder."""
-    return grey_levels(volume, encoder.recipe.preprocessing)
+    """`intensity_histogram` in the view of the encoder."""
+    return intensity_histogram(volume, encoder.recipe.preprocessing)
 
 
-def intensity(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " statistics"]:
+def intensity_features(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " statistics"]:
     """What the grey of the encoder's own patches tells, by place, without a network.
 
     Of each selected patch the mean, the spread, the 5th and the 95th percentile, read by the pooling `zones`. Whatever
     an encoder is worth shows above this, not above the histogram: see docs/study/zones.md.
     """
     chosen = encoder.selected(volume)
-    said = patch_statistics(chosen.patches)
+    said = patch_intensity(chosen.patches)
     none = np.zeros(0, np.int64)
     return pooling.pool_tokens(TokenFeatures(said, chosen.grid_index, chosen.grid, chosen.tissue), none, ("zones",))
 
 
-def patch_statistics(patches: Float[np.ndarray, "k voxels"]) -> Float[np.ndarray, "k 4"]:
+def patch_intensity(patches: Float[np.ndarray, "k voxels"]) -> Float[np.ndarray, "k 4"]:
     """Mean, standard deviation, 5th and 95th percentile of the grey of each patch."""
     grey = patches.astype(np.float32)
     return np.stack([grey.mean(axis=1), grey.std(axis=1), *np.percentile(grey, (5, 95), axis=1)], axis=1)
 
 
-def grey_levels(volume: CanonicalVolume, preprocessing: Preprocessing) -> Float[np.ndarray, " levels"]:
+def intensity_histogram(volume: CanonicalVolume, preprocessing: Preprocessing) -> Float[np.ndarray, " levels"]:
     """Shares of tissue voxels at 32 grey levels, in the centred view: what intensity alone tells."""
     shape, size = geometry.center_crop(preprocessing), preprocessing.image_size
     view = geometry.apply_geometry(volume.pixels, shape, size)
     inside = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
     values = view[inside] if inside.any() else view.ravel()
-    counts = np.bincount(values // (256 // LEVELS), minlength=LEVELS)
+    counts = np.bincount(values // (256 // HISTOGRAM_BINS), minlength=HISTOGRAM_BINS)
     return (counts / counts.sum()).astype(np.float32)

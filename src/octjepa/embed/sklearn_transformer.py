@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed import pooling
-from octjepa.embed.embedding import refuse_another_contract
+from octjepa.embed.embedding import require_same_contract
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
@@ -68,7 +68,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         encoder = given if isinstance(given, PretrainedEncoder) else load_encoder(given)
         self.store_ = self.store if isinstance(self.store, Store | None) else Store.open(self.store)
         if self.store_ is not None:
-            refuse_another_contract(encoder, self.store_, encoder.name)
+            require_same_contract(encoder, self.store_, encoder.name)
         self.encoder_ = encoder.to(Runtime("fp32").device)
         return self
 
@@ -86,7 +86,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
                 volumes = [self._canonical(scan, number) for number, scan in some]
                 known += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
                 for volume, one in zip(volumes, self.encoder_.many_tokens(volumes), strict=True):
-                    layers = pooling.layers_of(volume, self.encoder_.recipe)[one.grid_index]
+                    layers = pooling.tissue_layers(volume, self.encoder_.recipe)[one.grid_index]
                     rows.append(pooling.pool_tokens(one, layers, [self.pool]))
                     shown.advance()
         if known:
@@ -99,7 +99,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
         """`<encoder>_<pool>_<number>` for each column."""
         check_is_fitted(self, "encoder_")
-        width = pooling.BLOCKS[self.pool] * self.encoder_.dim
+        width = pooling.POOL_WIDTHS[self.pool] * self.encoder_.dim
         return np.array([f"{self.encoder_.name}_{self.pool}_{number}" for number in range(width)], dtype=object)
 
     def _canonical(self, scan: Scan, number: int) -> CanonicalVolume:

@@ -18,16 +18,18 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from octjepa.checkpoint import PretrainedEncoder
 from octjepa.embed import pooling
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.files import write_atomic
 
 KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
 FEATURE_COLUMNS = ("vector", "untrained", "histogram")
 # Features without poolings; tables of before, and those of encoders that are not ours, have no intensity.
-PLAIN = ("histogram", "intensity")
+UNPOOLED = ("histogram", "intensity")
 # Of use to the protocol of several volumes; tables of before have neither: no visit and no quality are known then.
 OPTIONAL_COLUMNS = ("visit", "quality")
-NUMBERS = ("age", "quality")
+NUMERIC_COLUMNS = ("age", "quality")
 SPLITS = ("train", "val", "test")
 
 
@@ -50,7 +52,7 @@ class Embeddings:
     encoder: str
     contract: str
     leaked: int = 0
-    pools: tuple[str, ...] = pooling.DEFAULT
+    pools: tuple[str, ...] = pooling.DEFAULT_POOLS
     weights: str = ""
     intensity: Float[np.ndarray, "volumes statistics"] | None = None
 
@@ -62,18 +64,18 @@ class Embeddings:
 
     def features(self, view: str, pool: str) -> Float[np.ndarray, "volumes features"]:
         """A feature view as float64: `vector` or `untrained` by one of the poolings it holds; those of PLAIN whole."""
-        if view in self.plain:
+        if view in self.unpooled:
             whole: np.ndarray = getattr(self, view)
             return whole.astype(np.float64)
         if view not in FEATURE_COLUMNS:
             raise UsageError(f"no feature view {view!r}: known are {', '.join(FEATURE_COLUMNS)}")
         block: np.ndarray = getattr(self, view)
-        return block[:, pooling.columns(self.pools, pool, self.dim)].astype(np.float64)
+        return block[:, pooling.pool_columns(self.pools, pool, self.dim)].astype(np.float64)
 
     @property
-    def plain(self) -> tuple[str, ...]:
+    def unpooled(self) -> tuple[str, ...]:
         """Those of PLAIN that it holds."""
-        return tuple(name for name in PLAIN if getattr(self, name) is not None)
+        return tuple(name for name in UNPOOLED if getattr(self, name) is not None)
 
     def take(self, positions: Iterable[int]) -> Embeddings:
         """The rows at `positions`, in that order."""
@@ -107,12 +109,12 @@ def _check(table: Embeddings, where: str) -> None:
     strange = sorted(set(frame["eye"]) - {"OD", "OS", ""})
     if strange:
         raise UsageError(f"{where}: eye holds {strange}, expected OD, OS or empty")
-    wide = sum(pooling.BLOCKS[name] for name in pooling.check_pools(table.pools))
-    for name in dict.fromkeys((*FEATURE_COLUMNS, *table.plain)):
+    wide = sum(pooling.POOL_WIDTHS[name] for name in pooling.check_pools(table.pools))
+    for name in dict.fromkeys((*FEATURE_COLUMNS, *table.unpooled)):
         block: np.ndarray = getattr(table, name)
         if block.ndim != 2 or len(block) != len(frame):
             raise UsageError(f"{where}: {name} has shape {block.shape}, expected [{len(frame)}, features]")
-        if name not in PLAIN and block.shape[1] != wide * table.dim:
+        if name not in UNPOOLED and block.shape[1] != wide * table.dim:
             raise UsageError(
                 f"{where}: {name} has {block.shape[1]} features, expected {wide} x dim = {wide * table.dim} for "
                 f"{', '.join(table.pools)}"
@@ -129,7 +131,7 @@ def write_embeddings(
     encoder: str,
     contract: str,
     leaked: int = 0,
-    pools: tuple[str, ...] = pooling.DEFAULT,
+    pools: tuple[str, ...] = pooling.DEFAULT_POOLS,
     weights: str = "",
 ) -> Path:
     """Writes a frame of KEY_COLUMNS, OPTIONAL_COLUMNS, FEATURE_COLUMNS and PLAIN (float32 arrays) as parquet.
@@ -145,8 +147,8 @@ def write_embeddings(
     missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in frame.columns]
     if missing:
         raise UsageError(f"the embeddings for {path} lack the column(s) {', '.join(missing)}")
-    features = [name for name in dict.fromkeys((*FEATURE_COLUMNS, *PLAIN)) if name in frame]
-    keys = with_optional(frame[[name for name in frame if name not in features]].reset_index(drop=True))
+    features = [name for name in dict.fromkeys((*FEATURE_COLUMNS, *UNPOOLED)) if name in frame]
+    keys = complete_keys(frame[[name for name in frame if name not in features]].reset_index(drop=True))
     blocks = {name: _stacked(frame[name], path) for name in features}
     table = Embeddings(
         keys, **blocks, dim=dim, encoder=encoder, contract=contract, leaked=leaked, pools=pools, weights=weights
@@ -154,7 +156,7 @@ def write_embeddings(
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
     columns = {
-        name: pa.array(table.frame[name].to_numpy(), pa.float64() if name in NUMBERS else pa.string())
+        name: pa.array(table.frame[name].to_numpy(), pa.float64() if name in NUMERIC_COLUMNS else pa.string())
         for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS)
     }
     for name in features:
@@ -186,13 +188,15 @@ def write_embeddings(
     return path
 
 
-def with_optional(frame: pd.DataFrame) -> pd.DataFrame:
+def complete_keys(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with KEY_COLUMNS and OPTIONAL_COLUMNS alone, absent optional ones unknown; their types as stored."""
     known = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in frame]
     frame = frame[known].reindex(columns=[*known, *(name for name in OPTIONAL_COLUMNS if name not in known)])
     for name in frame:
         texts = frame[name].astype(object)
-        frame[name] = frame[name].astype(float) if name in NUMBERS else texts.where(texts.notna(), "").astype(str)
+        frame[name] = (
+            frame[name].astype(float) if name in NUMERIC_COLUMNS else texts.where(texts.notna(), "").astype(str)
+        )
     return frame
 
 
@@ -226,8 +230,8 @@ def read_embeddings(path: str | Path) -> Embeddings:
     if unsaid:
         raise UsageError(f"{path} lacks the parquet metadata {', '.join(unsaid)}: it is no table of octjepa embed")
     keys = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in content.column_names]
-    frame = with_optional(content.select(keys).to_pandas())
-    features = [name for name in dict.fromkeys((*FEATURE_COLUMNS, *PLAIN)) if name in content.column_names]
+    frame = complete_keys(content.select(keys).to_pandas())
+    features = [name for name in dict.fromkeys((*FEATURE_COLUMNS, *UNPOOLED)) if name in content.column_names]
     return Embeddings(
         frame,
         **{name: _matrix(content.column(name), f"{path}: {name}") for name in features},
@@ -254,3 +258,37 @@ def _matrix(column: object, where: str) -> Float[np.ndarray, "volumes features"]
         raise UsageError(f"{where} holds lists of different or missing length {sorted(map(str, lengths))}")
     values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     return values.reshape(len(lists), lengths.pop() if lengths else 0)
+
+
+_KEYS = ("person_id", "eye", "volume_id", "content_hash", "device", "split")
+
+
+def write_bscan_table(
+    path: Path,
+    frame: pd.DataFrame,
+    means: Float[np.ndarray, "volumes slabs dim"],
+    counts: Float[np.ndarray, "volumes slabs"],
+    encoder: PretrainedEncoder,
+) -> None:
+    """Writes the rows of `frame`'s volumes, slice by slice. Raises OctjepaError: the disk refuses."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    recipe = encoder.recipe
+    thick, depth = recipe.tokens.patch_size[0], recipe.preprocessing.image_size[0]
+    slabs = means.shape[1]
+    slab = np.tile(np.arange(slabs), len(frame))
+    first = slab * thick + recipe.preprocessing.margin[0]  # counted in the stored volume, whose margin the view leaves
+    columns = {name: pa.array(np.repeat(frame[name].to_numpy(), slabs), pa.string()) for name in _KEYS}
+    columns["slice"] = pa.array(slab, pa.int32())
+    columns["first_bscan"] = pa.array(first, pa.int32())
+    columns["last_bscan"] = pa.array(first + thick - 1, pa.int32())
+    offset = ((slab + 0.5) * thick - depth / 2) * recipe.preprocessing.target_spacing_mm[0]
+    columns["offset_mm"] = pa.array(offset, pa.float32())
+    columns["tokens"] = pa.array(counts.reshape(-1).astype(np.int32))
+    rows = means.reshape(-1, means.shape[2])
+    columns["vector"] = pa.array([row if np.isfinite(row).all() else None for row in rows], pa.list_(pa.float32()))
+    table = pa.table(columns).replace_schema_metadata(
+        {b"octjepa.dim": str(encoder.dim).encode(), b"octjepa.encoder": encoder.name.encode()}
+    )
+    write_atomic(path, lambda file: pq.write_table(table, file))

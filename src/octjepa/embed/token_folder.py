@@ -46,7 +46,7 @@ def write_part(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> Non
         write_atomic(folder / f"{part}.{name}.npy", partial(np.save, arr=array, allow_pickle=False))
 
 
-def finish(folder: Path, parts: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> None:
+def write_index(folder: Path, parts: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> None:
     """Writes the index over `parts` {name: volume ids} and takes away what an earlier embedding left there."""
     write_json(folder / INDEX, {**about, "parts": [{"name": n, "volumes": list(v)} for n, v in sorted(parts.items())]})
     for file in folder.glob("*.npy"):

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from octjepa.embed.alignment import aligned
-from octjepa.embed.embedding import with_participants
+from octjepa.embed.alignment import align_tables
+from octjepa.embed.embedding import add_participants
 from octjepa.errors import UsageError
 from octjepa.leaderboard.choose import ATTENTIVE, DEFAULT, Choice, Option, choose, note_on, read, without_test
 from octjepa.leaderboard.details import details_of
@@ -26,12 +26,12 @@ from octjepa.leaderboard.measure import Arm, Training, compare, constant, rows_o
 from octjepa.leaderboard.options import UNTRAINED, check_probes, options_of, sources_of, tokens_of
 from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.findings import BASELINES, Told
-from octjepa.probe.aggregation import Cases, cases_of, person_labels
-from octjepa.probe.baselines import covariate_features, majority
-from octjepa.probe.features import choosing
-from octjepa.probe.group_coverage import GROUPS, lost_groups
-from octjepa.probe.labels import LabelTable, Target, check_people, join, read_labels, test_set_hash
+from octjepa.metrics.findings import BASELINES, Findings
+from octjepa.probe.aggregation import Cases, group_cases, person_labels
+from octjepa.probe.features import covariate_features, majority_predictions, plan_selection
+from octjepa.probe.labels import LabelTable, read_labels
+from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
+from octjepa.probe.targets import Target, check_people, join_labels, test_set_hash
 from octjepa.progress import bar
 from octjepa.store import Store
 
@@ -39,7 +39,7 @@ COMMAND = "octjepa leaderboard"
 
 
 @dataclass
-class Board(Told):
+class Board(Findings):
     """What a board says; `payload` is plain data for JSON and for the page.
 
     rows: a figure each, of an arm's mean over its seeds; comparisons: every arm against `reference`, with correction
@@ -86,52 +86,54 @@ def run_board(
     entries = read_entries(given)
     targets = list(dict.fromkeys(targets))
     labels = read_labels(labels_path, targets)
-    looks = ledger_folder or test_set_ledger.beside(Path(labels_path))
-    test_set_ledger.ready(looks)
+    looks = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
+    test_set_ledger.check_writable(looks)
     names = [*dict.fromkeys(entry.arm for entry in entries)]
     if reference is not None and reference not in (*names, *BASELINES):
         raise UsageError(f"no row {reference!r} to compare with: the entries are {', '.join(names)}; also {UNTRAINED}")
     if store is not None:  # what is wrong with people or labels is told before the hours of embedding, not after them
-        index = with_participants(store.table, store.participants)
+        index = add_participants(store.table, store.participants)
         check_people(index)
-        _joined(labels, index, cases_of(index, level, "features"), targets, task)
+        _joined(labels, index, group_cases(index, level, "features"), targets, task)
         if ATTENTIVE in probes:
             rasters = index[store.table["pattern"].isin(PATTERNS).to_numpy()].reset_index(drop=True)
-            tokens_of(cases_of(rasters, level, "features"), rasters)
+            tokens_of(group_cases(rasters, level, "features"), rasters)
     found = _without_leaks(featured(entries, store, folder, ATTENTIVE in probes), board)
-    tables = aligned([one.table for one in found], board)
+    tables = align_tables([one.table for one in found], board)
     volumes = tables[0].frame
     for text in check_people(volumes):
-        board.note(text)
-    cases = cases_of(volumes, level, "features")
+        board.add_note(text)
+    cases = group_cases(volumes, level, "features")
     board.protocol = cases.about
-    found = [replace(one, table=cases.merged(table)) for one, table in zip(found, tables, strict=True)]
+    found = [replace(one, table=cases.aggregate(table)) for one, table in zip(found, tables, strict=True)]
     frame = found[0].table.frame
     tokens = tokens_of(cases, volumes) if ATTENTIVE in probes else None
     for text in labels.notes:
-        board.note(text)
+        board.add_note(text)
     for arm in dict.fromkeys(one.entry.arm for one in found if one.foreign):
-        board.note(f"{arm}: its files do not say what it was pretrained on, so a leak of test people cannot be checked")
+        board.add_note(
+            f"{arm}: its files do not say what it was pretrained on, so a leak of test people cannot be checked"
+        )
     joined, left_out = _joined(labels, volumes, cases, targets, task)
     for text in left_out:
-        board.note(text)
+        board.add_note(text)
     person_ids = frame["person_id"].to_numpy(dtype=str)
-    tested = np.concatenate([target.rows["test"] for target in joined])
+    tested = np.concatenate([target.indices["test"] for target in joined])
     draws = Draws(person_ids[tested].tolist(), bootstrap, seed)
     board.reference = _reference(reference, found)
     with bar("board", len(joined) * (len(sources_of(found)) + 1), "row") as shown, threadpool_limits(1):
         chosen = {}
         for target in joined:
             for text in target.notes:
-                board.note(text)
-            groups = GROUPS if level == "volume" else GROUPS[:1]  # cases of several devices are no device
-            for fault, text in lost_groups(frame, labels, target, groups):
-                board.fault(fault, text)
-            board.note(note_on(target, person_ids))
+                board.add_note(text)
+            groups = GROUP_COLUMNS if level == "volume" else GROUP_COLUMNS[:1]  # cases of several devices are no device
+            for fault, text in coverage_faults(frame, labels, target, groups):
+                board.add_fault(fault, text)
+            board.add_note(note_on(target, person_ids))
             chosen[target.name] = _choices(target, found, probes, tokens, person_ids, seed, shown.advance)
         test_sets = {name: test_set_hash(labels, volumes, name) for name in chosen}
         measured = {name: [choice.option.fingerprint for _, _, choice in of] for name, of in chosen.items()}
-        test_set_ledger.count_looks(looks, COMMAND, test_sets, measured, board)
+        test_set_ledger.record_uses(looks, COMMAND, test_sets, measured, board)
         families = []
         for target in joined:
             families.append((target, _test(target, chosen[target.name], found, person_ids, draws, seed, board)))
@@ -150,10 +152,10 @@ def _joined(
         try:
             if cases.level == "person":
                 of_people, kind, notes = person_labels(labels, volumes, name, task)
-                target = join(of_people, frame, name, kind)
+                target = join_labels(of_people, frame, name, kind)
                 joined.append(replace(target, notes=(*notes, *target.notes)))
             else:
-                joined.append(join(labels, frame, name, task))
+                joined.append(join_labels(labels, frame, name, task))
         except UsageError as error:
             if len(targets) == 1:
                 raise
@@ -167,7 +169,7 @@ def _without_leaks(found: list[Featured], board: Board) -> list[Featured]:
     for one in found:
         if one.table.leaked:
             what = f"{one.entry.name} was pretrained on eyes of {one.table.leaked} people who are now in val or test"
-            board.fault("leaked_person", f"{what}: its figures would be too good, so it is left out")
+            board.add_fault("leaked_person", f"{what}: its figures would be too good, so it is left out")
     kept = [one for one in found if not one.table.leaked]
     if not kept:
         said = "\n  ".join(fault["what"] for fault in board.faults)
@@ -195,7 +197,7 @@ def _choices(
     advance: Any,
 ) -> list[tuple[str, int, Choice]]:
     chosen = []
-    how = choosing(without_test(target), person_ids, seed)
+    how = plan_selection(without_test(target), person_ids, seed)
     for (name, number), views in sources_of(found).items():
         chosen.append((name, number, choose(options_of(views, probes, tokens), target, how)))
         advance()
@@ -213,9 +215,9 @@ def _test(
 ) -> list[Arm]:
     """Predictions on the test volumes, once, and everything that is measured of them."""
     frame = found[0].table.frame
-    how = choosing(target, person_ids, seed)
+    how = plan_selection(target, person_ids, seed)
     if how.by == "fixed":
-        board.note(f"{target.name}: too few people per class to choose settings; the middle of each grid is used")
+        board.add_note(f"{target.name}: too few people per class to choose settings; the middle of each grid is used")
     trainings = []
     for name, number, choice in chosen:
         said = read(choice.option, target, how)
@@ -225,14 +227,14 @@ def _test(
             for option, figure in choice.judged
         ]
         if said.probed.unconverged:
-            board.note(f"{said.probed.unconverged} fit(s) of {name} for {target.name} stopped before convergence")
+            board.add_note(f"{said.probed.unconverged} fit(s) of {name} for {target.name} stopped before convergence")
     covariates, notes = covariate_features(frame, target)
     for text in notes:
-        board.note(text)
+        board.add_note(text)
     option = Option("", "none", "linear", covariates)
     trainings.append(Training("covariates", 1, option, None, read(option, target, how)))
-    trainings.append(Training.constant("majority", majority(target)))
-    people = person_ids[target.rows["test"]].tolist()
+    trainings.append(Training.constant("majority", majority_predictions(target)))
+    people = person_ids[target.indices["test"]].tolist()
     arms = [
         Arm(name, [one for one in trainings if one.name == name], target, draws, people)
         for name in dict.fromkeys(one.name for one in trainings)
@@ -246,6 +248,6 @@ def _test(
             board.trainings.append(training_row(one, arm))
             what = constant(one, target)
             if what:
-                board.fault("constant_predictor", what)
+                board.add_fault("constant_predictor", what)
             board.details.append(details_of(one, target, frame, draws, seed))
     return arms

@@ -16,17 +16,17 @@ from jaxtyping import Float, Int
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
 from octjepa.metrics import test_set_ledger
-from octjepa.metrics.scores import PRIMARY_METRIC, Predictions, value_of
+from octjepa.metrics.scores import PRIMARY_METRIC, Predictions, metric_value
 from octjepa.probe import probe_training
-from octjepa.probe.calibration import Probed
-from octjepa.probe.features import LEAST_VAL_PEOPLE, Choosing, Space, prepare
-from octjepa.probe.labels import Target
-from octjepa.probe.linear_knn import knn, linear
+from octjepa.probe.calibration import ProbeFit
+from octjepa.probe.features import MIN_VAL_PEOPLE, FeatureSpace, Selection, feature_space
+from octjepa.probe.linear_knn import fit_knn, fit_linear
+from octjepa.probe.targets import Target
 
 # The probes that read one vector a case; the attentive one reads tokens.
-PROBES: dict[str, Callable[[Space, Target, Choosing], Probed]] = {
-    "linear": linear,
-    "knn": knn,
+PROBES: dict[str, Callable[[FeatureSpace, Target, Selection], ProbeFit]] = {
+    "linear": fit_linear,
+    "knn": fit_knn,
     "mlp": probe_training.mlp,
 }
 ATTENTIVE = "attentive"
@@ -64,10 +64,10 @@ class Option:
             return test_set_ledger.fingerprint(self.features, self.probe)
         return f"{self.tokens.folder.weights} {self.tokens.view} {ATTENTIVE}"
 
-    def fit(self, target: Target, how: Choosing, space: Space | None = None) -> Probed:
+    def fit(self, target: Target, how: Selection, space: FeatureSpace | None = None) -> ProbeFit:
         """`space`: of `features` and `target`, where it is at hand."""
         if self.tokens is None:
-            return PROBES[self.probe](space or prepare(self.features, target), target, how)
+            return PROBES[self.probe](space or feature_space(self.features, target), target, how)
         of = self.tokens
         (probed,) = probe_training.attentive(of.folder, of.view, of.volume_ids, of.train, [target], [how])
         return probed
@@ -87,10 +87,10 @@ class Choice:
 
 def without_test(target: Target) -> Target:
     """`target` as choosing sees it: validation in the place of test, no validation, no test."""
-    none = target.rows["val"][:0]
+    none = target.indices["val"][:0]
     return replace(
         target,
-        rows={"train": target.rows["train"], "val": none, "test": target.rows["val"]},
+        indices={"train": target.indices["train"], "val": none, "test": target.indices["val"]},
         values={"train": target.values["train"], "val": target.values["val"][:0], "test": target.values["val"]},
     )
 
@@ -112,13 +112,13 @@ def note_on(target: Target, person_ids: np.ndarray) -> str:
         return (
             f"{target.name}: {why}, so nothing was chosen: the newest checkpoint and the first pooling and probe stand"
         )
-    people = len(set(person_ids[target.rows["val"]].tolist()))
-    if people < LEAST_VAL_PEOPLE:
+    people = len(set(person_ids[target.indices["val"]].tolist()))
+    if people < MIN_VAL_PEOPLE:
         return f"{target.name}: chosen on {people} validation people only, which says little about what is best"
     return ""
 
 
-def choose(options: Sequence[Option], target: Target, how: Choosing) -> Choice:
+def choose(options: Sequence[Option], target: Target, how: Selection) -> Choice:
     """The option whose validation figure is best, the first of equals. Raises UsageError where there is none.
 
     how: the probes' own choosing for `without_test(target)`.
@@ -131,12 +131,12 @@ def choose(options: Sequence[Option], target: Target, how: Choosing) -> Choice:
     if len(options) == 1:
         return Choice(options[0], None, [(options[0].said, None)])
     seen = without_test(target)
-    figures, spaces = [], dict[int, Space]()
+    figures, spaces = [], dict[int, FeatureSpace]()
     for one in options:
         if one.tokens is None and id(one.features) not in spaces:  # the probes of one pooling share it
-            spaces = {id(one.features): prepare(one.features, seen)}
+            spaces = {id(one.features): feature_space(one.features, seen)}
         probed = one.fit(seen, how, spaces.get(id(one.features)))
-        figures.append(value_of(PRIMARY_METRIC[target.task], probed.predictions))
+        figures.append(metric_value(PRIMARY_METRIC[target.task], probed.predictions))
     best = int(np.nanargmax(np.where(np.isfinite(figures), figures, -np.inf)))
     judged = [(one.said, figure if np.isfinite(figure) else None) for one, figure in zip(options, figures, strict=True)]
     return Choice(options[best], figures[best], judged)
@@ -148,15 +148,17 @@ class Read:
 
     val: Predictions
     test: Predictions
-    probed: Probed
+    probed: ProbeFit
 
 
-def read(option: Option, target: Target, how: Choosing) -> Read:
+def read(option: Option, target: Target, how: Selection) -> Read:
     """Fits the option as the probes do; `how` chooses its setting on val or inside train, never on test."""
-    cut = len(target.rows["val"])
-    rows, values = (np.concatenate([of["val"], of["test"]]) for of in (target.rows, target.values))
+    cut = len(target.indices["val"])
+    rows, values = (np.concatenate([of["val"], of["test"]]) for of in (target.indices, target.values))
     order = np.argsort(rows, kind="stable")  # networks read the table from top to bottom
-    both = replace(target, rows=target.rows | {"test": rows[order]}, values=target.values | {"test": values[order]})
+    both = replace(
+        target, indices=target.indices | {"test": rows[order]}, values=target.values | {"test": values[order]}
+    )
     probed = option.fit(both, how)
     said, back = probed.predictions, np.argsort(order, kind="stable")
     val, test = (

@@ -11,13 +11,11 @@ import pandas as pd
 from octjepa.leaderboard.choose import read
 from octjepa.leaderboard.measure import Training
 from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.calibration import reliability_curve
 from octjepa.metrics.scores import PRIMARY_METRIC, Predictions
-from octjepa.metrics.subgroups import by_subgroup
-from octjepa.metrics.thresholds import carried, decision_curve, threshold_at_specificity
-from octjepa.probe.features import choosing
-from octjepa.probe.labels import Target
-from octjepa.probe.sites import carry_thresholds, leave_one_out
+from octjepa.metrics.thresholds import decision_curve, reliability_curve, threshold_at_specificity, threshold_scores
+from octjepa.probe.features import plan_selection
+from octjepa.probe.subgroups import leave_one_group_out, subgroup_scores, transfer_thresholds
+from octjepa.probe.targets import Target
 
 GROUPS = ("device", "clinical_site", "eye")
 SPECIFICITY = 0.9
@@ -25,7 +23,7 @@ SPECIFICITY = 0.9
 
 def details_of(one: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int) -> dict[str, Any]:
     """Plain data for one training and target; parts that its task or its people do not allow are empty or say why."""
-    test = target.rows["test"]
+    test = target.indices["test"]
     people = frame["person_id"].to_numpy(dtype=str)[test].tolist()
     found: dict[str, Any] = {"name": one.name, "seed": one.seed, "target": target.name}
     found |= {"reliability": [], "decision_curve": [], "threshold": None, "between_sites": []}
@@ -47,11 +45,11 @@ def details_of(one: Training, target: Target, frame: pd.DataFrame, draws: Draws,
 def _groups(
     metric: str, one: Training, target: Target, groups: np.ndarray, draws: Draws, people: list[str]
 ) -> dict[str, Any]:
-    found = by_subgroup(metric, one.said.test, groups, draws, people, target.label_hash)
+    found = subgroup_scores(metric, one.said.test, groups, draws, people, target.label_hash)
     return {
         "metric": metric,
-        "groups": {name: estimate.figure() for name, estimate in found.groups.items()},
-        "equity_scaled": None if found.scaled is None else found.scaled.figure(),
+        "groups": {name: estimate.as_dict() for name, estimate in found.groups.items()},
+        "equity_scaled": None if found.scaled is None else found.scaled.as_dict(),
         "left_out": found.left_out,
     }
 
@@ -60,13 +58,13 @@ def _vendor_left_out(
     metric: str, one: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int
 ) -> dict[str, Any]:
     devices, people = frame["device"].to_numpy(dtype=str), frame["person_id"].to_numpy(dtype=str)
-    if len(np.unique(devices[target.rows["test"]])) < 2:
+    if len(np.unique(devices[target.indices["test"]])) < 2:
         return {"rows": [], "mean_drop": None, "left_out": {}}
 
     def fit(held: Target) -> Predictions:
-        return read(one.option, held, choosing(held, people, seed)).test
+        return read(one.option, held, plan_selection(held, people, seed)).test
 
-    found = leave_one_out(metric, target, devices, people, one.said.test, fit, draws)
+    found = leave_one_group_out(metric, target, devices, people, one.said.test, fit, draws)
     return asdict(found)
 
 
@@ -77,14 +75,14 @@ def _thresholds(one: Training, target: Target, frame: pd.DataFrame, draws: Draws
         return {"threshold": None, "between_sites": []}
     val, test = one.said.val.scores[:, 1], one.said.test.scores[:, 1]
     threshold = threshold_at_specificity(~healthy, val, SPECIFICITY)
-    used = carried(threshold, target.values["test"] == 1, test, draws, people, target.label_hash)
+    used = threshold_scores(threshold, target.values["test"] == 1, test, draws, people, target.label_hash)
     sites, everybody = (frame[name].to_numpy(dtype=str) for name in ("clinical_site", "person_id"))
     return {
         "threshold": {
             "chosen_for_specificity": SPECIFICITY,
             "threshold": threshold,
-            "sensitivity": used.sensitivity.figure(),
-            "specificity": used.specificity.figure(),
+            "sensitivity": used.sensitivity.as_dict(),
+            "specificity": used.specificity.as_dict(),
         },
-        "between_sites": carry_thresholds(target, sites, everybody, val, test, draws, SPECIFICITY),
+        "between_sites": transfer_thresholds(target, sites, everybody, val, test, draws, SPECIFICITY),
     }

@@ -18,8 +18,8 @@ from octjepa.checkpoint.encoder import pooled
 from octjepa.checkpoint.location import place_of
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
-from octjepa.embed.embedding import embed_store, with_participants
-from octjepa.embed.shard import grey_levels
+from octjepa.embed.embedding import add_participants, embed_store
+from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
 from octjepa.errors import UsageError
@@ -96,7 +96,7 @@ def _of_others(candidate: Candidate, store: Store, folder: Path) -> Embeddings:
     rows = store.table[store.table["pattern"].isin(PATTERNS)].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no {' or '.join(PATTERNS)} volume to embed")
-    frame = with_participants(rows, store.participants)
+    frame = add_participants(rows, store.participants)
     blocks: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}
     width = 0
     with bar("embed", len(rows), "volume") as progress:
@@ -109,7 +109,7 @@ def _of_others(candidate: Candidate, store: Store, folder: Path) -> Embeddings:
                 tokens = _tokens(network, view)
                 width = tokens.shape[1]
                 blocks[name].append(pooled(tokens, "mean_std_max").astype(np.float32))
-            blocks["histogram"].append(grey_levels(volume, store.preprocessing))
+            blocks["histogram"].append(intensity_histogram(volume, store.preprocessing))
             progress.advance()
     for name, values in blocks.items():
         frame[name] = list(np.stack(values))

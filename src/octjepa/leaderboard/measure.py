@@ -12,14 +12,19 @@ import numpy as np
 from octjepa.errors import UsageError
 from octjepa.leaderboard.choose import Option, Read
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.calibration import brier
-from octjepa.metrics.comparisons import benjamini_hochberg, holm
+from octjepa.metrics.comparisons import (
+    benjamini_hochberg,
+    holm,
+    mean_over_seeds,
+    recipe_difference,
+    recipe_interval,
+    seed_spread,
+)
 from octjepa.metrics.findings import BASELINES
-from octjepa.metrics.interval_scales import scale_of
-from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Figures, Predictions, Weights, measure
-from octjepa.metrics.seeds import arms_difference, mean_over_seeds, recipe_interval, spread
-from octjepa.probe.calibration import Probed
-from octjepa.probe.labels import Target
+from octjepa.metrics.intervals import scale_of
+from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Figures, Predictions, Weights, brier, measure
+from octjepa.probe.calibration import ProbeFit
+from octjepa.probe.targets import Target
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Training:
         nothing = np.zeros((0, predictions.scores.shape[1]))
         nobody = Predictions(predictions.truth[:0], nothing, nothing)
         option = Option("", "none", "constant", np.zeros((0, 1)))
-        return cls(name, 1, option, None, Read(nobody, predictions, Probed(predictions, 0.0, 0)))
+        return cls(name, 1, option, None, Read(nobody, predictions, ProbeFit(predictions, 0.0, 0)))
 
 
 @dataclass
@@ -84,7 +89,7 @@ def rows_of(arm: Arm) -> list[dict[str, Any]]:
     rows = []
     for metric in arm.metrics:
         found = arm.estimates(metric)
-        mean, seeds = mean_over_seeds(found), spread(found)
+        mean, seeds = mean_over_seeds(found), seed_spread(found)
         recipe = recipe_interval(found)
         rows.append(
             {
@@ -93,7 +98,7 @@ def rows_of(arm: Arm) -> list[dict[str, Any]]:
                 "probe": _joined([one.option.probe for one in arm.trainings]),
                 "pool": _joined([one.option.pool for one in arm.trainings]),
                 "metric": metric,
-                **mean.figure(),
+                **mean.as_dict(),
                 "primary": metric == PRIMARY_METRIC[arm.target.task],
                 "seeds": seeds.seeds,
                 "seed_sd": seeds.sd,
@@ -107,7 +112,7 @@ def rows_of(arm: Arm) -> list[dict[str, Any]]:
 def training_row(one: Training, arm: Arm) -> dict[str, Any]:
     """One seed with what validation chose for it."""
     metric = PRIMARY_METRIC[arm.target.task]
-    figure = arm.estimates(metric)[arm.trainings.index(one)].figure()
+    figure = arm.estimates(metric)[arm.trainings.index(one)].as_dict()
     return {
         "name": one.name,
         "seed": one.seed,
@@ -125,7 +130,7 @@ def training_row(one: Training, arm: Arm) -> dict[str, Any]:
 def constant(one: Training, target: Target) -> str:
     """What to say of a training of which one answer is read for everybody; "" if it gives several."""
     said = one.said.test
-    answers = np.unique(said.decided() if target.classes else said.scores[:, 0].round(9))
+    answers = np.unique(said.predicted_classes() if target.classes else said.scores[:, 0].round(9))
     if len(answers) > 1:
         return ""
     answer = repr(target.classes[int(answers[0])]) if target.classes else f"{answers[0]:.4g}"
@@ -148,7 +153,7 @@ def compare(families: Sequence[tuple[Target, Sequence[Arm]]], reference: str) ->
         for arm in arms:
             if arm is other or arm.name.partition(":")[0] in BASELINES:
                 continue
-            paired, recipe, p = arms_difference(arm.estimates(metric), other.estimates(metric))
+            paired, recipe, p = recipe_difference(arm.estimates(metric), other.estimates(metric))
             found.append(
                 {
                     "name": arm.name,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from octjepa.embed import pooling
-from octjepa.embed.table import PLAIN
+from octjepa.embed.table import UNPOOLED
 from octjepa.errors import UsageError
 from octjepa.leaderboard.choose import ATTENTIVE, PROBES, Option, Tokens
 from octjepa.leaderboard.embedding import Featured
@@ -50,7 +50,7 @@ def sources_of(found: list[Featured]) -> dict[tuple[str, int], list[View]]:
             twins.append((UNTRAINED if first else f"{UNTRAINED}:{one.entry.arm}", one))
     for name, one in twins:
         sources[name, 1 + sum(key[0] == name for key in sources)] = [("", one, "untrained")]
-    for view in found[0].table.plain:
+    for view in found[0].table.unpooled:
         sources[view, 1] = [("", found[0], view)]
     return sources
 
@@ -60,8 +60,8 @@ def options_of(views: list[View], probes: Sequence[str], tokens: list[str] | Non
     options = []
     of_vectors = [name for name in probes if name != ATTENTIVE]
     for checkpoint, one, view in views:
-        plain = view in PLAIN
-        for pool in ("none",) if plain else tuple(reversed(pooling.readable(one.table.pools))):
+        plain = view in UNPOOLED
+        for pool in ("none",) if plain else tuple(reversed(pooling.readable_pools(one.table.pools))):
             features = one.table.features(view, pool)
             # Grey levels have no tokens: where nothing else is asked for, the linear probe reads it.
             options += [Option(checkpoint, pool, probe, features) for probe in of_vectors or ("linear",) * plain]

@@ -16,7 +16,7 @@ from typing import Any
 
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
-from octjepa.metrics.findings import BASELINES, KINDS
+from octjepa.metrics.findings import BASELINES, FAULT_KINDS
 
 NAMES = (
     "leaderboard.html",
@@ -73,7 +73,7 @@ def as_markdown(board: Mapping[str, Any]) -> str:
     lines = ["# Leaderboard", ""]
     if board["faults"]:
         lines += ["## Read this first", ""]
-        lines += [f"- **{KINDS[fault['kind']]}**: {fault['what']}" for fault in board["faults"]] + [""]
+        lines += [f"- **{FAULT_KINDS[fault['kind']]}**: {fault['what']}" for fault in board["faults"]] + [""]
     lines += [f"- {sentence}" for sentence in summary(board)] + [""]
     for target in targets_of(board):
         shown = primary_rows(board, target)
@@ -120,7 +120,7 @@ def as_html(board: Mapping[str, Any]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["spaced"] = lambda value: str(value).replace("_", " ")
     environment.globals |= {
-        "said": said, "seeds_said": seeds_said, "p_said": p_said, "kinds": KINDS, "chance": CHANCE,
+        "said": said, "seeds_said": seeds_said, "p_said": p_said, "kinds": FAULT_KINDS, "chance": CHANCE,
         "primary_rows": primary_rows, "scale": scale, "baselines": BASELINES,
     }  # fmt: skip
     rendered: str = environment.from_string(text).render(board=board, summary=summary(board), targets=targets_of(board))

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 BASELINES = ("untrained", "intensity", "histogram", "covariates", "majority")
 
 # Every kind of fault, as its heading in print.
-KINDS = {
+FAULT_KINDS = {
     "constant_predictor": "Constant predictor",
     "lost_group": "Lost site or device",
     "one_sided_group": "Site or device on one side of the split",
@@ -26,7 +26,7 @@ KINDS = {
 
 
 @dataclass
-class Told:
+class Findings:
     """faults: {kind, what}, kinds of KINDS, named first in every output. notes: what was left out or degraded.
 
     uses: how often each test set was looked at; empty where no ledger was kept.
@@ -36,15 +36,15 @@ class Told:
     notes: list[str] = field(default_factory=list)
     uses: list[dict[str, Any]] = field(default_factory=list)
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Keeps a note once and says it on the log."""
         if text and text not in self.notes:
             self.notes.append(text)
             log.warning("%s", text)
 
-    def fault(self, kind: str, what: str) -> None:
+    def add_fault(self, kind: str, what: str) -> None:
         """Keeps a fault once and says it on the log."""
         fault = {"kind": kind, "what": what}
         if fault not in self.faults:
             self.faults.append(fault)
-            log.warning("%s: %s", KINDS[kind], what)
+            log.warning("%s: %s", FAULT_KINDS[kind], what)

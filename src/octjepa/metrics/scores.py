@@ -37,7 +37,7 @@ class Predictions:
     scores: Float[np.ndarray, "n classes"]
     calibrated: Float[np.ndarray, "n classes"]
 
-    def decided(self) -> Int[np.ndarray, " n"]:
+    def predicted_classes(self) -> Int[np.ndarray, " n"]:
         """The class with the largest score; the first of equals."""
         return self.scores.argmax(axis=1)
 
@@ -110,7 +110,7 @@ def _per_class_hits(predictions: Predictions, weights: Weights) -> tuple[np.ndar
     """Weight of hits, of the truth and of the decisions per class, each [classes, resamples]."""
     codes = np.arange(predictions.scores.shape[1])
     truth = predictions.truth[:, None] == codes
-    decided = predictions.decided()[:, None] == codes
+    decided = predictions.predicted_classes()[:, None] == codes
     hits, happened, said = (which.T.astype(float) @ weights for which in (truth & decided, truth, decided))
     return hits, happened, said
 
@@ -162,7 +162,7 @@ def _mean_absolute_error(predictions: Predictions, weights: Weights) -> Figures:
 def _quadratic_kappa(predictions: Predictions, weights: Weights) -> Figures:
     """Agreement beyond chance of ordered classes, errors weighing by their squared distance (Cohen 1968)."""
     codes = np.arange(predictions.scores.shape[1])
-    decided = predictions.decided()
+    decided = predictions.predicted_classes()
     truths, said = ((which[:, None] == codes).T.astype(float) @ weights for which in (predictions.truth, decided))
     squares = (codes[:, None] - codes) ** 2.0
     by_chance = _ratio(np.einsum("ij,ir,jr->r", squares, truths, said), weights.sum(axis=0))
@@ -170,7 +170,7 @@ def _quadratic_kappa(predictions: Predictions, weights: Weights) -> Figures:
 
 
 def _mean_absolute_rank_error(predictions: Predictions, weights: Weights) -> Figures:
-    return _ratio(np.abs(predictions.truth - predictions.decided()) @ weights, weights.sum(axis=0))
+    return _ratio(np.abs(predictions.truth - predictions.predicted_classes()) @ weights, weights.sum(axis=0))
 
 
 METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
@@ -217,7 +217,7 @@ def measure(name: str, predictions: Predictions, weights: Weights) -> Figures:
     return figures
 
 
-def value_of(name: str, predictions: Predictions) -> float:
+def metric_value(name: str, predictions: Predictions) -> float:
     """The metric `name` on the whole test set."""
     return float(measure(name, predictions, np.ones((len(predictions.truth), 1)))[0])
 
@@ -227,5 +227,26 @@ def confusion(predictions: Predictions) -> list[list[int]]:
     from sklearn.metrics import confusion_matrix
 
     codes = np.arange(predictions.scores.shape[1])
-    matrix: list[list[int]] = confusion_matrix(predictions.truth, predictions.decided(), labels=codes).tolist()
+    matrix: list[list[int]] = confusion_matrix(
+        predictions.truth, predictions.predicted_classes(), labels=codes
+    ).tolist()
     return matrix
+
+
+def brier(predictions: Predictions, weights: Weights) -> Figures:
+    """Mean squared distance between stated probabilities and what happened, 0 to 1 (Brier 1950).
+
+    Two classes: as scikit-learn's `brier_score_loss`. More: half the sum over classes, so that 1 is the worst again.
+    """
+    truth = predictions.truth[:, None] == np.arange(predictions.calibrated.shape[1])
+    squares = ((predictions.calibrated - truth) ** 2).sum(axis=1) / 2
+    total = weights.sum(axis=0)
+    return np.divide(squares @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def forecasts(predictions: Predictions) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """The probability that is judged, and whether its event happened."""
+    calibrated, truth = predictions.calibrated, predictions.truth
+    if calibrated.shape[1] == 2:
+        return calibrated[:, 1], truth == 1
+    return calibrated.max(axis=1), calibrated.argmax(axis=1) == truth

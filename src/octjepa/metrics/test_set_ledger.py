@@ -21,14 +21,14 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.metrics.findings import Told
+from octjepa.metrics.findings import Findings
 
 SUFFIX = ".uses.jsonl"
 FOLDER = "octjepa_test_uses"
 
 
 @dataclass(frozen=True)
-class Uses:
+class TestSetUse:
     """looks: of this test set, this one included. measured: different things measured on it in all of them.
 
     again: how many of this look's were measured before. file: where it stands.
@@ -45,7 +45,7 @@ class Uses:
         return {"target": self.target, "looks": self.looks, "measured": self.measured, "file": str(self.file)}
 
 
-def used_before(many: Sequence[Uses]) -> str:
+def reuse_warning(many: Sequence[TestSetUse]) -> str:
     """One sentence on the test sets that were looked at before; "" where none was."""
     again = [
         f"{uses.target} for the {_ordinal(uses.looks)} time ({uses.measured} different rows measured on it so far)"
@@ -65,12 +65,12 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def beside(labels: Path) -> Path:
+def default_folder(labels: Path) -> Path:
     """The folder of the ledger where none was named: beside the label table."""
     return labels.parent / FOLDER
 
 
-def ready(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Finds out before the work whether a look can be written down. Raises UsageError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,28 +85,28 @@ def fingerprint(features: Float[np.ndarray, "rows features"], probe: str) -> str
     return f"{hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()} {probe}"
 
 
-def count_looks(
-    folder: Path, command: str, test_sets: Mapping[str, str], measured: Mapping[str, Sequence[str]], found: Told
+def record_uses(
+    folder: Path, command: str, test_sets: Mapping[str, str], measured: Mapping[str, Sequence[str]], found: Findings
 ) -> None:
     """Records a look at the test set of every target, and says in `found` how often each was used.
 
-    test_sets, measured: by target, as in `record`. To be called before anything is predicted on test people. Raises
-    UsageError as `record` does.
+    test_sets, measured: by target, as in `record_use`. To be called before anything is predicted on test people. Raises
+    UsageError as `record_use` does.
     """
-    many = [record(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
+    many = [record_use(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
     found.uses = [one.plain() for one in many]
-    again = used_before(many)
+    again = reuse_warning(many)
     if again:
-        found.fault("test_used_before", again)
+        found.add_fault("test_used_before", again)
 
 
-def record(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> Uses:
+def record_use(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> TestSetUse:
     """Writes a look down, before its figures are shown, and says how many there were.
 
     test_set: `labels.test_set_hash`. measured: the `fingerprint` of each thing measured. Raises UsageError: a ledger
     that was damaged or cannot be written: a look that is not counted must not happen.
     """
-    ready(folder)
+    check_writable(folder)
     file = folder / f"{test_set[:32]}{SUFFIX}"
     before = _read(file)
     keys = sorted({hashlib.sha256(one.encode()).hexdigest()[:16] for one in measured})
@@ -125,7 +125,7 @@ def record(folder: Path, test_set: str, target: str, command: str, measured: Seq
     except OSError as error:
         raise UsageError(_refused(file, error)) from None
     known = {key for look in before for key in look}
-    return Uses(target, len(before) + 1, len(known | set(keys)), len(known & set(keys)), file)
+    return TestSetUse(target, len(before) + 1, len(known | set(keys)), len(known & set(keys)), file)
 
 
 def _refused(place: Path, error: OSError) -> str:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.scores import Figures, Weights
+from octjepa.metrics.scores import ECE_BINS, Figures, Predictions, Weights, forecasts
 
 
 def threshold_at_specificity(
@@ -40,7 +40,7 @@ def threshold_at_specificity(
 
 
 @dataclass(frozen=True)
-class Carried:
+class ThresholdScores:
     """A threshold where it is used; estimates, so that two of them can be paired."""
 
     threshold: float
@@ -48,14 +48,14 @@ class Carried:
     specificity: Estimate
 
 
-def carried(
+def threshold_scores(
     threshold: float,
     positive: Bool[np.ndarray, " n"],
     score: Float[np.ndarray, " n"],
     draws: Draws,
     person_ids: list[str],
     label_hash: str,
-) -> Carried:
+) -> ThresholdScores:
     """Sensitivity and specificity of "score >= threshold" on test volumes, resampled by person."""
     called = score >= threshold
 
@@ -63,7 +63,7 @@ def carried(
         total = among.astype(float) @ weights
         return np.divide((right & among) @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
 
-    return Carried(
+    return ThresholdScores(
         threshold,
         draws.estimate(lambda weights: rate(called, positive, weights), person_ids, label_hash),
         draws.estimate(lambda weights: rate(~called, ~positive, weights), person_ids, label_hash),
@@ -117,3 +117,42 @@ def decision_curve(
             }
         )
     return rows
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """One point of the curve: mean stated probability, the frequency that came true, its interval; n volumes."""
+
+    stated: float
+    happened: float
+    low: float | None
+    high: float | None
+    n: int
+    n_people: int
+
+
+def reliability_curve(
+    predictions: Predictions, draws: Draws, person_ids: list[str], bins: int = ECE_BINS
+) -> list[ReliabilityBin]:
+    """Points of at most `bins` bins of equal mass, from low to high; the bins of `expected_calibration_error`.
+
+    A bin in which all or none came true, or that holds too few people, has no interval: see Interval.
+    """
+    stated, happened = forecasts(predictions)
+    edges = np.quantile(stated, np.linspace(0, 1, bins + 1)[1:-1])
+    member = np.searchsorted(edges, stated, side="right")
+    people = np.array(person_ids)
+    points = []
+    for number in np.unique(member):
+        inside = member == number
+        events = happened[inside].astype(float)
+
+        def frequency(weights: Weights, events: np.ndarray = events) -> Figures:
+            total = weights.sum(axis=0)
+            return np.divide(events @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+        found = draws.estimate(frequency, people[inside].tolist(), "")
+        interval = found.interval()
+        mean = float(stated[inside].mean())
+        points.append(ReliabilityBin(mean, found.value, interval.low, interval.high, found.n, found.n_people))
+    return points

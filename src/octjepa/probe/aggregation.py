@@ -20,11 +20,15 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from octjepa.embed.alignment import NamedTables
 from octjepa.embed.table import FEATURE_COLUMNS, Embeddings
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import Predictions
+from octjepa.probe.features import Selection, plan_selection
 from octjepa.probe.labels import LabelTable
-from octjepa.probe.target_types import task_of
+from octjepa.probe.results import ProbeResult, describe_target
+from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
+from octjepa.probe.targets import Target, join_labels, task_of
 
 LEVELS = ("volume", "eye", "person")
 RULES = ("features", "scores", "best_quality", "first_visit")
@@ -60,14 +64,14 @@ class Cases:
             first["eye"] = ""
         return first
 
-    def merged(self, table: Embeddings) -> Embeddings:
+    def aggregate(self, table: Embeddings) -> Embeddings:
         """A row for each case, with the mean of its volumes' features."""
         if self.level == "volume":
             return table.take(int(rows[0]) for rows in self.members)
         return _merged(table, self.members, self.frame(table.frame))
 
 
-def check_protocol(level: str, several: str) -> None:
+def check_aggregation(level: str, several: str) -> None:
     """Raises UsageError for a level or a rule that is unknown."""
     for what, given, known in (("level", level, LEVELS), ("rule for several volumes", several, RULES)):
         if given not in known:
@@ -84,13 +88,13 @@ def case_names(frame: pd.DataFrame, level: str) -> list[str]:
     return [f"{person} {eye or volume}" for person, eye, volume in rows]
 
 
-def cases_of(frame: pd.DataFrame, level: str, several: str, visit_order: Mapping[str, float] | None = None) -> Cases:
+def group_cases(frame: pd.DataFrame, level: str, several: str, visit_order: Mapping[str, float] | None = None) -> Cases:
     """The cases of a table's volumes, under `several`; of eyes and people those that have a volume in a split.
 
     People have one split (`labels.check_people`), so a case's volumes do, too, once those without one are out of it.
     Raises UsageError: an unknown level or rule, visits whose order nobody said, no quality to choose by.
     """
-    check_protocol(level, several)
+    check_aggregation(level, several)
     kept = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")
     chosen = kept
     if several == "first_visit":
@@ -173,7 +177,7 @@ def _merged(table: Embeddings, members: list[np.ndarray], frame: pd.DataFrame) -
             rows.append(np.mean(within, axis=0))
         return np.stack(rows).astype(np.float32)
 
-    blocks: dict[str, Any] = {name: mean(getattr(table, name)) for name in (*FEATURE_COLUMNS, *table.plain)}
+    blocks: dict[str, Any] = {name: mean(getattr(table, name)) for name in (*FEATURE_COLUMNS, *table.unpooled)}
     return replace(table, frame=frame, **blocks)
 
 
@@ -227,7 +231,7 @@ def _as_class(text: str) -> str:
     return f"{float(text):.15g}" if _numeric([text]) else text
 
 
-def averaged(
+def average_scores(
     said: Predictions, tested: Int[np.ndarray, " n"], members: Sequence[np.ndarray], truth: np.ndarray
 ) -> Predictions:
     """Scores of cases: the mean over those of their volumes that were tested.
@@ -238,3 +242,83 @@ def averaged(
     rows = [[place[int(row)] for row in case if int(row) in place] for case in members]
     scores, calibrated = (np.stack([block[at].mean(axis=0) for at in rows]) for block in (said.scores, said.calibrated))
     return Predictions(truth, scores, calibrated)
+
+
+@dataclass(frozen=True)
+class PreparedTarget:
+    """A target as it is learnt and as it is measured: the same, unless scores of volumes become scores of cases."""
+
+    fit_target: Target
+    test_target: Target
+    selection: Selection
+    members: list[np.ndarray] | None
+
+    def predictions(self, said: Predictions) -> Predictions:
+        if self.members is None:
+            return said
+        cases = [self.members[row] for row in self.test_target.indices["test"]]
+        return average_scores(said, self.fit_target.indices["test"], cases, self.test_target.values["test"])
+
+
+def prepare_targets(
+    labels: LabelTable,
+    tables: NamedTables,
+    merged: NamedTables,
+    names: Sequence[str],
+    task: str,
+    cases: Cases | None,
+    level: str,
+    seed: int,
+    result: ProbeResult,
+) -> list[PreparedTarget]:
+    """Every target that can be probed; `cases` only where probes learn from volumes and are measured on cases."""
+    found: list[PreparedTarget] = []
+    volumes, frame = tables[0][1].frame, merged[0][1].frame
+    for name in names:
+        try:
+            of_cases, kind, notes = labels, task, list[str]()
+            if level == "person":
+                of_cases, kind, notes = person_labels(labels, volumes, name, task)
+            target = join_labels(of_cases, frame, name, kind)
+            learnt = target
+            if cases is not None:
+                learnt = join_labels(labels, volumes, name, kind)
+                if learnt.classes != target.classes:
+                    raise UsageError(
+                        f"{name}: volumes have the classes {', '.join(learnt.classes)}, people "
+                        f"{', '.join(target.classes)}: their scores cannot be averaged; use --several features"
+                    )
+        except UsageError as error:
+            if len(names) == 1:
+                raise
+            result.add_note(f"target {name} is left out: {error}")
+            continue
+        groups = GROUP_COLUMNS if level == "volume" else GROUP_COLUMNS[:1]  # cases of several devices are no device
+        for text in (*notes, *target.notes):
+            result.add_note(text)
+        for fault, text in coverage_faults(frame, labels, target, groups):
+            result.add_fault(fault, text)
+        people = (frame if cases is None else volumes)["person_id"].to_numpy(dtype=str)
+        how = plan_selection(learnt, people, seed)
+        if how.by == "fixed":
+            result.add_note(f"{name}: too few people per class to choose settings; the middle of each grid is used")
+        result.targets.append(describe_target(target))
+        found.append(PreparedTarget(learnt, target, how, None if cases is None else cases.members))
+    if not found:
+        raise UsageError(f"none of the {len(names)} targets can be probed:\n  " + "\n  ".join(result.notes))
+    return found
+
+
+def aggregation_notes(cases: Cases, result: ProbeResult) -> None:
+    about = cases.about
+    if about["volumes_in_no_split"]:
+        result.add_note(
+            f"{about['volumes_in_no_split']} volumes are in no split and belong to no {about['level']}'s case"
+        )
+    if about["level"] == "person" and about["people_with_one_eye"]:
+        result.add_note(
+            f"{about['people_with_one_eye']} of {about['people']} people have one scanned eye only: their case is that "
+            "eye"
+        )
+    if about["level"] == "eye" and about["volumes_of_unknown_eye"]:
+        result.add_note(f"{about['volumes_of_unknown_eye']} volumes of unknown eye are each a case of their own")

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from octjepa.metrics.scores import Predictions
-from octjepa.probe.labels import Target
+from octjepa.probe.targets import Target
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeFit:
     """Predictions on the test split, the chosen setting, and how many fits stopped before they converged."""
 
     predictions: Predictions
@@ -24,12 +24,12 @@ class Probed:
     unconverged: int
 
 
-def shares(target: Target) -> Float[np.ndarray, " classes"]:
+def class_shares(target: Target) -> Float[np.ndarray, " classes"]:
     """How common each class is among the training volumes."""
     return np.bincount(target.values["train"], minlength=len(target.classes)) / len(target.values["train"])
 
 
-def shifted(scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> np.ndarray:
+def apply_logit_shift(scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> np.ndarray:
     """Class probabilities with `shift` added to their logarithms."""
     logits = np.log(np.clip(scores, 1e-12, 1)) + shift
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -47,7 +47,7 @@ def _balancing_shift(
     classes = scores.shape[1]
     shift = np.zeros(classes)
     for _ in range(25):
-        said = shifted(scores, shift)
+        said = apply_logit_shift(scores, shift)
         gradient = weight @ said - 1 / classes
         curvature = np.diag(weight @ said) - (said * weight[:, None]).T @ said
         step = np.linalg.solve(curvature + 1e-6 * np.eye(classes), gradient)
@@ -57,7 +57,7 @@ def _balancing_shift(
     return shift - shift.mean()
 
 
-def choose(
+def select_setting(
     target: Target, truth: np.ndarray, held_out: list[Float[np.ndarray, "n classes"]]
 ) -> tuple[int, Float[np.ndarray, " classes"]]:
     """Place of the setting of least held-out loss (the first of equals), and its shift of the class logits.
@@ -73,22 +73,24 @@ def choose(
     shifts = [_balancing_shift(scores, weight) for scores in held_out]
     right = np.arange(len(truth)), truth
     losses = [
-        -weight @ np.log(np.clip(shifted(scores, shift)[right], 1e-12, 1))
+        -weight @ np.log(np.clip(apply_logit_shift(scores, shift)[right], 1e-12, 1))
         for scores, shift in zip(held_out, shifts, strict=True)
     ]
     best = int(np.argmin(losses))
     return best, shifts[best]
 
 
-def result(target: Target, scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> Predictions:
+def calibrated_predictions(
+    target: Target, scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]
+) -> Predictions:
     """Balanced class probabilities and, for calibration, the same at the training shares (Saerens et al. 2002)."""
     if not target.classes:
         return Predictions(target.values["test"], scores, scores)
-    balanced = shifted(scores, shift)
-    return Predictions(target.values["test"], balanced, at_shares(balanced, shares(target)))
+    balanced = apply_logit_shift(scores, shift)
+    return Predictions(target.values["test"], balanced, at_class_shares(balanced, class_shares(target)))
 
 
-def at_shares(balanced: Float[np.ndarray, "n classes"], common: Float[np.ndarray, " classes"]) -> np.ndarray:
+def at_class_shares(balanced: Float[np.ndarray, "n classes"], common: Float[np.ndarray, " classes"]) -> np.ndarray:
     """Balanced probabilities of n volumes brought to classes that are as common as `common` says."""
     calibrated = balanced * common
     of_each: np.ndarray = calibrated / calibrated.sum(axis=1, keepdims=True)

@@ -11,18 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 
-from octjepa.probe.labels import Target
+from octjepa.metrics.scores import Predictions
+from octjepa.probe.calibration import class_shares
+from octjepa.probe.targets import Target
 
-MOST_NEIGHBOURS = 49
+MAX_NEIGHBOURS = 49
 FOLDS = 5
 # A validation split with fewer people (of each class) chooses worse than cross-validation over the training people.
-LEAST_VAL_PEOPLE = 20
+MIN_VAL_PEOPLE = 20
 
 
 @dataclass(frozen=True)
-class Choosing:
+class Selection:
     """How a target's setting is chosen: by "val", by "cv" over `folds` (a fold per training volume), or "fixed"."""
 
     by: str
@@ -30,7 +33,7 @@ class Choosing:
 
 
 @dataclass
-class Space:
+class FeatureSpace:
     """One feature set over one set of labelled volumes, ready for any number of targets.
 
     Coordinates are those of the training volumes' principal axes: with an L2 penalty the solution lies in their span,
@@ -49,7 +52,7 @@ class Space:
             similarity = _unit(getattr(self, queries)) @ _unit(self.train).T
             if folds is not None:
                 similarity[folds[:, None] == folds] = -np.inf
-            self.orders[key] = np.argsort(-similarity, axis=1, kind="stable")[:, :MOST_NEIGHBOURS]
+            self.orders[key] = np.argsort(-similarity, axis=1, kind="stable")[:, :MAX_NEIGHBOURS]
         return self.orders[key]
 
 
@@ -58,52 +61,90 @@ def _unit(rows: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n axes"]:
     return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
 
 
-def prepare(features: Float[np.ndarray, "volumes features"], target: Target) -> Space:
+def feature_space(features: Float[np.ndarray, "volumes features"], target: Target) -> FeatureSpace:
     """Standardises by the training volumes of `target`, scales, and rotates to their principal axes."""
-    train = features[target.rows["train"]]
+    train = features[target.indices["train"]]
     mean, std = train.mean(axis=0), train.std(axis=0)
     # The others are constant: they say nothing, and their spread is nothing to divide by.
     varied = std > 1e-8 * np.maximum(np.abs(mean), 1e-12)
     if not varied.any():
-        blank = {split: np.zeros((len(rows), 1)) for split, rows in target.rows.items()}
-        return Space(blank["train"], blank["val"], blank["test"])
+        blank = {split: np.zeros((len(rows), 1)) for split, rows in target.indices.items()}
+        return FeatureSpace(blank["train"], blank["val"], blank["test"])
     scale = std[varied] * np.sqrt(varied.sum())
-    parts = {split: (features[rows][:, varied] - mean[varied]) / scale for split, rows in target.rows.items()}
+    parts = {split: (features[rows][:, varied] - mean[varied]) / scale for split, rows in target.indices.items()}
     train = parts["train"]
     if len(train) <= train.shape[1]:
         power, axes = np.linalg.eigh(train @ train.T)
         kept = power > 1e-10 * power[-1]
         rotation = train.T @ (axes[:, kept] / np.sqrt(power[kept]))
         parts = {split: rows @ rotation for split, rows in parts.items()}
-    return Space(parts["train"], parts["val"], parts["test"])
+    return FeatureSpace(parts["train"], parts["val"], parts["test"])
 
 
-def choosing(target: Target, person_ids: np.ndarray, seed: int) -> Choosing:
+def plan_selection(target: Target, person_ids: np.ndarray, seed: int) -> Selection:
     """Validation split if it holds enough people, else person-grouped folds over the training volumes.
 
     Fixed to the middle of the grid where even two folds cannot hold every class; the result rows say which it was.
     """
     from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
-    people, truth = person_ids[target.rows["train"]], target.values["train"]
-    val_people, val_truth = person_ids[target.rows["val"]], target.values["val"]
+    people, truth = person_ids[target.indices["train"]], target.values["train"]
+    val_people, val_truth = person_ids[target.indices["val"]], target.values["val"]
     none = np.zeros(len(people), dtype=np.int64)
     if target.classes:
         codes = range(len(target.classes))
-        if min(len(set(val_people[val_truth == code])) for code in codes) >= LEAST_VAL_PEOPLE:
-            return Choosing("val", none)
+        if min(len(set(val_people[val_truth == code])) for code in codes) >= MIN_VAL_PEOPLE:
+            return Selection("val", none)
         count = min(FOLDS, *(len(set(people[truth == code])) for code in codes))
     else:
-        if len(set(val_people)) >= LEAST_VAL_PEOPLE:
-            return Choosing("val", none)
+        if len(set(val_people)) >= MIN_VAL_PEOPLE:
+            return Selection("val", none)
         count = min(FOLDS, len(set(people)))
     if count < 2:
-        return Choosing("fixed", none)
+        return Selection("fixed", none)
     stratified = StratifiedGroupKFold(n_splits=count, shuffle=True, random_state=seed)
     splitter = stratified if target.classes else GroupKFold(n_splits=count)
     folds = none.copy()
     for number, (_, held_out) in enumerate(splitter.split(np.zeros((len(people), 1)), truth, people)):
         folds[held_out] = number
     if target.classes and any(len(set(truth[folds != number])) < len(target.classes) for number in range(count)):
-        return Choosing("fixed", none)
-    return Choosing("cv", folds)
+        return Selection("fixed", none)
+    return Selection("cv", folds)
+
+
+COVARIATES = ("age", "clinical_site", "device")
+
+
+def majority_predictions(target: Target) -> Predictions:
+    """Says the same of every test volume: the training shares of the classes, or the training mean."""
+    volumes = len(target.values["test"])
+    constant = class_shares(target) if target.classes else np.array([target.values["train"].mean()])
+    scores = np.tile(constant, (volumes, 1))
+    return Predictions(target.values["test"], scores, scores)
+
+
+def covariate_features(frame: pd.DataFrame, target: Target) -> tuple[Float[np.ndarray, "volumes features"], list[str]]:
+    """Age (unknown: the training median, and a flag), site and device one-hot over the training values ("" is one).
+
+    A site or device that training never saw is zero in every column. A covariate that is itself the target is left out.
+    Returns the features and notes on what was left out or never varied.
+    """
+    train = target.indices["train"]
+    columns: list[np.ndarray] = []
+    notes: list[str] = []
+    for name in COVARIATES:
+        if name == target.name:
+            notes.append(f"{target.name}: it is the target, so the covariate row does not use it")
+            continue
+        if name == "age":
+            age = frame["age"].to_numpy(dtype=np.float64)
+            unknown = np.isnan(age)
+            known = age[train][~unknown[train]]
+            found = [np.where(unknown, np.median(known) if len(known) else 0.0, age), unknown.astype(float)]
+        else:
+            texts = frame[name].to_numpy(dtype=str)
+            found = [(texts == value).astype(float) for value in np.unique(texts[train])]
+        if all(np.ptp(column[train]) == 0 for column in found):
+            notes.append(f"{target.name}: {name} does not vary in training; the covariate row learns nothing from it")
+        columns += found
+    return np.stack(columns, axis=1), notes

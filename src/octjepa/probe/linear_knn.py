@@ -1,7 +1,8 @@
 """The two probes without gradient steps: linear and k-nearest-neighbour.
 
 linear is L2-penalised logistic regression with classes weighted by inverse frequency; for ordered classes one for each
-threshold between neighbours (Frank & Hall 2001); ridge for a quantity. What enters is a `Space`, what leaves `Probed`.
+threshold between neighbours (Frank & Hall 2001); ridge for a quantity.
+Both take a `FeatureSpace` and return a `ProbeFit`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import warnings
 import numpy as np
 from jaxtyping import Float, Int
 
-from octjepa.probe.calibration import Probed as Probed
-from octjepa.probe.calibration import choose, class_weights, result, shares
+from octjepa.probe.calibration import ProbeFit as ProbeFit
+from octjepa.probe.calibration import calibrated_predictions, class_shares, class_weights, select_setting
 from octjepa.probe.features import FOLDS as FOLDS
-from octjepa.probe.features import MOST_NEIGHBOURS, Choosing, Space
-from octjepa.probe.features import choosing as choosing
-from octjepa.probe.features import prepare as prepare
-from octjepa.probe.labels import Target
+from octjepa.probe.features import MAX_NEIGHBOURS, FeatureSpace, Selection
+from octjepa.probe.features import feature_space as feature_space
+from octjepa.probe.features import plan_selection as plan_selection
+from octjepa.probe.targets import Target
 
 C_GRID = tuple(float(f"{c:.3g}") for c in np.logspace(-2, 4, 7))
 ALPHA_GRID = tuple(1 / c for c in C_GRID)
-K_GRID = (1, 3, 5, 9, 15, 25, MOST_NEIGHBOURS)
+K_GRID = (1, 3, 5, 9, 15, 25, MAX_NEIGHBOURS)
 
 
 class _Linear:
@@ -80,7 +81,7 @@ def of_thresholds(above: Float[np.ndarray, "n thresholds"]) -> Float[np.ndarray,
     return probabilities
 
 
-def linear(space: Space, target: Target, how: Choosing) -> Probed:
+def fit_linear(space: FeatureSpace, target: Target, how: Selection) -> ProbeFit:
     """Linear probe: C (or alpha) chosen by `how`, refitted on all training volumes, test volumes predicted.
 
     Equal losses go to the stronger penalty.
@@ -94,7 +95,7 @@ def linear(space: Space, target: Target, how: Choosing) -> Probed:
         for setting in grid:
             path.fit(setting, space.train, truth)
             held_out.append(path.scores(space.val))
-        best, shift = choose(target, target.values["val"], held_out)
+        best, shift = select_setting(target, target.values["val"], held_out)
         unconverged = path.unconverged
     elif how.by == "cv":
         held_out = [np.zeros((len(truth), len(shift))) for _ in grid]
@@ -105,14 +106,14 @@ def linear(space: Space, target: Target, how: Choosing) -> Probed:
                 path.fit(setting, space.train[inside], truth[inside])
                 scores[~inside] = path.scores(space.train[~inside])
             unconverged += path.unconverged
-        best, shift = choose(target, truth, held_out)
+        best, shift = select_setting(target, truth, held_out)
     final = _Linear(target, tolerance=1e-6)
     final.fit(grid[best], space.train, truth)
-    predictions = result(target, final.scores(space.test), shift)
-    return Probed(predictions, grid[best], unconverged + final.unconverged)
+    predictions = calibrated_predictions(target, final.scores(space.test), shift)
+    return ProbeFit(predictions, grid[best], unconverged + final.unconverged)
 
 
-def knn(space: Space, target: Target, how: Choosing) -> Probed:
+def fit_knn(space: FeatureSpace, target: Target, how: Selection) -> ProbeFit:
     """k nearest training volumes by cosine similarity, one vote each, votes divided by the class's share.
 
     One more vote is spread over the classes at their training shares, so that no class is ever called impossible.
@@ -124,19 +125,19 @@ def knn(space: Space, target: Target, how: Choosing) -> Probed:
     best, shift = len(grid) // 2, np.zeros(max(1, len(target.classes)))
     if how.by == "val":
         order = space.neighbours("val")
-        best, shift = choose(target, target.values["val"], [_votes(target, order, k) for k in grid])
+        best, shift = select_setting(target, target.values["val"], [_votes(target, order, k) for k in grid])
     elif how.by == "cv":
         order = space.neighbours("train", how.folds)
-        best, shift = choose(target, truth, [_votes(target, order, k) for k in grid])
+        best, shift = select_setting(target, truth, [_votes(target, order, k) for k in grid])
     votes = _votes(target, space.neighbours("test"), grid[best])
-    return Probed(result(target, votes, shift), float(grid[best]), 0)
+    return ProbeFit(calibrated_predictions(target, votes, shift), float(grid[best]), 0)
 
 
 def _votes(target: Target, order: Int[np.ndarray, "n neighbours"], k: int) -> Float[np.ndarray, "n classes"]:
     nearest = target.values["train"][order[:, :k]]
     if not target.classes:
         return nearest.mean(axis=1, keepdims=True)
-    common = shares(target)
+    common = class_shares(target)
     votes = (nearest[:, :, None] == np.arange(len(common))).sum(axis=1) + common
     scores = votes / common
     balanced: np.ndarray = scores / scores.sum(axis=1, keepdims=True)

@@ -18,7 +18,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from octjepa.embed import pooling
-from octjepa.embed.alignment import Named, aligned, feature_sets, named, token_sets
+from octjepa.embed.alignment import NamedTables, align_tables, feature_sets, name_tables, token_sets
 from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
@@ -26,19 +26,18 @@ from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import METRICS
 from octjepa.probe import probe_training
-from octjepa.probe.aggregation import Cases, cases_of
-from octjepa.probe.baselines import covariate_features, majority
-from octjepa.probe.calibration import Probed
-from octjepa.probe.features import Choosing, Space, prepare
-from octjepa.probe.labels import Target, check_people, one_by_one, read_labels, test_set_hash
-from octjepa.probe.linear_knn import knn, linear
+from octjepa.probe.aggregation import Cases, PreparedTarget, aggregation_notes, group_cases, prepare_targets
+from octjepa.probe.calibration import ProbeFit
+from octjepa.probe.features import FeatureSpace, Selection, covariate_features, feature_space, majority_predictions
+from octjepa.probe.labels import read_labels, split_multilabel
+from octjepa.probe.linear_knn import fit_knn, fit_linear
 from octjepa.probe.results import ProbeResult as ProbeResult
-from octjepa.probe.results import Row, add_macro, compare, measured
-from octjepa.probe.targets import Asked, make_ready, note_protocol
+from octjepa.probe.results import ResultKey, add_macro, compare_with_untrained, estimate_metrics
+from octjepa.probe.targets import Target, check_people, test_set_hash
 from octjepa.progress import bar
 
 PROBES = ("linear", "knn", "mlp", "attentive")
-DEFAULT = ("linear", "knn")
+DEFAULT_PROBES = ("linear", "knn")
 COMMAND = "octjepa probe"
 ATTENTION = "attention"  # the pooling of the attentive probe, learned from labels
 
@@ -47,7 +46,7 @@ def run_probes(
     embeddings: Sequence[Embeddings],
     labels_path: str | Path,
     targets: Sequence[str],
-    probes: Sequence[str] = DEFAULT,
+    probes: Sequence[str] = DEFAULT_PROBES,
     task: str = "auto",
     pools: Sequence[str] | None = None,
     metric_names: Sequence[str] | None = None,
@@ -76,13 +75,13 @@ def run_probes(
     pools = _checked(embeddings, probes, pools, metric_names, label_smoothing)
     targets = list(dict.fromkeys(targets))
     labels = read_labels(labels_path, targets)
-    looks = ledger_folder or test_set_ledger.beside(Path(labels_path))
-    test_set_ledger.ready(looks)
+    looks = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
+    test_set_ledger.check_writable(looks)
     result = ProbeResult()
-    tables = named(aligned(embeddings, result), result.note)
+    tables = name_tables(align_tables(embeddings, result), result.add_note)
     frame = tables[0][1].frame
     for text in check_people(frame):
-        result.note(text)
+        result.add_note(text)
     leaked = max(table.leaked for table in embeddings)
     if leaked:
         raise UsageError(
@@ -90,29 +89,29 @@ def run_probes(
             "would be too good. Give the store the split it was trained with, or pretrain anew, then embed again."
         )
     for text in labels.notes:
-        result.note(text)
+        result.add_note(text)
     if task == "multilabel":
-        labels, targets = one_by_one(labels, targets)
+        labels, targets = split_multilabel(labels, targets)
         task = "binary"
-    cases = cases_of(frame, level, several, visit_order)
+    cases = group_cases(frame, level, several, visit_order)
     result.protocol = cases.about
-    note_protocol(cases, result)
+    aggregation_notes(cases, result)
     by_volume = several == "scores" and level != "volume"
-    merged: Named = [(name, cases.merged(table)) for name, table in tables]
-    asked = make_ready(labels, tables, merged, targets, task, cases if by_volume else None, level, seed, result)
+    merged: NamedTables = [(name, cases.aggregate(table)) for name, table in tables]
+    asked = prepare_targets(labels, tables, merged, targets, task, cases if by_volume else None, level, seed, result)
     learnt_on = tables if by_volume else merged
 
     people = merged[0][1].frame["person_id"].to_numpy(dtype=str)
-    people_of = {one.measured.name: people[one.measured.rows["test"]].tolist() for one in asked}
+    people_of = {one.test_target.name: people[one.test_target.indices["test"]].tolist() for one in asked}
     draws = Draws([person for some in people_of.values() for person in some], bootstrap, seed)
     token_views, token_frame = [], frame
     if "attentive" in probes:
         token_views = list(token_sets(tables, tokens))
         token_frame = frame.iloc[_token_rows(cases, by_volume, len(frame))]
     of_vectors = [probe for probe in probes if probe != "attentive"]
-    fits: dict[str, Callable[[Space, Target, Choosing], Probed]] = {
-        "linear": linear,
-        "knn": knn,
+    fits: dict[str, Callable[[FeatureSpace, Target, Selection], ProbeFit]] = {
+        "linear": fit_linear,
+        "knn": fit_knn,
         "mlp": partial(probe_training.mlp, smoothing=label_smoothing, seed=seed),
     }
     attend = partial(_attend, smoothing=label_smoothing, seed=seed)
@@ -122,39 +121,39 @@ def run_probes(
         for probe in of_vectors or ("linear",)
     ]
     read += [f"{folder.weights} {view} attentive" for _, folder, view in token_views]
-    test_sets = {one.measured.name: test_set_hash(labels, frame, one.measured.name) for one in asked}
-    test_set_ledger.count_looks(looks, COMMAND, test_sets, dict.fromkeys(test_sets, read), result)
+    test_sets = {one.test_target.name: test_set_hash(labels, frame, one.test_target.name) for one in asked}
+    test_set_ledger.record_uses(looks, COMMAND, test_sets, dict.fromkeys(test_sets, read), result)
     for one in asked:
-        result.predicted[Row("majority", one.measured.name, "constant", "none")] = (
-            one.measured,
-            majority(one.measured),
+        result.predicted[ResultKey("majority", one.test_target.name, "constant", "none")] = (
+            one.test_target,
+            majority_predictions(one.test_target),
         )
     # One thread: these matrices are small, and the result then does not depend on the number of cores.
     with bar("probes", None, "fit") as shown, threadpool_limits(1):
         for name, pool, features in feature_sets(learnt_on, pools if of_vectors else ()):
             for one, space in _spaces(features, asked):
                 for probe in of_vectors or ("linear",):
-                    probed = fits[probe](space, one.learnt, one.how)
-                    _keep(Row(name, one.measured.name, probe, pool), probed, one, result)
+                    probed = fits[probe](space, one.fit_target, one.selection)
+                    _keep(ResultKey(name, one.test_target.name, probe, pool), probed, one, result)
                     shown.advance()
         for name, folder, view in token_views:
             for one, probed in zip(asked, attend(folder, view, token_frame, asked), strict=True):
-                _keep(Row(name, one.measured.name, "attentive", ATTENTION), probed, one, result)
+                _keep(ResultKey(name, one.test_target.name, "attentive", ATTENTION), probed, one, result)
                 shown.advance()
         for one in asked:
-            features, notes = covariate_features(learnt_on[0][1].frame, one.learnt)
+            features, notes = covariate_features(learnt_on[0][1].frame, one.fit_target)
             for text in notes:
-                result.note(text)
-            probed = linear(prepare(features, one.learnt), one.learnt, one.how)
-            _keep(Row("covariates", one.measured.name, "linear", "none"), probed, one, result)
+                result.add_note(text)
+            probed = fit_linear(feature_space(features, one.fit_target), one.fit_target, one.selection)
+            _keep(ResultKey("covariates", one.test_target.name, "linear", "none"), probed, one, result)
             shown.advance()
 
-    measured_targets = [one.measured for one in asked]
-    estimates = measured(result.predicted, people_of, draws, metric_names, result)
+    measured_targets = [one.test_target for one in asked]
+    estimates = estimate_metrics(result.predicted, people_of, draws, metric_names, result)
     add_macro(measured_targets, estimates, people_of, result)
     headline = paired_probe if paired_probe in probes else probes[-1]
     pool = ATTENTION if headline == "attentive" else paired_pool if paired_pool in pools else pools[-1]
-    compare(measured_targets, tables, estimates, result, headline, pool)
+    compare_with_untrained(measured_targets, tables, estimates, result, headline, pool)
     return result
 
 
@@ -176,19 +175,19 @@ def _checked(
         raise UsageError(f"label smoothing is {label_smoothing}, expected a share from 0 to below 1")
     if pools is not None:
         return pooling.check_pools(pools)
-    common = set(pooling.BLOCKS).intersection(*(pooling.readable(table.pools) for table in embeddings))
+    common = set(pooling.POOL_WIDTHS).intersection(*(pooling.readable_pools(table.pools) for table in embeddings))
     if not common:
         raise UsageError("the tables share no pooling: embed them again with the same --pool")
-    return tuple(name for name in pooling.BLOCKS if name in common)
+    return tuple(name for name in pooling.POOL_WIDTHS if name in common)
 
 
-def _spaces(features: np.ndarray, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Space]]:
+def _spaces(features: np.ndarray, asked: Sequence[PreparedTarget]) -> Iterator[tuple[PreparedTarget, FeatureSpace]]:
     """Targets with the same labelled rows share standardised, rotated features and neighbour lists."""
-    spaces: dict[bytes, Space] = {}
+    spaces: dict[bytes, FeatureSpace] = {}
     for one in asked:
-        same = b"|".join(rows.tobytes() for rows in one.learnt.rows.values())
+        same = b"|".join(rows.tobytes() for rows in one.fit_target.indices.values())
         if same not in spaces:
-            spaces[same] = prepare(features, one.learnt)
+            spaces[same] = feature_space(features, one.fit_target)
         yield one, spaces[same]
 
 
@@ -206,21 +205,21 @@ def _token_rows(cases: Cases, by_volume: bool, volumes: int) -> np.ndarray:
 
 
 def _attend(
-    folder: TokenFolder, view: str, frame: pd.DataFrame, asked: Sequence[Asked], smoothing: float, seed: int
-) -> list[Probed]:
+    folder: TokenFolder, view: str, frame: pd.DataFrame, asked: Sequence[PreparedTarget], smoothing: float, seed: int
+) -> list[ProbeFit]:
     """The attentive probe for every target; `frame` are the rows that are learnt from."""
     train = np.flatnonzero((frame["split"] == "train").to_numpy())
-    targets, hows = [one.learnt for one in asked], [one.how for one in asked]
+    targets, hows = [one.fit_target for one in asked], [one.selection for one in asked]
     return probe_training.attentive(folder, view, frame["volume_id"].tolist(), train, targets, hows, smoothing, seed)
 
 
-def _keep(row: Row, probed: Probed, one: Asked, result: ProbeResult) -> None:
+def _keep(row: ResultKey, probed: ProbeFit, one: PreparedTarget, result: ProbeResult) -> None:
     """Records predictions and the chosen setting, and says where a fit did not converge."""
-    result.predicted[row] = (one.measured, one.predictions(probed.predictions))
-    choice = {**vars(row), "setting": probed.setting, "by": one.how.by, "unconverged": probed.unconverged}
+    result.predicted[row] = (one.test_target, one.predictions(probed.predictions))
+    choice = {**vars(row), "setting": probed.setting, "by": one.selection.by, "unconverged": probed.unconverged}
     result.choices.append(choice)
     if probed.unconverged:
-        result.note(
+        result.add_note(
             f"{probed.unconverged} fit(s) of {row.name} ({row.probe}, {row.pool}) for {row.target} stopped before "
             "convergence"
         )

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from octjepa import keys
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.metrics.scores import Task
-from octjepa.probe.calibration import Probed, choose, class_weights, result
-from octjepa.probe.features import Choosing, Space
-from octjepa.probe.labels import Target
+from octjepa.probe.calibration import ProbeFit, calibrated_predictions, class_weights, select_setting
+from octjepa.probe.features import FeatureSpace, Selection
 from octjepa.probe.networks import MLP, AttentiveProbe, loss
+from octjepa.probe.targets import Target
 
 EPOCHS = 60
 PATIENCE = 8  # epochs without a better held-out loss
@@ -70,9 +70,9 @@ class _Fit:
         return np.exp(found) if self.target.classes else found * self.scale[1] + self.scale[0]
 
 
-def mlp(space: Space, target: Target, how: Choosing, smoothing: float = 0.0, seed: int = 0) -> Probed:
+def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 0.0, seed: int = 0) -> ProbeFit:
     """MLP on pooled features, one hidden layer of 64."""
-    rows = np.concatenate([target.rows[split] for split in ("train", "val", "test")])
+    rows = np.concatenate([target.indices[split] for split in ("train", "val", "test")])
     axes = space.train.shape[1]
     # A training volume has length one on average: back to features of about unit size, as layers expect them.
     table = np.concatenate([space.train, space.val, space.test]).astype(np.float32) * np.sqrt(np.float32(axes))
@@ -81,7 +81,7 @@ def mlp(space: Space, target: Target, how: Choosing, smoothing: float = 0.0, see
     def read(wanted: Int[np.ndarray, " n"]) -> Tensor:
         return torch.from_numpy(table[[place[int(row)] for row in wanted]])
 
-    order = np.sort(target.rows["train"])
+    order = np.sort(target.indices["train"])
     (probed,) = _learn(read, [target], [how], order, lambda task, n: MLP(axes, task, n), "mlp", smoothing, seed)
     return probed
 
@@ -92,10 +92,10 @@ def attentive(
     volume_ids: Sequence[str],
     train: Int[np.ndarray, " n"],
     targets: Sequence[Target],
-    hows: Sequence[Choosing],
+    hows: Sequence[Selection],
     smoothing: float = 0.0,
     seed: int = 0,
-) -> list[Probed]:
+) -> list[ProbeFit]:
     """The attentive probe for every target, in one pass over the tokens.
 
     `volume_ids` names the volume of each row of the table, `train` are all rows of the training split.
@@ -117,13 +117,13 @@ def attentive(
 def _learn(
     read: Read,
     targets: Sequence[Target],
-    hows: Sequence[Choosing],
+    hows: Sequence[Selection],
     order: Int[np.ndarray, " n"],
     build: Build,
     kind: str,
     smoothing: float,
     seed: int,
-) -> list[Probed]:
+) -> list[ProbeFit]:
     with torch.random.fork_rng(devices=[]):
         fits = [list(_fits(target, how, build, kind, seed)) for target, how in zip(targets, hows, strict=True)]
         flat = [fit for of_target in fits for fit in of_target]
@@ -136,34 +136,34 @@ def _learn(
     for target, how, of_target in zip(targets, hows, fits, strict=True):
         shift = np.zeros(max(1, len(target.classes)))
         if how.by == "val":
-            _, shift = choose(target, target.values["val"], [of_target[0].scores])
+            _, shift = select_setting(target, target.values["val"], [of_target[0].scores])
         elif how.by == "cv":
-            place = {int(row): number for number, row in enumerate(target.rows["train"])}
+            place = {int(row): number for number, row in enumerate(target.indices["train"])}
             held_out = np.zeros((len(place), len(shift)))
             for fit in of_target:
                 held_out[[place[int(row)] for row in fit.held]] = fit.scores
-            _, shift = choose(target, target.values["train"], [held_out])
+            _, shift = select_setting(target, target.values["train"], [held_out])
         for fit in of_target:
             fit.network.load_state_dict(fit.state)
         test = [
             np.mean([fit.said(features) for fit in of_target], axis=0)
-            for _, features in _batches(read, target.rows["test"])
+            for _, features in _batches(read, target.indices["test"])
         ]
         never = sum(fit.epoch == EPOCHS for fit in of_target)
         setting = float(np.mean([fit.epoch for fit in of_target]))
-        found.append(Probed(result(target, np.concatenate(test), shift), setting, never))
+        found.append(ProbeFit(calibrated_predictions(target, np.concatenate(test), shift), setting, never))
     return found
 
 
-def _fits(target: Target, how: Choosing, build: Build, kind: str, seed: int) -> Iterator[_Fit]:
+def _fits(target: Target, how: Selection, build: Build, kind: str, seed: int) -> Iterator[_Fit]:
     """A network for the whole training split, or one for each fold, which it never sees."""
-    train, truth = target.rows["train"], target.values["train"]
+    train, truth = target.indices["train"], target.values["train"]
     known = {
         int(row): float(value)
         for split in ("train", "val")
-        for row, value in zip(target.rows[split], target.values[split], strict=True)
+        for row, value in zip(target.indices[split], target.values[split], strict=True)
     }
-    held: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(len(train), bool), target.rows["val"])]
+    held: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(len(train), bool), target.indices["val"])]
     if how.by == "cv":
         held = [(how.folds != number, train[how.folds == number]) for number in np.unique(how.folds)]
     for number, (inside, out) in enumerate(held):

@@ -8,21 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.embed.alignment import Named, twin
+from octjepa.embed.alignment import NamedTables, untrained_name
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
-from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate, paired_difference
-from octjepa.metrics.findings import BASELINES, Told
-from octjepa.metrics.interval_scales import scale_of
+from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.findings import BASELINES, Findings
+from octjepa.metrics.intervals import scale_of
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
 from octjepa.probe.calibration import class_weights
-from octjepa.probe.labels import Target
+from octjepa.probe.targets import Target
 
 MACRO = "macro"
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultKey:
     """What was read (encoder or baseline), for which target, by which probe, from which pooling."""
 
     name: str
@@ -31,12 +32,12 @@ class Row:
     pool: str
 
 
-Predicted = dict[Row, tuple[Target, Predictions]]
-Estimates = dict[tuple[Row, str], Estimate]
+PredictionsByKey = dict[ResultKey, tuple[Target, Predictions]]
+Estimates = dict[tuple[ResultKey, str], Estimate]
 
 
 @dataclass
-class ProbeResult(Told):
+class ProbeResult(Findings):
     """What a probe run found; `payload` is what `octjepa probe` prints and the report draws.
 
     rows: a figure each; value, low and high are None where the figure or an honest interval does not exist; n counts
@@ -55,25 +56,25 @@ class ProbeResult(Told):
     confusions: list[dict[str, Any]] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
-    predicted: Predicted = field(default_factory=dict)
+    predicted: PredictionsByKey = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {name: value for name, value in vars(self).items() if name != "predicted"}
 
 
-def about_target(target: Target) -> dict[str, Any]:
+def describe_target(target: Target) -> dict[str, Any]:
     """Plain data on a target: task, counts by split and class, and the class weights that every probe uses."""
     found: dict[str, Any] = {"target": target.name, "task": target.task, "label_hash": target.label_hash}
     if not target.classes:
-        return found | {"counts": {split: len(target.rows[split]) for split in SPLITS}}
+        return found | {"counts": {split: len(target.indices[split]) for split in SPLITS}}
     counts = {split: np.bincount(target.values[split], minlength=len(target.classes)).tolist() for split in SPLITS}
     weights = class_weights(target.values["train"], len(target.classes))
     return found | {"classes": list(target.classes), "counts": counts, "class_weights": weights.round(6).tolist()}
 
 
-def measured(
-    predicted: Predicted,
+def estimate_metrics(
+    predicted: PredictionsByKey,
     people_of: Mapping[str, Sequence[str]],
     draws: Draws,
     metric_names: Sequence[str] | None,
@@ -103,7 +104,7 @@ def measured(
                 result.rows.append(_as_row(row, metric, estimate))
             lost = estimate.interval().undefined
             if metric == primary and lost:
-                result.note(
+                result.add_note(
                     f"{target.name}: {lost} of {len(estimate.samples)} resamples of {estimate.n_people} test people "
                     f"hold too few classes for {metric}; intervals cover the others"
                 )
@@ -113,23 +114,25 @@ def measured(
     return estimates
 
 
-def _tell_constant(row: Row, target: Target, predictions: Predictions, result: ProbeResult) -> None:
+def _tell_constant(row: ResultKey, target: Target, predictions: Predictions, result: ProbeResult) -> None:
     """The founding failure of this kind of work: an encoder of which one answer is read for everybody."""
-    said = np.unique(predictions.decided() if target.classes else predictions.scores[:, 0].round(9))
+    said = np.unique(predictions.predicted_classes() if target.classes else predictions.scores[:, 0].round(9))
     if len(said) == 1 and row.name not in BASELINES:
         answer = repr(target.classes[int(said[0])]) if target.classes else f"{said[0]:.4g}"
-        result.fault(
+        result.add_fault(
             "constant_predictor",
             f"{row.name} ({row.probe}, {row.pool}) says {answer} of every test case of {row.target}: a constant "
             "predictor",
         )
 
 
-def _as_row(row: Row, metric: str, estimate: Estimate) -> dict[str, Any]:
-    return {**vars(row), "metric": metric, **estimate.figure()}
+def _as_row(row: ResultKey, metric: str, estimate: Estimate) -> dict[str, Any]:
+    return {**vars(row), "metric": metric, **estimate.as_dict()}
 
 
-def minus(paired: Sequence[Mapping[str, Any]], named: Callable[[Mapping[str, Any]], str]) -> dict[str, Any]:
+def differences_by_name(
+    paired: Sequence[Mapping[str, Any]], named: Callable[[Mapping[str, Any]], str]
+) -> dict[str, Any]:
     """Paired differences as `inspect` says them: {value, low, high, n_people} by the name that `named` gives each."""
     return {
         named(pair): {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
@@ -146,22 +149,22 @@ def add_macro(
         return
     people = len({person for target in binary for person in people_of[target.name]})
     for row, metric in [key for key in estimates if key[0].target == binary[0].name and key[1] == "auroc"]:
-        parts = [estimates[Row(row.name, target.name, row.probe, row.pool), metric] for target in binary]
-        whole = Row(row.name, MACRO, row.probe, row.pool)
+        parts = [estimates[ResultKey(row.name, target.name, row.probe, row.pool), metric] for target in binary]
+        whole = ResultKey(row.name, MACRO, row.probe, row.pool)
         estimates[whole, metric] = mean_estimate(parts, people)
         result.rows.append(_as_row(whole, metric, estimates[whole, metric]))
 
 
-def compare(
-    targets: Sequence[Target], tables: Named, estimates: Estimates, result: ProbeResult, probe: str, pool: str
+def compare_with_untrained(
+    targets: Sequence[Target], tables: NamedTables, estimates: Estimates, result: ProbeResult, probe: str, pool: str
 ) -> None:
     """Every encoder row against its untrained twin; the one named beforehand becomes `paired`."""
     metrics = {target.name: PRIMARY_METRIC[target.task] for target in targets} | {MACRO: "auroc"}
-    twins = {name: twin(tables, index) for index, (name, _) in enumerate(tables)}
+    twins = {name: untrained_name(tables, index) for index, (name, _) in enumerate(tables)}
     for (row, metric), ours in estimates.items():
         if row.name not in twins or metric != metrics[row.target]:
             continue
-        reference = estimates[Row(twins[row.name], row.target, row.probe, row.pool), metric]
+        reference = estimates[ResultKey(twins[row.name], row.target, row.probe, row.pool), metric]
         paired = paired_difference(ours, reference)
         result.comparisons.append({**vars(row), "metric": metric, "reference": twins[row.name], **vars(paired)})
     names = {one["target"] for one in result.comparisons}

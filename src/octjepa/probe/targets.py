@@ -1,95 +1,224 @@
-"""Targets made ready for the probes: labels joined to cases, who chooses the settings, and what was lost on the way."""
+"""Which task a column of labels is: two classes, several, ordered ones, or a quantity; and whether it can be probed."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
 
-from octjepa.embed.alignment import Named
+from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
-from octjepa.metrics.scores import Predictions
-from octjepa.probe.aggregation import Cases, averaged, person_labels
-from octjepa.probe.features import Choosing, choosing
-from octjepa.probe.group_coverage import GROUPS, lost_groups
-from octjepa.probe.labels import LabelTable, Target, join
-from octjepa.probe.results import ProbeResult, about_target
+from octjepa.metrics.scores import Task
+from octjepa.probe.labels import MAX_CLASSES, LabelTable, numbers_of
+
+TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression")
+_FEW_NUMBERS = 10  # whole numbers up to so many are taken for classes
+# Pairs of which everyone knows the positive one; of any other pair a note says it.
+PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
+
+
+def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, ...], np.ndarray]:
+    """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
+    numbers = numbers_of(texts)
+    if numbers is None and task in ("auto", "regression"):
+        _refuse_a_broken_quantity(texts, target)
+    names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
+    classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
+    if task in ("auto", "classification"):
+        few = numbers is None or (len(classes) <= _FEW_NUMBERS and bool((numbers == np.round(numbers)).all()))
+        several = "multiclass" if few or task == "classification" else "regression"
+        task = "binary" if len(classes) <= 2 else several
+    if len(classes) < 2:
+        raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
+    if task == "regression":
+        if numbers is None:
+            raise UsageError(f"{target} holds text ({len(classes)} values), a regression needs numbers")
+        return "regression", (), numbers
+    if task == "ordinal" and (numbers is None or len(classes) < 3):
+        raise UsageError(
+            f"{target} holds {len(classes)} {'texts' if numbers is None else 'values'}: an ordinal task needs at least "
+            "3 grades written as numbers, for their order"
+        )
+    if task == "binary" and len(classes) != 2:
+        raise UsageError(f"{target} holds {len(classes)} values, a binary task needs 2; use --task multiclass")
+    if len(classes) > MAX_CLASSES:
+        raise UsageError(
+            f"{target} holds {len(classes)} values, at most {MAX_CLASSES} classes are probed: is it an id, or a "
+            "quantity (--task regression)?"
+        )
+    codes = {name: code for code, name in enumerate(classes)}
+    return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
+
+
+def _refuse_a_broken_quantity(texts: Sequence[str], target: str) -> None:
+    """Raises UsageError for many different numbers among which a few values are none: a slip, not names of classes."""
+    finite = [text for text in texts if numbers_of([text]) is not None]
+    if len(set(finite)) > _FEW_NUMBERS and 2 * len(finite) > len(texts):
+        raise UsageError(
+            f"{target}: {len(texts) - len(finite)} of {len(texts)} labelled volumes have a value that is no finite "
+            f"number, the others {len(set(finite))} different numbers: correct them or leave the cells empty (classes: "
+            "--task multiclass)"
+        )
+
+
+def non_numeric_notes(target: str, texts: Sequence[str]) -> list[str]:
+    """A note on texts that became classes beside numbers: often a sign for a missing label, such as "?"."""
+    strange = sorted({text for text in texts if numbers_of([text]) is None})
+    if not strange or len(strange) == len(set(texts)):
+        return []
+    shown = ", ".join(map(repr, strange[:5]))
+    return [f"{target}: {shown} beside numbers count as classes; leave such cells empty where no label is known"]
+
+
+def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
+    """Notes on classes that a split lacks; UsageError where the target cannot be learnt or measured without them."""
+    lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
+    counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
+    notes: list[str] = []
+    if lacking["train"]:
+        raise UsageError(f"{target}: split train has no volume of class {', '.join(lacking['train'])} ({counts})")
+    if len(classes) - len(lacking["test"]) < 2:
+        raise UsageError(f"{target}: split test has no volume of class {', '.join(lacking['test'])} ({counts})")
+    if lacking["test"]:
+        absent = ", ".join(lacking["test"])
+        notes.append(f"{target}: split test has no volume of class {absent}; means run over the classes it has")
+    if lacking["val"] and len(values["val"]):
+        absent = ", ".join(lacking["val"])
+        notes.append(f"{target}: split val has no volume of class {absent}; settings are chosen inside train")
+    return notes
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A target as it is learnt and as it is measured: the same, unless scores of volumes become scores of cases."""
+class Target:
+    """One target joined to a table of embeddings.
 
-    learnt: Target
-    measured: Target
-    how: Choosing
-    members: list[np.ndarray] | None
+    indices: positions of the labelled volumes in the table, by split. values: class codes (positions in `classes`) or
+    the quantity, in the same order. classes: empty for regression; in binary tasks the second is the positive one.
+    label_hash: of the test volumes and their labels; equal hashes allow two rows to be compared.
+    """
 
-    def predictions(self, said: Predictions) -> Predictions:
-        if self.members is None:
-            return said
-        cases = [self.members[row] for row in self.measured.rows["test"]]
-        return averaged(said, self.learnt.rows["test"], cases, self.measured.values["test"])
-
-
-def make_ready(
-    labels: LabelTable,
-    tables: Named,
-    merged: Named,
-    names: Sequence[str],
-    task: str,
-    cases: Cases | None,
-    level: str,
-    seed: int,
-    result: ProbeResult,
-) -> list[Asked]:
-    """Every target that can be probed; `cases` only where probes learn from volumes and are measured on cases."""
-    found: list[Asked] = []
-    volumes, frame = tables[0][1].frame, merged[0][1].frame
-    for name in names:
-        try:
-            of_cases, kind, notes = labels, task, list[str]()
-            if level == "person":
-                of_cases, kind, notes = person_labels(labels, volumes, name, task)
-            target = join(of_cases, frame, name, kind)
-            learnt = target
-            if cases is not None:
-                learnt = join(labels, volumes, name, kind)
-                if learnt.classes != target.classes:
-                    raise UsageError(
-                        f"{name}: volumes have the classes {', '.join(learnt.classes)}, people "
-                        f"{', '.join(target.classes)}: their scores cannot be averaged; use --several features"
-                    )
-        except UsageError as error:
-            if len(names) == 1:
-                raise
-            result.note(f"target {name} is left out: {error}")
-            continue
-        groups = GROUPS if level == "volume" else GROUPS[:1]  # cases of several devices are no device
-        for text in (*notes, *target.notes):
-            result.note(text)
-        for fault, text in lost_groups(frame, labels, target, groups):
-            result.fault(fault, text)
-        people = (frame if cases is None else volumes)["person_id"].to_numpy(dtype=str)
-        how = choosing(learnt, people, seed)
-        if how.by == "fixed":
-            result.note(f"{name}: too few people per class to choose settings; the middle of each grid is used")
-        result.targets.append(about_target(target))
-        found.append(Asked(learnt, target, how, None if cases is None else cases.members))
-    if not found:
-        raise UsageError(f"none of the {len(names)} targets can be probed:\n  " + "\n  ".join(result.notes))
-    return found
+    name: str
+    task: Task
+    indices: dict[str, Int[np.ndarray, " n"]]
+    values: dict[str, Int[np.ndarray, " n"] | Float[np.ndarray, " n"]]
+    classes: tuple[str, ...]
+    label_hash: str
+    notes: tuple[str, ...]
 
 
-def note_protocol(cases: Cases, result: ProbeResult) -> None:
-    about = cases.about
-    if about["volumes_in_no_split"]:
-        result.note(f"{about['volumes_in_no_split']} volumes are in no split and belong to no {about['level']}'s case")
-    if about["level"] == "person" and about["people_with_one_eye"]:
-        result.note(
-            f"{about['people_with_one_eye']} of {about['people']} people have one scanned eye only: their case is that "
-            "eye"
+def check_people(frame: pd.DataFrame) -> list[str]:
+    """Notes on scans that stand under two people of one split.
+
+    Raises UsageError if a person, or a scan under two names, is in more than one split, or a side is empty.
+    """
+    used = frame[frame["split"] != ""]
+    spread = used.groupby("person_id")["split"].nunique()
+    leaked = int((spread > 1).sum())
+    if leaked:
+        raise UsageError(
+            f"leak: {leaked} of {len(spread)} people have volumes in more than one split, so a test person was trained "
+            "on; split by person with octjepa split STORE and embed again"
         )
-    if about["level"] == "eye" and about["volumes_of_unknown_eye"]:
-        result.note(f"{about['volumes_of_unknown_eye']} volumes of unknown eye are each a case of their own")
+    copies = used[used["content_hash"] != ""].groupby("content_hash")
+    doubled = int((copies["split"].nunique() > 1).sum())
+    if doubled:
+        raise UsageError(
+            f"leak: the same pixels stand under two people in different splits, {doubled} time(s): one of them is a "
+            "duplicate; correct the ids, ingest and split again"
+        )
+    for split in ("train", "test"):
+        if split not in set(used["split"]):
+            raise UsageError(f"no volume is in split {split!r}; run octjepa split STORE and embed again")
+    twice = int((copies["person_id"].nunique() > 1).sum())
+    if not twice:
+        return []
+    return [f"the same pixels stand under two people in one split, {twice} time(s): intervals count them as two people"]
+
+
+def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto") -> Target:
+    """The labels of `target` for the volumes of `frame`, by person and eye.
+
+    Raises UsageError: no volume has a label, one class only, a class missing where it is needed, labels that do not
+    fit `task`.
+    """
+    if task not in TASKS:
+        raise UsageError(f"no task {task!r}: known are {', '.join(TASKS)}")
+    found = labels.values[target]
+    if not found:
+        raise UsageError(f"{labels.path}: {target} holds no label at all, every row is empty or NaN")
+    keys = list(zip(frame["person_id"], frame["eye"], strict=True))
+    labelled = np.array([key in found for key in keys])
+    notes: list[str] = []
+    if not labelled.any():
+        count = len(found if labels.by_eye else {person for person, _ in found})
+        raise UsageError(
+            f"{labels.path}: none of its {count} labels of {target} meets one of the {len(frame)} embedded "
+            f"volumes; person ids look like {_shape([person for person, _ in found])} there and "
+            f"{_shape(frame['person_id'])} here"
+        )
+    scanned = set(keys)
+    known_people = {person for person, _ in keys}
+    if labels.by_eye:
+        lost = sum(key not in scanned for key in found if key[1])
+        unit = "person-eye labels"
+    else:
+        lost = len({person for person, _ in found} - known_people)
+        unit = "people with a label"
+    if lost:
+        notes.append(f"{target}: {lost} {unit} have no embedded scan and are left out")
+    if not labelled.all():
+        without = len({person for (person, _), has in zip(keys, labelled, strict=True) if not has})
+        notes.append(
+            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({without} people) have no label and are "
+            "left out"
+        )
+    splits = frame["split"].to_numpy()
+    unsplit = int((labelled & (splits == "")).sum())
+    if unsplit:
+        notes.append(f"{target}: {unsplit} labelled volumes are in no split and are left out")
+    used = np.flatnonzero(labelled & (splits != ""))
+    texts = [found[keys[row]] for row in used]
+    kind, classes, values = task_of(texts, target, task)
+    rows = {split: used[splits[used] == split] for split in SPLITS}
+    by_split = {split: values[splits[used] == split] for split in SPLITS}
+    if classes:
+        notes += [*non_numeric_notes(target, texts), *check_classes(target, classes, by_split)]
+        if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
+            notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
+    elif min(len(by_split["train"]), len(by_split["test"])) < 2:
+        raise UsageError(
+            f"{target}: {len(by_split['train'])} training and {len(by_split['test'])} test volumes have a value, "
+            "a regression needs at least 2 of each"
+        )
+    volume_ids = frame["volume_id"].to_numpy()
+    said = [classes[int(value)] if classes else repr(float(value)) for value in by_split["test"]]
+    label_hash = _hash(target, [(str(volume_ids[row]), text) for row, text in zip(rows["test"], said, strict=True)])
+    return Target(target, kind, rows, by_split, classes, label_hash, tuple(notes))
+
+
+def test_set_hash(labels: LabelTable, frame: pd.DataFrame, target: str) -> str:
+    """Names the labelled test volumes of `target` and their labels, whatever counts as a case of them later."""
+    found = labels.values[target]
+    pairs = []
+    for person, eye, volume, split in zip(*(frame[c] for c in ("person_id", "eye", "volume_id", "split")), strict=True):
+        if split == "test" and (person, eye) in found:
+            numbers = numbers_of([found[person, eye]])
+            pairs.append((str(volume), found[person, eye] if numbers is None else repr(float(numbers[0]))))
+    return _hash(target, pairs)
+
+
+def _hash(target: str, pairs: Sequence[tuple[str, str]]) -> str:
+    told = [(target, ""), *sorted(pairs)]
+    return hashlib.sha256("\x1e".join("\x1f".join(pair) for pair in told).encode()).hexdigest()
+
+
+def _shape(ids: Sequence[str] | pd.Series) -> str:
+    """The form of the commonest id with its content hidden: "AIREADI-1001" -> "AAAAAAA-9999"."""
+    forms = [re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "9", str(text))) for text in ids]
+    return repr(max(sorted(set(forms)), key=forms.count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octjepa.metrics.findings import KINDS as KINDS
+from octjepa.metrics.findings import FAULT_KINDS as FAULT_KINDS
 from octjepa.report.cohort import Cohort
 from octjepa.report.gather import Contents
 from octjepa.store import Store

@@ -26,7 +26,7 @@ def findings(contents: Contents, cohort: Cohort | None, paired: Mapping[str, Any
 
 
 def _tuning(tuned: TuningContents) -> wording.Finding:
-    from octjepa.metrics.interval_scales import LOWER_IS_BETTER
+    from octjepa.metrics.intervals import LOWER_IS_BETTER
 
     first = next(iter(tuning.against_frozen(tuned.paired)), None)
     return wording.tuned(first, first is not None and first["metric"] in LOWER_IS_BETTER)

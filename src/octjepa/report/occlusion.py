@@ -75,12 +75,12 @@ def of_tuning(store: Store, path: Path) -> OcclusionPage | None:
 
     Raises OctjepaError: no tuned network, a store made otherwise, too much work for a page, damaged predictions.
     """
-    from octjepa.embed.embedding import refuse_another_contract
+    from octjepa.embed.embedding import require_same_contract
     from octjepa.tasks import occlusion
     from octjepa.tasks.finetune.predict import load_tuned
 
     tuned = load_tuned(path, _device())
-    refuse_another_contract(tuned.encoder, store, path)
+    require_same_contract(tuned.encoder, store, path)
     head = tuned.heads[0]
     cases = chosen_cases(_predictions(path / "predictions.parquet"), head.target, head.classes)
     if not cases:

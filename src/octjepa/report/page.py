@@ -24,7 +24,7 @@ from octjepa.report import occlusion, segmentation, tuning, wording
 from octjepa.report.card import card_of
 from octjepa.report.cohort import Cohort, cohort, run_flow
 from octjepa.report.every_file import Accepted, RefusedFor, accepted, refused
-from octjepa.report.faults import KINDS, faults
+from octjepa.report.faults import FAULT_KINDS, faults
 from octjepa.report.figures import curves, eyes, forest, mask_report, masks, tokens
 from octjepa.report.figures.eyes import EyePicture
 from octjepa.report.figures.forest import Difference, ForestGroup
@@ -135,7 +135,7 @@ def render(contents: Contents) -> str:
         duration=wording.duration,
         scrub=lambda text: wording.without_paths(str(text), contents.root),
         predictors=wording.PREDICTORS,
-        kinds=KINDS,
+        kinds=FAULT_KINDS,
         version=version("octjepa"),
     )
 

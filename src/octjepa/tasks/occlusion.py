@@ -32,7 +32,7 @@ from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import SelectedTokens
 from octjepa.errors import UsageError
-from octjepa.probe.calibration import shifted
+from octjepa.probe.calibration import apply_logit_shift
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.folder import Head
@@ -102,7 +102,7 @@ def support(head: Head, class_name: str | None) -> Change:
         scores = in_own_unit(said, head.classes, head.scale)
         if class_name is None:
             return scores[:, 0]
-        return shifted(scores, np.array(head.shift))[:, head.classes.index(class_name)]
+        return apply_logit_shift(scores, np.array(head.shift))[:, head.classes.index(class_name)]
 
     return lambda whole, rest: in_unit(whole[None]) - in_unit(rest)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from octjepa.checkpoint import load_encoder
-from octjepa.probe.calibration import class_weights, result, shares
-from octjepa.probe.features import Choosing
-from octjepa.probe.labels import Target
-from octjepa.probe.targets import Asked
+from octjepa.probe.aggregation import PreparedTarget
+from octjepa.probe.calibration import calibrated_predictions, class_shares, class_weights
+from octjepa.probe.features import Selection
+from octjepa.probe.targets import Target
 from octjepa.tasks.finetune.evaluation import predictions_of
 from octjepa.tasks.finetune.folder import Head
 from octjepa.tasks.finetune.network import TunedNetwork
@@ -19,7 +19,7 @@ from octjepa.tasks.finetune.scores import held_out
 from octjepa.tasks.finetune.tuning_data import Tuning
 
 TRUTH = np.array([0] * 90 + [1] * 10)
-NOBODY = Choosing("fixed", np.arange(0))
+NOBODY = Selection("fixed", np.arange(0))
 
 
 def target(val: np.ndarray, test: np.ndarray) -> Target:
@@ -34,12 +34,12 @@ def test_shares_are_counted_once_where_val_cannot_place_the_decision(weighted: b
     """A head that learnt the shares alone says them; brought back to these shares it must say them again."""
     learnt = target(val, TRUTH)
     weight = class_weights(TRUTH, 2) if weighted else np.ones(2)
-    of_loss = shares(learnt) * weight  # what the least loss says without a picture
+    of_loss = class_shares(learnt) * weight  # what the least loss says without a picture
     tuning = Tuning("binary", ("0", "1"), TRUTH.astype(float), torch.from_numpy(weight.astype(np.float32)), (0.0, 1.0))
     scores = np.tile(of_loss / of_loss.sum(), (100, 1))
-    one = Asked(learnt, learnt, NOBODY, None)
+    one = PreparedTarget(learnt, learnt, NOBODY, None)
     _, shift = held_out(one, tuning, scores[: len(val)])
-    said = result(learnt, scores, shift)
+    said = calibrated_predictions(learnt, scores, shift)
     assert said.scores[0] == pytest.approx([0.5, 0.5], abs=1e-6)
     assert said.calibrated[0] == pytest.approx([0.9, 0.1], abs=1e-6)
 
@@ -48,13 +48,15 @@ def test_a_case_of_several_scans_is_stated_as_it_was_measured(planted, source, m
     scores = np.array([[0.05, 0.95], [0.7, 0.3], [0.9, 0.1]])
     learnt = target(TRUTH[:0], np.array([1, 1, 1]))
     shift = np.array([0.3, -0.3])
-    case = Asked(learnt, target(TRUTH[:0], np.array([1])), NOBODY, [np.arange(0)] * 200 + [np.array([200, 201, 202])])
+    case = PreparedTarget(
+        learnt, target(TRUTH[:0], np.array([1])), NOBODY, [np.arange(0)] * 200 + [np.array([200, 201, 202])]
+    )
     measured = predictions_of(case, scores, shift)
     said = iter(torch.from_numpy(scores).log())
     encoder = load_encoder(source / "encoder.safetensors")
     network = TunedNetwork(encoder, [("binary", 2)])
     monkeypatch.setattr(network, "say_of", lambda volumes: [next(said)[None]])
-    head = Head("mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(shares(learnt).tolist()))
+    head = Head("mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(class_shares(learnt).tolist()))
     scan = planted.read(planted.table["volume_id"].iloc[0])
     answer = Tuned(encoder, network, [head]).predict(scan, scan, scan)["mark"]
     assert list(answer["calibrated"].values()) == pytest.approx(measured.calibrated[0].tolist(), abs=1e-12)

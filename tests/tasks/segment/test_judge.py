@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octjepa.metrics.bootstrap import Draws, paired_difference
-from octjepa.metrics.findings import Told
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.findings import Findings
 from octjepa.tasks.segment.evaluation import METRICS, Judged, Scores
 from octjepa.tasks.segment.fit import _tell_classes
 
@@ -39,10 +40,10 @@ def test_a_false_voxel_of_a_class_that_no_scan_holds_moves_no_mean_and_is_seen()
     means = [scores.estimates[name, "dice", "mean"] for name in ("none", "false")]
     assert [mean.value for mean in means] == pytest.approx([0.8, 0.8])
     assert np.allclose(means[0].samples, means[1].samples)
-    assert scores.estimates["false", "dice", "rare"].figure() == {
+    assert scores.estimates["false", "dice", "rare"].as_dict() == {
         "value": 0, "low": None, "high": None, "n": 8, "n_people": 0
     }  # fmt: skip
-    told = Told()
+    told = Findings()
     _tell_classes("net", row(FALSE, FALSE), ("common", "rare"), PEOPLE, told)
     assert (told.faults, told.notes) == (
         [], ["rare: no test scan holds it, so the means leave it out; net says it of 2 mm3"]
@@ -69,11 +70,11 @@ def test_a_class_of_few_people_has_no_interval_and_is_a_fault() -> None:
     some = row([4.0, 5.0, 5.0], [2.0, 5.0, 5.0])
     rare = scored(some=some).estimates["some", "dice", "rare"]
     assert (rare.n_people, rare.interval().low) == (2, None)
-    told = Told()
+    told = Findings()
     _tell_classes("net", some, ("common", "rare"), PEOPLE, told)
     assert [fault["kind"] for fault in told.faults] == ["rare_class"]
     assert told.faults[0]["what"].startswith("rare: 2 of 8 test people have it, fewer than the 6 that an interval")
-    alone = Told()
+    alone = Findings()
     _tell_classes("net", row([4.0, 5.0, 5.0], common=NOTHING), ("other", "rare"), PEOPLE, alone)
     assert alone.faults == []  # no other class is in the mean
     assert any("its rows have none" in text for text in alone.notes)

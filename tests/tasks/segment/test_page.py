@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from command_line import call
-from octjepa.metrics.findings import Told
+from octjepa.metrics.findings import Findings
 from octjepa.report import wording, write_report
 from octjepa.tasks.segment.bscans import fullest, typical_and_worst
 from octjepa.tasks.segment.evaluation import Judged
@@ -108,7 +108,7 @@ def test_a_class_that_is_never_said_though_it_is_there_is_a_fault() -> None:
     said_true = np.array([[5.0, 9, 9], [0, 0, 4], [0, 0, 0]])  # the second is missed, the third is not there
     nothing = np.zeros((3, 9))
     one = Judged(said_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
-    told = Told()
+    told = Findings()
     _tell_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
     assert told.faults == [
         {"kind": "class_never_said", "what": "small says fluid of no voxel of the test scans, which hold it"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from octjepa.checkpoint.encoder import TUNED
 from octjepa.checkpoint.folder import list_folders, update_of
-from octjepa.probe.results import minus
+from octjepa.probe.results import differences_by_name
 from octjepa.tasks.finetune.evaluation import TUNED as PROBE
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_settings
 from octjepa.tasks.finetune.run_folder import read_about, read_results
@@ -48,7 +48,9 @@ def describe(out: Path) -> dict[str, Any]:
 
 def _tuned_minus(paired: list[dict[str, Any]]) -> dict[str, Any]:
     several = len({pair["target"] for pair in paired}) > 1
-    return minus(paired, lambda pair: f"{pair['target']} {pair['against']}" if several else str(pair["against"]))
+    return differences_by_name(
+        paired, lambda pair: f"{pair['target']} {pair['against']}" if several else str(pair["against"])
+    )
 
 
 def _where(out: Path, settings: FinetuneRecipe) -> dict[str, Any]:

@@ -14,16 +14,23 @@ from threadpoolctl import threadpool_limits
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.table import Embeddings
 from octjepa.files import write_atomic
-from octjepa.metrics.bootstrap import Draws, paired_difference
-from octjepa.metrics.interval_scales import LOWER_IS_BETTER
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.intervals import LOWER_IS_BETTER
 from octjepa.metrics.scores import Predictions
-from octjepa.probe.aggregation import LEVELS, case_names
-from octjepa.probe.baselines import covariate_features, majority
-from octjepa.probe.calibration import Probed, result, shifted
-from octjepa.probe.features import prepare
-from octjepa.probe.linear_knn import linear
-from octjepa.probe.results import MACRO, Estimates, Predicted, ProbeResult, Row, add_macro, measured
-from octjepa.probe.targets import Asked
+from octjepa.probe.aggregation import LEVELS, PreparedTarget, case_names
+from octjepa.probe.calibration import ProbeFit, apply_logit_shift, calibrated_predictions
+from octjepa.probe.features import covariate_features, feature_space, majority_predictions
+from octjepa.probe.linear_knn import fit_linear
+from octjepa.probe.results import (
+    MACRO,
+    Estimates,
+    PredictionsByKey,
+    ProbeResult,
+    ResultKey,
+    add_macro,
+    estimate_metrics,
+)
 from octjepa.progress import bar
 from octjepa.tasks.finetune.network import POOL
 from octjepa.tasks.finetune.tuning_data import Cohort
@@ -37,10 +44,10 @@ Shifts = list[Float[np.ndarray, " _"]]
 
 
 def predictions_of(
-    one: Asked, scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]
+    one: PreparedTarget, scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]
 ) -> Predictions:
     """Scores of test volumes as predictions of test cases."""
-    return one.predictions(result(one.learnt, scores, shift))
+    return one.predictions(calibrated_predictions(one.fit_target, scores, shift))
 
 
 def judge(
@@ -56,14 +63,17 @@ def judge(
     `tuned`: row name -> test scores and decision shifts; the first is the network in question. `table`: the frozen
     encoder's embeddings of the cohort's volumes.
     """
-    predicted: Predicted = {}
+    predicted: PredictionsByKey = {}
     for name, (scores, shifts) in tuned.items():
         for one, said, shift in zip(cohort.asked, scores, shifts, strict=True):
-            predicted[Row(name, one.measured.name, TUNED, POOL)] = one.measured, predictions_of(one, said, shift)
+            predicted[ResultKey(name, one.test_target.name, TUNED, POOL)] = (
+                one.test_target,
+                predictions_of(one, said, shift),
+            )
     _frozen_beside(cohort, table, predicted, found)
     draws = Draws([person for some in cohort.people.values() for person in some], resamples, seed)
-    estimates = measured(predicted, cohort.people, draws, None, found)
-    targets = [one.measured for one in cohort.asked]
+    estimates = estimate_metrics(predicted, cohort.people, draws, None, found)
+    targets = [one.test_target for one in cohort.asked]
     add_macro(targets, estimates, cohort.people, found)
     metrics = dict(cohort.metrics)
     if any(row.target == MACRO for row, _ in estimates) and set(metrics.values()) == {"auroc"}:
@@ -74,29 +84,32 @@ def judge(
     ]
 
 
-def _frozen_beside(cohort: Cohort, table: Embeddings, predicted: Predicted, found: ProbeResult) -> None:
+def _frozen_beside(cohort: Cohort, table: Embeddings, predicted: PredictionsByKey, found: ProbeResult) -> None:
     """Frozen linear probes of the encoder, its untrained twin, grey levels and the covariates; the majority."""
 
-    def keep(row: Row, one: Asked, probed: Probed) -> None:
-        predicted[row] = one.measured, one.predictions(probed.predictions)
+    def keep(row: ResultKey, one: PreparedTarget, probed: ProbeFit) -> None:
+        predicted[row] = one.test_target, one.predictions(probed.predictions)
         found.choices.append(
-            {**vars(row), "setting": probed.setting, "by": one.how.by, "unconverged": probed.unconverged}
+            {**vars(row), "setting": probed.setting, "by": one.selection.by, "unconverged": probed.unconverged}
         )
 
     # One thread, as for the probes: the result then does not depend on the number of cores.
     with bar("beside", None, "fit") as shown, threadpool_limits(1):
         for name, pool, features in feature_sets([(cohort.name, table)], (POOL,)):
             for one in cohort.asked:
-                probed = linear(prepare(features, one.learnt), one.learnt, one.how)
-                keep(Row(name, one.measured.name, "linear", pool), one, probed)
+                probed = fit_linear(feature_space(features, one.fit_target), one.fit_target, one.selection)
+                keep(ResultKey(name, one.test_target.name, "linear", pool), one, probed)
                 shown.advance()
         for one in cohort.asked:
-            features, notes = covariate_features(cohort.frame, one.learnt)
+            features, notes = covariate_features(cohort.frame, one.fit_target)
             for text in notes:
-                found.note(text)
-            probed = linear(prepare(features, one.learnt), one.learnt, one.how)
-            keep(Row("covariates", one.measured.name, "linear", "none"), one, probed)
-            predicted[Row("majority", one.measured.name, "constant", "none")] = one.measured, majority(one.measured)
+                found.add_note(text)
+            probed = fit_linear(feature_space(features, one.fit_target), one.fit_target, one.selection)
+            keep(ResultKey("covariates", one.test_target.name, "linear", "none"), one, probed)
+            predicted[ResultKey("majority", one.test_target.name, "constant", "none")] = (
+                one.test_target,
+                majority_predictions(one.test_target),
+            )
 
 
 def _paired(name: str, target: str, metric: str, others: Sequence[str], estimates: Estimates) -> list[dict[str, Any]]:
@@ -104,14 +117,16 @@ def _paired(name: str, target: str, metric: str, others: Sequence[str], estimate
     other tuned networks."""
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
 
-    def value(row: Row) -> float:
+    def value(row: ResultKey) -> float:
         return float(np.nan_to_num(sign * estimates[row, metric].value, nan=-np.inf))
 
-    known = [row for row in (Row(n, target, probe, pool) for n, probe, pool in _BESIDE) if (row, metric) in estimates]
-    references = [("frozen", Row(name, target, "linear", POOL))]
+    known = [
+        row for row in (ResultKey(n, target, probe, pool) for n, probe, pool in _BESIDE) if (row, metric) in estimates
+    ]
+    references = [("frozen", ResultKey(name, target, "linear", POOL))]
     references += [("best_baseline", max(known, key=value))] if known else []
-    references += [("tuned_from_scratch", Row(other, target, TUNED, POOL)) for other in others]
-    ours, pairs = estimates[Row(name, target, TUNED, POOL), metric], []
+    references += [("tuned_from_scratch", ResultKey(other, target, TUNED, POOL)) for other in others]
+    ours, pairs = estimates[ResultKey(name, target, TUNED, POOL), metric], []
     for against, row in references:
         pair = paired_difference(ours, estimates[row, metric])
         reference = {"against": against, "reference": row.name, "reference_probe": row.probe}
@@ -129,7 +144,7 @@ def write_predictions(path: Path, cohort: Cohort, level: str, said: dict[str, tu
     rows: list[dict[str, Any]] = []
     for split, (scores, shifts) in said.items():
         for one, of_volumes, shift in zip(cohort.asked, scores, shifts, strict=True):
-            balanced = shifted(of_volumes, shift) if one.learnt.classes else of_volumes
+            balanced = apply_logit_shift(of_volumes, shift) if one.fit_target.classes else of_volumes
             for each in LEVELS:
                 rows += _at_level(cohort, one, split, each, level, balanced)
     frame = pd.DataFrame(rows)
@@ -137,13 +152,13 @@ def write_predictions(path: Path, cohort: Cohort, level: str, said: dict[str, tu
 
 
 def _at_level(
-    cohort: Cohort, one: Asked, split: str, each: str, level: str, balanced: Float[np.ndarray, "n classes"]
+    cohort: Cohort, one: PreparedTarget, split: str, each: str, level: str, balanced: Float[np.ndarray, "n classes"]
 ) -> list[dict[str, Any]]:
-    at, values = one.learnt.rows[split], one.learnt.values[split]
+    at, values = one.fit_target.indices[split], one.fit_target.values[split]
     names = np.array(case_names(cohort.frame, each), dtype=object)
     ruled: dict[str, float] = {}
     if each == level and one.members is not None:
-        cases = zip(one.measured.rows[split], one.measured.values[split], strict=True)
+        cases = zip(one.test_target.indices[split], one.test_target.values[split], strict=True)
         ruled = {names[one.members[case][0]]: value.item() for case, value in cases}
     rows = []
     for name in dict.fromkeys(names[at]):
@@ -152,16 +167,16 @@ def _at_level(
         truth = ruled.get(name, truths.pop() if len(truths) == 1 else None)
         rows.append(
             {
-                "level": each, "target": one.measured.name, "split": split, "person_id": first["person_id"],
+                "level": each, "target": one.test_target.name, "split": split, "person_id": first["person_id"],
                 "eye": "" if each == "person" else first["eye"],
                 "volume_id": first["volume_id"] if each == "volume" else "", "volumes": int(here.sum()),
                 "truth": "" if truth is None else _word(one, truth),
-                "said": _word(one, int(mean.argmax()) if one.learnt.classes else float(mean[0])),
-                "classes": list(one.learnt.classes), "scores": mean.tolist(),
+                "said": _word(one, int(mean.argmax()) if one.fit_target.classes else float(mean[0])),
+                "classes": list(one.fit_target.classes), "scores": mean.tolist(),
             }
         )  # fmt: skip
     return rows
 
 
-def _word(one: Asked, value: float | int) -> str:
-    return one.learnt.classes[int(value)] if one.learnt.classes else repr(float(value))
+def _word(one: PreparedTarget, value: float | int) -> str:
+    return one.fit_target.classes[int(value)] if one.fit_target.classes else repr(float(value))

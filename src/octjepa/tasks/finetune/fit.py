@@ -19,7 +19,7 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
-from octjepa.embed.embedding import embed_store, refuse_another_contract
+from octjepa.embed.embedding import embed_store, require_same_contract
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
@@ -82,14 +82,14 @@ def _finetune(
             f"batch {settings.batch} cannot be dealt evenly over {runtime.world_size} processes: change either"
         )
     encoder = load_encoder(checkpoint).to(runtime.device)
-    refuse_another_contract(encoder, store, checkpoint)
+    require_same_contract(encoder, store, checkpoint)
     frozen = weights_hash(encoder)
-    looks = ledger_folder or test_set_ledger.beside(labels)
+    looks = ledger_folder or test_set_ledger.default_folder(labels)
     found = ProbeResult()
     held: list[Cohort] = []
 
     def prepare() -> None:
-        test_set_ledger.ready(looks)
+        test_set_ledger.check_writable(looks)
         held.append(choose_cohort(settings, encoder, checkpoint, store, labels, targets, found))
         open_folder(out, settings, encoder, frozen, store, held[0], runtime)
 
@@ -102,7 +102,7 @@ def _finetune(
             arms.append(_tune(SCRATCH, untrained, out / "scratch", settings, cohort, store, runtime, found))
         table = _frozen(checkpoint, store, out / _FROZEN, frozen, cohort, runtime)
         runtime.run_on_rank_zero(
-            lambda: test_set_ledger.count_looks(looks, COMMAND, cohort.test_sets, _measured(cohort, arms, table), found)
+            lambda: test_set_ledger.record_uses(looks, COMMAND, cohort.test_sets, _measured(cohort, arms, table), found)
         )
         test = {one.name: (read_scores(one.network, cohort, store, "test", runtime), one.shifts) for one in arms}
         told: list[dict[str, Any]] = []
@@ -152,9 +152,9 @@ def _tune(
     by = "val" if progress.best_update else "last"
     found.choices.append({"name": name, "probe": TUNED, "pool": POOL, "update": kept, "of": progress.update, "by": by})
     if runtime.rank == 0 and not progress.best_update:
-        found.note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
+        found.add_note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and progress.skipped:
-        found.note(f"{name}: {progress.skipped} updates without a finite gradient were skipped")
+        found.add_note(f"{name}: {progress.skipped} updates without a finite gradient were skipped")
     saved: list[Path] = []
     runtime.run_on_rank_zero(
         lambda: saved.append(save_tuned(folder / TUNED_FOLDER, network, settings, cohort, shifts, kept))

@@ -23,7 +23,7 @@ from octjepa.checkpoint.state import MODEL_FILE
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError
 from octjepa.metrics.scores import Task
-from octjepa.probe.calibration import shares
+from octjepa.probe.calibration import class_shares
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.tuning_data import Cohort
@@ -63,7 +63,7 @@ class Head:
     classes: tuple[str, ...]
     scale: tuple[float, float]
     shift: tuple[float, ...]
-    shares: tuple[float, ...]
+    class_shares: tuple[float, ...]
 
 
 def weights_of(network: TunedNetwork) -> dict[str, Tensor]:
@@ -127,8 +127,8 @@ def save_tuned(
     heads = {name: value for name, value in state.items() if not _of_encoder(name)}
     knows = [
         Head(
-            one.learnt.name, tuning.task, tuning.classes, tuning.scale, tuple(shift.tolist()),
-            tuple(shares(one.learnt).tolist()) if tuning.classes else (),
+            one.fit_target.name, tuning.task, tuning.classes, tuning.scale, tuple(shift.tolist()),
+            tuple(class_shares(one.fit_target).tolist()) if tuning.classes else (),
         )
         for one, tuning, shift in zip(cohort.asked, cohort.tunings, shifts, strict=True)
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import place_of
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.ingest import read_volume
-from octjepa.probe.calibration import at_shares, shifted
+from octjepa.probe.calibration import apply_logit_shift, at_class_shares
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.folder import HEAD_FILE, Head, fill
 from octjepa.tasks.finetune.network import TunedNetwork
@@ -60,9 +60,9 @@ def _answer(head: Head, said: np.ndarray) -> dict[str, Any]:
     scores = in_own_unit(said, head.classes, head.scale)
     if not head.classes:
         return {"value": float(scores.mean())}
-    of_scans = shifted(scores, np.array(head.shift))
+    of_scans = apply_logit_shift(scores, np.array(head.shift))
     # Averaged last, as the test's figures were measured (`protocol.averaged`).
-    balanced, calibrated = (part.mean(axis=0) for part in (of_scans, at_shares(of_scans, np.array(head.shares))))
+    balanced, calibrated = (part.mean(axis=0) for part in (of_scans, at_class_shares(of_scans, np.array(head.shares))))
     found = {
         name: dict(zip(head.classes, values.tolist(), strict=True))
         for name, values in (("balanced", balanced), ("calibrated", calibrated))

@@ -95,7 +95,7 @@ def open_folder(
         "name": settings.name,
         "encoder": encoder.name,
         "targets": [
-            {"target": one.measured.name, "task": one.measured.task, "classes": list(one.measured.classes)}
+            {"target": one.test_target.name, "task": one.test_target.task, "classes": list(one.test_target.classes)}
             for one in cohort.asked
         ],
         "level": settings.level,
@@ -116,7 +116,7 @@ def _labels_hash(cohort: Cohort) -> str:
     """Of the targets, their classes and every label that was joined."""
     digest = hashlib.sha256()
     for one, tuning in zip(cohort.asked, cohort.tunings, strict=True):
-        digest.update("\x1f".join([one.measured.name, one.measured.label_hash, *tuning.classes]).encode())
+        digest.update("\x1f".join([one.test_target.name, one.test_target.label_hash, *tuning.classes]).encode())
         digest.update(tuning.truth.tobytes())
     return digest.hexdigest()
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
-from octjepa.probe.calibration import choose, class_weights, shares, shifted
-from octjepa.probe.targets import Asked
+from octjepa.probe.aggregation import PreparedTarget
+from octjepa.probe.calibration import apply_logit_shift, class_shares, class_weights, select_setting
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
 from octjepa.tasks.finetune.network import TunedNetwork
@@ -66,7 +66,7 @@ def read_scores(
     )  # fmt: skip
     parts = np.split(said, np.cumsum(widths)[:-1], axis=1)
     return [
-        in_own_unit(part[np.searchsorted(rows, one.learnt.rows[split])], tuning.classes, tuning.scale)
+        in_own_unit(part[np.searchsorted(rows, one.fit_target.indices[split])], tuning.classes, tuning.scale)
         for part, one, tuning in zip(parts, cohort.asked, cohort.tunings, strict=True)
     ]
 
@@ -79,31 +79,31 @@ def in_own_unit(
 
 
 def held_out(
-    one: Asked, tuning: Tuning, scores: Float[np.ndarray, "n classes"]
+    one: PreparedTarget, tuning: Tuning, scores: Float[np.ndarray, "n classes"]
 ) -> tuple[float | None, Float[np.ndarray, " classes"]]:
     """(loss on the validation volumes, shift of the class logits that balances the decision), as the probes have them.
 
     Log loss in which every class weighs the same, squared error in training standard deviations; None where nobody of
     val has a label. Where val lacks a class the shift is that of training.
     """
-    truth, classes = one.learnt.values["val"], len(tuning.classes)
+    truth, classes = one.fit_target.values["val"], len(tuning.classes)
     if not classes:
         loss = float(np.mean(((truth - scores[:, 0]) / tuning.scale[1]) ** 2)) if len(truth) else None
         return loss, np.zeros(1)
     if not len(truth):
         return None, _of_training(one, tuning)
     whole = len(np.unique(truth)) == classes
-    shift = choose(one.learnt, truth, [scores])[1] if whole else _of_training(one, tuning)
+    shift = select_setting(one.fit_target, truth, [scores])[1] if whole else _of_training(one, tuning)
     weight = class_weights(truth, classes)[truth]
-    right = np.clip(shifted(scores, shift)[np.arange(len(truth)), truth], 1e-12, 1)
+    right = np.clip(apply_logit_shift(scores, shift)[np.arange(len(truth)), truth], 1e-12, 1)
     return float(-weight @ np.log(right) / weight.sum()), shift
 
 
-def _of_training(one: Asked, tuning: Tuning) -> Float[np.ndarray, " classes"]:
+def _of_training(one: PreparedTarget, tuning: Tuning) -> Float[np.ndarray, " classes"]:
     """The shift that takes out how much each class weighed in training: none where inverse frequency balanced them.
 
     Without it the shares of training would be counted twice, once by the loss and once by calibration.
     """
     assert tuning.weight is not None  # classes have one
-    logs: np.ndarray = np.log(shares(one.learnt) * tuning.weight.double().numpy())
+    logs: np.ndarray = np.log(class_shares(one.fit_target) * tuning.weight.double().numpy())
     return logs.mean() - logs

@@ -8,7 +8,7 @@ from typing import Any
 from octjepa.checkpoint.folder import read_manifest
 from octjepa.errors import OctjepaError
 from octjepa.files import read_json_object
-from octjepa.probe.results import minus
+from octjepa.probe.results import differences_by_name
 from octjepa.tasks.segment.folder import RESULTS, find_head
 from octjepa.tasks.segment.recipe import RECIPES
 
@@ -37,7 +37,7 @@ def describe(out: Path) -> dict[str, Any]:
     if not found["finished"]:
         return found | {"notes": [f"its figures are not there ({RESULTS}): remove the folder and make the head anew"]}
     results = _read(out / RESULTS)
-    of_dice = minus(results["paired"], lambda pair: str(pair["reference"]))
+    of_dice = differences_by_name(results["paired"], lambda pair: str(pair["reference"]))
     faults = [fault["what"] for fault in results.get("faults", ())]
     return found | {"faults": faults, "metrics": results["metrics"], "dice_minus": of_dice, "notes": results["notes"]}
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.interval_scales import Scale
+from octjepa.metrics.intervals import Scale
 from octjepa.tasks.segment.counts import counted, dice
 from octjepa.tasks.segment.decoder import monai
 from octjepa.tasks.segment.label_files import UNSEEN
@@ -127,7 +127,7 @@ class Scores:
         """{name, metric, class, value, low, high, n, n_people, undefined}; None where a figure does not exist."""
         return [
             {
-                "name": name, "metric": metric, "class": label, **estimate.figure(),
+                "name": name, "metric": metric, "class": label, **estimate.as_dict(),
                 "undefined": estimate.interval().undefined,
             }
             for (name, metric, label), estimate in self.estimates.items()

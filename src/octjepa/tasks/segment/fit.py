@@ -20,14 +20,16 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.location import place_of
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
-from octjepa.embed.embedding import refuse_another_contract
-from octjepa.embed.leakage import leaked_people, trained_from
+from octjepa.embed.embedding import require_same_contract
+from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
 from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.metrics import test_set_ledger
-from octjepa.metrics.bootstrap import LEAST_PEOPLE, Draws, paired_difference
-from octjepa.metrics.findings import Told
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.intervals import MIN_PEOPLE
 from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.store import CanonicalVolume, Store
@@ -70,28 +72,28 @@ def segment_store(
     encoder = load_encoder(checkpoint).to(device)
     if encoder.name in _BESIDE:
         raise UsageError(f"the recipe of {checkpoint} is called {encoder.name}, as a row beside it: rename the recipe")
-    refuse_another_contract(encoder, store, checkpoint)
+    require_same_contract(encoder, store, checkpoint)
     if encoder.recipe.tokens.patch_size[2] % settings.columns:
         raise UsageError(
             f"columns: {settings.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
         )
     cohort = LabelledVolumes(store, labels, encoder.recipe, classes)
     labelled = store.table[store.table["volume_id"].isin(cohort.stored)]
-    leaked = leaked_people(labelled, trained_from(encoder.trained_on, place_of(checkpoint)))
+    leaked = count_leaked_people(labelled, training_volumes_of_ids(encoder.trained_on, place_of(checkpoint)))
     if leaked:
         raise UsageError(
             f"the encoder of {checkpoint} was pretrained on {leaked} labelled people of val or test: split the store "
             "as for pretraining, or take another encoder"
         )
-    looks = ledger_folder or test_set_ledger.beside(labels)
-    test_set_ledger.ready(looks)
+    looks = ledger_folder or test_set_ledger.default_folder(labels)
+    test_set_ledger.check_writable(looks)
     count = len(cohort.classes) + 1
     prior = Prior.of((read()[1] for read in cohort.readers("train")), count, settings.columns)
     untrained = encoder.untrained().to(device)
     heads, chosen = _make(settings, encoder, untrained, cohort, prior)
-    found, name = Told(notes=cohort.notes), ", ".join(cohort.classes)
+    found, name = Findings(notes=cohort.notes), ", ".join(cohort.classes)
     measured = [f"{science_hash(settings)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_BESIDE[1:])]
-    test_set_ledger.count_looks(looks, COMMAND, {name: cohort.test_set()}, {name: measured}, found)
+    test_set_ledger.record_uses(looks, COMMAND, {name: cohort.test_set()}, {name: measured}, found)
     say = {**{name: head.scores for name, head in heads.items()}, "place_prior": _blind(prior)}
     scores, judged, abouts = _judge(say, cohort, settings)
     ours = judged[encoder.name]
@@ -180,7 +182,7 @@ def _judge(
 
 
 def _tell_classes(
-    name: str, judged: Sequence[Judged], classes: Sequence[str], people: Sequence[str], found: Told
+    name: str, judged: Sequence[Judged], classes: Sequence[str], people: Sequence[str], found: Findings
 ) -> None:
     """Classes that the test scans hold and nobody finds, that too few people have, and that no test scan holds."""
     counts = np.stack([one.counts for one in judged])
@@ -188,21 +190,21 @@ def _tell_classes(
     for place, label in enumerate(classes):
         said_mm3, few = float(counts[:, place, 1].sum()), people_with(people, counts[:, [place], 2])
         if not held[place]:
-            found.note(
+            found.add_note(
                 f"{label}: no test scan holds it, so the means leave it out; {name} says it of {said_mm3:.3g} mm3"
             )
             continue
         if not said_mm3:
-            found.fault("class_never_said", f"{name} says {label} of no voxel of the test scans, which hold it")
-        if few < LEAST_PEOPLE <= everybody:
+            found.add_fault("class_never_said", f"{name} says {label} of no voxel of the test scans, which hold it")
+        if few < MIN_PEOPLE <= everybody:
             text = (
-                f"{label}: {few} of {everybody} test people have it, fewer than the {LEAST_PEOPLE} that an interval "
+                f"{label}: {few} of {everybody} test people have it, fewer than the {MIN_PEOPLE} that an interval "
                 "needs: its rows have none"
             )
             if held.sum() == 1:
-                found.note(text)
+                found.add_note(text)
             else:
-                found.fault("rare_class", f"{text}, and that of the means hangs on whether these people are drawn")
+                found.add_fault("rare_class", f"{text}, and that of the means hangs on whether these people are drawn")
 
 
 def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:

@@ -8,23 +8,27 @@ not the one it was chosen for, and that is told for every pair of sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from octjepa.metrics.bootstrap import LEAST_PEOPLE, Draws
+from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.intervals import LOWER_IS_BETTER, METRIC_SCALE, MIN_PEOPLE, scale_of
 from octjepa.metrics.scores import Figures, Predictions, Weights, measure
-from octjepa.metrics.thresholds import carried, threshold_at_specificity
-from octjepa.probe.labels import Target
+from octjepa.metrics.thresholds import threshold_at_specificity, threshold_scores
+from octjepa.probe.labels import LabelTable
+from octjepa.probe.targets import Target
 
 Fit = Callable[[Target], Predictions]
 _Figure = Callable[[Weights], Figures]
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeaveOneGroupOut:
     """What a group's own labels are worth on its own test people.
 
     rows: {group, with_it, without_it, drop, low, high, n, n_people}. mean_drop: {drop, low, high, groups} over these,
@@ -36,7 +40,7 @@ class LeftOut:
     left_out: dict[str, str]
 
 
-def leave_one_out(
+def leave_one_group_out(
     metric: str,
     target: Target,
     groups: np.ndarray,
@@ -44,7 +48,7 @@ def leave_one_out(
     full: Predictions,
     fit: Fit,
     draws: Draws,
-) -> LeftOut:
+) -> LeaveOneGroupOut:
     """`metric` within each group with and without the group's own labels.
 
     groups, person_ids: of every row of the embedding table. full: what the probe that knew all groups says of the test
@@ -53,7 +57,7 @@ def leave_one_out(
     """
     rows, reasons = [], {}
     drops: list[_Figure] = []
-    test = target.rows["test"]
+    test = target.indices["test"]
     for group in np.unique(groups[test]).tolist():
         here = groups[test] == group
         held = _held_out(target, groups, group)
@@ -96,26 +100,26 @@ def leave_one_out(
         )
         interval = found.interval()
         mean = {"drop": found.value, "low": interval.low, "high": interval.high, "groups": len(drops)}
-    return LeftOut(rows, mean, reasons)
+    return LeaveOneGroupOut(rows, mean, reasons)
 
 
 def _held_out(target: Target, groups: np.ndarray, group: str) -> Target:
     """`target` trained and chosen on the other groups, tested on this one."""
     kept = {
         split: (groups[rows] == group) if split == "test" else (groups[rows] != group)
-        for split, rows in target.rows.items()
+        for split, rows in target.indices.items()
     }
     return replace(
         target,
-        rows={split: target.rows[split][which] for split, which in kept.items()},
+        indices={split: target.indices[split][which] for split, which in kept.items()},
         values={split: target.values[split][which] for split, which in kept.items()},
     )
 
 
 def _unfit(target: Target, held: Target, person_ids: np.ndarray) -> str:
-    people = len(set(person_ids[held.rows["test"]].tolist()))
-    if people < LEAST_PEOPLE:
-        return f"{people} test people, at least {LEAST_PEOPLE} are needed"
+    people = len(set(person_ids[held.indices["test"]].tolist()))
+    if people < MIN_PEOPLE:
+        return f"{people} test people, at least {MIN_PEOPLE} are needed"
     if target.classes:
         codes = set(np.unique(target.values["test"]).tolist())
         if codes - set(np.unique(held.values["test"]).tolist()):
@@ -127,7 +131,7 @@ def _unfit(target: Target, held: Target, person_ids: np.ndarray) -> str:
     return ""
 
 
-def carry_thresholds(
+def transfer_thresholds(
     target: Target,
     sites: np.ndarray,
     person_ids: np.ndarray,
@@ -144,7 +148,7 @@ def carry_thresholds(
     not judged.
     """
     rows = []
-    val, test = target.rows["val"], target.rows["test"]
+    val, test = target.indices["val"], target.indices["test"]
     val_positive, test_positive = target.values["val"] == 1, target.values["test"] == 1
     for source in np.unique(sites[val]).tolist():
         chosen_on = sites[val] == source
@@ -154,9 +158,9 @@ def carry_thresholds(
         for place in np.unique(sites[test]).tolist():
             here = sites[test] == place
             people = person_ids[test[here]].tolist()
-            if len(set(people)) < LEAST_PEOPLE:
+            if len(set(people)) < MIN_PEOPLE:
                 continue
-            found = carried(threshold, test_positive[here], test_score[here], draws, people, "")
+            found = threshold_scores(threshold, test_positive[here], test_score[here], draws, people, "")
             row: dict[str, Any] = {"chosen_at": source or "unknown", "used_at": place or "unknown"}
             row["threshold"] = threshold
             for name, estimate in (("sensitivity", found.sensitivity), ("specificity", found.specificity)):
@@ -165,3 +169,104 @@ def carry_thresholds(
                 row |= {name: value, f"{name}_low": interval.low, f"{name}_high": interval.high}
             rows.append(row | {"n": int(here.sum()), "n_people": len(set(people))})
     return rows
+
+
+@dataclass(frozen=True)
+class SubgroupScores:
+    """groups: an estimate per group that can be measured. scaled: the equity-scaled figure over these, or None.
+
+    left_out: group -> why it cannot be measured.
+    """
+
+    groups: dict[str, Estimate]
+    scaled: Estimate | None
+    left_out: dict[str, str]
+
+
+def subgroup_scores(
+    metric: str, predictions: Predictions, groups: np.ndarray, draws: Draws, person_ids: list[str], label_hash: str
+) -> SubgroupScores:
+    """`metric` within every group of test volumes ("" is a group of its own, "unknown").
+
+    scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
+    better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
+    unequal it is would make unequal groups look better. It is resampled jointly; a resample in which a group has no
+    figure is undefined.
+    """
+    names = np.array([str(group) or "unknown" for group in groups])
+    people = np.array(person_ids)
+    found: dict[str, Estimate] = {}
+    left_out: dict[str, str] = {}
+    parts: list[_Figure] = []
+    for name in np.unique(names).tolist():
+        inside = names == name
+        count = len(set(people[inside].tolist()))
+        missing = len(np.unique(predictions.truth)) - len(np.unique(predictions.truth[inside]))
+        if count < MIN_PEOPLE:
+            left_out[name] = f"{count} test people, at least {MIN_PEOPLE} are needed"
+            continue
+        if missing and predictions.scores.shape[1] > 1:
+            left_out[name] = f"{missing} of the classes are missing among its {count} test people"
+            continue
+        cut = Predictions(predictions.truth[inside], predictions.scores[inside], predictions.calibrated[inside])
+
+        def figure(weights: Weights, cut: Predictions = cut) -> Figures:
+            return measure(metric, cut, weights)
+
+        estimate = draws.estimate(
+            figure, people[inside].tolist(), f"{label_hash}\x1f{name}", scale=scale_of(metric, cut.scores)
+        )
+        found[name] = estimate
+
+        def part(weights: Weights, inside: np.ndarray = inside, figure: _Figure = figure) -> Figures:
+            return figure(weights[inside])
+
+        parts.append(part)
+    scaled = None
+    if len(found) > 1 and METRIC_SCALE[metric] == "share" and metric not in LOWER_IS_BETTER:
+
+        def equity(weights: Weights) -> Figures:
+            overall = measure(metric, predictions, weights)
+            return overall / (1 + sum(np.abs(overall - part(weights)) for part in parts))
+
+        scaled = draws.estimate(equity, person_ids, label_hash)
+    return SubgroupScores(found, scaled, left_out)
+
+
+GROUP_COLUMNS = ("clinical_site", "device")
+
+
+LOST, ONE_SIDED = "lost_group", "one_sided_group"
+
+
+def coverage_faults(
+    frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str] = GROUP_COLUMNS
+) -> Iterator[tuple[str, str]]:
+    """Faults (kind, text): groups without a labelled scan, sites without any scan, groups on one side of the split.
+
+    `frame` are the scans or cases that the rows of `target` count.
+    """
+    for kind, text in _lost(frame, labels, target, groups):
+        yield kind, f"{target.name}: {text}"
+
+
+def _lost(frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str]) -> Iterator[tuple[str, str]]:
+    used = np.concatenate(list(target.indices.values()))
+    for column in groups:
+        names = frame[column]
+        kept = set(names.iloc[used])
+        for name, count in sorted(Counter(names).items()):
+            if name and name not in kept:
+                yield LOST, f"{column} {name} is lost: none of its {count} scans or cases has a label and a split"
+        sides = {split: set(names.iloc[target.indices[split]]) - {""} for split in ("train", "test")}
+        for name in sorted(sides["test"] - sides["train"]):
+            yield ONE_SIDED, f"{column} {name} is tested and has nothing to train on"
+        for name in sorted(sides["train"] - sides["test"]):
+            yield ONE_SIDED, f"{column} {name} is trained on and never tested: the figures do not speak of it"
+    scanned = set(frame["person_id"])
+    labelled = {person for person, _ in labels.values[target.name]}
+    by_site = Counter(labels.sites.get(person, "") for person in labelled)
+    here = Counter(labels.sites.get(person, "") for person in labelled & scanned)
+    for site, count in sorted(by_site.items()):
+        if site and not here[site]:
+            yield LOST, f"site {site} is lost: none of its {count} people with a label has an embedded scan"
