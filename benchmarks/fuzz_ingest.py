@@ -139,7 +139,7 @@ def _pitches(said: dict[str, list[list[str]]]) -> list[float]:
 
 def _spoken_mm(said: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[list[float], list[float], list[float]]:
     """Values that the file names for slice, row and column."""
-    from octjepa.ingest.protocols import known_spacing
+    from octjepa.ingest.protocols import protocol_spacing
 
     pairs = [_numbers(said, "PixelSpacing", place) for place in (0, 1)]
     slices = [*_numbers(said, "SliceThickness", 0), *_numbers(said, "SpacingBetweenSlices", 0), *_pitches(said)]
@@ -147,7 +147,7 @@ def _spoken_mm(said: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[lis
     if {"spacing_swapped", "axes_transposed"} & set(volume.notes):
         rows, columns = [*rows, *columns], [*columns, *rows]
     if "protocol" in volume.provenance.values():
-        known = known_spacing(volume.device, f"{volume.protocol} {volume.region}".lower(), volume.shape)
+        known = protocol_spacing(volume.device, f"{volume.protocol} {volume.region}".lower(), volume.shape)
         if known is not None:
             slices, rows, columns = (
                 [*slices, known.slice_mm or 0],

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
 from octjepa.files import read_json_object
-from octjepa.remote import fetched, info, is_remote
+from octjepa.remote import info, is_remote, local_copy
 from octjepa.remote.address import parse
 
 if TYPE_CHECKING:
-    from octjepa.ingest.reader import AskedSpacing
+    from octjepa.ingest.reader import SpacingOption
 
 _ANEW = "restore it from a copy, or start the run anew with another --out"
 _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 
-def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = False) -> dict[str, Any]:
+def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = False) -> dict[str, Any]:
     """`kind` and what that kind knows of itself.
 
     Kinds: volume, rejected, source, store, run (of pretraining), fine-tuning, segmentation (a head), checkpoint.
@@ -77,13 +77,13 @@ def describe(path: str | Path, spacing_mm: AskedSpacing = None, verify: bool = F
 
 def _personal(path: Path) -> dict[str, str]:
     """{field: "name, masked"} of the personal data that a scan's file holds; the values stay in the file."""
-    from octjepa.ingest.audit import personal_in
-    from octjepa.ingest.personal_data import KIND_OF
+    from octjepa.ingest.audit import personal_fields_in_file
+    from octjepa.ingest.personal_data import FIELD_KINDS
 
-    return {field: f"{KIND_OF.get(field, 'other')}, masked" for field in personal_in(path)}
+    return {field: f"{FIELD_KINDS.get(field, 'other')}, masked" for field in personal_fields_in_file(path)}
 
 
-def _describe_remote(url: str, spacing_mm: AskedSpacing, verify: bool) -> dict[str, Any]:
+def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[str, Any]:
     from octjepa.checkpoint.location import holds
     from octjepa.ingest import describe_file
 
@@ -92,7 +92,7 @@ def _describe_remote(url: str, spacing_mm: AskedSpacing, verify: bool) -> dict[s
     if url.endswith(".safetensors") or holds(url, "manifest.json"):
         return _checkpoint(url)
     if parse(url).key and info(url) is not None:
-        with fetched(url) as path:
+        with local_copy(url) as path:
             return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
     from octjepa.ingest.audit import audit
 

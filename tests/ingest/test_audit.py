@@ -13,7 +13,7 @@ from command_line import call
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.ingest.audit import audit
-from octjepa.ingest.personal_data import KIND_OF
+from octjepa.ingest.personal_data import FIELD_KINDS
 
 PIXELS = retina(frames=4, rows=32, columns=32)
 
@@ -45,7 +45,7 @@ def test_fields_are_counted_and_nothing_is_quoted(folder: Path) -> None:
     assert found["by_kind"] == {"dicom OP": 1, "dicom OPT": 3, "dicom without modality": 1}
     assert found["personal_data"]["PatientName"] == {"files": 2, "kind": "name", "direct": True}
     assert found["files_with_direct_data"] == 2
-    assert found["paths_that_tell_who"] == 1
+    assert found["paths_with_personal_data"] == 1
     text = json.dumps(found).lower()
     assert "doe" not in text
     assert "1950" not in text
@@ -57,7 +57,7 @@ def test_inspect_tells_it_for_a_folder_and_masks_it_for_a_file(folder: Path) -> 
     assert told.json["personal_data"]["PatientBirthDate"]["files"] == 2
     one = call("inspect", folder / "p7" / "b.dcm", "--json")
     assert one.json["personal_data"]["PatientName"] == "name, masked"
-    assert set(one.json["personal_data"]) <= set(KIND_OF)
+    assert set(one.json["personal_data"]) <= set(FIELD_KINDS)
     for outcome in (told, one):
         assert "jane" not in (outcome.out + outcome.err).lower()
 
@@ -83,7 +83,7 @@ def test_a_reader_that_fails_ends_neither_file_nor_folder(tmp_path: Path, monkey
     def failing(*_: object) -> None:
         raise RuntimeError("Doe^Jane")
 
-    monkeypatch.setattr(module, "read", failing)
+    monkeypatch.setattr(module, "read_scan", failing)
     np.save(tmp_path / "a.npy", PIXELS)
     folder = tmp_path / "P7"
     folder.mkdir()

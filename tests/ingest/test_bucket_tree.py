@@ -80,9 +80,9 @@ def test_a_tree_is_one_listing(bucket: Bucket) -> None:
 
 def test_globs_mean_what_they_mean_on_a_disk(bucket: Bucket) -> None:
     url = tree(bucket)
-    assert [file.called.name for file in discover([f"{url}/**/1001/*.dcm"]).files] == ["a.dcm", "b.dcm"]
-    assert [file.called.name for file in discover([f"{url}/{TREE}/100[!1]"]).files] == ["c.dcm"]
-    assert [file.called.name for file in discover([f"{url}/**/[ac].dcm"]).files] == ["a.dcm", "c.dcm"]
+    assert [file.dataset_path.name for file in discover([f"{url}/**/1001/*.dcm"]).files] == ["a.dcm", "b.dcm"]
+    assert [file.dataset_path.name for file in discover([f"{url}/{TREE}/100[!1]"]).files] == ["c.dcm"]
+    assert [file.dataset_path.name for file in discover([f"{url}/**/[ac].dcm"]).files] == ["a.dcm", "c.dcm"]
     with pytest.raises(UsageError, match="nothing matches"):
         discover([f"{url}/*.dcm"])
     with pytest.raises(UsageError, match="wildcard in the bucket's name"):
@@ -99,7 +99,7 @@ def test_lists_of_both_places(bucket: Bucket, tmp_path: Path) -> None:
     urls = "".join(f"{url}/{TREE}/{name}.dcm\n" for name in ("1001/a", "1001/b", "1001/x", "1001/y", "1002/c"))
     (tmp_path / "both.txt").write_text(f"local.dcm\n{urls}")
     found = discover([tmp_path / "both.txt"])
-    assert sorted(file.called.name for file in found.files) == ["a.dcm", "b.dcm", "c.dcm", "local.dcm"]
+    assert sorted(file.dataset_path.name for file in found.files) == ["a.dcm", "b.dcm", "c.dcm", "local.dcm"]
     assert len(found.refused) == 2
 
 
@@ -117,7 +117,7 @@ def test_a_scan_is_read_from_a_verified_copy(bucket: Bucket, tmp_path: Path) -> 
     put(bucket, **{f"{TREE}/1234/{name}": (tmp_path / name).read_bytes()})
     (file,) = discover([bucket.url]).files
     with file.local() as path:
-        volume = read_volume(path, file.row, called=file.called)
+        volume = read_volume(path, file.row, dataset_path=file.dataset_path)
     assert volume.person_id == "1234"
     before = file.state()
     assert before is not None
@@ -169,7 +169,7 @@ def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) ->
     assert source.name == "scan.mhd"
     before = source.state()
     with source.local() as path:
-        volume = read_volume(path, called=source.called)
+        volume = read_volume(path, dataset_path=source.dataset_path)
     assert (volume.person_id, volume.spacing_mm) == ("P5", pytest.approx(spacing))
     put(bucket, **{"scan.json": '{"person_id": "P66"}'})
     assert discover([bucket.url]).files[0].state() != before
@@ -197,10 +197,10 @@ def test_what_belongs_to_a_scan_comes_with_it_however_it_is_named(bucket: Bucket
         [f"{url}/retinal_oct/manifest.tsv"],
     ):
         found = discover(sources)
-        assert [file.called.name for file in found.files] == [export.name, "scan.mhd"]
+        assert [file.dataset_path.name for file in found.files] == [export.name, "scan.mhd"]
         for file in found.files:
             with file.local() as path:
-                volume = read_volume(path, file.row, called=file.called)
+                volume = read_volume(path, file.row, dataset_path=file.dataset_path)
             assert volume.pixels.shape in {(6, 64, 48), pixels.shape}
 
 
@@ -217,7 +217,7 @@ def test_each_scan_of_an_object_is_a_scan_and_the_object_is_fetched_once(bucket:
     eyes = []
     for file in found[1:3]:
         with file.local() as path:
-            eyes.append(read_volume(path, called=file.called, member=file.member, spacing_mm=(0.1, 0.003, 0.02)))
+            eyes.append(read_volume(path, None, (0.1, 0.003, 0.02), file.dataset_path, file.member))
     assert [eye.laterality for eye in eyes] == ["OD", "OS"]
     shutil.rmtree(bucket.cache / "objects")  # its copies may make room for others
     bucket.proxy.requests.clear()

@@ -8,7 +8,7 @@ import pytest
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest import read_volume
-from octjepa.ingest.personal_data import BURNED_IN, PRIVATE, count_fields, masked_path, name_to_tell, personal_fields
+from octjepa.ingest.personal_data import BURNED_IN, PRIVATE, count_fields, masked_name, masked_path, personal_fields
 
 PIXELS = retina(frames=4, rows=32, columns=32)
 
@@ -72,7 +72,7 @@ def test_a_refused_files_name_is_masked_by_its_own_header(tmp_path: Path) -> Non
     ds = make_dataset(PIXELS)
     del ds.PixelData
     path = save(ds, tmp_path / "doe.dcm")
-    assert name_to_tell(path, "jane/doe.dcm") == "***/***.dcm"
+    assert masked_name(path, "jane/doe.dcm") == "***/***.dcm"
     text = tmp_path / "note.txt"
     text.write_text("no DICOM")
-    assert name_to_tell(text, "jane/note.txt") == "jane/note.txt"
+    assert masked_name(text, "jane/note.txt") == "jane/note.txt"

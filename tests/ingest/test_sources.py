@@ -14,8 +14,8 @@ import pytest
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.ingest import REASONS, Discovery, discover, formats, read_volume
-from octjepa.ingest.identity import region_of
-from octjepa.ingest.reasons import ledger_row, rejected
+from octjepa.ingest.identity import parse_region
+from octjepa.ingest.reasons import quarantine_record, rejection
 
 PIXELS = retina(frames=6)
 NAMES = (
@@ -333,7 +333,7 @@ def test_a_source_file_is_known_again(tmp_path: Path) -> None:
     (file,) = discover([tmp_path]).files  # the link is the same file
     with file.local() as local:
         assert local.samefile(path)
-    assert file.called.name in {"a.dcm", "link.dcm"}
+    assert file.dataset_path.name in {"a.dcm", "link.dcm"}
     assert file.state() == (132, path.stat().st_mtime_ns)
     path.unlink()
     assert file.state() is None
@@ -381,16 +381,16 @@ def test_the_cost_of_a_file_does_not_depend_on_their_number(
 
 
 def test_region_words() -> None:
-    assert region_of("maestro2_macula_6x6_octa") == "Macula, 6 x 6"
-    assert region_of("spectralis onh rc hr oct") == "Optic Disc"
-    assert region_of("maestro2 3d wide oct") == "Wide Field"
+    assert parse_region("maestro2_macula_6x6_octa") == "Macula, 6 x 6"
+    assert parse_region("spectralis onh rc hr oct") == "Optic Disc"
+    assert parse_region("maestro2 3d wide oct") == "Wide Field"
 
 
 def test_reason_codes_are_closed_and_documented(root: Path) -> None:
     with pytest.raises(KeyError):
-        rejected("made_up", "")
+        rejection("made_up", "")
     with pytest.raises(KeyError):
-        ledger_row("f", "", "read", "made_up", "")
+        quarantine_record("f", "", "read", "made_up", "")
     page = (root / "docs" / "ingest.md").read_text(encoding="utf-8")
     documented = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", page, re.MULTILINE))
     assert documented == {code: f"{reason.meaning}" for code, reason in REASONS.items()}

@@ -21,8 +21,8 @@ from pydicom.uid import (
 
 from oct_dicom import make_dataset, put_frames, retina, save
 from octjepa.ingest.dicom import read_dicom
-from octjepa.ingest.header_fields import RawScan
 from octjepa.ingest.pixels import decode_pixels
+from octjepa.ingest.raw_scan import RawScan
 from syntaxes import CODED, Coded
 
 PIXELS = retina(frames=5)

@@ -9,7 +9,7 @@ import pytest
 
 from bucket_servers import Bucket
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.remote import fetched, info, join, list_objects, put_bytes
+from octjepa.remote import info, join, list_objects, local_copy, put_bytes
 from octjepa.remote.cache import cached_bytes, limit_bytes
 
 EYE = bytes(range(256)) * 40
@@ -24,13 +24,13 @@ def some(bucket: Bucket, count: int) -> list[str]:
 
 def test_a_second_reading_downloads_nothing_and_keeps_the_name(bucket: Bucket) -> None:
     (url,) = some(bucket, 1)
-    with fetched(url) as path:
+    with local_copy(url) as path:
         assert path.name == "eye-0.dcm"
         content = path.read_bytes()
     assert bucket.cache.stat().st_mode & 0o777 == 0o700  # it holds scans as they are
     found = list_objects(url)[0]
     bucket.proxy.requests.clear()
-    with fetched(found) as path:
+    with local_copy(found) as path:
         assert path.read_bytes() == content
     assert bucket.proxy.requests == []
 
@@ -40,20 +40,20 @@ def test_new_content_is_fetched_and_the_old_listing_is_told(bucket: Bucket) -> N
     before = info(url)
     assert before is not None
     put_bytes(b"new", url)
-    with fetched(url) as path:
+    with local_copy(url) as path:
         assert path.read_bytes() == b"new"
-    with pytest.raises(OctjepaError, match="has other content since"), fetched(before):
+    with pytest.raises(OctjepaError, match="has other content since"), local_copy(before):
         pass
 
 
 def test_a_damaged_copy_is_found_and_fetched_again(bucket: Bucket) -> None:
     (url,) = some(bucket, 1)
-    with fetched(url) as path:
+    with local_copy(url) as path:
         good = path.read_bytes()
     for bad in (good[:-1], b"\x01" + good[1:]):
         path.chmod(0o600)
         path.write_bytes(bad)
-        with fetched(url) as again:
+        with local_copy(url) as again:
             assert again.read_bytes() == good
     assert bucket.proxy.bodies_sent("eye-0.dcm") == 3
 
@@ -63,15 +63,15 @@ def test_eviction_keeps_the_limit_the_recent_and_what_is_in_use(
 ) -> None:
     monkeypatch.setenv("OCTJEPA_CACHE_GB", "0.00035")  # three of the objects
     urls = some(bucket, 7)
-    with fetched(urls[0]) as held:
+    with local_copy(urls[0]) as held:
         for url in urls[1:]:
-            with fetched(url):
+            with local_copy(url):
                 pass
             assert cached_bytes() <= limit_bytes()
         assert held.is_file()
     names = {path.name for path in bucket.cache.glob("objects/*/*/*/*")}
     assert names == {"eye-0.dcm", "eye-5.dcm", "eye-6.dcm"}
-    with fetched(urls[5]), fetched(urls[1]):
+    with local_copy(urls[5]), local_copy(urls[1]):
         names = {path.name for path in bucket.cache.glob("objects/*/*/*/*")}
     assert names == {"eye-5.dcm", "eye-6.dcm", "eye-1.dcm"}  # the one used longest ago went
     assert not list(bucket.cache.glob(".new-*"))
@@ -83,7 +83,7 @@ def _read_many(urls: list[str], rounds: int, results: multiprocessing.Queue) -> 
     total = 0
     for turn in range(rounds):
         for url in urls if turn % 2 else reversed(urls):
-            with fetched(url) as path:
+            with local_copy(url) as path:
                 content = path.read_bytes()
                 total += len(content) == 100_000 and len(set(content)) == 1
     disconnect()
@@ -131,5 +131,5 @@ def test_a_cache_that_cannot_be_written_is_told(
     (url,) = some(bucket, 1)
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("OCTJEPA_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OctjepaError, match="OCTJEPA_CACHE"), fetched(url):
+    with pytest.raises(OctjepaError, match="OCTJEPA_CACHE"), local_copy(url):
         pass

@@ -18,7 +18,7 @@ from octjepa.store.select import select
 WHEN = "2026-01-01T00:00:00+00:00"
 
 
-def ledger_row(number: int, reason: str, file: str = "") -> dict[str, str]:
+def quarantine_record(number: int, reason: str, file: str = "") -> dict[str, str]:
     file = file or f"topcon_triton/{number}.dcm"
     return {
         "file": file,
@@ -39,7 +39,7 @@ def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
     rows[9] |= {"pattern": "radial", "uncertain": "slice"}
     store = store_of(tmp_path / "store", rows)
     for number, reason in enumerate(["truncated", "truncated", "not_dicom", "duplicate_content"]):
-        store.refuse(ledger_row(number, reason))
+        store.refuse(quarantine_record(number, reason))
     record_ignored(store.path, [tmp_path / "one"], {".tsv": 2, "hidden": 5})
     record_ignored(store.path, [tmp_path / "one"], {".tsv": 3})  # the same source again takes the place of the first
     record_ignored(store.path, [tmp_path / "two"], {".tsv": 1})
@@ -71,9 +71,9 @@ def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
 
 def test_the_ledger_stands_by_reason_with_what_paths_tell(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(0)], [{"person_id": "1001", "clinical_site": "UW"}])
-    store.refuse(ledger_row(0, "duplicate_content"))
-    store.refuse(ledger_row(1, "empty_file", "zeiss_cirrus/1001/1001_cirrus_mac_oct_l_1.2.dcm"))
-    store.refuse(ledger_row(2, "empty_file", "who knows.dcm"))
+    store.refuse(quarantine_record(0, "duplicate_content"))
+    store.refuse(quarantine_record(1, "empty_file", "zeiss_cirrus/1001/1001_cirrus_mac_oct_l_1.2.dcm"))
+    store.refuse(quarantine_record(2, "empty_file", "who knows.dcm"))
     first, last = refused(store, tmp_path)
     assert (first.reason, first.number, first.lost, first.action) == (
         "empty_file",
@@ -94,7 +94,7 @@ def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
     for row in rows:
         store._state.apply({"volume": row})  # the index alone: writing it row by row is not what is timed here
     for number in range(5000):
-        store._state.apply({"refused": ledger_row(number, "truncated" if number % 5 else "empty_file")})
+        store._state.apply({"refused": quarantine_record(number, "truncated" if number % 5 else "empty_file")})
     store.consolidate()
     started = time.perf_counter()
     text = write_report(store.path, tmp_path / "page.html").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.recipe import Recipe
-from octjepa.remote import fetched, info
+from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, intensity, tokens
@@ -184,7 +184,7 @@ def newest(path: Place) -> Place:
 
 def _read_file(path: Place) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
     try:
-        with fetched(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
+        with local_copy(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
             about = json.loads((file.metadata() or {})["octjepa"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
         return recipe_from(about["recipe"], f"of {path}"), weights, about.get("trained_on", [])

@@ -40,7 +40,7 @@ def opened(place: Place, name: str) -> Iterator[Path]:
     if isinstance(place, Path):
         yield place / name
         return
-    with remote.fetched(remote.join(place, name)) as path:
+    with remote.local_copy(remote.join(place, name)) as path:
         yield path
 
 

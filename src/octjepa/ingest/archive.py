@@ -19,7 +19,7 @@ from octjepa import remote
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError
 from octjepa.ingest.archive_members import REFUSALS, Contents, Member, Refusal, Taken, judge
 from octjepa.ingest.archive_target import MB, UNREADABLE, Meter, Target, stream, target_of
-from octjepa.ingest.source_file import SourceFile, is_archive, shown
+from octjepa.ingest.source_file import SourceFile, is_archive, printable
 from octjepa.ingest.walk import walk
 from octjepa.progress import bar
 
@@ -67,7 +67,7 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
         "bytes": done.bytes,
         "left_out": dict(sorted(done.left_out.items())),
         "nested": done.nested,
-        "refused": [{key: shown(value) for key, value in asdict(one).items()} for one in done.refused],
+        "refused": [{key: printable(value) for key, value in asdict(one).items()} for one in done.refused],
         "dry_run": dry_run,
         "seconds": time.monotonic() - start,
     }
@@ -81,7 +81,7 @@ def _complain(done: _Done, archives: int, summary: dict[str, Any]) -> None:
     lines = []
     for one in done.refused[:_TOLD]:
         place = f"{one.archive}: {one.member}" if one.member else one.archive
-        lines.append(f"  {shown(place)}  {one.reason}: {REFUSALS[one.reason]}{one.detail and f' ({one.detail})'}")
+        lines.append(f"  {printable(place)}  {one.reason}: {REFUSALS[one.reason]}{one.detail and f' ({one.detail})'}")
     if len(done.refused) > _TOLD:
         lines.append(f"  and {len(done.refused) - _TOLD} more, with --json")
     table = "\n".join(lines)
@@ -118,9 +118,9 @@ def _archives(source: str, done: _Done) -> list[SourceFile]:
             if _is_zip(name)
         ]
     else:
-        raise UsageError(f"no file or folder at {shown(source)}")
+        raise UsageError(f"no file or folder at {printable(source)}")
     if not found:
-        raise UsageError(f"no ZIP archive in {shown(source)}: expected files called *.zip")
+        raise UsageError(f"no ZIP archive in {printable(source)}: expected files called *.zip")
     return sorted(found, key=lambda one: one.name)
 
 
@@ -176,4 +176,4 @@ def _settle(
     if reason:
         done.refused.append(Refusal(archive, member.info.filename, reason))
     elif is_archive(member.place):
-        done.nested.append(shown(member.place))
+        done.nested.append(printable(member.place))

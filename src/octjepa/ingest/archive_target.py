@@ -20,7 +20,7 @@ from zipfile import BadZipFile, ZipFile
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest.archive_members import Member
-from octjepa.ingest.source_file import shown
+from octjepa.ingest.source_file import printable
 from octjepa.progress import Bar
 
 MB = 1_000_000
@@ -68,7 +68,7 @@ def target_of(target: str | Path) -> Target:
         return BucketTarget(str(target))
     folder = Path(target)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{shown(str(folder))} is a file: name a folder, new or not")
+        raise UsageError(f"{printable(str(folder))} is a file: name a folder, new or not")
     return FolderTarget(folder.resolve())
 
 

@@ -7,13 +7,13 @@ from pathlib import PurePath
 import numpy as np
 
 from octjepa.ingest.geometry import Geometry, SpacingSources, plausible, resolve
-from octjepa.ingest.header_fields import Pair, RawScan
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow
 from octjepa.ingest.orientation import is_transposed, is_upside_down
 from octjepa.ingest.personal_data import masked_path
-from octjepa.ingest.protocols import known_spacing
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.protocols import protocol_spacing
+from octjepa.ingest.raw_scan import RawScan
+from octjepa.ingest.reasons import rejection
 from octjepa.ingest.scan_pattern import circles, scan_pattern
 from octjepa.volume import OCTVolume
 
@@ -41,12 +41,12 @@ def _checked_order(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
     return pixels[order]
 
 
-def _turned(scan: RawScan, notes: list[str]) -> tuple[np.ndarray, Pair | None]:
+def _turned(scan: RawScan, notes: list[str]) -> tuple[np.ndarray, tuple[float, float] | None]:
     """(pixels, (depth, column) spacing) with A-scans running down and the vitreous on top.
 
     Raises VolumeRejected not_b_scans.
     """
-    pixels, pair = scan.pixels, scan.pair_mm
+    pixels, pair = scan.pixels, scan.pixel_spacing_mm
     if is_transposed(pixels):
         notes.append("axes_transposed")
         pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
@@ -62,7 +62,7 @@ def _against_manifest(scan: RawScan, row: ManifestRow | None, geometry: Geometry
     """What a manifest's row says otherwise than the file: its row may be that of another scan."""
     if row is None:
         return []
-    uids = {row.sop_instance_uid, scan.said.uid} - {""}
+    uids = {row.sop_instance_uid, scan.header.uid} - {""}
     said = {
         "manifest_uid_disagrees": len(uids) > 1,
         "manifest_frames_disagree": row.frames is not None and row.frames != len(scan.pixels),
@@ -74,19 +74,19 @@ def _against_manifest(scan: RawScan, row: ManifestRow | None, geometry: Geometry
 
 def assemble(
     scan: RawScan,
-    called: PurePath,
+    dataset_path: PurePath,
     row: ManifestRow | None = None,
     spacing_mm: tuple[float, float, float] | None = None,
 ) -> OCTVolume:
-    """The volume of `scan`; `called` is the path whose folders and name may speak of person, eye and device.
+    """The volume of `scan`; `dataset_path` is the path whose folders and name may speak of person, eye and device.
 
     `spacing_mm` (slice, depth, column) is the user's word, before every other source.
     Raises VolumeRejected: spacing_unknown, too_few_frames, not_b_scans.
     """
-    identity = identify(scan.said, called, row)
-    facts, notes = scan.facts, [*identity.notes, *scan.notes]
+    identity = identify(scan.header, dataset_path, row)
+    facts, notes = scan.frame_geometry, [*identity.notes, *scan.notes]
     if len(scan.pixels) < LEAST_FRAMES:
-        raise rejected("too_few_frames", f"{len(scan.pixels)} B-scans; a volume needs {LEAST_FRAMES} at least")
+        raise rejection("too_few_frames", f"{len(scan.pixels)} B-scans; a volume needs {LEAST_FRAMES} at least")
     pixels, pair = _turned(scan, notes)
     text = f"{identity.protocol} {identity.region}".lower()
     pattern = scan.pattern or scan_pattern(facts, identity.device, text)
@@ -94,7 +94,7 @@ def assemble(
         notes.append(f"circle_frames_dropped={int(round_frames.sum())}")
         facts, pixels = facts.take(~round_frames), pixels[~round_frames]
         if len(pixels) < LEAST_FRAMES:
-            raise rejected("too_few_frames", f"{len(pixels)} straight B-scans; a volume needs {LEAST_FRAMES} at least")
+            raise rejection("too_few_frames", f"{len(pixels)} straight B-scans; a volume needs {LEAST_FRAMES} at least")
     frames, height, width = pixels.shape
     shape = (frames, height, width)
     sources = SpacingSources(
@@ -103,7 +103,7 @@ def assemble(
         shared_thickness=scan.thickness_mm,
         manifest_pair=row.pixel_spacing_mm if row else None,
         manifest_thickness=row.slice_thickness_mm if row else None,
-        known=known_spacing(identity.device, text, shape),
+        known=protocol_spacing(identity.device, text, shape),
         header=scan.spacing_mm,
         header_is=scan.spacing_from,
         option=spacing_mm,
@@ -132,5 +132,5 @@ def assemble(
         labels=dict(scan.labels),
         personal=scan.personal,
         notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
-        source=masked_path(called.as_posix(), scan.said.person_name, scan.said.birth_date),
+        source=masked_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.dicom import has_dicom_magic
 from octjepa.ingest.formats import read_scan, recognise
-from octjepa.ingest.identity import device_of
+from octjepa.ingest.identity import parse_device
 from octjepa.ingest.personal_data import count_fields, masked_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
@@ -35,7 +35,7 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
             said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return {
                 "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
-                "device": device_of(f"{header.get('Manufacturer', '')} {header.get('ManufacturerModelName', '')}"),
+                "device": parse_device(f"{header.get('Manufacturer', '')} {header.get('ManufacturerModelName', '')}"),
                 "personal": ";".join(personal_fields(header)),
                 "path": _PATH if masked_path(name, *said) != name else "",
             }
@@ -58,13 +58,13 @@ def _other(path: Path) -> dict[str, str]:
         return {"kind": f"{format} that cannot be read"}
 
 
-def personal_in(path: Path) -> tuple[str, ...]:
+def personal_fields_in_file(path: Path) -> tuple[str, ...]:
     """The fields of personal data that one file fills, () for what cannot be read."""
     return tuple(filter(None, _header_facts(path, path.name).get("personal", "").split(";")))
 
 
 def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
-    """{files, by_kind, by_device, ignored, personal_data, paths_that_tell_who, files_with_direct_data}.
+    """{files, by_kind, by_device, ignored, personal_data, paths_with_personal_data, files_with_direct_data}.
 
     `personal_data` is {field: {files, kind, direct}}. Raises UsageError as `discover` does.
     """
@@ -83,7 +83,7 @@ def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
         "ignored": dict(sorted(found.ignored.items())),
         "personal_data": fields,
         "files_with_direct_data": sum(bool(direct & set(fact.get("personal", "").split(";"))) for fact in facts),
-        "paths_that_tell_who": sum(fact.get("path") == _PATH for fact in facts),
+        "paths_with_personal_data": sum(fact.get("path") == _PATH for fact in facts),
     }
 
 

@@ -26,7 +26,7 @@ from octjepa.ingest.manifest import (
     parse_manifest,
     parse_participants,
 )
-from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, shown
+from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
 from octjepa.ingest.walk import WILDCARDS
 from octjepa.remote import RemoteObject
 
@@ -77,7 +77,7 @@ class BucketSearch:
                 if url in there:
                     self._add_named(there[url], base, None if few else there)
                 else:
-                    self.found.refuse(url, shown(_below(url, base)), "manifest_row_without_file", ABSENT)
+                    self.found.refuse(url, printable(_below(url, base)), "manifest_row_without_file", ABSENT)
 
     def _add_named(self, one: RemoteObject, base: str, there: Mapping[str, RemoteObject] | None = None) -> None:
         """An object that was named: it is read, or its place in the ledger says why not. there: as `_parts`."""
@@ -121,7 +121,7 @@ class BucketSearch:
             for filepath in manifest.rows:
                 url = f"{manifest.root}/{filepath}"
                 if filepath not in met[manifest.file] and url.startswith(f"{base}/"):
-                    self.found.refuse(url, shown(_below(url, root)), "manifest_row_without_file", ABSENT)
+                    self.found.refuse(url, printable(_below(url, root)), "manifest_row_without_file", ABSENT)
 
     def _leave_out_own(self, folders: _Folders) -> None:
         """Takes out what octjepa made: stores, the truth of phantoms, with all below."""
@@ -170,11 +170,11 @@ class BucketSearch:
                 self._keep(SourceFile(one.url, label, row, _parts(one, there)), manifest)
                 taken.append(name)
             else:
-                self.found.ignored[shown(_suffix(name)) or "no suffix"] += 1
+                self.found.ignored[printable(_suffix(name)) or "no suffix"] += 1
 
         if taken and not whole:
             left = [name for name in names if name not in taken]
-            tell_images(taken, left, self.found, f"{folder}/", shown(_below(folder, root)))
+            tell_images(taken, left, self.found, f"{folder}/", printable(_below(folder, root)))
 
     def _keep(self, file: SourceFile, manifest: Manifest | None, differ: bool = False) -> None:
         if differ or (manifest and file.row and file.row.filepath in manifest.disagreeing):
@@ -184,7 +184,7 @@ class BucketSearch:
             self.found.files.append(file)
 
     def _refuse_archive(self, one: RemoteObject, root: str) -> None:
-        self.found.refuse(one.url, shown(_below(one.url, root)), "archive_not_expanded", how_to_expand(one.url))
+        self.found.refuse(one.url, printable(_below(one.url, root)), "archive_not_expanded", how_to_expand(one.url))
 
     # Tables
 
@@ -200,7 +200,7 @@ class BucketSearch:
             if place in there:
                 self._add_listed_row(there[place], manifest, there)
             else:
-                self.found.refuse(place, shown(filepath), "manifest_row_without_file", ABSENT)
+                self.found.refuse(place, printable(filepath), "manifest_row_without_file", ABSENT)
 
     def _add_listed_row(self, one: RemoteObject, manifest: Manifest, there: Mapping[str, RemoteObject]) -> None:
         if is_archive(one.url):
@@ -286,7 +286,7 @@ def _nearest(folder: str, base: str, governs: dict[str, Manifest]) -> Manifest |
 def _name_and_row(url: str, root: str, manifest: Manifest | None) -> tuple[str, ManifestRow | None]:
     """What a file is called below `root`, and its row."""
     row = manifest.at(_below(url, manifest.root)) if manifest and url.startswith(f"{manifest.root}/") else None
-    return shown(_below(url, root)), row
+    return printable(_below(url, root)), row
 
 
 def _name_pattern(part: str) -> str:

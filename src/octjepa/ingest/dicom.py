@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.frames import frame_facts, measures
-from octjepa.ingest.header_fields import RawScan, Said
 from octjepa.ingest.personal_data import is_placeholder, personal_fields
 from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.raw_scan import HeaderFields, RawScan
+from octjepa.ingest.reasons import error_origin, rejection
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -52,21 +52,21 @@ def has_dicom_magic(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(_MAGIC_AT + 4)[_MAGIC_AT:] == b"DICM"
     except OSError as error:
-        raise rejected("unreadable_file", error.strerror or str(error)) from None
+        raise rejection("unreadable_file", error.strerror or str(error)) from None
 
 
 def _check_kind(path: Path) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise rejected("unreadable_file", error.strerror or str(error)) from None
+        raise rejection("unreadable_file", error.strerror or str(error)) from None
     if size == 0:
-        raise rejected("empty_file", "zero bytes")
+        raise rejection("empty_file", "zero bytes")
     if not has_dicom_magic(path):
         with path.open("rb") as file:
             start = file.read(256).lstrip().lower()
         other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")
-        raise rejected("not_dicom", other or "no DICM mark at byte 128")
+        raise rejection("not_dicom", other or "no DICM mark at byte 128")
 
 
 def _check_inflated_size(path: Path) -> None:
@@ -83,7 +83,7 @@ def _check_inflated_size(path: Path) -> None:
         while block := unpack.unconsumed_tail or file.read(1 << 20):
             size += len(unpack.decompress(block, 1 << 24))
             if size > _MAX_INFLATED:
-                raise rejected("size_implausible", f"it inflates to more than {_MAX_INFLATED >> 30} GiB")
+                raise rejection("size_implausible", f"it inflates to more than {_MAX_INFLATED >> 30} GiB")
 
 
 class _Bounded(BufferedReader):
@@ -100,11 +100,11 @@ def _parsed(parse: Callable[[], Dataset]) -> Dataset:
     try:
         return parse()
     except OSError as error:
-        raise rejected("unreadable_file", error.strerror or str(error)) from None
+        raise rejection("unreadable_file", error.strerror or str(error)) from None
     except MemoryError:
         raise
     except Exception as error:  # pydicom raises what the broken element made of its parser
-        raise rejected("broken_header", raised_in(error)) from None
+        raise rejection("broken_header", error_origin(error)) from None
 
 
 def _read_header(file: BufferedReader) -> Dataset:
@@ -123,17 +123,17 @@ def _read_header(file: BufferedReader) -> Dataset:
 
     header = _parsed(lambda: read_partial(file, at_pixels))
     if "TransferSyntaxUID" not in getattr(header, "file_meta", {}):
-        raise rejected("broken_header", "no transfer syntax")
+        raise rejection("broken_header", "no transfer syntax")
     if not len(header):
         # pydicom drops everything when the file ends within a sequence.
-        raise rejected("truncated", "the file ends within its header")
+        raise rejection("truncated", "the file ends within its header")
     _check_header(header)
     if stopped and stopped[-1] >> 16 == _PIXEL_GROUP >> 16:
         return header
     last = header.get_item(next(reversed(list(header.keys()))))
     if not stopped and getattr(last, "is_raw", False) and len(last.value or b"") < last.length:
-        raise rejected("truncated", "the file ends within its header")
-    raise rejected("no_pixel_data", "the header is whole, the pixel data element is absent")
+        raise rejection("truncated", "the file ends within its header")
+    raise rejection("no_pixel_data", "the header is whole, the pixel data element is absent")
 
 
 def _check_header(header: Dataset) -> None:
@@ -141,12 +141,12 @@ def _check_header(header: Dataset) -> None:
     sop_class = _text(header, "SOPClassUID") or str(header.file_meta.get("MediaStorageSOPClassUID") or "").strip()
     modality = _text(header, "Modality").upper()
     if not sop_class and "Rows" not in header:
-        raise rejected("broken_header", "neither SOP class nor rows: the header does not say what it is")
+        raise rejection("broken_header", "neither SOP class nor rows: the header does not say what it is")
     if sop_class != OPHTHALMIC_TOMOGRAPHY and not (sop_class in GENERIC and modality == "OPT"):
-        raise rejected("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
+        raise rejection("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
     syntax = header.file_meta.TransferSyntaxUID
     if not syntax.is_transfer_syntax or syntax.is_private:
-        raise rejected("no_decoder", "the transfer syntax is private, or none of the DICOM standard")
+        raise rejection("no_decoder", "the transfer syntax is private, or none of the DICOM standard")
 
 
 def _check_frames(header: Dataset) -> None:
@@ -164,7 +164,7 @@ def _check_frames(header: Dataset) -> None:
     else:
         placed = integer(header, "InstanceNumber") > 1 or "ImagePositionPatient" in header
     if placed:
-        raise rejected("single_frame_series", "one frame, with a place of its own in a series")
+        raise rejection("single_frame_series", "one frame, with a place of its own in a series")
 
 
 def _check_beside(path: Path, header: Dataset) -> None:
@@ -182,7 +182,7 @@ def _check_beside(path: Path, header: Dataset) -> None:
             continue  # no frame of this series; what is wrong with that file, its own reading says
         single = integer(found, "NumberOfFrames") <= 1
         if single and _text(found, "SeriesInstanceUID") == series and _text(found, "SOPInstanceUID") != own:
-            raise rejected("single_frame_series", "one frame, and a file beside it holds another of its series")
+            raise rejection("single_frame_series", "one frame, and a file beside it holds another of its series")
 
 
 def _neighbours(path: Path) -> list[Path]:
@@ -214,13 +214,13 @@ def _add_pixels(header: Dataset, file: BufferedReader) -> None:
     raw = found.get_item(_PIXEL_DATA)
     if raw is None:
         if len(found):
-            raise rejected("no_pixel_data", "pixel data of a kind that holds no image")
-        raise rejected("truncated", "the pixel data begin and are cut off")
+            raise rejection("no_pixel_data", "pixel data of a kind that holds no image")
+        raise rejection("truncated", "the pixel data begin and are cut off")
     held = len(raw.value or b"")
     if getattr(raw, "is_raw", False) and raw.length != _UNDEFINED and held < raw.length:
-        raise rejected("truncated", f"{raw.length} bytes of pixel data are announced, {held} are there")
+        raise rejection("truncated", f"{raw.length} bytes of pixel data are announced, {held} are there")
     if not held:
-        raise rejected("no_pixel_data", "the pixel data element is empty")
+        raise rejection("no_pixel_data", "the pixel data element is empty")
     header[_PIXEL_DATA] = raw
 
 
@@ -246,8 +246,8 @@ def _institution(header: Dataset) -> str:
     return "" if is_placeholder(name) else "site-" + hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
-def _said(header: Dataset) -> Said:
-    return Said(
+def _header_fields(header: Dataset) -> HeaderFields:
+    return HeaderFields(
         person_id=_text(header, "PatientID"),
         person_name=_text(header, "PatientName"),
         birth_date=_text(header, "PatientBirthDate"),
@@ -269,7 +269,7 @@ def read_dicom(path: Path) -> RawScan:
     try:
         _check_inflated_size(path)
     except (OSError, zlib.error) as error:
-        raise rejected("truncated", f"the deflated data cannot be unpacked: {raised_in(error)}") from None
+        raise rejection("truncated", f"the deflated data cannot be unpacked: {error_origin(error)}") from None
     with _Bounded(FileIO(str(path))) as file:
         header = _read_header(file)
         _check_frames(header)
@@ -286,9 +286,9 @@ def read_dicom(path: Path) -> RawScan:
     return RawScan(
         format="dicom",
         pixels=decoded.pixels,
-        facts=frame_facts(header, len(decoded.pixels)),
-        said=_said(header),
-        pair_mm=None if pair is None else (pair[0], pair[1]),
+        frame_geometry=frame_facts(header, len(decoded.pixels)),
+        header=_header_fields(header),
+        pixel_spacing_mm=None if pair is None else (pair[0], pair[1]),
         thickness_mm=thickness,
         notes=decoded.notes,
         personal=personal_fields(header),

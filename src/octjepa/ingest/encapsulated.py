@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.reasons import error_origin, rejection
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -71,14 +71,16 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
     from pydicom.encaps import generate_fragments, parse_basic_offsets
 
     if not data.PixelData.startswith(ITEM):
-        raise rejected(
+        raise rejection(
             "wrong_transfer_syntax", "the header names a compressed syntax, the pixel data are not compressed"
         )
     try:
         offsets = parse_basic_offsets(data.PixelData)
         pieces = list(generate_fragments(data.PixelData[8 + 4 * len(offsets) :]))
     except (ValueError, EOFError, StopIteration, RuntimeError, OSError, struct.error) as error:
-        raise rejected("truncated", f"the compressed frames end early or are malformed: {raised_in(error)}") from None
+        raise rejection(
+            "truncated", f"the compressed frames end early or are malformed: {error_origin(error)}"
+        ) from None
     if len(pieces) == declared or len(pieces) == len(offsets):
         return pieces
     places = {0: 0}
@@ -113,9 +115,9 @@ class FrameDecoder:
         try:
             self._decoder = get_decoder(syntax)
         except NotImplementedError:
-            raise rejected("no_decoder", f"transfer syntax {syntax.name} has no decoder") from None
+            raise rejection("no_decoder", f"transfer syntax {syntax.name} has no decoder") from None
         if not self._decoder.is_available:
-            raise rejected("no_decoder", f"no installed plugin decodes {syntax.name}")
+            raise rejection("no_decoder", f"no installed plugin decodes {syntax.name}")
         # The fastest of several: gdcm's RLE is ten times as fast as pydicom's, OpenJPEG a third faster than gdcm,
         # Pillow's JPEG three times as fast.
         wanted = {"RLE": "gdcm", "JPEG 2000": "pylibjpeg", "JPEG Baseline": "pillow"}
@@ -188,7 +190,7 @@ def _check_streams(streams: list[Stream | None], layout: Layout) -> None:
     expected = f"{layout.rows} x {layout.columns}, {layout.samples} x {layout.allocated} bits"
     same = (stream.rows, stream.columns, stream.samples) == (layout.rows, layout.columns, layout.samples)
     if not same or stream.bits > layout.allocated:
-        raise rejected("header_contradicts_pixels", f"the compressed frames are {found}; the header says {expected}")
+        raise rejection("header_contradicts_pixels", f"the compressed frames are {found}; the header says {expected}")
 
 
 def _fault(piece: bytes, stream: Stream | None, layout: Layout) -> str:
@@ -222,7 +224,7 @@ def decode_frames(encoded: list[bytes], syntax: Any, layout: Layout) -> tuple[np
             except MemoryError:
                 raise
             except Exception as error:
-                fault = raised_in(error)
+                fault = error_origin(error)
             else:
                 if values is None:
                     values = np.zeros((len(encoded), *frame.shape), frame.dtype)
@@ -234,10 +236,10 @@ def decode_frames(encoded: list[bytes], syntax: Any, layout: Layout) -> tuple[np
                 break
     if values is None:
         if any(map(_is_scrambled, encoded[:4])):
-            raise rejected("scrambled_pixels", "the frames are JPEG 2000 in the maker's own scrambled form")
-        raise rejected("wrong_transfer_syntax", f"no frame decodes as {syntax.name}; {first_fault}")
+            raise rejection("scrambled_pixels", "the frames are JPEG 2000 in the maker's own scrambled form")
+        raise rejection("wrong_transfer_syntax", f"no frame decodes as {syntax.name}; {first_fault}")
     if len(broken) > limit or bool(np.any(np.diff(broken) == 1)):
-        raise rejected(
+        raise rejection(
             "frames_broken",
             f"{len(broken)} or more of {len(encoded)} frames do not decode (limit {limit}, no neighbours); "
             f"{first_fault}",

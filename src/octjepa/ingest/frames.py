@@ -7,49 +7,15 @@ DICOM Part 3: Plane Position (Patient), Plane Orientation (Patient), Frame Conte
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+
+from octjepa.ingest.raw_scan import FrameGeometry
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
-
-
-@dataclass(frozen=True)
-class FrameFacts:
-    """One value a frame (first axis F), NaN where the header is silent.
-
-    `positions_mm` [F, 3]; `row_directions` [F, 3] the direction along a B-scan's row; `normals` [F, 3];
-    `lines_px` [F, 4] first and last point (row, column) on the fundus image; `curved` [F] True where the location has
-    more than two points or is called NONLINEAR; `in_stack` [F]; `spacing_mm` [F, 2] per-frame (depth, column);
-    `thickness_mm` [F] per-frame.
-    """
-
-    positions_mm: Float[np.ndarray, "F 3"]
-    row_directions: Float[np.ndarray, "F 3"]
-    normals: Float[np.ndarray, "F 3"]
-    lines_px: Float[np.ndarray, "F 4"]
-    curved: np.ndarray
-    in_stack: Float[np.ndarray, " F"]
-    spacing_mm: Float[np.ndarray, "F 2"]
-    thickness_mm: Float[np.ndarray, " F"]
-
-    @classmethod
-    def silent(cls, frames: int) -> FrameFacts:
-        """For a format that says nothing of single frames."""
-
-        def unknown(*shape: int) -> np.ndarray:
-            return np.full((frames, *shape), np.nan)
-
-        return cls(
-            unknown(3), unknown(3), unknown(3), unknown(4), np.zeros(frames, bool), unknown(), unknown(2), unknown()
-        )
-
-    def take(self, order: np.ndarray) -> FrameFacts:
-        return FrameFacts(*(getattr(self, name)[order] for name in self.__dataclass_fields__))
 
 
 def floats(value: Any, count: int) -> list[float] | None:
@@ -118,9 +84,9 @@ def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None
     return found
 
 
-def frame_facts(header: Dataset, frames: int) -> FrameFacts:
+def frame_facts(header: Dataset, frames: int) -> FrameGeometry:
     """Reads the functional groups; a group list shorter than `frames` leaves NaN for the rest."""
-    facts = FrameFacts.silent(frames)
+    facts = FrameGeometry.unknown(frames)
     positions, directions, normals = facts.positions_mm, facts.row_directions, facts.normals
     lines, curved, in_stack = facts.lines_px, facts.curved, facts.in_stack
     spacing, thickness = facts.spacing_mm, facts.thickness_mm

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.protocols import KnownSpacing
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.protocols import ProtocolSpacing
+from octjepa.ingest.raw_scan import FrameGeometry
+from octjepa.ingest.reasons import rejection
 from octjepa.volume import AXES, Pattern
 
 LIMITS_MM = {"slice": (0.002, 0.5), "depth": (0.001, 0.01), "column": (0.002, 0.06)}
@@ -46,12 +46,12 @@ class Geometry:
 class SpacingSources:
     """Everything that names a spacing, in mm; None where silent."""
 
-    facts: FrameFacts
+    facts: FrameGeometry
     shared_pair: tuple[float, float] | None
     shared_thickness: float | None
     manifest_pair: tuple[float, float] | None
     manifest_thickness: float | None
-    known: KnownSpacing | None
+    known: ProtocolSpacing | None
     header: tuple[float | None, float | None, float | None] = (None, None, None)
     header_is: str = "header"  # or "sidecar": the JSON beside the scan
     option: tuple[float, float, float] | None = None
@@ -62,7 +62,7 @@ def plausible(axis: str, value: float | None) -> bool:
     return value is not None and low <= value <= high
 
 
-def _along_normal(facts: FrameFacts) -> np.ndarray | None:
+def _along_normal(facts: FrameGeometry) -> np.ndarray | None:
     """Frame positions in mm along the slow axis, or None where any is missing or all are the same."""
     positions = facts.positions_mm
     if not np.isfinite(positions).all():
@@ -77,7 +77,7 @@ def _along_normal(facts: FrameFacts) -> np.ndarray | None:
     return along if np.ptp(along) > 1e-6 else None
 
 
-def _along_fundus(facts: FrameFacts, column_mm: float, columns: int) -> np.ndarray | None:
+def _along_fundus(facts: FrameGeometry, column_mm: float, columns: int) -> np.ndarray | None:
     """Frame positions in mm from parallel lines on the fundus image, whose length in mm is the B-scan's width.
 
     They rise the way the plane normal does: with rows to the right and depth away from the viewer, it points up.
@@ -162,7 +162,7 @@ def _unknown(sources: SpacingSources, pairs: list[tuple[str, tuple[float, float]
         said = [text for text in said if not text.startswith(sources.header_is)]
         said.append(f"{sources.header_is} (slice, depth, column) = ({texts})")
     limits = ", ".join(f"{axis} {LIMITS_MM[axis][0]:g} to {LIMITS_MM[axis][1]:g}" for axis in AXES)
-    return rejected(
+    return rejection(
         "spacing_unknown",
         f"no plausible spacing of {', '.join(missing)}: {'; '.join(said) or 'no source names one'}; expected in mm "
         f"{limits}, in this order in a JSON file beside it or by --spacing, or in the header or manifest.tsv",
@@ -217,14 +217,14 @@ def _pitch_without_positions(
             return value, source, True
     if plausible("slice", nominal) and sources.known is not None and nominal is not None:
         return nominal, "protocol", not sources.known.exact
-    raise rejected(
+    raise rejection(
         "spacing_unknown",
         "slice pitch: no frame positions, no plausible slice thickness and no known protocol; expected "
         f"{LIMITS_MM['slice'][0]} to {LIMITS_MM['slice'][1]} mm; add slice_thickness to manifest.tsv or give --spacing",
     )
 
 
-def _order_without_positions(facts: FrameFacts, frames: int, notes: list[str]) -> np.ndarray:
+def _order_without_positions(facts: FrameGeometry, frames: int, notes: list[str]) -> np.ndarray:
     order = np.arange(frames)
     numbers = facts.in_stack
     if np.isfinite(numbers).all() and len(np.unique(numbers)) == frames:

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from octjepa.ingest.header_fields import Said
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
-from octjepa.ingest.personal_data import is_placeholder, tells_who
+from octjepa.ingest.personal_data import identifies_person, is_placeholder
+from octjepa.ingest.raw_scan import HeaderFields
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
@@ -65,12 +65,12 @@ class Identity:
     notes: tuple[str, ...]
 
 
-def eye_of(text: str) -> Laterality | None:
+def parse_laterality(text: str) -> Laterality | None:
     """ "R", "Right", "OD" -> "OD"; "B", "U" and "" -> None."""
     return _EYES.get(text.strip().upper())
 
 
-def device_of(text: str) -> str:
+def parse_device(text: str) -> str:
     """The known device that a text names, or ""."""
     lower = text.lower()
     for word, device in _DEVICE_WORDS.items():
@@ -79,7 +79,7 @@ def device_of(text: str) -> str:
     return ""
 
 
-def region_of(text: str) -> str:
+def parse_region(text: str) -> str:
     """AI-READI's region words from a protocol text: "macula 6x6" -> "Macula, 6 x 6"; "" if it names none."""
     lower = text.lower().replace("_", " ")
     if re.search(r"\b(disc|onh|optic)", lower):
@@ -95,7 +95,7 @@ def region_of(text: str) -> str:
 
 
 def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | None, str]:
-    said = {source: eye for source, text in sources.items() if (eye := eye_of(text)) is not None}
+    said = {source: eye for source, text in sources.items() if (eye := parse_laterality(text)) is not None}
     if not said:
         notes.append("laterality_unknown")
         return None, "unknown"
@@ -115,12 +115,12 @@ def _eye_in_path(path: PurePath) -> str:
     found = set()
     for part in path.parts[-4:]:
         words = re.findall(r"[a-z]+", part.lower().partition(".")[0])
-        found |= {eye_of(word) for word in words if word in _EYE_WORDS}
-        found |= {eye_of(word) for word in words[-1:] if word in _EYE_ENDS}
+        found |= {parse_laterality(word) for word in words if word in _EYE_WORDS}
+        found |= {parse_laterality(word) for word in words[-1:] if word in _EYE_ENDS}
     return str(found.pop()) if len(found) == 1 else ""
 
 
-def _site(source: Said, said: list[str], proven: bool) -> str:
+def _site(source: HeaderFields, said: list[str], proven: bool) -> str:
     """That of an AI-READI id where the tree, name or prefix shows it to be one, else the one a source names."""
     if said and proven and re.fullmatch(r"[147]\d{3}", said[0]):
         return _SITES[said[0][0]]
@@ -128,7 +128,7 @@ def _site(source: Said, said: list[str], proven: bool) -> str:
 
 
 def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
-    said = [device for text in sources if (device := device_of(text))]
+    said = [device for text in sources if (device := parse_device(text))]
     if len(set(said)) > 1:
         notes.append("device_disagrees")
     if said:
@@ -137,26 +137,26 @@ def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
     return slug or "unknown"
 
 
-def _header_person(source: Said, notes: list[str]) -> str:
+def _header_person(source: HeaderFields, notes: list[str]) -> str:
     person = clean_person_id(source.person_id)
     if person and is_placeholder(person):
         notes.append("person_id_placeholder")  # every file of an export may carry it: it is nobody's
         return ""
-    if person and tells_who(person, source.person_name, source.birth_date):
+    if person and identifies_person(person, source.person_name, source.birth_date):
         # Some exports repeat the name as the id; a name never enters the store.
         notes.append("person_id_pseudonymised")
         return "p-" + hashlib.sha256(person.encode()).hexdigest()[:12]
     return person
 
 
-def _people_said(source: Said, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
+def _people_said(source: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
     """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
     folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
     name = _FILE_NAME.match(path.stem)
     below_device = path.parent.parent.name.lower() in DEVICES
     # Elsewhere four digits may be a year.
     folder = path.parent.name if (_FOUR if below_device else _NO_YEAR).fullmatch(path.parent.name) else ""
-    named_by_device = bool(name and device_of(name["protocol"]))
+    named_by_device = bool(name and parse_device(name["protocol"]))
     by_name = name["person"] if name and (named_by_device or _NO_YEAR.fullmatch(name["person"])) else ""
     in_header = _header_person(source, notes)
     manifest = row.person_id if row else ""
@@ -170,7 +170,7 @@ def _people_said(source: Said, path: PurePath, row: ManifestRow | None, notes: l
     return said
 
 
-def identify(source: Said, path: PurePath, row: ManifestRow | None) -> Identity:
+def identify(source: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person (`_people_said`), eye (as most sources say), device (manifest first), protocol and region."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
@@ -201,18 +201,20 @@ def identify(source: Said, path: PurePath, row: ManifestRow | None) -> Identity:
     device = _pick_device(
         [
             f"{row.manufacturer} {row.model}" if row else "",
-            source.model if device_of(source.model) else maker,
+            source.model if parse_device(source.model) else maker,
             device_folder,
             path.stem,
         ],
         maker,
         notes,
     )
-    named_region = region_of(protocol) or region_of(name["protocol"] if name else "")
+    named_region = parse_region(protocol) or parse_region(name["protocol"] if name else "")
     region = (row.region if row else "") or source.region or named_region
     if source.burned_in:
         notes.append("burned_in_text")
     visit = "v-" + hashlib.sha256(f"{person} {source.visit}".encode()).hexdigest()[:12] if source.visit else ""
-    of_ai_readi = device_folder != "" or bool(name and device_of(name["protocol"])) or _PREFIX.match(source.person_id)
+    of_ai_readi = (
+        device_folder != "" or bool(name and parse_device(name["protocol"])) or _PREFIX.match(source.person_id)
+    )
     site = _site(source, said, bool(of_ai_readi))
     return Identity(person, eye, eye_source, device, protocol, region, uid, visit, site, tuple(notes))

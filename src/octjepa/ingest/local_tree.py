@@ -26,7 +26,7 @@ from octjepa.ingest.manifest import (
     read_manifest,
     read_participants,
 )
-from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, shown
+from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
 from octjepa.ingest.walk import Folder, matches, walk
 
 LISTS = {".txt", ".lst"}
@@ -54,9 +54,9 @@ class LocalSearch:
         if source.is_dir():
             self.add_folder(source)
         elif not source.exists():
-            raise UsageError(f"no file or folder at {shown(str(source))}")
+            raise UsageError(f"no file or folder at {printable(str(source))}")
         elif not source.is_file():
-            raise UsageError(f"{shown(str(source))} is neither a file nor a folder")
+            raise UsageError(f"{printable(str(source))} is neither a file nor a folder")
         elif source.suffix.lower() in TABLES:
             self.add_manifest(source)
         else:
@@ -66,7 +66,7 @@ class LocalSearch:
         """Files and folders that match, as in a tree: side files are left out. Raises UsageError: no match."""
         base, places = matches(pattern, self.found.ignored, partial(self._refuse, Path.cwd()))
         if not places:
-            raise UsageError(f"nothing matches {shown(pattern)}: check the pattern, and quote it for the shell")
+            raise UsageError(f"nothing matches {printable(pattern)}: check the pattern, and quote it for the shell")
         for path in places:
             if path.is_dir():
                 self.add_folder(path)
@@ -79,7 +79,7 @@ class LocalSearch:
         manifest = self._around(folder)
         root = Path(manifest.root) if manifest else base or folder
         below = _prefix(folder, str(root)) + path.name if folder.is_relative_to(root) else path.name
-        name, row = shown(below), manifest.at(below) if manifest else None
+        name, row = printable(below), manifest.at(below) if manifest else None
         if is_archive(path.name):
             self.found.refuse(path, name, "archive_not_expanded", how_to_expand(path.name))
         elif manifest and row and row.filepath in manifest.disagreeing:
@@ -90,7 +90,7 @@ class LocalSearch:
     def add_listed(self, path: Path, base: Path) -> None:
         """A file or folder of a list; an absent one goes to the ledger."""
         inside = path.is_relative_to(base)
-        name = shown(path.relative_to(base).as_posix() if inside else path.name)
+        name = printable(path.relative_to(base).as_posix() if inside else path.name)
         try:
             kind = os.stat(path).st_mode
         except PermissionError as error:
@@ -144,7 +144,9 @@ class LocalSearch:
         if whole:
             row, differ = manifest.of_folder(listed.rstrip("/"), _images(folder.names)) if manifest else (None, False)
             seen.update([row.filepath] if row else [])
-            self._take(SourceFile(folder.path, shown(prefix.rstrip("/")) or folder.path.name, row), manifest, differ)
+            self._take(
+                SourceFile(folder.path, printable(prefix.rstrip("/")) or folder.path.name, row), manifest, differ
+            )
         taken: list[str] = []
         left: list[str] = []
         for name in folder.names:
@@ -152,18 +154,18 @@ class LocalSearch:
             row = manifest.at(listed + name) if manifest else None
             seen.update([row.filepath] if row else [])
             if is_archive(name) and not name.startswith("."):
-                self.found.refuse(path, shown(prefix + name), "archive_not_expanded", how_to_expand(name))
+                self.found.refuse(path, printable(prefix + name), "archive_not_expanded", how_to_expand(name))
             elif whole and path.suffix.lower() in IMAGES:
                 continue
             elif manifest and row and name in folder.linked:
                 self._add_row(manifest, row.filepath, root)  # it may lead out of the root
             elif row or (not whole and self._is_candidate(path)):
-                self._take(SourceFile(path, shown(prefix + name), row), manifest)
+                self._take(SourceFile(path, printable(prefix + name), row), manifest)
                 taken.append(name)
             elif not whole:
                 left.append(name)
             else:
-                self.found.ignored[shown(path.suffix.lower()) or "no suffix"] += 1
+                self.found.ignored[printable(path.suffix.lower()) or "no suffix"] += 1
         if taken and left:
             self._look_again(folder.path, prefix, taken, left, manifest)
 
@@ -171,14 +173,14 @@ class LocalSearch:
         self, folder: Path, prefix: str, taken: list[str], left: list[str], manifest: Manifest | None
     ) -> None:
         """What the scans of a folder tell of files left out: images of a scan; an empty one that is called as they."""
-        tell_images(taken, left, self.found, folder, shown(prefix.rstrip("/")) or folder.name)
+        tell_images(taken, left, self.found, folder, printable(prefix.rstrip("/")) or folder.name)
         if all(PurePath(name).suffix for name in taken):
             return
         for name in left:
             path = folder / name
             if not path.suffix and not name.startswith(".") and os.path.getsize(path) == 0:
                 self.found.ignored["no suffix"] -= 1
-                self._take(SourceFile(path, shown(prefix + name)), manifest)
+                self._take(SourceFile(path, printable(prefix + name)), manifest)
 
     def _take(self, file: SourceFile, manifest: Manifest | None, differ: bool = False) -> None:
         """A file of a tree, unless its rows contradict each other."""
@@ -197,12 +199,12 @@ class LocalSearch:
                 return True
         except VolumeRejected:
             return True  # it cannot be opened: the reader says so in the ledger
-        self.found.ignored[shown(path.suffix.lower()) or "no suffix"] += 1
+        self.found.ignored[printable(path.suffix.lower()) or "no suffix"] += 1
         return False
 
     def _refuse(self, root: Path, path: Path, reason: str, detail: str) -> None:
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        self.found.refuse(path, shown(path.name if name == "." else name), reason, detail)
+        self.found.refuse(path, printable(path.name if name == "." else name), reason, detail)
 
     # Manifests
 
@@ -223,7 +225,7 @@ class LocalSearch:
     def _add_row(self, manifest: Manifest, filepath: str, top: Path) -> None:
         """One listed file: read, absent, or refused; its name is relative to `top`, as those of the tree."""
         path = Path(manifest.root, filepath)
-        name = shown(_prefix(Path(manifest.root), str(top)) + filepath)
+        name = printable(_prefix(Path(manifest.root), str(top)) + filepath)
         refuse = partial(self.found.refuse, path, name)
         try:
             kind = os.lstat(path).st_mode
@@ -242,7 +244,7 @@ class LocalSearch:
         elif path.suffix.lower() in IMAGES and (images := self._images_of(path.parent)):
             folder = filepath.rpartition("/")[0]
             row, differ = manifest.of_folder(folder, images)
-            name = shown(_prefix(Path(manifest.root), str(top)) + folder) or path.parent.name
+            name = printable(_prefix(Path(manifest.root), str(top)) + folder) or path.parent.name
             self._take(SourceFile(path.parent, name, row), manifest, differ)
         elif filepath in manifest.disagreeing:
             refuse("manifest_disagrees", DISAGREES)
@@ -290,13 +292,15 @@ def tell_faults(manifest: Manifest, found: Discovery, prefix: str) -> None:
     if manifest.repeated:
         found.ignored["repeated manifest row"] += manifest.repeated
     for text in manifest.escaping:
-        place = f"{manifest.root}/outside/{shown(text)}"  # never looked at; it only tells one ledger row from the next
+        place = (
+            f"{manifest.root}/outside/{printable(text)}"  # never looked at; it only tells one ledger row from the next
+        )
         if is_absolute(text):
             last = text.replace("\\", "/").rpartition("/")[2]
-            found.refuse(place, shown(prefix + last), "path_escapes", ABSOLUTE)
+            found.refuse(place, printable(prefix + last), "path_escapes", ABSOLUTE)
         else:
             name = text if "://" in text else prefix + text
-            found.refuse(place, shown(name), "path_escapes", "it leads out of the manifest's root")
+            found.refuse(place, printable(name), "path_escapes", "it leads out of the manifest's root")
 
 
 def tell_images(taken: Iterable[str], left: Iterable[str], found: Discovery, folder: Path | str, name: str) -> None:
@@ -322,7 +326,7 @@ def read_list(text: bytes, called: str) -> list[str]:
     lines = text.decode(encoding, "surrogateescape" if encoding == "utf-8-sig" else "replace").splitlines()
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not entries or any("\0" in entry for entry in entries):
-        raise UsageError(f"{shown(called)} is no list of files: expected text with a path or url on each line")
+        raise UsageError(f"{printable(called)} is no list of files: expected text with a path or url on each line")
     return entries
 
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from octjepa import remote
 from octjepa.errors import MachineRefuses, OctjepaError, VolumeRejected
 from octjepa.ingest import formats
-from octjepa.ingest.reasons import raised_in
+from octjepa.ingest.reasons import error_origin
 from octjepa.ingest.source_file import SourceFile
 from octjepa.progress import bar
 
@@ -33,7 +33,9 @@ def each_scan(files: Sequence[SourceFile]) -> list[SourceFile]:
 
     One that cannot be looked into stays whole: its reading says why. Raises MachineRefuses: no room for a copy.
     """
-    asked = [file for file in files if PurePosixPath(file.called.name).suffix.lower() in formats.MULTI_SCAN_SUFFIXES]
+    asked = [
+        file for file in files if PurePosixPath(file.dataset_path.name).suffix.lower() in formats.MULTI_SCAN_SUFFIXES
+    ]
     objects = [file for file in asked if isinstance(file.location, str) and file.objects]
     found = {file.key: _scans_in(file.location, file.name) for file in asked if isinstance(file.location, Path)}
     if objects:
@@ -60,7 +62,7 @@ def _scans_in(path: Path, name: str) -> tuple[str, ...] | None:
     except VolumeRejected:  # its reading meets the same, and tells the ledger
         return None
     except Exception as error:  # vendors' libraries raise whatever a damaged file made of their parser
-        _log.warning("%s was not looked into for several scans: %s", name, raised_in(error))
+        _log.warning("%s was not looked into for several scans: %s", name, error_origin(error))
         return None
 
 
@@ -73,7 +75,7 @@ def _of_object(file: SourceFile) -> tuple[str, ...] | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not looked into before
     try:
-        with remote.fetched(one) as path:
+        with remote.local_copy(one) as path:
             members = _scans_in(path, file.name)
     except MachineRefuses:
         raise

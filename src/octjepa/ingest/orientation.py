@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 
 _STRONGER = 2.0  # times the variation along the other axes that makes an axis the axial one
 _LEAST = 4.0  # grey values of variation below which a picture tells nothing
@@ -41,7 +41,7 @@ def is_transposed(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
     """
     frames, rows, columns = _variation(pixels)
     if frames > max(_LEAST, _STRONGER * max(rows, columns)):
-        raise rejected("not_b_scans", "the layers of the retina run through the frames, not within them")
+        raise rejection("not_b_scans", "the layers of the retina run through the frames, not within them")
     return columns > max(_LEAST, _STRONGER * max(rows, frames))
 
 

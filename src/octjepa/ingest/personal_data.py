@@ -46,8 +46,8 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 PRIVATE = "private elements"
 BURNED_IN = "text in the image"
-KIND_OF = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
-KIND_OF |= {PRIVATE: "private", BURNED_IN: "image"}
+FIELD_KINDS = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
+FIELD_KINDS |= {PRIVATE: "private", BURNED_IN: "image"}
 DIRECT_KINDS = (*DIRECT, "private", "image")  # nobody knows what a private element holds
 _BLANK = {
     "", "0", "none", "null", "nan", "na", "n/a", "unknown", "anon", "anonym", "anonymous", "anonymized", "anonymised",
@@ -58,7 +58,7 @@ _BLANK = {
 def _tags() -> dict[int, str]:
     from pydicom.datadict import tag_for_keyword
 
-    return {tag: field for field in KIND_OF if (tag := tag_for_keyword(field)) is not None}
+    return {tag: field for field in FIELD_KINDS if (tag := tag_for_keyword(field)) is not None}
 
 
 _TAG_TO_FIELD: dict[int, str] = {}
@@ -78,7 +78,7 @@ def _says_something(header: Dataset, tag: int) -> bool:
 
 
 def personal_fields(header: Dataset) -> tuple[str, ...]:
-    """The fields of `KIND_OF` that a DICOM header fills, in that order; PatientID is the study's own key."""
+    """The fields of `FIELD_KINDS` that a DICOM header fills, in that order; PatientID is the study's own key."""
     if not _TAG_TO_FIELD:
         _TAG_TO_FIELD.update(_tags())
     found = {field for tag, field in _TAG_TO_FIELD.items() if tag in header and _says_something(header, tag)}
@@ -86,17 +86,21 @@ def personal_fields(header: Dataset) -> tuple[str, ...]:
         found.add(PRIVATE)
     if str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES":
         found.add(BURNED_IN)
-    return tuple(field for field in KIND_OF if field in found)
+    return tuple(field for field in FIELD_KINDS if field in found)
 
 
 def count_fields(rows: Iterable[str]) -> dict[str, dict[str, int | str | bool]]:
     """Files per field from the index column `personal` ("a;b"): {field: {"files", "kind", "direct"}}, table order."""
-    counts = dict.fromkeys(KIND_OF, 0)
+    counts = dict.fromkeys(FIELD_KINDS, 0)
     for row in rows:
         for field in filter(None, str(row).split(";")):
             counts[field] = counts.get(field, 0) + 1
     return {
-        field: {"files": count, "kind": (kind := KIND_OF.get(field, "private")), "direct": kind in DIRECT_KINDS}
+        field: {
+            "files": count,
+            "kind": (kind := FIELD_KINDS.get(field, "private")),
+            "direct": kind in DIRECT_KINDS,
+        }
         for field, count in counts.items()
         if count
     }
@@ -132,7 +136,7 @@ def is_placeholder(text: str) -> bool:
     return text.strip(" ^\0").lower() in _BLANK
 
 
-def tells_who(text: str, name: str, birth_date: str) -> bool:
+def identifies_person(text: str, name: str, birth_date: str) -> bool:
     """Whether a text holds a part of the person's name, or the birth date in one of its usual spellings."""
     found = words(text)
     compact = "".join(found)
@@ -144,8 +148,8 @@ def tells_who(text: str, name: str, birth_date: str) -> bool:
 
 
 def _part_tells(part: str, name: str, birth_date: str) -> bool:
-    """`tells_who` for one folder or file name, warier of digits: a UID's hold any date by chance and are not asked."""
-    if tells_who(part, name, ""):
+    """`identifies_person` for one folder or file name, without the digits of UIDs, which hold any date by chance."""
+    if identifies_person(part, name, ""):
         return True
     without_uid = re.sub(r"\d+(?:\.\d+){3,}", "", part)
     runs = [re.sub(r"\D", "", run) for run in re.findall(r"\d+(?:[-_]\d+)*", without_uid)]
@@ -172,7 +176,7 @@ def masked_path(path: str, name: str, birth_date: str) -> str:
     return "/".join(masked(part) for part in path.split("/"))
 
 
-def name_to_tell(path: Path, name: str) -> str:
+def masked_name(path: Path, name: str) -> str:
     """`name`, a scan's path in its data set, masked by what its DICOM header at `path` says; as it is for others."""
     from pydicom import dcmread
 

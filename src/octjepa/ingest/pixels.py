@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.ingest.encapsulated import ITEM, decode_frames, split_frames
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -74,13 +74,13 @@ def layout_of(header: Dataset) -> Layout:
         planar=integer(header, "PlanarConfiguration"),
     )
     if not layout.rows or not layout.columns:
-        raise rejected("broken_header", "rows or columns are absent, zero or no number")
+        raise rejection("broken_header", "rows or columns are absent, zero or no number")
     if layout.rows < 8 or layout.columns < 8:
-        raise rejected("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is no B-scan")
+        raise rejection("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is no B-scan")
     if layout.photometric == "PALETTE COLOR":
-        raise rejected("unsupported_pixels", "colours of a palette; expected 8 or 16 bit grey, RGB")
+        raise rejection("unsupported_pixels", "colours of a palette; expected 8 or 16 bit grey, RGB")
     if allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
-        raise rejected(
+        raise rejection(
             "unsupported_pixels",
             f"{layout.samples} x {allocated} bits, or an unknown kind of colour; expected 8 or 16 bit grey, RGB",
         )
@@ -91,18 +91,18 @@ def check_size(frames: int, layout: Layout) -> None:
     """Before anything is allocated. Raises VolumeRejected size_implausible."""
     size = frames * layout.frame_bytes
     if size > MAX_BYTES:
-        raise rejected("size_implausible", f"{frames} x {layout.rows} x {layout.columns} is {size / 2**30:.0f} GiB")
+        raise rejection("size_implausible", f"{frames} x {layout.rows} x {layout.columns} is {size / 2**30:.0f} GiB")
 
 
 def _count(data: Dataset, found: int, notes: list[str]) -> int:
     """Frames in the data against NumberOfFrames. Raises VolumeRejected frames_missing, header_contradicts_pixels."""
     declared = integer(data, "NumberOfFrames")
     if declared > found:
-        raise rejected("frames_missing", f"NumberOfFrames says {declared}, the data hold {found}")
+        raise rejection("frames_missing", f"NumberOfFrames says {declared}, the data hold {found}")
     if declared != found:
         if declared > 1 and len(data.get("PerFrameFunctionalGroupsSequence") or []) == declared:
             # Two witnesses: rather than their count, the rows or columns of the header are wrong.
-            raise rejected(
+            raise rejection(
                 "header_contradicts_pixels", f"the header describes {declared} frames, the data hold {found}"
             )
         notes.append(f"frame_count_corrected={found}")
@@ -112,18 +112,18 @@ def _count(data: Dataset, found: int, notes: list[str]) -> int:
 def _native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
     element = data["PixelData"]
     if element.is_undefined_length or data.PixelData.startswith(ITEM):
-        raise rejected("wrong_transfer_syntax", "the pixel data are compressed, the header names no compression")
+        raise rejection("wrong_transfer_syntax", "the pixel data are compressed, the header names no compression")
     buffer = data.PixelData
     found, rest = divmod(len(buffer), layout.frame_bytes)
     declared = max(integer(data, "NumberOfFrames"), 1)
     if found < declared:
-        raise rejected(
+        raise rejection(
             "frames_missing",
             f"{len(buffer)} bytes of pixel data; {declared} frames need {declared * layout.frame_bytes}",
         )
     if rest > 1:
         if rest > _PADDING or any(buffer[-rest:]):
-            raise rejected(
+            raise rejection(
                 "header_contradicts_pixels",
                 f"{len(buffer)} bytes are no whole number of frames of {layout.rows} x {layout.columns}",
             )
@@ -175,7 +175,7 @@ def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
         return float(np.abs(smooth[:, lag:] - smooth[:, :-lag]).mean())
 
     if unlike(layout.rows) < _SHEARED * unlike(layout.columns):
-        raise rejected(
+        raise rejection(
             "header_contradicts_pixels",
             f"the frames hang together as {layout.columns} x {layout.rows}, the header says {layout.rows} x "
             f"{layout.columns}",
@@ -197,7 +197,7 @@ def _grey(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
         weights = np.array([0.299, 0.587, 0.114], np.float32)
         out[...] = np.round(frame.astype(np.float32) @ weights) if spread.any() else frame[..., 0]
     if coloured > _COLOURED * grey.size:
-        raise rejected("unsupported_pixels", f"{coloured / grey.size:.0%} of the pixels have a colour; expected grey")
+        raise rejection("unsupported_pixels", f"{coloured / grey.size:.0%} of the pixels have a colour; expected grey")
     if coloured:
         notes.append("colour_dropped")
     return grey
@@ -297,7 +297,7 @@ def decode_pixels(data: Dataset) -> Decoded:
     else:
         values = _native(data, layout, notes)
     if len(values) < 4:
-        raise rejected("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
+        raise rejection("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
     values = _grey(values, layout, notes)
     _check_rows_and_columns(values, layout)
     pixels = _to_8bit(values, data, layout, notes)

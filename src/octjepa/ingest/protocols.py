@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class KnownSpacing:
+class ProtocolSpacing:
     """Spacing in mm (None: not fixed by the protocol); `exact` when frames, rows and columns are the device's own."""
 
     slice_mm: float | None
@@ -51,18 +51,18 @@ def _field_mm(device: str, text: str) -> tuple[float, float, bool] | None:
     return None
 
 
-def known_spacing(device: str, text: str, shape: tuple[int, int, int]) -> KnownSpacing | None:
+def protocol_spacing(device: str, text: str, shape: tuple[int, int, int]) -> ProtocolSpacing | None:
     """What a protocol fixes for a scan of `shape` [D, H, W]; `text` is protocol and region, lower case."""
     frames, rows, columns = shape
     row_mm = _ROW_MM.get(device, {}).get(rows)
     if device == "heidelberg_spectralis":
         if shape[1] == 496 and columns in (768, 1536) and frames in (60, 61) and "20x20" not in text:
-            return KnownSpacing(0.1285, row_mm, 0.01206 * 768 / columns, True)
+            return ProtocolSpacing(0.1285, row_mm, 0.01206 * 768 / columns, True)
         if shape == (512, 496, 512):
-            return KnownSpacing(0.0117, row_mm, 0.0117, True)
-        return KnownSpacing(None, row_mm, None, False) if row_mm else None
+            return ProtocolSpacing(0.0117, row_mm, 0.0117, True)
+        return ProtocolSpacing(None, row_mm, None, False) if row_mm else None
     field = _field_mm(device, text)
     if field is None:
-        return KnownSpacing(None, row_mm, None, False) if row_mm else None
+        return ProtocolSpacing(None, row_mm, None, False) if row_mm else None
     slow, fast, minus_one = field
-    return KnownSpacing(slow / (frames - minus_one), row_mm, fast / columns, shape in _NATIVE[device])
+    return ProtocolSpacing(slow / (frames - minus_one), row_mm, fast / columns, shape in _NATIVE[device])

@@ -11,24 +11,24 @@ from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats import read_scan, recognise
 from octjepa.ingest.geometry import LIMITS_MM, plausible
 from octjepa.ingest.manifest import ManifestRow, find_row
-from octjepa.ingest.reasons import REASONS, raised_in, rejected
+from octjepa.ingest.reasons import REASONS, error_origin, rejection
 from octjepa.volume import OCTVolume
 
-AskedSpacing = tuple[float, float, float] | Literal["file"] | None  # slice, depth, column in mm; "file": not by hand
+SpacingOption = tuple[float, float, float] | Literal["file"] | None  # slice, depth, column in mm; "file": not by hand
 
 
 def read_volume(
     path: str | Path,
     manifest_row: ManifestRow | None = None,
     spacing_mm: tuple[float, float, float] | None = None,
-    called: PurePath | None = None,
+    dataset_path: PurePath | None = None,
     member: str = "",
 ) -> OCTVolume:
     """One OCT scan in its native geometry: pixels uint8 `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
 
-    `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` is the user's word and
-    goes before what the file says. `called` is the scan's name in its data set, where `path` is a copy of it; names and
-    folders there may speak of person, eye and device. `member` names one of several scans in the file ("1", "2", ...);
+    `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` takes precedence over the
+    file. `dataset_path` is the scan's path in its data set where `path` is a copy of it; its folders and name may state
+    person, eye and device. `member` names one of several scans in the file ("1", "2", ...);
     without it the first is read.
     Raises VolumeRejected (a code of `octjepa.ingest.reasons`); UsageError where there is no such file.
     """
@@ -40,12 +40,12 @@ def read_volume(
             # pydicom converts values when they are asked for, and warns of each that is out of standard: here what is
             # out of standard is judged one by one.
             warnings.simplefilter("ignore")
-            row = manifest_row or (find_row(path) if called is None else None)
-            return assemble(read_scan(path, _format_of(path), member), called or path, row, spacing_mm)
+            row = manifest_row or (find_row(path) if dataset_path is None else None)
+            return assemble(read_scan(path, _format_of(path), member), dataset_path or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
-        raise rejected("reader_failed", raised_in(error)) from error
+        raise rejection("reader_failed", error_origin(error)) from error
 
 
 def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
@@ -74,13 +74,13 @@ def _format_of(path: Path) -> str:
     if format is not None:
         return format
     if path.is_dir():
-        raise rejected("unknown_format", "a folder that holds no sequence of B-scan images")
+        raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")
     if path.stat().st_size == 0:
-        raise rejected("empty_file", "zero bytes")
-    raise rejected("unknown_format", "its first bytes and its suffix are those of no format, or of a single image")
+        raise rejection("empty_file", "zero bytes")
+    raise rejection("unknown_format", "its first bytes and its suffix are those of no format, or of a single image")
 
 
-def describe_file(path: str | Path, spacing_mm: AskedSpacing = None) -> dict[str, Any]:
+def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[str, Any]:
     """What `octjepa inspect FILE` says, for an accepted and for a rejected file. Raises UsageError: no such file.
 
     Keys: kind ("volume" | "rejected"), shape, spacing_mm, provenance, laterality, device, pattern, reasons

@@ -95,14 +95,14 @@ REASONS: dict[str, Reason] = {
 }
 
 
-def rejected(reason: str, detail: str) -> VolumeRejected:
+def rejection(reason: str, detail: str) -> VolumeRejected:
     """The exception for a code of the list. Raises KeyError for a code that is not on it."""
     if reason not in REASONS:
         raise KeyError(f"reason code {reason!r} is not in the closed list")
     return VolumeRejected(reason, detail)
 
 
-def raised_in(error: BaseException) -> str:
+def error_origin(error: BaseException) -> str:
     """ "ValueError raised in values.convert_DS_string": the message is left out, for parsers quote what they read."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -113,7 +113,7 @@ def raised_in(error: BaseException) -> str:
     return f"{type(error).__name__} raised in {Path(code.co_filename).stem}.{code.co_name}"
 
 
-def ledger_row(file: str, sha256: str, stage: str, reason: str, detail: str) -> dict[str, str]:
+def quarantine_record(file: str, sha256: str, stage: str, reason: str, detail: str) -> dict[str, str]:
     """One line of quarantine.jsonl: file, hash, stage, reason, detail, when (UTC, ISO 8601)."""
     if reason not in REASONS:
         raise KeyError(f"reason code {reason!r} is not in the closed list")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octjepa.ingest.frames import FrameFacts
+from octjepa.ingest.raw_scan import FrameGeometry
 from octjepa.volume import Pattern
 
 _TURN_DEGREES = 30.0  # a raster's lines are parallel; a radial scan's turn through 180 degrees
@@ -24,7 +24,7 @@ def _angle_spread_degrees(directions: np.ndarray) -> float:
     return float(np.degrees(np.arccos(np.clip(cosines.min(), 0, 1))))
 
 
-def circles(facts: FrameFacts) -> np.ndarray:
+def circles(facts: FrameGeometry) -> np.ndarray:
     """[F] True for frames that run along a circle: curved, or ending where they began."""
     known = np.isfinite(facts.lines_px).all(axis=1)
     closed = np.zeros(len(known), bool)
@@ -32,7 +32,7 @@ def circles(facts: FrameFacts) -> np.ndarray:
     return facts.curved | (closed & (known.sum() > closed.sum() / 2))
 
 
-def scan_pattern(facts: FrameFacts, device: str, text: str) -> Pattern:
+def scan_pattern(facts: FrameGeometry, device: str, text: str) -> Pattern:
     """`text` is protocol and region, lower case."""
     circle = circles(facts)
     if circle.all():

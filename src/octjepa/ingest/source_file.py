@@ -48,7 +48,7 @@ class SourceFile:
         return self.location
 
     @property
-    def called(self) -> PurePath:
+    def dataset_path(self) -> PurePath:
         """Its name in its data set; names and folders may speak of person, eye and device."""
         if isinstance(self.location, Path):
             return self.location
@@ -65,21 +65,21 @@ class SourceFile:
     def local(self) -> Iterator[Path]:
         """The file itself, or a verified copy of what lies in a bucket, kept while the context is open. Read only.
 
-        Raises what `remote.fetched` raises.
+        Raises what `remote.local_copy` raises.
         """
         if isinstance(self.location, Path):
             yield self.location
             return
         whole = self.location.endswith("/")
         if not whole and len(self.objects) < 2:
-            with remote.fetched(self.objects[0] if self.objects else self.location) as copy:
+            with remote.local_copy(self.objects[0] if self.objects else self.location) as copy:
                 yield copy
             return
         with ExitStack() as held, TemporaryDirectory(prefix="octjepa-") as made:
             folder = Path(made, PurePosixPath(self.location).name) if whole else Path(made)
             folder.mkdir(exist_ok=True)
             for one in self.objects:
-                copy = held.enter_context(remote.fetched(one))
+                copy = held.enter_context(remote.local_copy(one))
                 (folder / PurePosixPath(one.url).name).symlink_to(copy)
             yield folder if whole else folder / PurePosixPath(self.location).name
 
@@ -151,6 +151,6 @@ def how_to_expand(name: str) -> str:
     return "unpack it with the program that made it and ingest the folder"
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A path as text that every table and terminal can hold: line breaks and bytes that are no text are escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -20,7 +20,7 @@ from octjepa.ingest.bucket_tree import BucketSearch
 from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
 from octjepa.ingest.multi_scan import each_scan
 from octjepa.ingest.reasons import REASONS
-from octjepa.ingest.source_file import Discovery, SourceFile, shown
+from octjepa.ingest.source_file import Discovery, SourceFile, printable
 from octjepa.ingest.walk import WILDCARDS
 
 __all__ = ["Discovery", "SourceFile", "discover"]
@@ -82,7 +82,7 @@ def _add_list(source: str, disk: LocalSearch, bucket: BucketSearch) -> None:
     try:
         entries = read_list(path.read_bytes(), source)
     except OSError as error:
-        raise UsageError(f"{shown(source)} cannot be read as a list of files: {error.strerror}") from None
+        raise UsageError(f"{printable(source)} cannot be read as a list of files: {error.strerror}") from None
     urls = [entry for entry in entries if remote.is_remote(entry)]
     folder = path.parent.resolve()
     for entry in entries:
@@ -118,7 +118,7 @@ def _tell(sources: Sequence[str | Path], found: Discovery) -> None:
         code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}" for code, count in by_reason.items()
     }
     if not found.files:
-        where = ", ".join(shown(str(source)) for source in sources)
+        where = ", ".join(printable(str(source)) for source in sources)
         ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5))
         why = f" (left out: {ignored})" if ignored else "" if said else ": it is empty"
         raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *said.values()]))

@@ -7,20 +7,20 @@ does not answer or sends damaged bodies for as long as is borne), MachineRefuses
 
 from octjepa.remote.address import is_remote, join
 from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
-from octjepa.remote.cache import cache_folder, fetched, read_bytes
-from octjepa.remote.retry import retries
+from octjepa.remote.cache import cache_folder, local_copy, read_bytes
+from octjepa.remote.retry import retry_count
 
 __all__ = [
     "RemoteObject",
     "cache_folder",
-    "fetched",
     "info",
     "is_remote",
     "join",
     "list_objects",
+    "local_copy",
     "put",
     "put_bytes",
     "read_bytes",
     "remove",
-    "retries",
+    "retry_count",
 ]

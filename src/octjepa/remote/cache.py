@@ -74,7 +74,7 @@ def limit_bytes() -> int:
 
 
 @contextmanager
-def fetched(wanted: str | RemoteObject) -> Iterator[Path]:
+def local_copy(wanted: str | RemoteObject) -> Iterator[Path]:
     """A verified local copy with the object's file name, which stays while the context is open. Read only.
 
     Raises UsageError: no such object, no access, no credentials. MachineRefuses: the disk is full, no open file is
@@ -97,8 +97,8 @@ def fetched(wanted: str | RemoteObject) -> Iterator[Path]:
 
 
 def read_bytes(url: str) -> bytes:
-    """The verified content of the object `url`. Raises as `fetched`."""
-    with fetched(url) as path:
+    """The verified content of the object `url`. Raises as `local_copy`."""
+    with local_copy(url) as path:
         return path.read_bytes()
 
 

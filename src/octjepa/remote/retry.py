@@ -172,7 +172,7 @@ def told(error: BaseException, doing: str, url: str) -> OctjepaError:
     return OctjepaError(f"cannot {doing} {url}: {found}")
 
 
-def retries() -> int:
+def retry_count() -> int:
     """How often this thread has tried again so far."""
     return int(getattr(_mine, "retries", 0))
 
@@ -201,6 +201,6 @@ def retried(call: Callable[[], T], doing: str, url: str, patience: Patience) -> 
             status, code = _code(error)
             _log.info("%s %s: %s, try %d of %d in %.1f s", doing, url, code or status or type(error).__name__,
                       number + 1, patience.tries, wait)  # fmt: skip
-            _mine.retries = retries() + 1
+            _mine.retries = retry_count() + 1
             time.sleep(wait)
     raise AssertionError("unreachable: the last try returns or raises")

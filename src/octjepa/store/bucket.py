@@ -77,7 +77,7 @@ class Bucket:
         arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=self._cache))
         try:
             for one in found:
-                with remote.fetched(one) as copy:
+                with remote.local_copy(one) as copy:
                     shutil.copyfile(copy, arriving / one.url.rpartition("/")[2])
             try:
                 os.replace(arriving, folder)
@@ -114,7 +114,7 @@ class Bucket:
         if len(found) < len(CHUNK_FILES):
             raise DamagedVolume(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
         with ExitStack() as held:
-            yield {part: held.enter_context(remote.fetched(one)) for part, one in found.items()}
+            yield {part: held.enter_context(remote.local_copy(one)) for part, one in found.items()}
 
     # -- writing --
 

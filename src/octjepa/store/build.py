@@ -20,7 +20,7 @@ from typing import Any, Literal
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
-from octjepa.ingest.identity import device_of
+from octjepa.ingest.identity import parse_device
 from octjepa.ingest.personal_data import count_fields
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
@@ -283,7 +283,7 @@ def _build(
 
 def _lost_table(refused: Sequence[dict[str, str]]) -> str:
     """Device (by path) and reason against count, with what to do."""
-    counts = Counter((device_of(row["file"]) or "unknown device", row["reason"]) for row in refused)
+    counts = Counter((parse_device(row["file"]) or "unknown device", row["reason"]) for row in refused)
     width = max((len(device) for device, _ in counts), default=0)
     return "\n".join(
         f"  {device:<{width}}  {count:>5}  {reason}: {REASONS[reason].meaning}; {REASONS[reason].action}"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int16, UInt8
 
 from octjepa.ingest.burned_in import find_text
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import level_beside, mask_fill
 from octjepa.store.near_duplicates import enface, enface_hash
@@ -96,7 +96,7 @@ def _check_size(volume: OCTVolume, preprocessing: Preprocessing, columns: int) -
     flattened = 4 * depth * stored_height * columns  # its places are of 8 bytes
     size = 4 * (resampled + matrices + flattened)
     if size > MAX_WORK_BYTES:
-        raise rejected("size_implausible", f"resampled to {depth} x {rows} x {columns}, {size / 2**30:.1f} GiB")
+        raise rejection("size_implausible", f"resampled to {depth} x {rows} x {columns}, {size / 2**30:.1f} GiB")
     return rows
 
 
@@ -159,7 +159,7 @@ def _along_slow(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _to_bytes(image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, float]) -> UInt8[np.ndarray, "D H W"]:
     """Raises VolumeRejected no_tissue where nothing is valid."""
     if not valid.any():
-        raise rejected("no_tissue", "flattening moves the whole scan out of the stored height")
+        raise rejection("no_tissue", "flattening moves the whole scan out of the stored height")
     low, high = np.percentile(image[valid], percentiles)
     scale = np.float32(255.0 / max(float(high - low), 1e-3))
     scaled = np.clip((image - np.float32(low)) * scale + np.float32(0.5), 0, 255).astype(np.uint8)
@@ -223,7 +223,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     inner_band = _band(surfaces, shifts, slow, ty, stored_h)
     tissue = _in_band(inner_band, stored_h) & kept
     if not tissue.any():
-        raise rejected("no_tissue", "the tissue band lies outside the stored height")
+        raise rejection("no_tissue", "the tissue band lies outside the stored height")
     values = inner[tissue]
 
     stored = np.zeros(preprocessing.stored_size, np.uint8)
@@ -255,7 +255,7 @@ def _without_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D 
     """Text brought to the level beside it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
     share = float(text.mean(axis=(1, 2)).max())
     if share > _MOST_TEXT:
-        raise rejected("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")
+        raise rejection("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")
     cleaned = pixels.copy()
     for index in np.flatnonzero(text.any(axis=(1, 2))):
         cleaned[index][text[index]] = level_beside(pixels[index], text[index])
@@ -268,7 +268,7 @@ def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, row_mm: fl
     inside = (rows >= surfaces.ilm[:, None]) & (rows <= surfaces.bm[:, None] + BAND_BELOW_BRUCH_MM / row_mm)
     hidden = ((text > 0.5) & inside).any(axis=(1, 2))
     if hidden.any():
-        raise rejected("burned_in_text", f"text lies on the retina in {int(hidden.sum())} of {len(text)} B-scans")
+        raise rejection("burned_in_text", f"text lies on the retina in {int(hidden.sum())} of {len(text)} B-scans")
 
 
 def _band(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
-from octjepa.ingest.header_fields import Said
 from octjepa.ingest.identity import identify
+from octjepa.ingest.raw_scan import HeaderFields
 from octjepa.ingest.reasons import REASONS
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def source_flow(store: Store) -> SourceFlow:
     devices: dict[str, Counter[str]] = defaultdict(Counter)
     places: dict[str, Counter[str]] = defaultdict(Counter)
     for row in store.quarantine:
-        seen = identify(Said(), PurePath(str(row["file"])), None)
+        seen = identify(HeaderFields(), PurePath(str(row["file"])), None)
         devices[row["reason"]][seen.device or UNKNOWN] += 1
         places[row["reason"]][seen.site or str(sites.get(seen.person_id) or UNKNOWN)] += 1
     refused = [

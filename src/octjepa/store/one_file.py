@@ -10,9 +10,9 @@ from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.files import CHUNK_FILES, chunk_hash
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
-from octjepa.ingest.personal_data import name_to_tell
-from octjepa.ingest.reader import AskedSpacing
-from octjepa.ingest.reasons import ledger_row, raised_in, rejected
+from octjepa.ingest.personal_data import masked_name
+from octjepa.ingest.reader import SpacingOption
+from octjepa.ingest.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.chunk import stage_chunk
@@ -20,7 +20,7 @@ from octjepa.store.labels import labels_text
 from octjepa.volume import OCTVolume
 
 FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and the spacing that was asked for
-Spacing = AskedSpacing
+Spacing = SpacingOption
 _ASKED = " spacing "
 Result = dict[str, Any]  # {"volume": index row, "chunk": hidden folder} or {"refused": ledger row}
 
@@ -36,9 +36,9 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
         before = state(source, spacing_mm)  # before reading: what changes meanwhile is read again by the next run
         with source.local() as path:
             asked = None if spacing_mm == "file" else spacing_mm
-            volume = read_volume(path, source.row, asked, called=source.called, member=source.member)
+            volume = read_volume(path, source.row, asked, dataset_path=source.dataset_path, member=source.member)
         if before is None:
-            raise rejected("unreadable_file", "the file came back while it was read")
+            raise rejection("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
         made = canonicalise(volume, preprocessing)
         name = made.volume.volume_id
@@ -55,7 +55,7 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
         raise  # the disk is full, the store cannot be written, a bucket does not answer: no fault of this file
     except Exception as error:  # one strange scan must not end the ingest of all others
         lines = str(error).splitlines()  # of arrays, not of a header: reading is over
-        detail = f"{raised_in(error)}: {lines[0][:160] if lines else 'no message'}"
+        detail = f"{error_origin(error)}: {lines[0][:160] if lines else 'no message'}"
         return refused(source, stage, "reader_failed", detail, sha256(source))
 
 
@@ -83,8 +83,8 @@ def by_hand(before: FileState | None) -> bool:
 
 def refused(source: SourceFile, stage: str, reason: str, detail: str, digest: str = "") -> Result:
     """The ledger row of one file as a result. Raises KeyError: a reason that is not on the list."""
-    name = name_to_tell(source.location, source.name) if isinstance(source.location, Path) else source.name
-    return {"refused": {**ledger_row(name, digest, stage, reason, detail), "file_key": source.key}}
+    name = masked_name(source.location, source.name) if isinstance(source.location, Path) else source.name
+    return {"refused": {**quarantine_record(name, digest, stage, reason, detail), "file_key": source.key}}
 
 
 def sha256(source: SourceFile) -> str:
@@ -98,7 +98,7 @@ def sha256(source: SourceFile) -> str:
 
 def _told_name(volume: OCTVolume, source: SourceFile) -> str:
     """The scan's path in its data set, with what tells who the person is masked, as the reader found it."""
-    if volume.source == source.called.as_posix():
+    if volume.source == source.dataset_path.as_posix():
         return source.name
     parts = volume.source.split("/")[-len(source.name.split("/")) :]
     return "/".join(parts) + (f"#{source.member}" if source.member else "")

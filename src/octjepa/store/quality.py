@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 from octjepa.store.surfaces import RobustSurface, Surfaces
 
 _LEAST_FRAMES = 4
@@ -61,7 +61,7 @@ def structured_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " 
     structure = columns.std(axis=(1, 2))
     lively = structure > max(0.5, _BLANK * float(np.median(structure)))
     if lively.sum() < max(_LEAST_FRAMES, depth // 2):
-        raise rejected("blank", f"{int((~lively).sum())} of {depth} B-scans are empty or constant")
+        raise rejection("blank", f"{int((~lively).sum())} of {depth} B-scans are empty or constant")
     return np.asarray(lively)
 
 
@@ -113,7 +113,7 @@ def check_layered(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, row_mm:
     thick_mm = float(np.median(bm - ilm)) * row_mm
     slope = thick_mm < _THINNEST_MM and surfaces.noise > _UNEVEN * surfaces.contrast
     if edge < _EDGE or slope:
-        raise rejected(
+        raise rejection(
             "no_tissue", f"no layers: a step of {edge:.2f} of the contrast, {thick_mm:.2f} mm below the first"
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 
 _MAX_BYTES = 1 << 30  # of the matrices for uneven positions
 
@@ -41,7 +41,7 @@ def weights(
         count = int(np.ceil(span / fine_step)) + 1
         size = 4 * count * (len(source_mm) + 2 * len(target_mm))
         if size > _MAX_BYTES:
-            raise rejected("size_implausible", f"positions over {span:.0f} mm take {size / 2**30:.1f} GiB to resample")
+            raise rejection("size_implausible", f"positions over {span:.0f} mm take {size / 2**30:.1f} GiB to resample")
         fine = np.linspace(source_mm[0], source_mm[-1], count)
         spread = weights(fine, target_mm, step_mm, (reach_mm or gap / 2))
         return spread @ _linear(source_mm, fine)

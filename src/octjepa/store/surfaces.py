@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 
 _CLIMB = 0.035  # price of one row between neighbouring A-scans, in units of the tissue contrast
 _WRONG_LAYER_MM = 0.12  # a B-scan whose membrane lies this far off the common surface took a wrong layer
@@ -222,7 +222,7 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: f
     peak, broad = (np.median(column_sums.highest(max(1, round(mm / row))), axis=0) for mm in (0.023, 0.047))
     contrast, noise = float(np.median(peak - level)), float(np.median(level - faint)) + 1.0
     if contrast < 4.0 or float(np.median(broad - level)) < 2.0 * noise:
-        raise rejected("no_tissue", f"the brightest layers stand {contrast:.1f} grey levels over the background")
+        raise rejection("no_tissue", f"the brightest layers stand {contrast:.1f} grey levels over the background")
     scale = np.maximum(peak - level, 0.3 * contrast)
     coarse -= level[:, None]
     coarse /= scale[:, None]

@@ -14,7 +14,7 @@ from typing import Any
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.files import Journal
-from octjepa.ingest.reasons import ledger_row
+from octjepa.ingest.reasons import quarantine_record
 
 _MOST_LOST = 0.2  # of the training volumes
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Unread:
             for name, why in new.items():
                 _log.warning("volume %s cannot be read; others stand in for it: %s", name, why)
                 if name not in written:
-                    self._ledger.append(ledger_row(name, "", "train", "unreadable_file", why))
+                    self._ledger.append(quarantine_record(name, "", "train", "unreadable_file", why))
         if len(self._known) > _MOST_LOST * self._volumes:
             raise OctjepaError(
                 f"{len(self._known)} of {self._volumes} training volumes cannot be read, the last: "

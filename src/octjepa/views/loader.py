@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from octjepa.errors import ContractError, MachineRefuses, OctjepaError
 from octjepa.recipe import Recipe
-from octjepa.remote import retries
+from octjepa.remote import retry_count
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.contract import contract_differences
 from octjepa.store.select import Selection, check_not_empty, select
@@ -137,14 +137,14 @@ class TrainingDataset(Dataset[LoadedSample]):
 
     def __getitem__(self, position: int) -> LoadedSample:
         unread: dict[str, str] = {}
-        before = retries()
+        before = retry_count()
         most = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
         while len(unread) < most:
             position, (visit, volume_id) = self._first_included(position)
             if volume_id not in unread:
                 try:
                     sample = make_sample(_read(self.store, volume_id), self.recipe, visit)
-                    return LoadedSample(volume_id, sample, (*unread.items(),), retries() - before)
+                    return LoadedSample(volume_id, sample, (*unread.items(),), retry_count() - before)
                 except MachineRefuses:
                     raise
                 except (OctjepaError, OSError, ValueError) as error:

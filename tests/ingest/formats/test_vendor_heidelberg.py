@@ -43,7 +43,7 @@ def test_vol_keeps_pixels_spacing_eye_and_order(tmp_path: Path) -> None:
     scan = read_vol(path)
     np.testing.assert_array_equal(scan.pixels, PIXELS)
     assert scan.spacing_mm == (0.12, 0.003872, 0.0114)
-    assert (scan.said.person_id, scan.said.birth_date, scan.said.visit) == ("P-77", "19500203", "20200506")
+    assert (scan.header.person_id, scan.header.birth_date, scan.header.visit) == ("P-77", "19500203", "20200506")
     assert scan.personal == ("PatientBirthDate", "StudyDate")
     volume = assemble(scan, path)
     assert volume.laterality == "OS"
@@ -107,11 +107,11 @@ def test_xml_lists_its_images_in_order_with_or_without_a_patient(tmp_path: Path,
     assert volume.provenance["slice"] == "positions"
     if anonymised:
         assert scan.personal == ()
-        assert scan.said.person_id == ""
+        assert scan.header.person_id == ""
         assert volume.laterality is None
     else:
         assert scan.personal == ("PatientName", "PatientBirthDate", "StudyDate", "PatientSex")
-        assert (scan.said.person_name, scan.said.birth_date) == ("Müller Ada", "19500203")
+        assert (scan.header.person_name, scan.header.birth_date) == ("Müller Ada", "19500203")
         assert volume.laterality == "OD"
         assert volume.person_id == "P-77"
 

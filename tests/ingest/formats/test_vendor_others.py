@@ -112,7 +112,7 @@ def test_an_encrypted_topcon_patient_is_told_and_nobody_invented(tmp_path: Path)
     whole = topcon_bytes(topcon_jpegs(PIXELS), "@IMG_JPEG", PATIENT_INFO_03=bytes(600))
     path.write_bytes(whole.replace(b"@PATIENT_INFO_02", b"@PATIENT_INFO_XX"))
     scan = read_topcon(path)
-    assert scan.said.person_id == ""
+    assert scan.header.person_id == ""
     assert "OtherPatientIDs" in scan.personal
 
 
@@ -135,8 +135,8 @@ def test_img_is_turned_upright_and_its_name_is_read(
     path.write_bytes(zeiss_bytes(pixels))
     scan = read_img(path)
     np.testing.assert_array_equal(scan.pixels, pixels)
-    assert (scan.spacing_mm, scan.said.laterality, scan.said.visit) == (spacing, "OS", "20200506")
-    assert scan.said.person_id == ("PX1_RODRIGUEZ" if "ROD" in name else "PX1")
+    assert (scan.spacing_mm, scan.header.laterality, scan.header.visit) == (spacing, "OS", "20200506")
+    assert scan.header.person_id == ("PX1_RODRIGUEZ" if "ROD" in name else "PX1")
 
 
 def test_img_gets_the_fixed_field_of_the_cirrus_cube(tmp_path: Path) -> None:

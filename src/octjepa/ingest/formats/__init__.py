@@ -17,8 +17,8 @@ from octjepa.extras import to_install
 from octjepa.ingest.formats import signs, vendor
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
-from octjepa.ingest.header_fields import RawScan
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import RawScan
+from octjepa.ingest.reasons import rejection
 
 _HEAD_BYTES = 1024
 
@@ -70,7 +70,7 @@ def recognise(path: Path) -> str | None:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
-        raise rejected("unreadable_file", error.strerror or str(error)) from None
+        raise rejection("unreadable_file", error.strerror or str(error)) from None
     for format in FORMATS:
         if format.is_it(path, head):
             return format.name
@@ -126,11 +126,11 @@ def read_scan(path: Path, format: str, member: str = "") -> RawScan:
     """The scan at `path`, of a format that `recognise` named; `member` one of `members`. Raises VolumeRejected."""
     try:
         if path.is_file() and path.stat().st_size == 0:
-            raise rejected("empty_file", "zero bytes")
+            raise rejection("empty_file", "zero bytes")
     except OSError as error:
-        raise rejected("unreadable_file", error.strerror or str(error)) from None
+        raise rejection("unreadable_file", error.strerror or str(error)) from None
     if path.is_file() and format != "dicom" and (strange := signs.foreign(path)):
-        raise rejected("unknown_format", f"{strange}, whatever its name says")
+        raise rejection("unknown_format", f"{strange}, whatever its name says")
     module, _, function = _BY_NAME[format].reader.partition(":")
     chosen = {"member": member} if member else {}
     scan: RawScan = getattr(import_module(module), function)(path, **chosen)
@@ -142,4 +142,4 @@ def library(name: str, extra: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:
-        raise rejected("no_decoder", f"{name} is not installed: {to_install(extra)}") from None
+        raise rejection("no_decoder", f"{name} is not installed: {to_install(extra)}") from None

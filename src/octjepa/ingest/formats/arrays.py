@@ -18,9 +18,8 @@ import numpy as np
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.members import Small, is_small, left_out, scan_member, small_members
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan
+from octjepa.ingest.reasons import rejection
 
 _CONVENTION = "DHW"
 _HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python literal
@@ -33,30 +32,30 @@ def _declared(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
     except (ValueError, EOFError, SyntaxError, TypeError, TokenError):
-        raise rejected("broken_header", "the header of the array cannot be parsed") from None
+        raise rejection("broken_header", "the header of the array cannot be parsed") from None
     return shape, dtype
 
 
 def _check_declared(shape: tuple[int, ...], dtype: np.dtype, there: int) -> None:
     """Raises VolumeRejected: unsupported_pixels, size_implausible, truncated."""
     if dtype.hasobject:
-        raise rejected("unsupported_pixels", "an array of Python objects, which are never loaded")
+        raise rejection("unsupported_pixels", "an array of Python objects, which are never loaded")
     check_size(shape, dtype.itemsize)
     needed = math.prod(shape) * dtype.itemsize
     if there < needed:
-        raise rejected("truncated", f"{there} bytes of values, {needed} expected")
+        raise rejection("truncated", f"{there} bytes of values, {needed} expected")
 
 
 def _scan(format: str, values: np.ndarray, small: Small) -> RawScan:
     values = values.reshape([length for length in values.shape if length != 1] or [1])
     if values.ndim != 3:
-        raise rejected("unsupported_pixels", f"an array of {values.ndim} axes; expected three")
+        raise rejection("unsupported_pixels", f"an array of {values.ndim} axes; expected three")
     notes = list(small.notes)
     pixels, spacing_mm = oriented(to_grey(values, notes), (None, None, None), notes, _CONVENTION)
     if any(small.spacing_mm):
         spacing_mm = small.spacing_mm
     return RawScan(
-        format, pixels, FrameFacts.silent(len(pixels)), small.said, spacing_mm=spacing_mm, notes=tuple(notes),
+        format, pixels, FrameGeometry.unknown(len(pixels)), small.header, spacing_mm=spacing_mm, notes=tuple(notes),
         labels=small.labels, personal=small.personal,
     )  # fmt: skip
 
@@ -102,7 +101,7 @@ def read_npz(path: Path) -> RawScan:
             small.notes = tuple(left_out(shapes))
             values = _values(archive, entries[name])
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError):
-        raise rejected(
+        raise rejection(
             "truncated", "the archive ends early, is damaged, or is packed in a way nothing here reads"
         ) from None
     return _scan("npz", values, small)

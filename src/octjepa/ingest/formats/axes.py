@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.ingest.geometry import plausible
-from octjepa.ingest.header_fields import Triple
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import AxisSpacing
+from octjepa.ingest.reasons import rejection
 
 _ROLES = {"D": "slice", "H": "depth", "W": "column"}
 _LAYERED = 2.0  # times the brightness profile of the runner-up
@@ -70,7 +70,7 @@ def _likeness(pixels: np.ndarray, along: int, depth: int) -> float:
     return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other) + 1e-6))
 
 
-def _slow_axis(pixels: np.ndarray, spacing_mm: Triple, depth: int, fits: list[str]) -> int | None:
+def _slow_axis(pixels: np.ndarray, spacing_mm: AxisSpacing, depth: int, fits: list[str]) -> int | None:
     """The slice axis of the two that are not `depth`. Raises VolumeRejected axes_ambiguous where witnesses disagree."""
     first, second = (axis for axis in range(3) if axis != depth)
     votes: set[int] = set()
@@ -85,7 +85,7 @@ def _slow_axis(pixels: np.ndarray, spacing_mm: Triple, depth: int, fits: list[st
         if abs(alike) > _LIKER:
             votes.add(first if alike < 0 else second)
     if len(votes) > 1:
-        raise rejected("axes_ambiguous", "spacing and speckle name different axes as the slow one")
+        raise rejection("axes_ambiguous", "spacing and speckle name different axes as the slow one")
     if not votes:
         m, n = pixels.shape[first], pixels.shape[second]
         if max(m, n) >= _FEWER * min(m, n):
@@ -93,7 +93,9 @@ def _slow_axis(pixels: np.ndarray, spacing_mm: Triple, depth: int, fits: list[st
     return votes.pop() if votes else None
 
 
-def axes_of(pixels: UInt8[np.ndarray, "A B C"], spacing_mm: Triple, layout: str, known: bool) -> tuple[str, list[str]]:
+def axes_of(
+    pixels: UInt8[np.ndarray, "A B C"], spacing_mm: AxisSpacing, layout: str, known: bool
+) -> tuple[str, list[str]]:
     """(the stored axes as a word of D, H and W, notes).
 
     `layout` is the convention of the format, "" for none: it decides what spacing and content leave open. Where it is
@@ -110,12 +112,12 @@ def axes_of(pixels: UInt8[np.ndarray, "A B C"], spacing_mm: Triple, layout: str,
     seen = _depth_by_content(pixels)
     if known and layout:
         if seen is not None and seen != layout.index("H"):
-            raise rejected("axes_ambiguous", f"axis {seen + 1} looks like depth, expected axis {layout.index('H') + 1}")
+            raise rejection("axes_ambiguous", f"axis {seen + 1} looks like depth, not axis {layout.index('H') + 1}")
         return layout, []
     if seen is not None and depths and seen not in depths:
-        raise rejected("axes_ambiguous", f"axis {seen + 1} looks like depth, but not by its spacing")
+        raise rejection("axes_ambiguous", f"axis {seen + 1} looks like depth, but not by its spacing")
     if seen is None and len(depths) != 1:
-        raise rejected("axes_ambiguous", "no axis is layered like a retina, and the spacing does not tell depth")
+        raise rejection("axes_ambiguous", "no axis is layered like a retina, and the spacing does not tell depth")
     notes = []
     if seen is None:
         notes.append("depth_by_spacing")
@@ -125,7 +127,7 @@ def axes_of(pixels: UInt8[np.ndarray, "A B C"], spacing_mm: Triple, layout: str,
     slow = _slow_axis(pixels, spacing_mm, depth, fits)
     if slow is None:
         if not layout or layout.index("H") != depth:
-            raise rejected("axes_ambiguous", "neither spacing, speckle nor counts tell B-scans from A-scans")
+            raise rejection("axes_ambiguous", "neither spacing, speckle nor counts tell B-scans from A-scans")
         return layout, [*notes, "slow_axis_by_convention"]
     return "".join("H" if axis == depth else "D" if axis == slow else "W" for axis in range(3)), notes
 
@@ -159,8 +161,12 @@ def upside_down(pixels: UInt8[np.ndarray, "D H W"]) -> bool | None:
 
 
 def oriented(
-    pixels: UInt8[np.ndarray, "A B C"], spacing_mm: Triple, notes: list[str], layout: str = "", known: bool = False
-) -> tuple[UInt8[np.ndarray, "D H W"], Triple]:
+    pixels: UInt8[np.ndarray, "A B C"],
+    spacing_mm: AxisSpacing,
+    notes: list[str],
+    layout: str = "",
+    known: bool = False,
+) -> tuple[UInt8[np.ndarray, "D H W"], AxisSpacing]:
     """Pixels and spacing as slice, depth, width, vitreous on top; `notes` says what was turned and by which witness.
 
     `spacing_mm` is one value per stored axis. Raises VolumeRejected axes_ambiguous.

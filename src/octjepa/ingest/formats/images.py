@@ -16,9 +16,8 @@ from PIL import Image
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.intensity import check_size, luminance, to_grey
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES, LEAST_FRAMES, Sequence, sequences
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan
+from octjepa.ingest.reasons import rejection
 
 Size = tuple[int, int]  # columns, rows, as Pillow says it
 _MODES = {"L", "I;16", "I;16B", "I;16L", "I", "F", "RGB", "RGBA", "LA", "P"}
@@ -38,7 +37,7 @@ def _sizes(folder: Path, sequence: Sequence) -> list[Size]:
             with Image.open(folder / name) as image:
                 sizes.append(image.size)
         except _DAMAGED:
-            raise rejected("frames_broken", f"image number {number} cannot be read") from None
+            raise rejection("frames_broken", f"image number {number} cannot be read") from None
     return sizes
 
 
@@ -53,7 +52,7 @@ def _without_fundus(sequence: Sequence, sizes: list[Size]) -> tuple[Sequence, in
     odd = [number for (number, _), size in zip(sequence, sizes, strict=True) if size != usual]
     if len(kept) != len(alike) or len(odd) > 2:
         shown = ", ".join(map(str, odd[:_GAPS_SHOWN]))
-        raise rejected(
+        raise rejection(
             "unsupported_pixels",
             f"images of different sizes: {len(alike)} of {usual[0]} x {usual[1]}, others at number {shown}",
         )
@@ -65,11 +64,11 @@ def _check_numbers(sequence: Sequence) -> None:
     numbers = [number for number, _ in sequence]
     if len(set(numbers)) != len(numbers):
         twice = sorted({number for number in numbers if numbers.count(number) > 1})
-        raise rejected("frames_missing", f"two images bear the number {twice[0]}")
+        raise rejection("frames_missing", f"two images bear the number {twice[0]}")
     missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
     if missing:
         shown = ", ".join(map(str, missing[:_GAPS_SHOWN])) + (", ..." if len(missing) > _GAPS_SHOWN else "")
-        raise rejected("frames_missing", f"{len(numbers)} images, {len(missing)} numbers between them absent: {shown}")
+        raise rejection("frames_missing", f"{len(numbers)} images, {len(missing)} numbers between them absent: {shown}")
 
 
 def _one_scan(folder: Path, found: list[Sequence]) -> tuple[Sequence, int, Size]:
@@ -80,13 +79,13 @@ def _one_scan(folder: Path, found: list[Sequence]) -> tuple[Sequence, int, Size]
     rivals = [size for size in usual if 2 * size[0] > widest[0] or 2 * size[1] > widest[1]]
     same = sum(max(set(sizes), key=sizes.count) == widest for _, sizes in sized)
     if len(rivals) > 1 or same > 1:  # thumbnails are half as large at most
-        raise rejected(
+        raise rejection(
             "unsupported_pixels", f"{len(found)} sequences of images in one folder; expected one scan a folder"
         )
     sequence, sizes = sized[usual[widest]]
     kept, beside = _without_fundus(sequence, sizes)
     if len(kept) < LEAST_FRAMES:
-        raise rejected("too_few_frames", f"{len(kept)} B-scans; a volume needs {LEAST_FRAMES} at least")
+        raise rejection("too_few_frames", f"{len(kept)} B-scans; a volume needs {LEAST_FRAMES} at least")
     _check_numbers(kept)
     return kept, beside, widest
 
@@ -94,11 +93,13 @@ def _one_scan(folder: Path, found: list[Sequence]) -> tuple[Sequence, int, Size]
 def _frame(number: int, image: Image.Image) -> np.ndarray:
     """`[H, W]` or `[H, W, 3]`. Raises VolumeRejected: unsupported_pixels, frames_broken."""
     if image.mode not in _MODES:
-        raise rejected("unsupported_pixels", f"an image of mode {image.mode}; expected grey of 8, 16 or 32 bit, or RGB")
+        raise rejection(
+            "unsupported_pixels", f"an image of mode {image.mode}; expected greyscale (8, 16, 32 bit) or RGB"
+        )
     try:
         return np.asarray(image.convert("RGB") if image.mode in ("P", "LA", "RGBA") else image)
     except _DAMAGED:
-        raise rejected("frames_broken", f"image number {number} cannot be decoded") from None
+        raise rejection("frames_broken", f"image number {number} cannot be decoded") from None
 
 
 def _stack(frames: Iterable[tuple[int, np.ndarray]], count: int, notes: list[str]) -> np.ndarray:
@@ -112,7 +113,7 @@ def _stack(frames: Iterable[tuple[int, np.ndarray]], count: int, notes: list[str
             check_size((count, *frame.shape), frame.itemsize)
             stack = np.empty((count, *frame.shape), frame.dtype)
         if frame.dtype != stack.dtype or frame.shape != stack.shape[1:]:
-            raise rejected("unsupported_pixels", f"image number {number} is of another depth or size than the first")
+            raise rejection("unsupported_pixels", f"image number {number} is of another depth or size than the first")
         stack[index] = frame
     notes.extend(dict.fromkeys(coloured))
     assert stack is not None, "the caller counts four images at least"
@@ -122,7 +123,7 @@ def _stack(frames: Iterable[tuple[int, np.ndarray]], count: int, notes: list[str
 def _scan(format: str, values: np.ndarray, notes: list[str]) -> RawScan:
     spacing = (None, None, None)
     pixels, _ = oriented(to_grey(values, notes), spacing, notes, "DHW", known=True)
-    return RawScan(format, pixels, FrameFacts.silent(len(pixels)), notes=tuple(notes))
+    return RawScan(format, pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(notes))
 
 
 def read_images(folder: Path) -> RawScan:
@@ -131,7 +132,7 @@ def read_images(folder: Path) -> RawScan:
     names = [child.name for child in folder.iterdir() if child.is_file()]
     found = sequences(names)
     if not found:
-        raise rejected("unknown_format", "a folder that holds no sequence of B-scan images")
+        raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")
     scan, _, size = _one_scan(folder, found)
     check_size((len(scan), size[1], size[0]), 1)
 
@@ -155,14 +156,14 @@ def read_tiff(path: Path) -> RawScan:
     try:
         image = Image.open(path)
     except _DAMAGED:
-        raise rejected("unsupported_pixels", "a TIFF that Pillow does not read: damaged, or of a rare kind") from None
+        raise rejection("unsupported_pixels", "a TIFF that Pillow does not read: damaged, or of a rare kind") from None
     with image:
         try:
             count: int = getattr(image, "n_frames", 1)
         except _DAMAGED:
-            raise rejected("truncated", "its pages cannot be counted: it ends early or is damaged") from None
+            raise rejection("truncated", "its pages cannot be counted: it ends early or is damaged") from None
         if count < LEAST_FRAMES:
-            raise rejected("too_few_frames", f"{count} pages; a volume needs {LEAST_FRAMES} at least")
+            raise rejection("too_few_frames", f"{count} pages; a volume needs {LEAST_FRAMES} at least")
         check_size((count, image.size[1], image.size[0]), 1)
 
         def frames() -> Iterator[tuple[int, np.ndarray]]:
@@ -170,7 +171,7 @@ def read_tiff(path: Path) -> RawScan:
                 try:
                     image.seek(index)
                 except _DAMAGED:
-                    raise rejected("frames_broken", f"page number {index + 1} cannot be read") from None
+                    raise rejection("frames_broken", f"page number {index + 1} cannot be read") from None
                 yield index + 1, _frame(index + 1, image)
 
         return _scan("tiff", _stack(frames(), count, notes), notes)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Num, UInt8
 
 from octjepa.ingest.pixels import MAX_BYTES
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.reasons import rejection
 
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
 _COLOUR_SPREAD = 16  # a grey image stored as RGB differs between its channels by compression alone
@@ -18,11 +18,11 @@ _COLOUR_SPREAD = 16  # a grey image stored as RGB differs between its channels b
 def check_size(shape: Sequence[int], itemsize: int) -> None:
     """Before anything is allocated. Raises VolumeRejected size_implausible, unsupported_pixels."""
     if any(length < 1 for length in shape):
-        raise rejected("unsupported_pixels", f"its shape is {' x '.join(map(str, shape))}: it holds no values")
+        raise rejection("unsupported_pixels", f"its shape is {' x '.join(map(str, shape))}: it holds no values")
     size = math.prod(map(int, shape)) * itemsize
     if size > MAX_BYTES:
         said = " x ".join(map(str, shape))
-        raise rejected("size_implausible", f"{said} of {itemsize} bytes is {size / 2**30:.1f} GiB")
+        raise rejection("size_implausible", f"{said} of {itemsize} bytes is {size / 2**30:.1f} GiB")
 
 
 def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
@@ -35,7 +35,7 @@ def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
     scale = 1 << (8 * (values.itemsize - 1))
     typical = float(np.mean(np.abs(red.astype(np.int32) - blue))) / scale
     if typical > _COLOUR_SPREAD:
-        raise rejected("not_structural_oct", "a colour picture: red and blue differ by far more than in stored grey")
+        raise rejection("not_structural_oct", "a colour picture: red and blue differ by far more than in stored grey")
     if spread / scale > _COLOUR_SPREAD:
         notes.append("colour_dropped")
     weights = np.array([0.299, 0.587, 0.114], np.float32)
@@ -45,23 +45,23 @@ def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
 def _refuse_labels(values: np.ndarray) -> None:
     """Raises VolumeRejected: not_structural_oct for masks and segmentations, unsupported_pixels for one value."""
     if values.dtype.kind == "b":
-        raise rejected("not_structural_oct", "truth values: it is a mask")
+        raise rejection("not_structural_oct", "truth values: it is a mask")
     step = max(1, values.size // 2_000_000)
     seen = np.unique(values.reshape(-1)[::step])
     if len(seen) > FEW_VALUES:
         return
     seen = np.unique(values)
     if len(seen) <= 1:
-        raise rejected("unsupported_pixels", "every voxel has the same value")
+        raise rejection("unsupported_pixels", "every voxel has the same value")
     if len(seen) <= FEW_VALUES:
-        raise rejected("not_structural_oct", f"only {len(seen)} different values: it looks like a segmentation")
+        raise rejection("not_structural_oct", f"only {len(seen)} different values: it looks like a segmentation")
 
 
 def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "..."]:
     finite = np.isfinite(values)
     missing = int(values.size - np.count_nonzero(finite))
     if missing == values.size:
-        raise rejected("unsupported_pixels", "no value is a finite number")
+        raise rejection("unsupported_pixels", "no value is a finite number")
     kept = values[finite] if missing else values
     low, high = float(kept.min()), float(kept.max())
     if missing:
@@ -77,7 +77,7 @@ def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "...
     else:
         notes.append("scaled_from_float")
     if high == low:
-        raise rejected("unsupported_pixels", "every voxel has the same value")
+        raise rejection("unsupported_pixels", "every voxel has the same value")
     grey = np.empty(values.shape, np.uint8)
     for index, part in enumerate(values):  # a frame at a time: the copy in floats stays small
         frame = part.astype(np.float64)
@@ -95,7 +95,7 @@ def to_grey(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndar
     numbers, texts, one value).
     """
     if values.dtype.kind not in "buif":
-        raise rejected(
+        raise rejection(
             "unsupported_pixels", f"values of type {values.dtype.name}; expected numbers that are grey levels"
         )
     _refuse_labels(values)

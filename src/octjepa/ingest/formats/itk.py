@@ -8,11 +8,11 @@ import numpy as np
 
 from octjepa.ingest.formats import library
 from octjepa.ingest.formats.intensity import check_size
-from octjepa.ingest.header_fields import Triple
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import AxisSpacing
+from octjepa.ingest.reasons import rejection
 
 
-def known_mm(spacing: tuple[float, ...]) -> Triple:
+def known_mm(spacing: tuple[float, ...]) -> AxisSpacing:
     """Spacing of the stored axes; None for 1, the value of those who know none. Header floats have seven digits."""
     a, b, c = (None if mm == 1.0 or not np.isfinite(mm) or mm <= 0 else round(float(mm), 7) for mm in spacing)
     return a, b, c
@@ -31,10 +31,10 @@ def read_itk(path: Path, reader_name: str) -> tuple[np.ndarray, tuple[float, ...
         reader.ReadImageInformation()
         size = reader.GetSize()
         if reader.GetNumberOfComponents() != 1 or any(length > 1 for length in size[3:]):
-            raise rejected("unsupported_pixels", f"{reader.GetNumberOfComponents()} values a voxel; expected one grey")
+            raise rejection("unsupported_pixels", f"{reader.GetNumberOfComponents()} values a voxel; expected one grey")
         check_size(size, 1)
         values = itk.GetArrayFromImage(reader.Execute())
         spacing = reader.GetSpacing()[:3][::-1]
     except RuntimeError:  # its message names the path
-        raise rejected("broken_header", "SimpleITK cannot read it: header or voxels are damaged") from None
+        raise rejection("broken_header", "SimpleITK cannot read it: header or voxels are damaged") from None
     return values.reshape(values.shape[-3:]), spacing

@@ -17,9 +17,8 @@ from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.mat5 import check_lengths
 from octjepa.ingest.formats.members import Small, is_small, left_out, scan_member, small_members
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan
+from octjepa.ingest.reasons import rejection
 
 _ITEM_BYTES = {
     "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "single": 4,
@@ -89,7 +88,7 @@ def read_mat(path: Path) -> RawScan:
     try:
         name, values, small = (_read_hdf5 if hdf5 else _read_old)(path)
     except _DAMAGED:
-        raise rejected("truncated", "its arrays cannot be read: the file ends early or is damaged") from None
+        raise rejection("truncated", "its arrays cannot be read: the file ends early or is damaged") from None
     values = values.reshape([length for length in values.shape if length != 1])
     notes = list(small.notes)
     grey = to_grey(values, notes)
@@ -97,6 +96,6 @@ def read_mat(path: Path) -> RawScan:
     if any(small.spacing_mm):
         spacing_mm = small.spacing_mm
     return RawScan(
-        "mat", pixels, FrameFacts.silent(len(pixels)), small.said, spacing_mm=spacing_mm, notes=tuple(notes),
+        "mat", pixels, FrameGeometry.unknown(len(pixels)), small.header, spacing_mm=spacing_mm, notes=tuple(notes),
         labels=small.labels, personal=small.personal,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.ingest.header_fields import Said, Triple
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import AxisSpacing, HeaderFields
+from octjepa.ingest.reasons import rejection
 
 # FairVision keeps 200 x 200 x 200 `oct_bscans`, Duke's DME set `images` of height x width x B-scan.
 SCAN_NAMES = ("oct_bscans", "bscans", "oct", "volume", "images", "image", "pixels", "data", "img", "vol")
@@ -48,8 +48,8 @@ _LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 class Small:
     """What the small members of an archive say."""
 
-    said: Said = field(default_factory=Said)
-    spacing_mm: Triple = (None, None, None)
+    header: HeaderFields = field(default_factory=HeaderFields)
+    spacing_mm: AxisSpacing = (None, None, None)
     labels: dict[str, float | str] = field(default_factory=dict)
     personal: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -69,10 +69,10 @@ def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
         return next(iter(volumes))
     said = ", ".join(sorted(" x ".join(map(str, shape)) for shape in volumes.values())[:4])
     if volumes:
-        raise rejected(
+        raise rejection(
             "unsupported_pixels", f"{len(volumes)} arrays of three axes ({said}); name the scan one of {SCAN_NAMES}"
         )
-    raise rejected("no_pixel_data", f"{len(shapes)} arrays, none of three axes")
+    raise rejection("no_pixel_data", f"{len(shapes)} arrays, none of three axes")
 
 
 def left_out(shapes: Mapping[str, Sequence[int]]) -> list[str]:
@@ -114,7 +114,7 @@ def small_members(members: Mapping[str, np.ndarray]) -> Small:
         who = next((field for field, names in _PERSONAL.items() if key in names), "")
         if key in _SPACING:
             if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
-                raise rejected("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
+                raise rejection("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
             small.spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
         elif who:
             personal.append(who)
@@ -130,6 +130,6 @@ def small_members(members: Mapping[str, np.ndarray]) -> Small:
                     continue  # it may name the person, and is no class of anything
                 if plain is not None:
                     small.labels[name if len(values) == 1 else f"{name}_{index}"] = plain
-    small.said = Said(**words)
+    small.header = HeaderFields(**words)
     small.personal = tuple(dict.fromkeys(personal))
     return small

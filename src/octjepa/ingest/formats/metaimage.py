@@ -12,9 +12,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.intensity import check_size, to_grey
 from octjepa.ingest.formats.itk import known_mm, read_itk
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan
+from octjepa.ingest.reasons import rejection
 
 _BYTES = {
     "MET_CHAR": 1, "MET_UCHAR": 1, "MET_SHORT": 2, "MET_USHORT": 2, "MET_INT": 4, "MET_UINT": 4,
@@ -34,11 +33,11 @@ def header_of(path: Path) -> tuple[dict[str, str], int]:
         key, mark, value = text[at:end].decode("latin-1").partition("=")
         at = end + 1
         if not mark:
-            raise rejected("broken_header", "a line of the header is not of the form name = value")
+            raise rejection("broken_header", "a line of the header is not of the form name = value")
         fields[key.strip().lower()] = value.strip()
         if key.strip() == "ElementDataFile":
             return fields, at
-    raise rejected("broken_header", "the header names no ElementDataFile")
+    raise rejection("broken_header", "the header names no ElementDataFile")
 
 
 def data_file(path: Path, fields: dict[str, str]) -> Path:
@@ -47,13 +46,13 @@ def data_file(path: Path, fields: dict[str, str]) -> Path:
     if name.upper() == "LOCAL":
         return path
     if name.upper().startswith("LIST") or "%" in name:
-        raise rejected("unsupported_pixels", "its voxels lie in a list of files; expected one")
+        raise rejection("unsupported_pixels", "its voxels lie in a list of files; expected one")
     parts = {*PurePosixPath(name).parts, *PureWindowsPath(name).parts}
     if not name or ".." in parts or PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor:
-        raise rejected("broken_header", "its ElementDataFile lies outside its folder")
+        raise rejection("broken_header", "its ElementDataFile lies outside its folder")
     found = path.parent / name
     if not found.is_file():
-        raise rejected(
+        raise rejection(
             "no_pixel_data", f"the {found.suffix[:5] or 'data'} file that its ElementDataFile names is absent"
         )
     return found
@@ -66,9 +65,9 @@ def _check_data(path: Path) -> None:
         itemsize = _BYTES[fields["elementtype"].upper()] * int(fields.get("elementnumberofchannels", 1))
         skipped = int(fields.get("headersize", 0))
     except (KeyError, ValueError):
-        raise rejected("broken_header", "DimSize, ElementType or HeaderSize is absent or no number") from None
+        raise rejection("broken_header", "DimSize, ElementType or HeaderSize is absent or no number") from None
     if len([length for length in shape if length > 1]) > 3 or len(shape) < 3:
-        raise rejected("unsupported_pixels", f"{len(shape)} axes; expected three")
+        raise rejection("unsupported_pixels", f"{len(shape)} axes; expected three")
     check_size(shape, itemsize)
     data = data_file(path, fields)
     if fields.get("compresseddata", "").lower() in ("true", "1"):
@@ -77,7 +76,7 @@ def _check_data(path: Path) -> None:
         needed = math.prod(shape) * itemsize
     there = data.stat().st_size - (header_bytes if data == path else max(skipped, 0))
     if there < needed:
-        raise rejected("truncated", f"{there} bytes of voxels, {needed} expected")
+        raise rejection("truncated", f"{there} bytes of voxels, {needed} expected")
 
 
 def read_metaimage(path: Path) -> RawScan:
@@ -87,4 +86,4 @@ def read_metaimage(path: Path) -> RawScan:
     values, spacing = read_itk(path, "MetaImageIO")
     notes: list[str] = []
     pixels, spacing_mm = oriented(to_grey(values, notes), known_mm(spacing), notes)
-    return RawScan("metaimage", pixels, FrameFacts.silent(len(pixels)), spacing_mm=spacing_mm, notes=tuple(notes))
+    return RawScan("metaimage", pixels, FrameGeometry.unknown(len(pixels)), spacing_mm=spacing_mm, notes=tuple(notes))

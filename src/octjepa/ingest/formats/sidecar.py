@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from octjepa.ingest.header_fields import RawScan
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import RawScan
+from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern
 
 _LIMIT_BYTES = 1 << 20
@@ -63,9 +63,9 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
     except ValidationError as error:
         wrong = sorted({str(fault["loc"][0]) if fault["loc"] else "no object" for fault in error.errors()})
         expected = "expected spacing_mm as three numbers (slice, depth, column in mm), labels as an object, else texts"
-        raise rejected("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type; {expected}") from None
+        raise rejection("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type; {expected}") from None
     except (OSError, ValueError, RecursionError):
-        raise rejected("broken_header", "its JSON file cannot be read as JSON") from None
+        raise rejection("broken_header", "its JSON file cannot be read as JSON") from None
     words: dict[str, Any] = {
         "laterality": said.laterality, "person_id": said.person_id, "model": said.device, "protocol": said.protocol,
         "region": said.region, "site": said.site, "visit": said.visit,
@@ -79,7 +79,7 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         notes = (*notes, "spacing_from_sidecar")
     return replace(
         scan,
-        said=replace(scan.said, **{key: text for key, text in words.items() if text}),
+        header=replace(scan.header, **{key: text for key, text in words.items() if text}),
         spacing_mm=said.spacing_mm or scan.spacing_mm,
         spacing_from="sidecar" if said.spacing_mm else scan.spacing_from,
         pattern=said.pattern or scan.pattern,

@@ -15,9 +15,8 @@ import numpy as np
 
 from octjepa.ingest.formats.intensity import to_grey
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan, Said
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry, HeaderFields, RawScan
+from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern
 
 _PREAMBLE_BYTES = 6  # magic number and version
@@ -74,11 +73,11 @@ def _read_header(path: Path) -> _Header:
         keys = ("ELSCANLENGTH", "SCANDEPTH", "AZSCANLENGTH")
         lengths_mm = [struct.unpack("<d", entries[key])[0] for key in keys]
     except (KeyError, ValueError, struct.error):
-        raise rejected("broken_header", "its list of values is damaged, or lacks one that every scan has") from None
+        raise rejection("broken_header", "its list of values is damaged, or lacks one that every scan has") from None
     check_shape(frames, depth, columns)
     check_length(frames * depth * columns * 2, size)
     if not 0 < times * scans <= frames:
-        raise rejected("frames_missing", f"{frames} B-scans in the file, its volumes are of more")
+        raise rejection("frames_missing", f"{frames} B-scans in the file, its volumes are of more")
     volumes, frames_per_volume = (times * scans, 1) if scan_type == _LINEAR else (times, scans)
     dz, dy, dx = (
         length / count if np.isfinite(length) and length > 0 else None
@@ -108,7 +107,7 @@ def _read_frames(path: Path, header: _Header, first: int, count: int) -> tuple[n
                 columns = int.from_bytes(entries["FRAMELINES"], "little")
                 year, month, _, date = struct.unpack_from("<4H", entries["FRAMEDATETIME"])
             except (KeyError, ValueError, struct.error):
-                raise rejected("truncated", f"the header of B-scan {index + 1} is damaged or cut") from None
+                raise rejection("truncated", f"the header of B-scan {index + 1} is damaged or cut") from None
             start = file.tell()
             sample_bytes = header.depth * columns * 2
             check_length(start + sample_bytes, size)
@@ -118,7 +117,7 @@ def _read_frames(path: Path, header: _Header, first: int, count: int) -> tuple[n
                     values = np.empty((count, header.depth, columns), np.uint16)
                     day = f"{year:04d}{month:02d}{date:02d}"
                 if columns != values.shape[2]:
-                    raise rejected("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
+                    raise rejection("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
                 samples = np.frombuffer(file.read(sample_bytes), "<u2").reshape(columns, header.depth)
                 values[index - first] = samples.T  # stored A-scan by A-scan
             file.seek(start + sample_bytes + 4)
@@ -134,7 +133,7 @@ def read_bioptigen(path: Path, member: str = "") -> RawScan:
     header = _read_header(path)
     count = header.frames_per_volume
     if count < 4:
-        raise rejected(
+        raise rejection(
             "too_few_frames", f"{header.volumes} x {count} B-scans at one position: lines in time, no volume"
         )
     values, visit = _read_frames(path, header, (int(member or 1) - 1) * count, count)
@@ -146,8 +145,8 @@ def read_bioptigen(path: Path, member: str = "") -> RawScan:
     return RawScan(
         format="bioptigen_oct",
         pixels=pixels,
-        facts=FrameFacts.silent(count),
-        said=Said(laterality=eye[1] if eye else "", manufacturer="Bioptigen", visit=visit),
+        frame_geometry=FrameGeometry.unknown(count),
+        header=HeaderFields(laterality=eye[1] if eye else "", manufacturer="Bioptigen", visit=visit),
         spacing_mm=header.spacing_mm,
         pattern=_PATTERNS.get(header.scan_type),
         notes=tuple(notes),

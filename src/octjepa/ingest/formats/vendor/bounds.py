@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.ingest.encapsulated import GAP_SHARE
-from octjepa.ingest.frames import FrameFacts
 from octjepa.ingest.pixels import MAX_BYTES, fill_gaps
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry
+from octjepa.ingest.reasons import rejection
 
 LARGEST_SIDE = 1 << 15  # rows, columns or frames; the widest known B-scan has 4096 columns
 
@@ -26,24 +26,24 @@ def file_size(path: Path) -> int:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
     except OSError as error:
-        raise rejected("unreadable_file", error.strerror or "it cannot be opened") from None
+        raise rejection("unreadable_file", error.strerror or "it cannot be opened") from None
     if size == 0:
-        raise rejected("empty_file", "zero bytes")
+        raise rejection("empty_file", "zero bytes")
     return size
 
 
 def check_shape(frames: int, rows: int, columns: int) -> None:
     """Raises VolumeRejected: broken_header, size_implausible."""
     if not (0 < frames <= LARGEST_SIDE and 8 <= rows <= LARGEST_SIDE and 8 <= columns <= LARGEST_SIDE):
-        raise rejected("broken_header", "the header's numbers of frames, rows and columns are those of no scan")
+        raise rejection("broken_header", "the header's numbers of frames, rows and columns are those of no scan")
     if frames * rows * columns > MAX_BYTES:
-        raise rejected("size_implausible", f"{frames} x {rows} x {columns} voxels, more than {MAX_BYTES >> 30} GiB")
+        raise rejection("size_implausible", f"{frames} x {rows} x {columns} voxels, more than {MAX_BYTES >> 30} GiB")
 
 
 def check_length(needed: int, size: int) -> None:
     """Raises VolumeRejected truncated."""
     if needed > size:
-        raise rejected("truncated", f"the file holds {size} bytes, its header promises {needed}")
+        raise rejection("truncated", f"the file holds {size} bytes, its header promises {needed}")
 
 
 def mend(pixels: UInt8[np.ndarray, "F H W"], broken: list[int], fault: str) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def mend(pixels: UInt8[np.ndarray, "F H W"], broken: list[int], fault: str) -> t
     Raises VolumeRejected frames_broken: more than a tenth of the frames, or two neighbours. `fault` is the first one's.
     """
     if len(broken) > GAP_SHARE * len(pixels) or bool(np.any(np.diff(broken) == 1)):
-        raise rejected("frames_broken", f"{len(broken)} of {len(pixels)} B-scans do not decode; {fault}")
+        raise rejection("frames_broken", f"{len(broken)} of {len(pixels)} B-scans do not decode; {fault}")
     fill_gaps(pixels, broken)
     return (f"gap_frames={len(broken)}",) if broken else ()
 
@@ -67,12 +67,12 @@ def day(year: int, month: int, date: int) -> str:
     return f"{year:04d}{month:02d}{date:02d}" if 1880 < year < 2200 and 0 < month < 13 and 0 < date < 32 else ""
 
 
-def line_facts(starts: Float[np.ndarray, "F 2"], ends: Float[np.ndarray, "F 2"]) -> FrameFacts:
+def line_facts(starts: Float[np.ndarray, "F 2"], ends: Float[np.ndarray, "F 2"]) -> FrameGeometry:
     """Facts of B-scans along lines on the fundus image: `starts` and `ends`, x to the right and y down, in mm.
 
     Normals point up, to the superior retina, as they do in Spectralis DICOM files.
     """
-    facts = FrameFacts.silent(len(starts))
+    facts = FrameGeometry.unknown(len(starts))
     along = ends - starts
     length = np.linalg.norm(along, axis=1, keepdims=True)
     if not np.isfinite(along).all() or (length < 1e-6).any():

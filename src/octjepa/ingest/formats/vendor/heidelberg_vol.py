@@ -15,8 +15,8 @@ import numpy as np
 from octjepa.ingest.formats.vendor import is_vol
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size, line_facts, text
 from octjepa.ingest.formats.vendor.intensity import heyex_grey
-from octjepa.ingest.header_fields import RawScan, Said
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import HeaderFields, RawScan
+from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern
 
 _HEADER_BYTES = 2048
@@ -44,11 +44,11 @@ def _positive(number: float) -> float | None:
     return float(number) if np.isfinite(number) and number > 0 else None
 
 
-def _said(header: np.void) -> tuple[Said, tuple[str, ...]]:
+def _said(header: np.void) -> tuple[HeaderFields, tuple[str, ...]]:
     born, visited, eye = _date(header["born"]), _date(header["visited"]), text(header["eye"])
     person = text(header["patient_id"])
     held = {"PatientID": person, "PatientBirthDate": born, "StudyDate": visited or header["exam_time"]}
-    said = Said(
+    said = HeaderFields(
         person_id=person,
         birth_date=born,
         laterality=eye,
@@ -65,20 +65,20 @@ def read_vol(path: Path) -> RawScan:
     with path.open("rb") as file:
         head = file.read(_HEADER_BYTES)
         if not is_vol(path, head):
-            raise rejected("broken_header", "no HSF-OCT mark at the start: no raw export of HEYEX")
+            raise rejection("broken_header", "no HSF-OCT mark at the start: no raw export of HEYEX")
         check_length(_HEADER_BYTES, size)
         header = np.frombuffer(head, _HEADER)[0]
         frames, rows, columns = int(header["frames"]), int(header["rows"]), int(header["columns"])
         check_shape(frames, rows, columns)
         own = int(header["bscan_header"])
         if own < _BSCAN_HEADER_LEAST:
-            raise rejected("broken_header", "a B-scan header shorter than its fixed part")
+            raise rejection("broken_header", "a B-scan header shorter than its fixed part")
         first = _HEADER_BYTES + int(header["slo_columns"]) * int(header["slo_rows"])
         stride = own + rows * columns * 4
         check_length(first + frames * stride, size)
         if header["pattern"] in (_LINE, _CIRCLE):
             kind = "circle" if header["pattern"] == _CIRCLE else "line"
-            raise rejected("too_few_frames", f"a {kind} scan: {frames} B-scan, no volume")
+            raise rejection("too_few_frames", f"a {kind} scan: {frames} B-scan, no volume")
         pixels = np.empty((frames, rows, columns), np.uint8)
         ends = np.empty((frames, 4))
         filled = 0
@@ -94,8 +94,8 @@ def read_vol(path: Path) -> RawScan:
     return RawScan(
         format="heidelberg_vol",
         pixels=pixels,
-        facts=line_facts(ends[:, :2], ends[:, 2:]),
-        said=said,
+        frame_geometry=line_facts(ends[:, :2], ends[:, 2:]),
+        header=said,
         spacing_mm=(_positive(header["slice_mm"]), _positive(header["row_mm"]), _positive(header["column_mm"])),
         pattern=pattern,
         notes=("fourth_root_display", *([f"fill_share={filled / pixels.size:.3f}"] if filled else [])),

@@ -25,8 +25,8 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.formats import library
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size, line_facts, mend
 from octjepa.ingest.formats.vendor.intensity import heyex_grey
-from octjepa.ingest.header_fields import RawScan, Said
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.raw_scan import HeaderFields, RawScan
+from octjepa.ingest.reasons import error_origin, rejection
 
 MM_PER_DEGREE = 0.2896
 _FILE_HEADER, _DIRECTORY, _ENTRY, _CONTAINER, _IMAGE_HEADER = 36, 52, 44, 60, 20
@@ -44,7 +44,7 @@ def check_directories(path: Path) -> None:
     at, seen = _FILE_HEADER + _DIRECTORY, set[int]()
     with path.open("rb") as file:
         if file.read(4) != b"CMDb":
-            raise rejected("broken_header", "no CMDb mark at the start: no .e2e, or one of several joined databases")
+            raise rejection("broken_header", "no CMDb mark at the start: no .e2e, or one of several joined databases")
         while at not in seen:
             file.seek(at)
             head = file.read(_DIRECTORY)
@@ -52,7 +52,7 @@ def check_directories(path: Path) -> None:
             marked, last = head.startswith(b"MDbDir"), at + _DIRECTORY + (entries - 1) * _ENTRY
             if not entries or last + _ENTRY > size:
                 if marked or not seen:
-                    raise rejected("truncated", "the file ends in its first directory, or in one that lists it on")
+                    raise rejection("truncated", "the file ends in its first directory, or in one that lists it on")
                 return
             file.seek(last)
             seen.add(at)
@@ -60,7 +60,7 @@ def check_directories(path: Path) -> None:
             at = start + length + _CONTAINER
             if marked and at > size:
                 check_length(at, size)
-    raise rejected("broken_header", "a directory that leads back to where the reading was")
+    raise rejection("broken_header", "a directory that leads back to where the reading was")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _series(reader: Any, formats: Any, size: int) -> list[_Series]:
         if slices:
             found.append(_Series(tree, sorted(slices, key=lambda entry: int(entry[0].aktImage))))
     if not found:
-        raise rejected("not_structural_oct", "no series in the file holds a B-scan")
+        raise rejection("not_structural_oct", "no series in the file holds a B-scan")
     return found
 
 
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     except (VolumeRejected, MemoryError):
         raise
     except Exception as error:  # construct raises what the bytes made of its parsers
-        raise rejected("broken_header", raised_in(error)) from None
+        raise rejection("broken_header", error_origin(error)) from None
 
 
 def members(path: Path) -> tuple[str, ...]:
@@ -152,9 +152,9 @@ def _pixels(series: _Series, size: int) -> tuple[np.ndarray, tuple[str, ...]]:
             pixels[index] = image
         except (ValueError, struct.error) as error:
             broken.append(index)
-            fault = fault or raised_in(error)
+            fault = fault or error_origin(error)
     if pixels is None:
-        raise rejected("frames_broken", f"none of {len(series.slices)} B-scans decodes; {fault}")
+        raise rejection("frames_broken", f"none of {len(series.slices)} B-scans decodes; {fault}")
     return pixels, mend(pixels, broken, fault)
 
 
@@ -166,7 +166,7 @@ def _text(tree: Any, kind: Any, index: int, size: int, formats: Any) -> str:
     return str(texts[index]).strip("\0 ") if index < len(texts) else ""
 
 
-def _said(series: _Series, formats: Any, size: int) -> tuple[Said, tuple[str, ...]]:
+def _said(series: _Series, formats: Any, size: int) -> tuple[HeaderFields, tuple[str, ...]]:
     kinds, tree = formats.TypesEnum, series.tree
     eyes = tree.folders.get(kinds.laterality, [])
     eye = _bounded(eyes[0], size)[14:15] if eyes else b""
@@ -183,7 +183,7 @@ def _said(series: _Series, formats: Any, size: int) -> tuple[Said, tuple[str, ..
         "PatientSex": person is not None and person.sex.strip("\0 "),
         "StudyDate": visit,
     }
-    said = Said(
+    said = HeaderFields(
         person_id=(person.patient_id.strip() if person else "") or ("" if number is None else f"heyex-{number}"),
         person_name=name,
         birth_date=born,
@@ -216,7 +216,7 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         series = found[int(member or 1) - 1]
         metas = [meta for meta, _ in series.slices]
         if metas[0].scan_pattern == _CIRCLE:
-            raise rejected("too_few_frames", f"a circle scan: {len(metas)} B-scan, no volume")
+            raise rejection("too_few_frames", f"a circle scan: {len(metas)} B-scan, no volume")
         pixels, gaps = _pixels(series, size)
         said, personal = _said(series, formats, size)
     starts = np.array([[meta.start_x, meta.start_y] for meta in metas]) * MM_PER_DEGREE
@@ -224,14 +224,14 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
     notes = ["fourth_root_display", "degrees_by_standard_eye", *gaps]
     promised = int(metas[0].n_bscans)
     if promised > len(metas):
-        raise rejected("frames_missing", f"{len(metas)} B-scans in the file, its series was of more")
+        raise rejection("frames_missing", f"{len(metas)} B-scans in the file, its series was of more")
     if not member and len(found) > 1:
         notes.append(f"more_scans_in_file={len(found) - 1}")
     return RawScan(
         format="heidelberg_e2e",
         pixels=pixels,
-        facts=line_facts(starts, ends),
-        said=said,
+        frame_geometry=line_facts(starts, ends),
+        header=said,
         spacing_mm=_spacing(metas),
         uncertain=("slice", "column"),
         pattern="radial" if metas[0].scan_pattern == _STAR else None,

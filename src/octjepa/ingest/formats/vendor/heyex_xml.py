@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from octjepa.ingest.formats.vendor.bounds import check_shape, day, file_size, line_facts
-from octjepa.ingest.header_fields import RawScan, Said
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.raw_scan import HeaderFields, RawScan
+from octjepa.ingest.reasons import error_origin, rejection
 
 MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
 _CONTEXT = "OphthalmicAcquisitionContext"
@@ -22,17 +22,17 @@ _CONTEXT = "OphthalmicAcquisitionContext"
 
 def _root(path: Path) -> ElementTree.Element:
     if file_size(path) > MAX_XML_BYTES:
-        raise rejected("size_implausible", f"an XML of more than {MAX_XML_BYTES >> 20} MiB")
+        raise rejection("size_implausible", f"an XML of more than {MAX_XML_BYTES >> 20} MiB")
     raw = path.read_bytes()
     if b"<!ENTITY" in raw:
-        raise rejected("broken_header", "the XML declares entities; no HEYEX export does")
+        raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
     try:
         root = ElementTree.fromstring(raw)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         whole = raw.rstrip().endswith(b">") and b"</HEDX" in raw[-64:]
-        raise rejected("broken_header" if whole else "truncated", f"the XML: {raised_in(error)}") from None
+        raise rejection("broken_header" if whole else "truncated", f"the XML: {error_origin(error)}") from None
     if root.find(".//Series") is None:
-        raise rejected("broken_header", "the XML holds no Series: no export of HEYEX")
+        raise rejection("broken_header", "the XML holds no Series: no export of HEYEX")
     return root
 
 
@@ -44,7 +44,7 @@ def _scans(root: ElementTree.Element) -> list[ElementTree.Element]:
     """The Series that hold B-scans. Raises VolumeRejected not_structural_oct."""
     series = [item for item in root.iter("Series") if _images(item)]
     if not series:
-        raise rejected("not_structural_oct", "the XML lists no OCT image")
+        raise rejection("not_structural_oct", "the XML lists no OCT image")
     return series
 
 
@@ -75,13 +75,13 @@ def _picture(folder: Path, image: ElementTree.Element, number: int) -> np.ndarra
     name = re.split(r"[\\/]", image.findtext("ImageData/ExamURL", "").strip())[-1]
     file = folder / name
     if name in ("", ".", "..") or not file.is_file():
-        raise rejected("frames_missing", f"the picture of B-scan {number} is not beside the XML")
+        raise rejection("frames_missing", f"the picture of B-scan {number} is not beside the XML")
     try:
         with Image.open(file) as picture:
             check_shape(1, picture.height, picture.width)
             return np.asarray(picture.convert("L"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise rejected("frames_broken", f"B-scan {number}: {raised_in(error)}") from None
+        raise rejection("frames_broken", f"B-scan {number}: {error_origin(error)}") from None
 
 
 def _pixels(folder: Path, images: list[ElementTree.Element]) -> np.ndarray:
@@ -91,7 +91,7 @@ def _pixels(folder: Path, images: list[ElementTree.Element]) -> np.ndarray:
     for index, image in enumerate(images):
         picture = first if index == 0 else _picture(folder, image, index + 1)
         if picture.shape != first.shape:
-            raise rejected("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
+            raise rejection("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
         pixels[index] = picture
     return pixels
 
@@ -119,7 +119,7 @@ def read_xml(path: Path, member: str = "") -> RawScan:
     series = scans[int(member or 1) - 1]
     images = _images(series)
     if len(images) < 2:
-        raise rejected("too_few_frames", "a line or circle scan: one B-scan, no volume")
+        raise rejection("too_few_frames", "a line or circle scan: one B-scan, no volume")
     patient = next(iter(root.iter("Patient")), None)
     said: dict[str, str] = {
         name: "" if patient is None else patient.findtext(name, "").strip()
@@ -133,8 +133,8 @@ def read_xml(path: Path, member: str = "") -> RawScan:
     return RawScan(
         format="heyex_xml",
         pixels=_pixels(path.parent, images),
-        facts=line_facts(starts, ends),
-        said=Said(
+        frame_geometry=line_facts(starts, ends),
+        header=HeaderFields(
             person_id=said["PatientID"] or (f"heyex-{said['ID']}" if said["ID"] else ""),
             person_name=name,
             birth_date=born,

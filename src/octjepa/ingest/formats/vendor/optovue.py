@@ -15,9 +15,8 @@ import numpy as np
 
 from octjepa.ingest.formats.intensity import to_grey
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan, Said
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import FrameGeometry, HeaderFields, RawScan
+from octjepa.ingest.reasons import rejection
 
 _NUMBER = re.compile(r"(?<![\d.])(\d{1,6})(?![\d.])")
 _MOST_TEXT = 1 << 20
@@ -41,9 +40,9 @@ def _blocks(path: Path) -> tuple[list[_Block], str]:
     """(the scans of the file, the eye or ""). Raises VolumeRejected: broken_header, truncated."""
     described = path.with_suffix(".txt")
     if not described.is_file():
-        raise rejected("broken_header", "the text file of the same name, which says the scan's shape, is not beside it")
+        raise rejection("broken_header", "the text file of the same name, which states its shape, is missing")
     if file_size(described) > _MOST_TEXT:
-        raise rejected("broken_header", "the text file of the same name is no description of a scan")
+        raise rejection("broken_header", "the text file of the same name is no description of a scan")
     lines = described.read_text("latin-1").splitlines()
     blocks: list[_Block] = []
     rows, first, eye = 0, 0, ""
@@ -58,7 +57,7 @@ def _blocks(path: Path) -> tuple[list[_Block], str]:
         elif "Eye Scanned" in line:
             eye = "OD" if "OD" in line else "OS" if "OS" in line else ""
     if not blocks:
-        raise rejected("broken_header", "the text file of the same name says no Scan Length and Scan Usage")
+        raise rejection("broken_header", "the text file of the same name says no Scan Length and Scan Usage")
     check_length(first * 4, file_size(path))
     return blocks, eye
 
@@ -85,7 +84,7 @@ def read_optovue(path: Path, member: str = "") -> RawScan:
     return RawScan(
         format="optovue_oct",
         pixels=pixels,
-        facts=FrameFacts.silent(block.frames),
-        said=Said(laterality=eye, manufacturer="Optovue"),
+        frame_geometry=FrameGeometry.unknown(block.frames),
+        header=HeaderFields(laterality=eye, manufacturer="Optovue"),
         notes=tuple(notes),
     )

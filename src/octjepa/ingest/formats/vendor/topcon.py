@@ -16,9 +16,8 @@ import numpy as np
 
 from octjepa.ingest.formats.intensity import to_grey
 from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, day, file_size, mend, text
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan, Said, Triple
-from octjepa.ingest.reasons import raised_in, rejected
+from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
+from octjepa.ingest.reasons import error_origin, rejection
 from octjepa.volume import Pattern
 
 _HEADER_BYTES = 15
@@ -61,24 +60,24 @@ def _chunks(path: Path) -> _Chunks:
     places: dict[bytes, tuple[int, int]] = {}
     with path.open("rb") as file:
         if file.read(4) != b"FOCT":
-            raise rejected("broken_header", "no FOCT mark at the start: no file of a Topcon scanner")
+            raise rejection("broken_header", "no FOCT mark at the start: no file of a Topcon scanner")
         at = _HEADER_BYTES
         for _ in range(_MOST_CHUNKS):
             file.seek(at)
             name_length = file.read(1)
             if not name_length:
-                raise rejected("truncated", "the list of chunks ends without its end mark")
+                raise rejection("truncated", "the list of chunks ends without its end mark")
             if name_length == b"\0":
                 return _Chunks(path, places)
             name, length = file.read(name_length[0]), file.read(4)
             if len(length) < 4:
-                raise rejected("truncated", "the file ends in the name of a chunk")
+                raise rejection("truncated", "the file ends in the name of a chunk")
             start = at + 1 + name_length[0] + 4
             (count,) = struct.unpack("<I", length)
             check_length(start + count, size)
             places.setdefault(name, (start, count))
             at = start + count
-    raise rejected("broken_header", f"more than {_MOST_CHUNKS} chunks")
+    raise rejection("broken_header", f"more than {_MOST_CHUNKS} chunks")
 
 
 def _jpeg_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
@@ -86,14 +85,14 @@ def _jpeg_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
     from PIL import Image
 
     if len(content) < _JPEG.size:
-        raise rejected("truncated", "the chunk of images ends in its header")
+        raise rejection("truncated", "the chunk of images ends in its header")
     mode, _, _, columns, rows, frames, _ = _JPEG.unpack_from(content)
     check_shape(frames, rows, columns)
     at, broken, fault = _JPEG.size, [], ""
     pixels = np.zeros((frames, rows, columns), np.uint8)
     for index in range(frames):
         if at + 4 > len(content):
-            raise rejected("frames_missing", f"{index} of {frames} B-scans are in the chunk of images")
+            raise rejection("frames_missing", f"{index} of {frames} B-scans are in the chunk of images")
         (length,) = struct.unpack_from("<I", content, at)
         piece = content[at + 4 : at + 4 + length]
         at += 4 + length
@@ -104,14 +103,14 @@ def _jpeg_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
                 pixels[index] = np.asarray(image.convert("L"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             broken.append(index)
-            fault = fault or raised_in(error)
+            fault = fault or error_origin(error)
     return pixels, mode, mend(pixels, broken, fault)
 
 
 def _deep_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
     """(pixels [F, H, W], scan mode, notes)."""
     if len(content) < _DEEP.size:
-        raise rejected("truncated", "the chunk of images ends in its header")
+        raise rejection("truncated", "the chunk of images ends in its header")
     mode, columns, rows, _, frames, _, _ = _DEEP.unpack_from(content)
     check_shape(frames, rows, columns)
     check_length(_DEEP.size + frames * rows * columns * 2, len(content))
@@ -120,7 +119,7 @@ def _deep_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
     return to_grey(raw, notes), mode, tuple(notes)
 
 
-def _spacing(chunks: _Chunks, shape: tuple[int, ...]) -> Triple:
+def _spacing(chunks: _Chunks, shape: tuple[int, ...]) -> AxisSpacing:
     """Field over columns and over gaps between lines, as Topcon's own DICOM export of a cube counts them."""
     fields = chunks.fields(_SCAN_04, b"@PARAM_SCAN_04") or chunks.fields(_SCAN_02, b"@PARAM_SCAN_02")
     if fields is None:
@@ -130,7 +129,7 @@ def _spacing(chunks: _Chunks, shape: tuple[int, ...]) -> Triple:
     return (y_mm / (frames - 1) if frames > 1 and y_mm > 0 else None, z_um / 1000 or None, x_mm / columns or None)
 
 
-def _said(chunks: _Chunks) -> tuple[Said, tuple[str, ...]]:
+def _said(chunks: _Chunks) -> tuple[HeaderFields, tuple[str, ...]]:
     patient = chunks.fields(_PATIENT, b"@PATIENT_INFO_02", b"@PATIENT_INFO")
     person, first, last, middle = ("", "", "", "") if patient is None else (text(part) for part in patient[:4])
     born = "" if patient is None else day(*(int(part) for part in patient[5:8]))
@@ -147,7 +146,7 @@ def _said(chunks: _Chunks) -> tuple[Said, tuple[str, ...]]:
         # Newer scanners encrypt this chunk: who it is cannot be read, but it is there.
         "OtherPatientIDs": b"@PATIENT_INFO_03" in chunks.places,
     }
-    said = Said(
+    said = HeaderFields(
         person_id=person,
         person_name=" ".join(part for part in (last, first, middle) if part),
         birth_date=born,
@@ -170,14 +169,14 @@ def read_topcon(path: Path) -> RawScan:
     else:
         deep = next((name for name in (b"@IMG_MOT_COMP_03", b"@IMG_SCAN_03") if name in chunks.places), None)
         if deep is None:
-            raise rejected("no_pixel_data", "no chunk of B-scans (IMG_JPEG, IMG_MOT_COMP_03, IMG_SCAN_03)")
+            raise rejection("no_pixel_data", "no chunk of B-scans (IMG_JPEG, IMG_MOT_COMP_03, IMG_SCAN_03)")
         pixels, mode, notes = _deep_frames(chunks.read(deep))
     said, personal = _said(chunks)
     return RawScan(
         format="topcon_fds" if b"@IMG_SCAN_03" in chunks.places else "topcon_fda",
         pixels=pixels,
-        facts=FrameFacts.silent(len(pixels)),
-        said=said,
+        frame_geometry=FrameGeometry.unknown(len(pixels)),
+        header=said,
         spacing_mm=_spacing(chunks, pixels.shape),
         pattern=_PATTERNS.get(mode),
         notes=notes,

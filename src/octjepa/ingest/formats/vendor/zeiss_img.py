@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from octjepa.ingest.formats.vendor.bounds import check_shape, day, file_size
-from octjepa.ingest.frames import FrameFacts
-from octjepa.ingest.header_fields import RawScan, Said, Triple
-from octjepa.ingest.reasons import rejected
+from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
+from octjepa.ingest.reasons import rejection
 
 ROWS = 1024
 _DEPTH_MM = 2.0
@@ -36,22 +35,22 @@ def _columns_and_lines(name: str, size: int) -> tuple[int, int]:
         columns, lines = int(named[1]), int(named[2])
         if "hidef" not in name.lower():
             if size < columns * lines * ROWS:
-                raise rejected("truncated", f"the file holds {size} bytes; the cube that its name says needs more")
+                raise rejection("truncated", f"the file holds {size} bytes; the cube that its name says needs more")
             if size > columns * lines * ROWS:
-                raise rejected("unsupported_pixels", f"{size} bytes are more than the cube that its name says")
+                raise rejection("unsupported_pixels", f"{size} bytes are more than the cube that its name says")
             return columns, lines
     known = _BY_VOXELS.get(voxels)
     side = round(voxels**0.5)
     if known is None and _FIELD.search(name) and side * side == voxels:
         known = (side, side)  # angiography cubes are square
     if known is None or rest:
-        raise rejected(
+        raise rejection(
             "unsupported_pixels", f"{size} bytes are those of no Cirrus cube, and the name says no columns x lines"
         )
     return known
 
 
-def _spacing(name: str, columns: int, lines: int) -> Triple:
+def _spacing(name: str, columns: int, lines: int) -> AxisSpacing:
     """An angiography's field stands in its name; that of the other cubes is fixed (`octjepa.ingest.protocols`)."""
     field = _FIELD.search(name)
     if field is None:
@@ -66,11 +65,11 @@ def read_img(path: Path) -> RawScan:
     for word, kind in (("flowcube", "a flow cube"), ("lslo", "a fundus picture"), ("iris", "a picture of the iris"),
                        ("anterior", "a scan of the anterior segment")):  # fmt: skip
         if word in lower:
-            raise rejected("not_structural_oct", f"{kind} by its name")
+            raise rejection("not_structural_oct", f"{kind} by its name")
     columns, lines = _columns_and_lines(name, size)
     check_shape(lines, ROWS, columns)
     if lines < 4:
-        raise rejected("too_few_frames", f"{lines} B-scans; a volume needs 4 at least")
+        raise rejection("too_few_frames", f"{lines} B-scans; a volume needs 4 at least")
     stored = np.fromfile(path, np.uint8, lines * ROWS * columns).reshape(lines, ROWS, columns)
     eye, date, person = _EYE.search(name), _DATE.search(name), _PERSON.match(name)
     visit = day(int(date[3]), int(date[1]), int(date[2])) if date else ""
@@ -78,8 +77,8 @@ def read_img(path: Path) -> RawScan:
     return RawScan(
         format="zeiss_img",
         pixels=np.ascontiguousarray(stored[:, ::-1, ::-1]),
-        facts=FrameFacts.silent(lines),
-        said=Said(
+        frame_geometry=FrameGeometry.unknown(lines),
+        header=HeaderFields(
             person_id=person[1] if person else "",
             laterality=eye[1] if eye else "",
             manufacturer="Zeiss",
