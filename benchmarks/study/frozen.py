@@ -37,7 +37,7 @@ Scores = Float[np.ndarray, " n"]
 
 @dataclass
 class Bench:
-    """The eyes, the resamples of the test people, and where figures go: `say(metric, value, low, high, n)`."""
+    """The eyes, the resamples of the test people, and where figures go: `print_result(metric, value, low, high, n)`."""
 
     eyes: Eyes
     say: Say

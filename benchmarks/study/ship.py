@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
-from octjepa.console import told
+from octjepa.cli.failures import exit_with_message
 from octjepa.errors import UsageError
 from octjepa.files import write_json, writer_lock
 
@@ -119,7 +119,7 @@ if __name__ == "__main__":
     parser.add_argument("run")
     parser.add_argument("--work", type=Path, default=ROOT / "study")
     given = parser.parse_args()
-    with told(lambda: None):
+    with exit_with_message(lambda: None):
         if not given.work.is_dir():
             raise UsageError(f"{given.work} is not there: --work names the folder in which `make study` ran")
         with writer_lock(given.work):  # a study that runs meanwhile would measure other weights than it names

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.console import told
+from octjepa.cli.failures import exit_with_message
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import weighted_auroc
 from octjepa.phantom import LESIONS
@@ -74,5 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with told(lambda: None):
+    with exit_with_message(lambda: None):
         main()

@@ -22,8 +22,8 @@ import torch
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.encoder import TokenFeatures
+from octjepa.cli.failures import exit_with_message
 from octjepa.config import load_recipe
-from octjepa.console import told
 from octjepa.embed.pooling import pool_tokens
 from octjepa.embed.shard import patch_intensity
 from octjepa.errors import UsageError
@@ -229,5 +229,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with told(lambda: None):
+    with exit_with_message(lambda: None):
         sys.exit(main())

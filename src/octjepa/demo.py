@@ -32,14 +32,14 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
 
     workers = os.cpu_count() or 1
     people = round(PEOPLE_PER_MINUTE * minutes)
-    _tell(f"1/6 {people} synthetic people, both eyes, four devices, as DICOM")
+    _print_stage(f"1/6 {people} synthetic people, both eyes, four devices, as DICOM")
     cohort = out / "phantom"
     write_cohort(cohort, people, seed=SEED, split_shares=(0.6, 0.1, 0.3), workers=workers, broken=6)
 
     from octjepa.config import load_recipe
 
     recipe = load_recipe("tiny_cpu")
-    _tell("2/6 every file into the store, or into quarantine with a reason")
+    _print_stage("2/6 every file into the store, or into quarantine with a reason")
     build_store([str(cohort)], out / "store", recipe.preprocessing, workers=workers)
     store = Store.open(out / "store")
 
@@ -50,15 +50,15 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
     from octjepa.train.loop import pretrain
 
     updates = round(UPDATES_PER_MINUTE * minutes)
-    _tell(f"3/6 pretrain {updates} updates on the training people")
+    _print_stage(f"3/6 pretrain {updates} updates on the training people")
     summary = pretrain(load_recipe("tiny_cpu", [f"train.max_updates={updates}"]), store, out / "run")
-    _tell("4/6 embed every eye, beside an untrained encoder")
+    _print_stage("4/6 embed every eye, beside an untrained encoder")
     embed_store(out / "run", store, out / "embeddings.parquet")
-    _tell("5/6 probe the lesions on people never seen")
+    _print_stage("5/6 probe the lesions on people never seen")
     table = read_embeddings(out / "embeddings.parquet")
     probed = run_probes([table], cohort / "truth" / "eyes.tsv", list(LESIONS)).payload()
     (out / "probe.json").write_text(json.dumps(probed, indent=1), encoding="utf-8")
-    _tell("6/6 report")
+    _print_stage("6/6 report")
     payload = {
         "report": str(out / "report.html"),
         "seconds": time.perf_counter() - started,
@@ -92,5 +92,5 @@ def _clear(out: Path) -> None:
     (out / _MARKER).touch()
 
 
-def _tell(message: str) -> None:
+def _print_stage(message: str) -> None:
     print(message, file=sys.stderr, flush=True)

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import Json, MaxLost, Quiet, Spacing, StorePath, Workers
+from octjepa.cli.output import print_probe, print_result
 from octjepa.cli.root import app
-from octjepa.console import say, say_probes
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError
-from octjepa.progress import set_quiet
 
 
 @app.command()
@@ -25,8 +24,7 @@ def demo(
     """Shows the whole line on synthetic eyes, offline. Phantom, ingest, pretrain, embed, probe, report."""
     from octjepa.demo import run_demo
 
-    set_quiet(quiet)
-    say_probes(run_demo(out, minutes), "probe", as_json)
+    print_probe(run_demo(out, minutes), "probe", as_json)
 
 
 @app.command()
@@ -58,7 +56,6 @@ def phantom(
     from octjepa.phantom import write_cohort
     from octjepa.recipe import DEVICES
 
-    set_quiet(quiet)
     chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
@@ -68,7 +65,7 @@ def phantom(
         raise UsageError(f"--shares {shares!r} is not of the form 0.7,0.15,0.15")
     train, val, test = map(float, parts)
     given = (train, val, test)
-    say(
+    print_result(
         write_cohort(out, people, seed, chosen, size, given, _cores(workers), broken, difficulty, group_effect), as_json
     )
 
@@ -84,11 +81,10 @@ def expand(
     """Unpacks ZIP archives to the tree that ingest reads. One archive a device, or any other."""
     from octjepa.ingest.archive import expand as run
 
-    set_quiet(quiet)
     try:
-        say(run(source, target, dry_run), as_json)
+        print_result(run(source, target, dry_run), as_json)
     except TooManyLostError as error:
-        say(error.summary, as_json)
+        print_result(error.summary, as_json)
         raise
 
 
@@ -119,16 +115,15 @@ def ingest(
     from octjepa.ingest.reader import parse_spacing
     from octjepa.store import build_store
 
-    set_quiet(quiet)
     preprocessing = load_recipe(recipe).preprocessing
     try:
         made = build_store(
             sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file,
             spacing_mm=None if spacing is None else parse_spacing(spacing),
         )  # fmt: skip
-        say(made, as_json)
+        print_result(made, as_json)
     except TooManyLostError as error:
-        say(error.summary, as_json)  # the work is done: its figures are told before the exit code complains
+        print_result(error.summary, as_json)  # the work is done: its figures come before the exit code
         raise
 
 
@@ -144,10 +139,9 @@ def inspect(
     from octjepa.ingest.reader import parse_spacing
     from octjepa.inspection import describe
 
-    set_quiet(quiet)
     found = describe(path, None if spacing is None else parse_spacing(spacing), verify)
     flow = {} if as_json else found.pop("flow", {})
-    say(found, as_json)
+    print_result(found, as_json)
     if flow:
         from octjepa.store.cohort_flow import CohortFlow
 
@@ -190,12 +184,11 @@ def split(
     from octjepa.store import Store
     from octjepa.store.split import apply_split, read_shares
 
-    set_quiet(quiet)
     opened = Store.open(store)
     if against is not None:
         from octjepa.embed.leakage import check_leakage
 
-        say(check_leakage(opened, against), as_json)
+        print_result(check_leakage(opened, against), as_json)
         return
     values = None
     if labels is not None or target is not None:
@@ -204,7 +197,7 @@ def split(
         if labels is None or target is None:
             raise UsageError("--labels and --target belong together: name the file and its column")
         values = read_labels(labels, [target]).values[target]
-    say(apply_split(opened, by, seed, read_shares(shares), deal_rest, values), as_json)
+    print_result(apply_split(opened, by, seed, read_shares(shares), deal_rest, values), as_json)
 
 
 def _cores(workers: int | None) -> int:

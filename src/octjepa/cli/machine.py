@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import Json, Quiet
+from octjepa.cli.output import print_checks, print_result
 from octjepa.cli.root import app
-from octjepa.console import say, say_checks
 from octjepa.errors import OctjepaError
-from octjepa.progress import set_quiet
 
 
 @app.command()
@@ -27,9 +26,8 @@ def doctor(
     """Checks this machine and the installation. With --recipe and --store what a run would need, too."""
     from octjepa.doctor import examine
 
-    set_quiet(quiet)
     found = examine(store, out, recipe)
-    say_checks(found, as_json)
+    print_checks(found, as_json)
     if not found["ok"]:
         failed = [check["name"] for check in found["checks"] if check["state"] == "failed"]
         raise OctjepaError(f"failed: {', '.join(failed)}; what to do stands with each")
@@ -53,5 +51,4 @@ def bench(
     """Measures octjepa against another way of doing the same. In turns, on phantoms; says a ratio and its spread."""
     from octjepa.bench.benchmarks import run_benchmark
 
-    set_quiet(quiet)
-    say(run_benchmark(subject, against, repeats), as_json)
+    print_result(run_benchmark(subject, against, repeats), as_json)

@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
+from octjepa.progress import set_quiet
+
+
+def _set_quiet(quiet: bool) -> bool:
+    set_quiet(quiet)
+    return quiet
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.", callback=_set_quiet)]
 StorePath = Annotated[str, typer.Option("--store", help="The store: a folder, gs://... or s3://...")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Keys of the recipe that shall differ, as key=value.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]

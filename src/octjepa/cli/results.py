@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import Json, Ledger, Quiet, StorePath
+from octjepa.cli.output import check_output_file, print_probe, print_result
 from octjepa.cli.root import app
-from octjepa.console import ready_to_write, say, say_probes
-from octjepa.progress import set_quiet
 
 Level = Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")]
 
@@ -41,10 +40,9 @@ def embed(
     from octjepa.embed.pooling import DEFAULT_POOLS
     from octjepa.store import Store
 
-    set_quiet(quiet)
-    ready_to_write(out)
+    check_output_file(out)
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)
-    say(made, as_json)
+    print_result(made, as_json)
 
 
 @app.command()
@@ -84,9 +82,8 @@ def probe(
     from octjepa.probe.aggregation import read_visit_order
     from octjepa.probe.probe import DEFAULT_PROBES, run_probes
 
-    set_quiet(quiet)
     if out is not None:
-        ready_to_write(out)
+        check_output_file(out)
     payload = run_probes(
         [read_embeddings(path) for path in embeddings], labels, target, kind or DEFAULT_PROBES, task, pool,
         level=level, several=several, visit_order=None if visit_order is None else read_visit_order(visit_order),
@@ -95,7 +92,7 @@ def probe(
     ).payload()  # fmt: skip
     if out is not None:
         write_json(out, payload)
-    say_probes(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
+    print_probe(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
     if not as_json:
         about = payload["protocol"]
         print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
@@ -133,7 +130,6 @@ def leaderboard(
     from octjepa.leaderboard.page import ready, write_board
     from octjepa.store import Store
 
-    set_quiet(quiet)
     ready(out)
     opened = None if store is None else Store.open(store)
     board = run_board(
@@ -143,7 +139,7 @@ def leaderboard(
     files = [str(path) for path in write_board(board, out)]
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
-    say({**shown, "files": files}, as_json, "rows", metrics)
+    print_result({**shown, "files": files}, as_json, "rows", metrics)
 
 
 @app.command()
@@ -159,9 +155,8 @@ def report(
     """Writes one HTML page of the results. It stands alone: what was read, trained and found."""
     from octjepa.report import write_report
 
-    set_quiet(quiet)
     written = {"report": str(write_report(source, out, card))}
-    say(written | ({"card": str(card)} if card is not None else {}), as_json)
+    print_result(written | ({"card": str(card)} if card is not None else {}), as_json)
 
 
 @app.command()
@@ -174,5 +169,4 @@ def view(
     """Shows the eyes of a store in a browser on this machine. Of a run also token maps and masks; Ctrl-C ends it."""
     from octjepa.report.viewer import serve
 
-    set_quiet(quiet)
-    serve(source, port, lambda url: say({"url": url}, as_json))
+    serve(source, port, lambda url: print_result({"url": url}, as_json))

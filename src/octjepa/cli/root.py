@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from octjepa.console import told
+from octjepa.cli.failures import exit_with_message
 
 
 class Verbs(TyperGroup):
     """Turns every foreseeable failure of a verb into one message and the right exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        with told(lambda: ctx.invoked_subcommand):
+        with exit_with_message(lambda: ctx.invoked_subcommand):
             return super().invoke(ctx)
 
 
@@ -39,8 +39,8 @@ def main() -> None:
     app(prog_name="octjepa")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"octjepa {version('octjepa')}")

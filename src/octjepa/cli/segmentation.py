@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import Json, Ledger, Overrides, Quiet
+from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
-from octjepa.console import say
 from octjepa.errors import UsageError
-from octjepa.progress import set_quiet
 
 
 @app.command()
@@ -36,9 +35,7 @@ def segment(
     """Segments layers and lesions. Makes and judges a head on an encoder, or applies one to whole scans."""
     from octjepa.tasks.segment.folder import is_head
 
-    set_quiet(quiet)
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: give --out a folder")
+    check_output_folder(out)
     if is_head(recipe):
         from octjepa.tasks.segment.predict import segment_scans
 
@@ -47,7 +44,7 @@ def segment(
                 "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
             )
         forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
-        say(segment_scans(recipe, checkpoint, scan or [], out, forms), as_json)
+        print_result(segment_scans(recipe, checkpoint, scan or [], out, forms), as_json)
         return
     from octjepa.store import Store
     from octjepa.tasks.segment.fit import segment_store
@@ -64,4 +61,4 @@ def segment(
     shown = (
         made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
     )
-    say(shown, as_json)
+    print_result(shown, as_json)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from octjepa.cli.options import Json, Overrides, Quiet, StorePath
+from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
-from octjepa.console import say
 from octjepa.errors import UsageError
-from octjepa.progress import set_quiet
 
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
@@ -35,7 +34,6 @@ def plan(
     from octjepa.config import load_recipe
     from octjepa.train.plan import plan as plan_recipe
 
-    set_quiet(quiet)
     resolved = load_recipe(recipe, overrides or ())
     if measure and store is None:
         raise UsageError("--measure times micro-batches of a store: give it by --store")
@@ -61,7 +59,7 @@ def plan(
         planned |= time_run(resolved, stream, planned["updates"])
     if not as_json:
         planned["volumes_known"] = "" if ids is not None else _whence(resolved, planned["volumes_known"])
-    say({**planned, **about}, as_json)
+    print_result({**planned, **about}, as_json)
 
 
 def _whence(recipe: Recipe, known: bool) -> str:
@@ -91,14 +89,12 @@ def pretrain(
     from octjepa.store import Store
     from octjepa.train.loop import pretrain as run
 
-    set_quiet(quiet)
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a run")
+    check_output_folder(out, "a new folder, or with --resume the folder of a run")
     summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)
     if summary["checkpoint"] is not None:
         # in the run folder it is relative, to let that move
         summary["checkpoint"] = str(place_of(summary["checkpoint"], within=out))
-    say(summary, as_json)
+    print_result(summary, as_json)
 
 
 @app.command()
@@ -115,5 +111,4 @@ def export(
     """Writes encoder weights for others. With their contract, a card and checksums."""
     from octjepa.checkpoint.export import export as write
 
-    set_quiet(quiet)
-    say({"files": [str(out / name) for name in write(checkpoint, form, out)]}, as_json)
+    print_result({"files": [str(out / name) for name in write(checkpoint, form, out)]}, as_json)

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from octjepa.cli.options import Json, Ledger, Overrides, Quiet, StorePath
+from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
-from octjepa.console import say
-from octjepa.errors import UsageError
-from octjepa.progress import set_quiet
 
 
 @app.command()
@@ -35,10 +33,8 @@ def finetune(
     from octjepa.tasks.finetune.fit import finetune_store
     from octjepa.tasks.finetune.recipe import load_settings
 
-    set_quiet(quiet)
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: give --out a new folder, or with --resume the folder of a fine-tuning")
+    check_output_folder(out, "a new folder, or with --resume the folder of a fine-tuning")
     settings = load_settings(recipe, overrides or ())
     made = finetune_store(settings, checkpoint, Store.open(store), labels, out, target or (), resume, ledger)
     shown = made if as_json else {key: made[key] for key in ("rows", "notes", "checkpoint", "predictions", "summary")}
-    say(shown, as_json, "rows", {pair["metric"] for pair in made["paired"]})
+    print_result(shown, as_json, "rows", {pair["metric"] for pair in made["paired"]})
