@@ -51,8 +51,8 @@ def study(rng: np.random.Generator, people: int) -> Study:
     level = rng.normal(size=(people, 1))
     quantity = level + 0.4 * rng.normal(size=(people, 2))
     guess = 0.6 * level + 0.4 * rng.normal(size=(people, 1)) + 0.3 * rng.normal(size=(people, 2))
-    said = guess.reshape(-1, 1)
-    return Study(_two(truth, first), _two(truth, second), Predictions(quantity.ravel(), said, said))
+    predictions = guess.reshape(-1, 1)
+    return Study(_two(truth, first), _two(truth, second), Predictions(quantity.ravel(), predictions, predictions))
 
 
 def _two(truth: np.ndarray, score: np.ndarray) -> Predictions:
@@ -102,13 +102,13 @@ def coverage(people: int, trials: int, resamples: int, seed: int = 0) -> dict[tu
         left_out = figures_of(one, without)
         for name in FIGURES:
             found, ends = _ours(name, one, draws, ids)
-            told = {"ours": ends, "percentile": percentile(found.samples)}
-            told["bca"] = bca(found.value, found.samples, left_out[name])
-            for kind, (low, high) in told.items():
+            result = {"ours": ends, "percentile": percentile(found.samples)}
+            result["bca"] = bca(found.value, found.samples, left_out[name])
+            for kind, (low, high) in result.items():
                 held[name, kind].append(low is not None and high is not None and low <= true[name] <= high)
                 if low is not None and high is not None:
                     widths[name, kind].append(high - low)
-    return {key: (float(np.mean(told)), float(np.mean(widths[key]))) for key, told in held.items()}
+    return {key: (float(np.mean(result)), float(np.mean(widths[key]))) for key, result in held.items()}
 
 
 def _truth() -> dict[str, np.ndarray]:
@@ -118,7 +118,7 @@ def _truth() -> dict[str, np.ndarray]:
 def _ours(name: str, one: Study, draws: Draws, ids: list[str]) -> tuple[Estimate, tuple[float | None, float | None]]:
     """The figure with its resamples, and the interval that octjepa gives it."""
     if name == "paired auroc":
-        ours, reference = (_estimate("auroc", said, draws, ids) for said in (one.first, one.second))
+        ours, reference = (_estimate("auroc", predictions, draws, ids) for predictions in (one.first, one.second))
         paired = paired_difference(ours, reference)
         apart = Estimate(paired.difference, ours.samples - reference.samples, ours.n, ours.n_people, "", draws.id)
         return apart, (paired.low, paired.high)
@@ -127,8 +127,10 @@ def _ours(name: str, one: Study, draws: Draws, ids: list[str]) -> tuple[Estimate
     return found, (interval.low, interval.high)
 
 
-def _estimate(metric: str, said: Predictions, draws: Draws, ids: list[str]) -> Estimate:
-    return draws.estimate(lambda weights: measure(metric, said, weights), ids, "", scale=scale_of(metric, said.scores))
+def _estimate(metric: str, predictions: Predictions, draws: Draws, ids: list[str]) -> Estimate:
+    return draws.estimate(
+        lambda weights: measure(metric, predictions, weights), ids, "", scale=scale_of(metric, predictions.scores)
+    )
 
 
 def main() -> None:
@@ -136,12 +138,12 @@ def main() -> None:
     parser.add_argument("--people", type=int, nargs="+", default=[10, 30, 100, 300])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--resamples", type=int, default=500)
-    asked = parser.parse_args()
-    print(f"{asked.trials} studies a row, {asked.resamples} resamples; share held in %, mean width in brackets")
+    arguments = parser.parse_args()
+    print(f"{arguments.trials} studies a row, {arguments.resamples} resamples; share held in %, mean width in brackets")
     print(f"{'people':>6}  {'figure':<18}" + "".join(f"{kind:>18}" for kind in KINDS))
     started = time.process_time()
-    for people in asked.people:
-        found = coverage(people, asked.trials, asked.resamples)
+    for people in arguments.people:
+        found = coverage(people, arguments.trials, arguments.resamples)
         for name in FIGURES:
             cells = (f"{100 * found[name, kind][0]:.1f} ({found[name, kind][1]:.3f})" for kind in KINDS)
             print(f"{people:>6}  {name:<18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)

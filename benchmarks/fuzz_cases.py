@@ -101,7 +101,7 @@ def other_bases(folder: Path) -> list[Base]:
     from scipy.io import savemat
 
     pixels = retina(8, 64, 48)
-    grey = pixels.astype(np.float32) / 255
+    intensity = pixels.astype(np.float32) / 255
     image = sitk.GetImageFromArray(pixels)
     image.SetSpacing([0.0117, 0.0026, 0.05])
     written: dict[str, bytes] = {}
@@ -123,8 +123,8 @@ def other_bases(folder: Path) -> list[Base]:
         Base("npz", npz.getvalue(), ".npz", None, OPTION_MM),
         Base("mat", mat.getvalue(), ".mat", None, OPTION_MM),
         Base("tiff", tiff.getvalue(), ".tiff", None, OPTION_MM),
-        Base("vol", vol_bytes(grey, lines(8)), ".vol"),
-        Base("e2e", e2e_bytes([np.maximum(grey, 0.01)]), ".e2e", None, OPTION_MM),
+        Base("vol", vol_bytes(intensity, lines(8)), ".vol"),
+        Base("e2e", e2e_bytes([np.maximum(intensity, 0.01)]), ".e2e", None, OPTION_MM),
         Base("fda", topcon_bytes(topcon_jpegs(retina(8, 64, 160)), "@IMG_JPEG"), ".fda"),
         Base("bioptigen", bioptigen_bytes(pixels.astype(np.uint16) * 16), ".OCT"),
     ]
@@ -135,21 +135,21 @@ def other_bases(folder: Path) -> list[Base]:
 Damaged = tuple[str, bytes, int, int]
 
 
-def _place(chance: random.Random, content: bytes) -> int:
+def _position(chance: random.Random, content: bytes) -> int:
     """A byte: headers lie in front and are small, so that half of all damage goes there."""
     return chance.randrange(min(len(content), 4096) if chance.random() < 0.5 else len(content))
 
 
 def _flip(chance: random.Random, content: bytes) -> Damaged:
-    damaged, places = bytearray(content), []
+    damaged, positions = bytearray(content), []
     for _ in range(chance.choice((1, 1, 4, 32))):
-        places.append(_place(chance, content))
-        damaged[places[-1]] ^= chance.choice((1, 128, 255, chance.randrange(1, 256)))
-    return f"{len(places)} bytes flipped", bytes(damaged), min(places), max(places) + 1
+        positions.append(_position(chance, content))
+        damaged[positions[-1]] ^= chance.choice((1, 128, 255, chance.randrange(1, 256)))
+    return f"{len(positions)} bytes flipped", bytes(damaged), min(positions), max(positions) + 1
 
 
 def _cut(chance: random.Random, content: bytes) -> Damaged:
-    at = _place(chance, content)
+    at = _position(chance, content)
     return f"cut at {at}", content[:at], at, len(content)
 
 
@@ -158,32 +158,32 @@ def _length(chance: random.Random) -> int:
 
 
 def _blank(chance: random.Random, content: bytes) -> Damaged:
-    at, length = _place(chance, content), _length(chance)
+    at, length = _position(chance, content), _length(chance)
     value = chance.choice((b"\0", b"\xff"))
     return f"{length} bytes {value!r} at {at}", content[:at] + value * length + content[at + length :], at, at + length
 
 
 def _insert(chance: random.Random, content: bytes) -> Damaged:
-    at, length = _place(chance, content), _length(chance)
+    at, length = _position(chance, content), _length(chance)
     new = chance.randbytes(length)
     return f"{length} bytes put in at {at}", content[:at] + new + content[at:], at, len(content)
 
 
 def _drop(chance: random.Random, content: bytes) -> Damaged:
-    at, length = _place(chance, content), _length(chance)
+    at, length = _position(chance, content), _length(chance)
     return f"{length} bytes left out at {at}", content[:at] + content[at + length :], at, len(content)
 
 
 def _swap(chance: random.Random, content: bytes) -> Damaged:
     length = _length(chance)
-    one, two = sorted((_place(chance, content), _place(chance, content)))
+    one, two = sorted((_position(chance, content), _position(chance, content)))
     two = max(two, one + length)
     damaged = content[:one] + content[two : two + length] + content[one + length : two] + content[one : one + length]
     return f"{length} bytes at {one} and {two} changed over", damaged + content[two + length :], one, two + length
 
 
 def _big_number(chance: random.Random, content: bytes) -> Damaged:
-    at = _place(chance, content) & ~1
+    at = _position(chance, content) & ~1
     value = chance.choice(
         (b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff", b"\0\x80", b"\x01\0\0\0")
     )
@@ -228,10 +228,12 @@ def _tags(chance: random.Random, content: bytes) -> bytes | tuple[str, bytes]:
     data = dcmread(BytesIO(content))
     done = []
     for _ in range(chance.choice((1, 1, 2, 4))):
-        places = [place for place in _elements(data) if place[1] != 0x7FE00010]
+        positions = [location for location in _elements(data) if location[1] != 0x7FE00010]
         if chance.random() < 0.5:  # most elements are those of single frames
-            places = [place for place in places if place[0][place[1]].keyword in GEOMETRY] or places
-        holder, tag = chance.choice(places)
+            positions = [
+                location for location in positions if location[0][location[1]].keyword in GEOMETRY
+            ] or positions
+        holder, tag = chance.choice(positions)
         element = holder[tag]
         how = chance.choice(("delete", "value", "value", "value", "type", "empty", "nest", "repeat"))
         done.append(f"{how} {element.keyword or tag}")
@@ -266,7 +268,7 @@ def _regrid(chance: random.Random, content: bytes) -> tuple[str, bytes]:
 
     data = dcmread(BytesIO(content))
     measures = data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
-    places = [group.PlanePositionSequence[0] for group in data.PerFrameFunctionalGroupsSequence]
+    positions = [group.PlanePositionSequence[0] for group in data.PerFrameFunctionalGroupsSequence]
     how = chance.choice(("pair", "pair", "thickness", "pitch", "shuffle", "reverse", "lose", "same", "frames", "plane"))
     factor = chance.choice((0.25, 0.5, 1.5, 2.0, 4.0, 100.0))
     if how == "pair":
@@ -275,19 +277,19 @@ def _regrid(chance: random.Random, content: bytes) -> tuple[str, bytes]:
         measures.SliceThickness = 0.05 * factor
         del data.PerFrameFunctionalGroupsSequence
     elif how == "pitch":
-        for place in places:
-            place.ImagePositionPatient = [0.0, round(float(place.ImagePositionPatient[1]) * factor, 6), 0.0]
+        for location in positions:
+            location.ImagePositionPatient = [0.0, round(float(location.ImagePositionPatient[1]) * factor, 6), 0.0]
     elif how in ("shuffle", "reverse"):
-        values = [list(place.ImagePositionPatient) for place in places]
+        values = [list(location.ImagePositionPatient) for location in positions]
         values = values[::-1] if how == "reverse" else chance.sample(values, len(values))
-        for place, value in zip(places, values, strict=True):
-            place.ImagePositionPatient = value
+        for location, value in zip(positions, values, strict=True):
+            location.ImagePositionPatient = value
     elif how == "lose":
-        for place in chance.sample(places, chance.choice((1, len(places)))):
-            del place.ImagePositionPatient
+        for location in chance.sample(positions, chance.choice((1, len(positions)))):
+            del location.ImagePositionPatient
     elif how == "same":
-        for place in places:
-            place.ImagePositionPatient = [0.0, 0.0, 0.0]
+        for location in positions:
+            location.ImagePositionPatient = [0.0, 0.0, 0.0]
     elif how == "frames":
         data.NumberOfFrames = max(0, data.NumberOfFrames + chance.choice((-7, -1, 1, 100)))
     else:

@@ -76,13 +76,13 @@ def _read(content: bytes, base: Base, folder: Path) -> OCTVolume:
 # -- what a damaged DICOM says itself, without octjepa --
 
 
-def _said(content: bytes) -> dict[str, list[list[str]]]:
+def _header_values(content: bytes) -> dict[str, list[list[str]]]:
     """Keyword -> every value in the file, as text, in order; what cannot be parsed ends the list."""
     from io import BytesIO
 
     from pydicom import dcmread
 
-    said: dict[str, list[list[str]]] = {}
+    header: dict[str, list[list[str]]] = {}
 
     def walk(data: Any) -> None:
         for tag in list(data.keys()):
@@ -94,35 +94,35 @@ def _said(content: bytes) -> dict[str, list[list[str]]]:
                 elif element.keyword in GEOMETRY:
                     value = element.value
                     many = isinstance(value, list | tuple) or type(value).__name__ == "MultiValue"
-                    said.setdefault(element.keyword, []).append([str(one) for one in (value if many else [value])])
+                    header.setdefault(element.keyword, []).append([str(one) for one in (value if many else [value])])
             except Exception as error:
-                said.setdefault("unparsed", []).append([str(tag), type(error).__name__])
+                header.setdefault("unparsed", []).append([str(tag), type(error).__name__])
 
     try:
         walk(dcmread(BytesIO(content), force=True))
     except Exception as error:
-        said["unparsed"] = [[type(error).__name__]]
-    return said
+        header["unparsed"] = [[type(error).__name__]]
+    return header
 
 
-def _numbers(said: dict[str, list[list[str]]], keyword: str, place: int) -> list[float]:
+def _numbers(header: dict[str, list[list[str]]], keyword: str, location: int) -> list[float]:
     found = []
-    for values in said.get(keyword, []):
+    for values in header.get(keyword, []):
         try:
-            found.append(float(values[place]))
+            found.append(float(values[location]))
         except (ValueError, IndexError):
             found.append(float("nan"))
     return found
 
 
-def _pitches(said: dict[str, list[list[str]]]) -> list[float]:
+def _pitches(header: dict[str, list[list[str]]]) -> list[float]:
     """Median gaps of frame positions: along the line that the frames lie on, and along each orientation's normal."""
-    points = np.array([_numbers(said, "ImagePositionPatient", axis) for axis in range(3)]).T
+    points = np.array([_numbers(header, "ImagePositionPatient", axis) for axis in range(3)]).T
     points = points[np.isfinite(points).all(axis=1)] if points.size else points
     if len(points) < 2:
         return []
     directions = list(np.linalg.svd(points - points.mean(axis=0))[2])
-    cosines = np.array([_numbers(said, "ImageOrientationPatient", axis) for axis in range(6)]).T
+    cosines = np.array([_numbers(header, "ImageOrientationPatient", axis) for axis in range(6)]).T
     for six in cosines[np.isfinite(cosines).all(axis=1)] if cosines.size else []:
         normal = np.cross(six[:3], six[3:])
         if np.linalg.norm(normal) > 1e-6:
@@ -137,12 +137,16 @@ def _pitches(said: dict[str, list[list[str]]]) -> list[float]:
     return gaps
 
 
-def _spoken_mm(said: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[list[float], list[float], list[float]]:
+def _spoken_mm(header: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[list[float], list[float], list[float]]:
     """Values that the file names for slice, row and column."""
     from octjepa.ingest.protocols import protocol_spacing
 
-    pairs = [_numbers(said, "PixelSpacing", place) for place in (0, 1)]
-    slices = [*_numbers(said, "SliceThickness", 0), *_numbers(said, "SpacingBetweenSlices", 0), *_pitches(said)]
+    pairs = [_numbers(header, "PixelSpacing", location) for location in (0, 1)]
+    slices = [
+        *_numbers(header, "SliceThickness", 0),
+        *_numbers(header, "SpacingBetweenSlices", 0),
+        *_pitches(header),
+    ]
     rows, columns = pairs
     if {"spacing_swapped", "axes_transposed"} & set(volume.notes):
         rows, columns = [*rows, *columns], [*columns, *rows]
@@ -159,30 +163,30 @@ def _spoken_mm(said: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[lis
     return slices, rows, columns
 
 
-def _as_said(case: Case, volume: OCTVolume) -> bool:
-    said = _said(case.content)
+def _as_in_header(case: Case, volume: OCTVolume) -> bool:
+    header = _header_values(case.content)
     dropped = sum(int(note.partition("=")[2]) for note in volume.notes if note.startswith("circle_frames_dropped="))
     corrected = any(note.startswith("frame_count_corrected=") for note in volume.notes)
-    frames = [int(n) for n in _numbers(said, "NumberOfFrames", 0) if np.isfinite(n)]
+    frames = [int(n) for n in _numbers(header, "NumberOfFrames", 0) if np.isfinite(n)]
     if not corrected and volume.shape[0] + dropped not in frames:
         return False
-    plane = [int(n) for word in ("Rows", "Columns") for n in _numbers(said, word, 0) if np.isfinite(n)]
+    plane = [int(n) for word in ("Rows", "Columns") for n in _numbers(header, word, 0) if np.isfinite(n)]
     if not {volume.shape[1], volume.shape[2]} <= set(plane):
         return False
-    for spoken, mm, (low, high) in zip(_spoken_mm(said, volume), volume.spacing_mm, PLAUSIBLE_MM, strict=True):
+    for spoken, mm, (low, high) in zip(_spoken_mm(header, volume), volume.spacing_mm, PLAUSIBLE_MM, strict=True):
         if volume.provenance["slice"] == "scan_pattern" and spoken and mm == volume.spacing_mm[0]:
             low, high = 0.0, 10.0
         if not low <= mm <= high or not any(abs(mm - value) <= 0.01 * mm for value in spoken):
             return False
-    return corrected or said != _said(case.base.content)
+    return corrected or header != _header_values(case.base.content)
 
 
-def judge(case: Case, volume: OCTVolume, truth: OCTVolume) -> str:
+def evaluate(case: Case, volume: OCTVolume, truth: OCTVolume) -> str:
     """ "same", "as_said", "header_hit" or "changed_geometry"."""
     if volume.shape == truth.shape and np.allclose(volume.spacing_mm, truth.spacing_mm, rtol=1e-6, atol=0):
         return "same"
     if case.base.dicom:
-        return "as_said" if _as_said(case, volume) else "changed_geometry"
+        return "as_said" if _as_in_header(case, volume) else "changed_geometry"
     plausible = all(low <= mm <= high for mm, (low, high) in zip(volume.spacing_mm, PLAUSIBLE_MM, strict=True))
     first, last = case.base.header or (0, len(case.content))
     touched = case.span[0] < last and case.span[1] > first
@@ -201,7 +205,7 @@ def run_case(number: int, folder: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             volume = _read(case.content, case.base, folder)
-            verdict = judge(case, volume, truth)
+            verdict = evaluate(case, volume, truth)
         detail = f"{volume.shape} {volume.spacing_mm} {volume.provenance}" if verdict == "changed_geometry" else ""
         canonicalise(volume, PREPROCESSING)
     except VolumeRejected as error:
@@ -235,10 +239,10 @@ class Work:
 def run_cases(numbers: Iterator[int], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Results as they come, for `seconds` at most."""
     until = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as name, WorkerPool(Work(Path(name)), workers, SECONDS) as crew:
+    with tempfile.TemporaryDirectory() as name, WorkerPool(Work(Path(name)), workers, SECONDS) as pool:
         while time.monotonic() < until and (some := list(islice(numbers, 50 * workers))):
             sources = [SourceFile(Path(name, str(number)), str(number)) for number in some]
-            with closing(crew.results(sources)) as results:
+            with closing(pool.results(sources)) as results:
                 for source, result in results:
                     if "refused" in result:  # by the crew: the worker died or was killed
                         case = make_case(int(source.name), bases())
@@ -271,24 +275,24 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=None, help="JSON lines; a run with the same file goes on")
     parser.add_argument("--case", type=int, default=None, help="one case, in this process")
     parser.add_argument("--keep", type=Path, default=None, help="write the damaged file of --case here")
-    asked = parser.parse_args()
-    if asked.case is not None:
-        if asked.keep is not None:
-            asked.keep.write_bytes(make_case(asked.case, bases()).content)
+    arguments = parser.parse_args()
+    if arguments.case is not None:
+        if arguments.keep is not None:
+            arguments.keep.write_bytes(make_case(arguments.case, bases()).content)
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(run_case(asked.case, Path(folder)), indent=1))
+            print(json.dumps(run_case(arguments.case, Path(folder)), indent=1))
         return 0
     results: list[dict[str, Any]] = []
-    if asked.results is not None and asked.results.is_file():
-        results = [json.loads(line) for line in asked.results.read_text().splitlines() if line.endswith("}")]
-    numbers = set(range(asked.first, asked.first + asked.files))
+    if arguments.results is not None and arguments.results.is_file():
+        results = [json.loads(line) for line in arguments.results.read_text().splitlines() if line.endswith("}")]
+    numbers = set(range(arguments.first, arguments.first + arguments.files))
     results = [result for result in results if result["case"] in numbers]
     left = iter(sorted(numbers - {result["case"] for result in results}))
     start, before = time.monotonic(), len(results)
-    for result in run_cases(left, asked.workers, asked.seconds):
+    for result in run_cases(left, arguments.workers, arguments.seconds):
         results.append(result)
-        if asked.results is not None:
-            with asked.results.open("a") as lines:
+        if arguments.results is not None:
+            with arguments.results.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
         if sys.stderr.isatty():
             rate = (len(results) - before) / (time.monotonic() - start)

@@ -63,9 +63,9 @@ def monai_workers(
 def octjepa_run(source: Path, store: Path, workers: int, warm: Path, preprocessing: Preprocessing) -> tuple[int, float]:
     """(volumes in the store, seconds) of `build_store`, whose workers have read a file before the clock starts."""
     work = partial(ingest_one, store=Store.create(store, preprocessing).path, preprocessing=preprocessing)
-    with WorkerPool(work, workers, build.SECONDS_PER_FILE) as crew:
-        list(crew.results([SourceFile(warm, str(number)) for number in range(4 * workers)]))
-        build.WorkerPool = lambda *_: nullcontext(crew)  # type: ignore[assignment,misc]
+    with WorkerPool(work, workers, build.SECONDS_PER_FILE) as pool:
+        list(pool.results([SourceFile(warm, str(number)) for number in range(4 * workers)]))
+        build.WorkerPool = lambda *_: nullcontext(pool)  # type: ignore[assignment,misc]
         try:
             start = time.perf_counter()
             made = build_store([source], store, preprocessing, workers=workers)
@@ -97,8 +97,8 @@ def compare(files: int, size: str, workers: int, repeats: int) -> dict[str, Any]
                 lambda: rate("MONAI", *monai(paths, out())),
                 warms_up=False,
             )
-            told = summary(run_alternately(comparison, repeats))
-    return {**told, "volumes": len(paths), "workers": workers, "size": size}
+            result = summary(run_alternately(comparison, repeats))
+    return {**result, "volumes": len(paths), "workers": workers, "size": size}
 
 
 def main() -> None:
@@ -107,10 +107,10 @@ def main() -> None:
     parser.add_argument("--size", choices=("small", "full"), default="small")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    asked = parser.parse_args()
-    told = compare(asked.volumes, asked.size, asked.workers, asked.repeats)
-    print(f"octjepa {told['ours']:.2f} volumes/s, MONAI {told['other']:.2f} volumes/s, ratio {told['ratio']:.2f}")
-    print(json.dumps(told))
+    arguments = parser.parse_args()
+    result = compare(arguments.volumes, arguments.size, arguments.workers, arguments.repeats)
+    print(f"octjepa {result['ours']:.2f} volumes/s, MONAI {result['other']:.2f} volumes/s, ratio {result['ratio']:.2f}")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

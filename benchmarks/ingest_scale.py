@@ -52,13 +52,13 @@ def write_headers(folder: Path, count: int) -> None:
     rows, people = [], []
     for number in range(count):
         person, eye = 1001 + number // 2, "rl"[number % 2]
-        place = (
+        location = (
             f"retinal_oct/structural_oct/topcon_maestro2/{person}/{person}_maestro2_3d_macula_oct_{eye}_{number}.dcm"
         )
-        path = folder / place
+        path = folder / location
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(head + b"1%011d" % number + tail)
-        rows.append(f"{person}\tTopcon\tMaestro2\tMacula\t{eye.upper()}\t1.2.3.1{number:011}\t/{place}")
+        rows.append(f"{person}\tTopcon\tMaestro2\tMacula\t{eye.upper()}\t1.2.3.1{number:011}\t/{location}")
         if eye == "r":
             people.append(f"{person}\tUW\thealthy\t60\t{'train' if number % 10 else 'val'}")
     columns = (
@@ -128,23 +128,23 @@ def main() -> None:
     parser.add_argument("--files", type=int, nargs="+", default=[10, 100, 1000, 10000])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--one", nargs=2, metavar=("SOURCE", "STORE"), help=argparse.SUPPRESS)  # the inner process
-    asked = parser.parse_args()
-    kinds = asked.kind or ["headers", "volumes"]
-    if asked.one:
-        print(json.dumps(measure(Path(asked.one[0]), Path(asked.one[1]), kinds[0], asked.workers)))
+    arguments = parser.parse_args()
+    kinds = arguments.kind or ["headers", "volumes"]
+    if arguments.one:
+        print(json.dumps(measure(Path(arguments.one[0]), Path(arguments.one[1]), kinds[0], arguments.workers)))
         return
     print("| kind | files | ms per file | CPU ms | CPU ms, again | peak memory, MiB |\n|---|---|---|---|---|---|")
-    for count in asked.files:
+    for count in arguments.files:
         with tempfile.TemporaryDirectory() as name:
             write_headers(Path(name, "set"), count)
             write_headers(Path(name, "warm"), 2)
             for kind in kinds:
-                command = [sys.executable, __file__, "--kind", kind, "--workers", str(asked.workers)]
+                command = [sys.executable, __file__, "--kind", kind, "--workers", str(arguments.workers)]
                 command += ["--one", str(Path(name, "set")), str(Path(name, kind))]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                told = json.loads(done.stdout.splitlines()[-1])
-                figures = " | ".join(f"{told[word]:.2f}" for word in ("first_ms", "first_cpu_ms", "again_cpu_ms"))
-                figures += f" | {told['rss_mib']:.0f}"
+                result = json.loads(done.stdout.splitlines()[-1])
+                figures = " | ".join(f"{result[word]:.2f}" for word in ("first_ms", "first_cpu_ms", "again_cpu_ms"))
+                figures += f" | {result['rss_mib']:.0f}"
                 print(f"| {kind} | {count:,} | {figures} |", flush=True)
 
 

@@ -34,10 +34,10 @@ PEOPLE = 40
 def main(name: str, updates: int) -> None:
     recipe = load_recipe(name)
     with tempfile.TemporaryDirectory() as folder:
-        phantom, place = Path(folder) / "phantom", Path(folder) / "store"
+        phantom, location = Path(folder) / "phantom", Path(folder) / "store"
         write_cohort(phantom, PEOPLE, 1)
-        build_store([phantom], place, recipe.preprocessing)
-        store = Store.open(place)
+        build_store([phantom], location, recipe.preprocessing)
+        store = Store.open(location)
         cohort, stream = choose_cohort(store, recipe)
         runtime = Runtime(recipe.train.precision)
         model = VJEPA3D.from_recipe(recipe).to(runtime.device)

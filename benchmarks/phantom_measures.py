@@ -141,8 +141,8 @@ def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, fl
     shift = np.median(np.diff(rows, axis=0), axis=1)
     if len(shift) < 8:
         return float("nan")
-    place = np.arange(len(shift))
-    shift = shift - np.polyval(np.polyfit(place, shift, 2), place)
+    index = np.arange(len(shift))
+    shift = shift - np.polyval(np.polyfit(index, shift, 2), index)
     return float(shift.std() * 256 / pixels.shape[1])
 
 

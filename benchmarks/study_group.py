@@ -73,9 +73,9 @@ def probed(table: Embeddings, labels: Path, work: Path) -> ProbeResult:
 
 
 def primary(result: ProbeResult, names: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
-    kept = ("name", "target", "pool", "metric", "value", "low", "high", "n_people")
+    retained = ("name", "target", "pool", "metric", "value", "low", "high", "n_people")
     rows = [row for row in result.rows if row["metric"] in PRIMARY and row["target"] in TARGETS]
-    return [{key: _short(row[key]) for key in kept} for row in rows if names is None or row["name"] in names]
+    return [{key: _short(row[key]) for key in retained} for row in rows if names is None or row["name"] in names]
 
 
 def _short(value: Any) -> Any:
@@ -119,8 +119,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         effects = [one_effect(float(text), given.people, given.seed, Path(work)) for text in given.effects.split(",")]
     about = {"encoder": ENCODER, "people": given.people, "seed": given.seed, "devices": DEVICES, "shares": SHARES}
-    told = {"command": "python benchmarks/study_group.py", **about, "difficulty": "realistic", "effects": effects}
-    given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    result_value = {
+        "command": "python benchmarks/study_group.py",
+        **about,
+        "difficulty": "realistic",
+        "effects": effects,
+    }
+    given.out.write_text(json.dumps(result_value, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from octjepa.store import build_store
 
 PEOPLE = 40
 WARM_UP_UPDATES = 8  # first updates, which are not counted, and the length of the short run
-ARMS = {
+OBJECTIVES = {
     "two_processes_of_one_thread": (2, 1),
     "one_process_of_two_threads": (1, 2),
     "one_process_of_one_thread": (1, 1),
@@ -50,26 +50,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*", help="recipe keys, k=v")
     given = parser.parse_args()
-    turns: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    turns: dict[str, list[dict[str, float]]] = {objective: [] for objective in OBJECTIVES}
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         write_cohort(work / "phantom", PEOPLE, 1)
         build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu").preprocessing)
         for _ in range(given.turns):
-            for arm, told in turns.items():
-                recipe, place = [*RECIPE, *given.overrides], str(work / "store")
-                short, _ = train(*ARMS[arm], WARM_UP_UPDATES, place, work / "run", recipe)
-                whole, seconds = train(*ARMS[arm], WARM_UP_UPDATES + given.updates, place, work / "run", recipe)
-                told.append(
+            for objective, result in turns.items():
+                recipe, location = [*RECIPE, *given.overrides], str(work / "store")
+                short, _ = train(*OBJECTIVES[objective], WARM_UP_UPDATES, location, work / "run", recipe)
+                whole, seconds = train(
+                    *OBJECTIVES[objective], WARM_UP_UPDATES + given.updates, location, work / "run", recipe
+                )
+                result.append(
                     {
                         "updates_per_second": round(given.updates / sum(seconds[WARM_UP_UPDATES:]), 3),
                         "median_seconds": round(statistics.median(seconds[WARM_UP_UPDATES:]), 4),
                         "cpu_seconds_per_update": round((whole - short) / given.updates, 4),
                     }
                 )
-                print(arm, told[-1], flush=True)
+                print(objective, result[-1], flush=True)
     middle = {
-        arm: {key: statistics.median(turn[key] for turn in told) for key in told[0]} for arm, told in turns.items()
+        objective: {key: statistics.median(turn[key] for turn in result) for key in result[0]}
+        for objective, result in turns.items()
     }
     two, one, single = middle.values()
     found: dict[str, Any] = {

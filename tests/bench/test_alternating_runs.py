@@ -36,7 +36,7 @@ def test_the_ratio_is_ours_over_other_in_volumes_a_second() -> None:
     assert run_alternately(comparison, 1) == [{"ours": 8.0, "other": 2.0, "ratio": 4.0}]
 
 
-def test_the_ratio_told_is_the_median_of_the_runs_and_not_of_the_sides() -> None:
+def test_the_ratio_reported_is_the_median_of_the_runs_and_not_of_the_sides() -> None:
     clock = Clock()
     ours, other = clock.work(6, 1.0, 2.0, 6.0), clock.work(6, 1.0, 6.0, 3.0)  # rates 6, 3, 1 and 6, 1, 2
     result = summary(run_alternately(Comparison(rate(ours, clock), rate(other, clock), warms_up=False), 3))

@@ -152,14 +152,16 @@ def test_scaling_measures_the_updates_of_runs(monkeypatch: pytest.MonkeyPatch) -
     assert (result["ours"], result["other"]) == (2.0, 1.0)  # 2 updates of 2 volumes
 
 
-def test_a_run_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
+def test_a_run_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
     from octjepa.bench.scaling import train
 
     with pytest.raises(OctjepaError, match=r"a run that was to be measured failed: octjepa: .*no store"):
         train(1, 1, 2, str(tmp_path / "no store"), tmp_path / "run", ["tiny_cpu"])
 
 
-def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, stub: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_busy_machine_is_reported(
+    monkeypatch: pytest.MonkeyPatch, stub: None, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr("os.getloadavg", lambda: (1.9, 0.0, 0.0))
     assert run_benchmark("step")["machine"]["load"] == 1.9

@@ -19,7 +19,7 @@ class Line:
     """Where each stage lies, and the JSON that its verb printed."""
 
     root: Path
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def cohort(self) -> Path:
@@ -52,7 +52,7 @@ class Line:
     def say(self, verb: str, *words: object) -> None:
         outcome = call(verb, *words, "--json")
         assert outcome.code == 0, f"{verb}: {outcome.err}"
-        self.said[verb] = outcome.json
+        self.results[verb] = outcome.json
 
 
 FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")

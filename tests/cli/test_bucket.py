@@ -15,8 +15,8 @@ from octjepa.remote import info, join, list_objects, put_bytes, remove
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[Bucket]:
-    with s3_server() as proxy, bucket_of("s3", proxy, tmp_path / "cache", timeout_seconds=20) as place:
-        yield place
+    with s3_server() as proxy, bucket_of("s3", proxy, tmp_path / "cache", timeout_seconds=20) as location:
+        yield location
 
 
 def done(*words: object) -> dict:
@@ -31,8 +31,8 @@ def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     assert done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)["accepted"] == 8
     assert done("split", store, "--by", "stratified", "--shares", "0.5,0.25,0.25")["leaks"] == []
     assert done("plan", "tiny_cpu", "--store", store)["updates"] > 0
-    told = done("inspect", store, "--verify")
-    assert (told["kind"], told["volumes"], told["damaged"]) == ("store", 8, [])
+    result = done("inspect", store, "--verify")
+    assert (result["kind"], result["volumes"], result["damaged"]) == ("store", 8, [])
     made = done(
         "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2", "machine.loader_workers=1",
         f"checkpoint.dir={saves}", "--store", store, "--out", run,
@@ -62,13 +62,13 @@ def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tm
     done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)
     pixels = sorted(store.glob("chunks/*/*/pixels.npy"))[0]
     pixels.write_bytes(pixels.read_bytes()[:-1] + b"\x07")
-    told = call("inspect", store, "--verify", "--json")
-    assert told.code == 1
-    assert told.json["damaged"] == [pixels.parent.name]
+    result = call("inspect", store, "--verify", "--json")
+    assert result.code == 1
+    assert result.json["damaged"] == [pixels.parent.name]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("inspect", "s3:/eyes/store"), "lost a slash"),
         (("inspect", "https://eyes/store"), "https:// is not read"),
@@ -78,10 +78,10 @@ def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tm
         (("ingest", "absent", "--store", "s3://absent/store"), "absent"),
     ],
 )
-def test_mistakes_are_told(bucket: Bucket, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_reported(bucket: Bucket, words: tuple[str, ...], message: str) -> None:
     outcome = call(*(word.format(url=bucket.url) for word in words))
     assert outcome.code == 2
-    assert said.format(url=bucket.url) in outcome.err
+    assert message.format(url=bucket.url) in outcome.err
     assert list_objects(bucket.url) == []
 
 
@@ -102,8 +102,8 @@ def test_archives_of_a_bucket_are_expanded_into_it_and_ingested(bucket: Bucket, 
     again = done("expand", source, tree)
     assert (again["written"], again["skipped"]) == (1, 3)
     put_bytes(b"something else", list_objects(tree)[0].url)
-    told = call("expand", source, tree, "--json")
-    assert (told.code, told.json["refused"][0]["reason"]) == (3, "other_file")
+    result = call("expand", source, tree, "--json")
+    assert (result.code, result.json["refused"][0]["reason"]) == (3, "other_file")
     remove(list_objects(tree)[0].url)
     done("expand", source, tree)
     assert done("ingest", tree, "--store", tmp_path / "store", "--workers", 1)["accepted"] == 4

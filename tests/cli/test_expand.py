@@ -29,27 +29,27 @@ def test_json_holds_the_agreed_keys(tmp_path: Path) -> None:
     dry = call("expand", tmp_path / "in", tmp_path / "out", "--dry-run", "--json")
     assert dry.code == 0, dry.err
     assert not (tmp_path / "out").exists()
-    told = call("expand", tmp_path / "in", tmp_path / "out", "--json")
-    assert told.code == 0, told.err
-    assert {**dry.json, "dry_run": False, "seconds": 0} == {**told.json, "seconds": 0}
-    assert (told.json["written"], told.json["skipped"], told.json["bytes"]) == (3, 0, 3 * 332)
-    assert (told.json["refused"], told.json["nested"], told.json["archives"]) == ([], [], 1)
+    result = call("expand", tmp_path / "in", tmp_path / "out", "--json")
+    assert result.code == 0, result.err
+    assert {**dry.json, "dry_run": False, "seconds": 0} == {**result.json, "seconds": 0}
+    assert (result.json["written"], result.json["skipped"], result.json["bytes"]) == (3, 0, 3 * 332)
+    assert (result.json["refused"], result.json["nested"], result.json["archives"]) == ([], [], 1)
     again = call("expand", tmp_path / "in", tmp_path / "out", "--quiet")
     assert again.code == 0
     assert "skipped" in again.out
     assert len(list((tmp_path / "out" / TREE).rglob("*.dcm"))) == 3
 
 
-def test_what_is_refused_is_told_after_the_work(tmp_path: Path) -> None:
+def test_what_is_refused_is_reported_after_the_work(tmp_path: Path) -> None:
     path = device(tmp_path / "in")
     with zipfile.ZipFile(path, "a") as made:
         made.writestr("../../out.dcm", b"x")
-    told = call("expand", path, tmp_path / "out", "--json")
-    assert told.code == 3
-    assert told.json["written"] == 3
-    assert [one["reason"] for one in told.json["refused"]] == ["path_escapes"]
-    assert "path_escapes" in told.err
-    assert "Traceback" not in told.err
+    result = call("expand", path, tmp_path / "out", "--json")
+    assert result.code == 3
+    assert result.json["written"] == 3
+    assert [one["reason"] for one in result.json["refused"]] == ["path_escapes"]
+    assert "path_escapes" in result.err
+    assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,21 @@ def test_mistakes(tmp_path: Path, source: str, target: str, code: int, words: li
     device(tmp_path / "in")
     (tmp_path / "empty").mkdir()
     (tmp_path / "page.zip").write_bytes(b"<html>")
-    places = [name if "://" in name else tmp_path / name for name in (source, target)]
-    told = call("expand", *places, "--json")
-    assert told.code == code, told.err
-    assert told.out == ""
-    assert "Traceback" not in told.err
+    positions = [name if "://" in name else tmp_path / name for name in (source, target)]
+    result = call("expand", *positions, "--json")
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
     for word in words:
-        assert word in told.err
+        assert word in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stop_at_any_moment_is_continued(tmp_path: Path, number: signal.Signals) -> None:
     path = device(tmp_path / "in", people=30, size=3 << 20)
     out = tmp_path / "out"
-    told = stop(["expand", path, out, "--json"], number, lambda: len(list(out.rglob("*.dcm"))) >= 3)
-    assert told.code == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    result = stop(["expand", path, out, "--json"], number, lambda: len(list(out.rglob("*.dcm"))) >= 3)
+    assert result.code == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     there = list(out.rglob("*.dcm"))
     assert 3 <= len(there) < 30
     assert all(one.stat().st_size == (3 << 20) + 132 for one in there)  # what has its name is whole

@@ -50,9 +50,9 @@ def assert_silent(text: str) -> None:
         assert secret.lower() not in text.lower()
 
 
-def assert_nothing_told(told: Outcome) -> None:
-    assert_silent(told.out)
-    assert_silent(told.err)
+def assert_nothing_reported(result: Outcome) -> None:
+    assert_silent(result.out)
+    assert_silent(result.err)
 
 
 @pytest.fixture(scope="module")
@@ -74,23 +74,23 @@ def test_the_files_do_hold_the_name(named: Path) -> None:
 def test_inspect_tells_no_name(named: Path, form: tuple[str, ...]) -> None:
     kinds = []
     for scan in sorted(named.iterdir()):
-        told = call("inspect", scan, *form)
-        assert told.code == 0
-        assert_nothing_told(told)
-        kinds.append("rejected" if "rejected" in told.out else "volume")
+        result = call("inspect", scan, *form)
+        assert result.code == 0
+        assert_nothing_reported(result)
+        kinds.append("rejected" if "rejected" in result.out else "volume")
     assert set(kinds) == {"rejected", "volume"}
 
 
 def test_ingest_keeps_no_name(named: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    told = run("ingest", named, "--store", store, "--workers", 1, "--max-lost", 1, "--json")
-    assert told.json["accepted"] >= 1
-    assert told.json["quarantined"] >= 2
-    assert_nothing_told(told)
+    result = run("ingest", named, "--store", store, "--workers", 1, "--max-lost", 1, "--json")
+    assert result.json["accepted"] >= 1
+    assert result.json["quarantined"] >= 2
+    assert_nothing_reported(result)
     assert_silent(everything_in(store))
-    told = call("report", store, "--json")
-    assert_silent(Path(told.json["report"]).read_text(encoding="utf-8"))
-    assert_nothing_told(told)
+    result = call("report", store, "--json")
+    assert_silent(Path(result.json["report"]).read_text(encoding="utf-8"))
+    assert_nothing_reported(result)
 
 
 def test_a_folder_called_after_a_person_does_not_reach_the_store(line: Any, tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_a_folder_called_after_a_person_does_not_reach_the_store(line: Any, tmp_
     for number, (scan, spoil) in enumerate(zip(scans, ("", "no pixels", ""), strict=True)):
         named_copy(scan, folder / f"{BIRTH_DATE}-{number}.dcm", spoil)
     store = tmp_path / "store"
-    told = run("ingest", tmp_path / "export", "--store", store, "--workers", 1, "--max-lost", 1, "--json")
-    assert told.json["accepted"] == 2
-    assert told.json["personal_data"]["PatientName"] == 2
-    assert_nothing_told(told)
+    result = run("ingest", tmp_path / "export", "--store", store, "--workers", 1, "--max-lost", 1, "--json")
+    assert result.json["accepted"] == 2
+    assert result.json["personal_data"]["PatientName"] == 2
+    assert_nothing_reported(result)
     assert_silent(everything_in(store))
     index = pd.read_parquet(store / "volumes.parquet")
     assert set(index["source"]) == {"***/***.dcm"}
-    told = call("inspect", store, "--json")
-    assert told.json["personal_data"]["PatientName"] == {"files": 2, "kind": "name", "direct": True}
-    assert_nothing_told(told)
+    result = call("inspect", store, "--json")
+    assert result.json["personal_data"]["PatientName"] == {"files": 2, "kind": "name", "direct": True}
+    assert_nothing_reported(result)

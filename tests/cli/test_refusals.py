@@ -15,13 +15,13 @@ from command_line import Outcome, call
 FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
 
 
-def refused(told: Outcome, code: int, *words: str) -> None:
+def refused(result: Outcome, code: int, *words: str) -> None:
     """The exit code, nothing on stdout, no traceback, and every one of `words` in the message."""
-    assert told.code == code, told.err
-    assert told.out == ""
-    assert "Traceback" not in told.err
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
     for word in words:
-        assert word in told.err
+        assert word in result.err
 
 
 @pytest.mark.parametrize(
@@ -124,21 +124,23 @@ def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], mes
     (tmp_path / "empty").mkdir()
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "page.dcm").write_text("<html>", encoding="utf-8")
-    places = {
+    positions = {
         "SCAN": line.scan, "STORE": line.store, "RUN": line.run, "COHORT": line.cohort, "TABLE": line.embeddings,
         "LABELS": line.labels, "NEW": tmp_path / "new", "NEW2": tmp_path / "new2", "EMPTY": tmp_path / "empty",
         "TEXTS": tmp_path / "texts", "LARGE": "pretrain_vjepa_multi_domain",
     }  # fmt: skip
-    given = [str(places.get(part, part)) for part in words]
+    given = [str(positions.get(part, part)) for part in words]
     given = [part.replace("NEW/", f"{tmp_path}/new/").replace("SCAN/", f"{line.scan}/") for part in given]
     refused(call(*given), 2, message)
 
 
 def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     before = sorted(path.name for path in line.run.rglob("*"))
-    told = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,
+    result = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,
                 "--resume")  # fmt: skip
-    refused(told, 2, "begun with another recipe", "model.size: checkpoint 'test', recipe 'reference'", "another --out")
+    refused(
+        result, 2, "begun with another recipe", "model.size: checkpoint 'test', recipe 'reference'", "another --out"
+    )
     assert sorted(path.name for path in line.run.rglob("*")) == before
 
 
@@ -151,8 +153,8 @@ def test_weights_and_a_store_of_another_contract_are_not_brought_together(line: 
     other = tmp_path / "other"
     assert call("ingest", line.scan, "--store", other, "--recipe", recipe, "--workers", 1).code == 0
     out = tmp_path / "table.parquet"
-    told = call("embed", line.run, "--store", other, "--out", out)
-    refused(told, 2, str(other), "image_size", "(16, 128, 160)", "(16, 128, 128)", "octjepa ingest")
+    result = call("embed", line.run, "--store", other, "--out", out)
+    refused(result, 2, str(other), "image_size", "(16, 128, 160)", "(16, 128, 128)", "octjepa ingest")
     assert not out.exists()
 
 
@@ -213,20 +215,20 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
     assert done.code == 0
     assert f"{line.checkpoint.name} NOT USED" in caplog.text
     assert "is damaged" in caplog.text
-    assert done.json["cosine"] == pytest.approx(line.said["pretrain"]["cosine"], rel=1e-5)
+    assert done.json["cosine"] == pytest.approx(line.results["pretrain"]["cosine"], rel=1e-5)
 
 
-def test_too_much_lost_is_told_after_the_work_is_done(line: Any, tmp_path: Path) -> None:
+def test_too_much_lost_is_reported_after_the_work_is_done(line: Any, tmp_path: Path) -> None:
     cohort, store = tmp_path / "cohort", tmp_path / "store"
     assert call("phantom", cohort, "--people", 1, "--broken", 6, "--workers", 1).code == 0
-    told = call("ingest", cohort, "--store", store, "--workers", 1, "--json")
-    assert told.code == 3
-    assert told.json["lost"] == sum(told.json["by_reason"].values()) > 0
-    assert told.json["accepted"] >= 2
-    for word in ("more than the allowed 20%", "quarantine.jsonl", "--max-lost", *told.json["by_reason"]):
-        assert word in told.err
+    result = call("ingest", cohort, "--store", store, "--workers", 1, "--json")
+    assert result.code == 3
+    assert result.json["lost"] == sum(result.json["by_reason"].values()) > 0
+    assert result.json["accepted"] >= 2
+    for word in ("more than the allowed 20%", "quarantine.jsonl", "--max-lost", *result.json["by_reason"]):
+        assert word in result.err
     ledger = [json.loads(row) for row in (store / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(ledger) == told.json["quarantined"]
+    assert len(ledger) == result.json["quarantined"]
     assert call("ingest", cohort, "--store", store, "--workers", 1, "--max-lost", 1).code == 0
 
 
@@ -234,8 +236,8 @@ def test_nothing_read_still_prints_what_was_done(tmp_path: Path) -> None:
     (tmp_path / "eyes").mkdir()
     for name in ("a.dcm", "b.dcm"):
         (tmp_path / "eyes" / name).write_bytes(b"")
-    told = call("ingest", tmp_path / "eyes", "--store", tmp_path / "store", "--workers", 1, "--max-lost", 1, "--json")
-    assert told.code == 2
-    assert "none of the 2 files can be read" in told.err
-    assert told.json["by_reason"] == {"empty_file": 2}
-    assert (told.json["accepted"], told.json["quarantined"], told.json["people"]) == (0, 2, 0)
+    result = call("ingest", tmp_path / "eyes", "--store", tmp_path / "store", "--workers", 1, "--max-lost", 1, "--json")
+    assert result.code == 2
+    assert "none of the 2 files can be read" in result.err
+    assert result.json["by_reason"] == {"empty_file": 2}
+    assert (result.json["accepted"], result.json["quarantined"], result.json["people"]) == (0, 2, 0)

@@ -34,40 +34,42 @@ RECIPES = ("smoke_test", "tiny_cpu", "one_gpu", "pretrain_vjepa_single_domain", 
 
 @pytest.mark.parametrize("verb", AGREED)
 def test_json_holds_the_agreed_keys(line: Any, verb: str) -> None:
-    assert AGREED[verb] <= line.said[verb].keys()
+    assert AGREED[verb] <= line.results[verb].keys()
 
 
 def test_the_figures_agree_from_stage_to_stage(line: Any) -> None:
-    said = line.said
-    assert said["phantom"]["people"] == 10
-    assert said["phantom"]["volumes"] == said["phantom"]["files"] == 20
-    assert said["ingest"]["accepted"] == 20
-    assert said["ingest"]["quarantined"] == 0
-    assert sum(said["ingest"]["by_device"].values()) == 20
-    assert said["split"]["train"] + said["split"]["val"] + said["split"]["test"] == 10
-    assert said["split"]["leaks"] == []
-    assert said["pretrain"]["updates"] == 4
-    assert set(said["pretrain"]["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
-    assert said["embed"]["rows"] == 20
-    assert said["embed"]["missing"] == 0
+    results = line.results
+    assert results["phantom"]["people"] == 10
+    assert results["phantom"]["volumes"] == results["phantom"]["files"] == 20
+    assert results["ingest"]["accepted"] == 20
+    assert results["ingest"]["quarantined"] == 0
+    assert sum(results["ingest"]["by_device"].values()) == 20
+    assert results["split"]["train"] + results["split"]["val"] + results["split"]["test"] == 10
+    assert results["split"]["leaks"] == []
+    assert results["pretrain"]["updates"] == 4
+    assert set(results["pretrain"]["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
+    assert results["embed"]["rows"] == 20
+    assert results["embed"]["missing"] == 0
 
 
 def test_paths_in_json_can_be_used_as_they_are(line: Any) -> None:
-    assert call("inspect", line.said["pretrain"]["checkpoint"], "--json").json["kind"] == "checkpoint"
-    assert Path(line.said["report"]["report"]).read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html")
+    assert call("inspect", line.results["pretrain"]["checkpoint"], "--json").json["kind"] == "checkpoint"
+    assert (
+        Path(line.results["report"]["report"]).read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html")
+    )
 
 
 def test_inspect_draws_the_flow_of_a_run_as_a_table(line: Any) -> None:
-    run = Path(line.said["pretrain"]["checkpoint"]).parents[1]
-    told = call("inspect", run).out
-    assert "heidelberg_spectralis eyes" not in told
-    at = told.index("train cohort")
-    assert told[at:].splitlines()[1].split() == ["people", "eyes", "volumes", "lost", "by", "device", "by", "site"]
-    assert "val cohort" in told[at:]
+    run = Path(line.results["pretrain"]["checkpoint"]).parents[1]
+    result = call("inspect", run).out
+    assert "heidelberg_spectralis eyes" not in result
+    at = result.index("train cohort")
+    assert result[at:].splitlines()[1].split() == ["people", "eyes", "volumes", "lost", "by", "device", "by", "site"]
+    assert "val cohort" in result[at:]
 
 
 def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> None:
-    rows = line.said["probe"]["rows"]
+    rows = line.results["probe"]["rows"]
     for row in rows:
         assert {"name", "target", "probe", "pool", "metric", "value", "low", "high", "n"} <= row.keys()
         assert row["metric"] == row["metric"].lower()
@@ -93,21 +95,21 @@ def test_no_recipe_is_left_out_here() -> None:
 
 def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
     planned = call("plan", "tiny_cpu", "--store", line.store, "--json").json
-    assert planned["volumes"] == line.said["split"]["train"] * 2
+    assert planned["volumes"] == line.results["split"]["train"] * 2
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "result"),
     [
         ([], "no, data.expected_volumes is taken"),
         (["data.expected_volumes=null"], "no, one batch is taken"),
         (["data.expected_volumes=null", "data.max_samples=40"], "no, at most data.max_samples are taken"),
     ],
 )
-def test_plan_says_which_number_of_volumes_it_counts_with(line: Any, overrides: list[str], told: str) -> None:
+def test_plan_says_which_number_of_volumes_it_counts_with(line: Any, overrides: list[str], result: str) -> None:
     shown = call("plan", "tiny_cpu", *overrides).out
     after = "epochs, and updates counted in epochs, follow it; --store STORE counts a store's"
-    assert re.search(rf"^volumes_known +{re.escape(f'{told}: {after}')}$", shown, re.MULTILINE)
+    assert re.search(rf"^volumes_known +{re.escape(f'{result}: {after}')}$", shown, re.MULTILINE)
     assert "volumes_known" not in call("plan", "tiny_cpu", *overrides, "--store", line.store).out
     assert isinstance(call("plan", "tiny_cpu", *overrides, "--json").json["volumes_known"], bool)
 
@@ -129,7 +131,7 @@ def test_inspect_tells_what_each_thing_is(line: Any, tmp_path: Path) -> None:
         assert call("inspect", path, "--json").json["kind"] == kind
     found = call("inspect", line.run, "--json").json
     assert found["finished"]
-    assert found["cosine"] == line.said["pretrain"]["cosine"]
+    assert found["cosine"] == line.results["pretrain"]["cosine"]
 
 
 def test_a_second_ingest_has_nothing_to_do(line: Any) -> None:
@@ -139,10 +141,10 @@ def test_a_second_ingest_has_nothing_to_do(line: Any) -> None:
 
 
 def test_probe_without_json_is_a_table_with_the_macro_average_first(line: Any) -> None:
-    told = call("probe", line.embeddings, "--labels", line.labels, "--target", "drusen",
+    result = call("probe", line.embeddings, "--labels", line.labels, "--target", "drusen",
                 "--target", "intraretinal_fluid", "--probe", "linear")  # fmt: skip
-    assert told.code == 0
-    head, *rows = told.out.splitlines()
+    assert result.code == 0
+    head, *rows = result.out.splitlines()
     assert head.split()[:5] == ["name", "target", "probe", "pool", "metric"]
     fields = [row.split() for row in rows]
     assert {field[4] for field in fields} == {"auroc"}
@@ -151,14 +153,14 @@ def test_probe_without_json_is_a_table_with_the_macro_average_first(line: Any) -
     assert fields[0][0] == "smoke_test"
     assert all(re.search(r" (none|\d\.\d{3}( \[\d\.\d\d, \d\.\d\d\])?) +\d+$", row) for row in rows)
     assert len({row.index(field[4]) for row, field in zip(rows, fields, strict=True)}) == 1
-    assert "smoke_test minus untrained, macro auroc: " in told.err
-    assert max(map(len, told.out.splitlines())) <= 120
+    assert "smoke_test minus untrained, macro auroc: " in result.err
+    assert max(map(len, result.out.splitlines())) <= 120
 
 
 def test_text_is_short_and_readable(line: Any) -> None:
-    told = call("plan", "smoke_test").out
-    assert re.search(r"^parameters +\d,\d{3},\d{3}$", told, re.MULTILINE)
-    assert re.search(r"^grid +\[4, 8, 8\]$", told, re.MULTILINE)
+    result = call("plan", "smoke_test").out
+    assert re.search(r"^parameters +\d,\d{3},\d{3}$", result, re.MULTILINE)
+    assert re.search(r"^grid +\[4, 8, 8\]$", result, re.MULTILINE)
     scan = call("inspect", line.scan).out
     assert re.search(r"^laterality +O[DS]$", scan, re.MULTILINE)
     assert "None" not in scan
@@ -175,10 +177,10 @@ def test_help_and_version() -> None:
 
 @pytest.mark.parametrize("verb", ["demo", *AGREED, "inspect", "plan"])
 def test_every_verb_takes_json_and_quiet(verb: str) -> None:
-    told = call(verb, "--help")
-    assert told.code == 0
-    assert "--json" in told.out
-    assert "--quiet" in told.out
+    result = call(verb, "--help")
+    assert result.code == 0
+    assert "--json" in result.out
+    assert "--quiet" in result.out
 
 
 def test_the_reader_of_the_output_may_leave(line: Any) -> None:
@@ -196,6 +198,6 @@ def test_the_reader_of_the_output_may_leave(line: Any) -> None:
 
 
 def test_text_that_the_terminal_cannot_show_is_no_failure(tmp_path: Path) -> None:
-    told = run("ingest", tmp_path / "眼", "--store", tmp_path / "store", PYTHONIOENCODING="ascii")
-    assert told.code == 2
-    assert "no file or folder at" in told.err
+    result = run("ingest", tmp_path / "眼", "--store", tmp_path / "store", PYTHONIOENCODING="ascii")
+    assert result.code == 2
+    assert "no file or folder at" in result.err

@@ -14,12 +14,12 @@ from octjepa.store import Store
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """Ten people, two eyes each, of whom participants.tsv recommends a split for two; no pixels."""
-    told = [{"person_id": person, "recommended_split": "test"} for person in ("1001", "1002")]
-    store_of(tmp_path / "store", [index_entry(number, region="Macula") for number in range(20)], told)
+    result = [{"person_id": person, "recommended_split": "test"} for person in ("1001", "1002")]
+    store_of(tmp_path / "store", [index_entry(number, region="Macula") for number in range(20)], result)
     return tmp_path / "store"
 
 
-def test_a_split_is_written_and_told_without_ids(store: Path) -> None:
+def test_a_split_is_written_and_reported_without_ids(store: Path) -> None:
     outcome = call("split", store, "--by", "stratified", "--shares", "0.6,0.2,0.2", "--seed", 3, "--json")
     assert outcome.code == 0, outcome.err
     assert (outcome.json["train"], outcome.json["val"], outcome.json["test"]) == (6, 2, 2)
@@ -33,27 +33,27 @@ def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
     found = call("inspect", "phantom-tiny", "--json")
     assert (found.json["kind"], found.json["recipe"], found.json["dim"]) == ("checkpoint", "phantom-tiny", 192)
     assert "of the package (phantom-tiny)" in call("inspect", "phantom-tine").err
-    dealt = call("split", store, "--deal-rest", "--against", "phantom-tiny", "--json")
-    assert dealt.code == 0, dealt.err
-    assert dealt.json["leaks"] == []  # no eye of this store was drawn for it
+    assigned = call("split", store, "--deal-rest", "--against", "phantom-tiny", "--json")
+    assert assigned.code == 0, assigned.err
+    assert assigned.json["leaks"] == []  # no eye of this store was drawn for it
     assert "of the package (phantom-tiny)" in call("split", store, "--deal-rest", "--against", "phantom-tine").err
 
 
-def test_people_without_a_recommendation_are_told_of_and_can_be_dealt(store: Path) -> None:
+def test_people_without_a_recommendation_are_reported_of_and_can_be_assigned(store: Path) -> None:
     refused = call("split", store)
     assert (refused.code, "--deal-rest" in refused.err) == (2, True)
-    dealt = call("split", store, "--deal-rest", "--json")
-    assert dealt.json["test"] >= 2
+    assigned = call("split", store, "--deal-rest", "--json")
+    assert assigned.json["test"] >= 2
     assert set(Store.open(store).table.set_index("person_id")["split"][["1001", "1002"]]) == {"test"}
 
 
-def test_labels_are_dealt_evenly(store: Path, tmp_path: Path) -> None:
+def test_labels_are_assigned_evenly(store: Path, tmp_path: Path) -> None:
     lines = [f"{1001 + person}\t{'sick' if person < 5 else 'well'}" for person in range(10)]
     (tmp_path / "labels.tsv").write_text("\n".join(["person_id\tgroup", *lines]), encoding="utf-8")
-    asked = ("split", store, "--by", "stratified", "--shares", "0.6,0.2,0.2", "--labels", tmp_path / "labels.tsv")
-    strata = call(*asked, "--target", "group", "--json").json["strata"]
+    requested = ("split", store, "--by", "stratified", "--shares", "0.6,0.2,0.2", "--labels", tmp_path / "labels.tsv")
+    strata = call(*requested, "--target", "group", "--json").json["strata"]
     assert strata["label sick"] == strata["label well"] == {"train": 3, "val": 1, "test": 1}
-    assert "belong together" in call(*asked).err
+    assert "belong together" in call(*requested).err
 
 
 @pytest.mark.parametrize("shares", ["1", "0.8;0.1;0.1", "0.9,0.1,0.1"])

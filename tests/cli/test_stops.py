@@ -34,22 +34,22 @@ def same_volumes(store: Path, other: Path) -> None:
 def stopped_ingest(line: Any, store: Path, number: signal.Signals, code: int) -> int:
     """The number of volumes that are in `store` after ingest was sent `number` half-way."""
     words = ["ingest", line.cohort, "--store", store, "--json", "--workers", 2]
-    told = stop(words, number, once=lambda: lines(store / "journal.jsonl") >= 2)
-    assert told.code == code, told.err
-    assert told.out == ""
-    assert "Traceback" not in told.err
-    assert "run the same command again" in told.err
+    result = stop(words, number, once=lambda: lines(store / "journal.jsonl") >= 2)
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    assert "run the same command again" in result.err
     assert unfinished(store) == []
     return call("inspect", store, "--json").json["volumes"]
 
 
 def test_ingest_goes_on_where_ctrl_c_stopped_it(line: Any, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    kept = stopped_ingest(line, store, signal.SIGINT, 130)
-    assert 2 <= kept < 20
+    retained = stopped_ingest(line, store, signal.SIGINT, 130)
+    assert 2 <= retained < 20
     rest = call("ingest", line.cohort, "--store", store, "--json", "--workers", 1).json
-    assert rest["skipped"] == kept
-    assert rest["accepted"] == 20 - kept
+    assert rest["skipped"] == retained
+    assert rest["accepted"] == 20 - retained
     same_volumes(store, line.store)
 
 
@@ -61,21 +61,21 @@ def test_workers_of_a_killed_ingest_end(line: Any, tmp_path: Path) -> None:
     store = tmp_path / "store"
     words = ["ingest", line.cohort, "--store", store, "--workers", 2]
     # returns when nobody holds the command's output any more, so a worker left behind is a timeout here
-    told = stop(words, signal.SIGKILL, once=lambda: lines(store / "journal.jsonl") >= 1, whole_group=False)
-    assert told.code == -signal.SIGKILL
+    result = stop(words, signal.SIGKILL, once=lambda: lines(store / "journal.jsonl") >= 1, whole_group=False)
+    assert result.code == -signal.SIGKILL
 
 
 def stopped_run(line: Any, run: Path, number: signal.Signals, code: int) -> list[object]:
     """Sends `number` to a run after its first update; returns the words of its command."""
     words = ["pretrain", "smoke_test", *FAST, "--store", line.store, "--out", run, "--json"]
-    told = stop(words, number, once=lambda: lines(run / "metrics.jsonl") >= 1)
-    assert told.code == code, told.err
-    assert told.out == ""
-    assert "Traceback" not in told.err
-    assert "Go on with --resume" in told.err
+    result = stop(words, number, once=lambda: lines(run / "metrics.jsonl") >= 1)
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    assert "Go on with --resume" in result.err
     assert unfinished(run) == []
     (checkpoint,) = (run / "checkpoints").iterdir()
-    assert f"stopped after update {int(checkpoint.name.removeprefix('step-'))} of 20" in told.err
+    assert f"stopped after update {int(checkpoint.name.removeprefix('step-'))} of 20" in result.err
     assert call("inspect", checkpoint, "--json").json["kind"] == "checkpoint"
     return words
 
@@ -97,11 +97,11 @@ def test_a_terminated_run_leaves_a_checkpoint(line: Any, tmp_path: Path) -> None
 def test_a_disk_that_fills_during_ingest(line: Any, small_disk: Callable[[str], Path]) -> None:
     store = small_disk("size=2m") / "store"
     words = ("ingest", line.cohort, "--store", store, "--json", "--workers", 1)
-    told = call(*words)
-    assert told.code == 1
-    assert told.out == ""
-    assert "disk is full" in told.err
-    assert str(store) in told.err
+    result = call(*words)
+    assert result.code == 1
+    assert result.out == ""
+    assert "disk is full" in result.err
+    assert str(store) in result.err
     small_disk("size=64m")
     assert unfinished(store) == []
     rest = call(*words)
@@ -116,26 +116,26 @@ def test_a_disk_that_fills_with_checkpoints(line: Any, small_disk: Callable[[str
     run = small_disk(f"size={int(1.5 * checkpoint_bytes)}") / "run"
     fast = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
     words = ("pretrain", "smoke_test", *fast, "--store", line.store, "--out", run, "--json")
-    told = call(*words)
-    assert told.code == 1
-    assert told.out == ""
+    result = call(*words)
+    assert result.code == 1
+    assert result.out == ""
     for word in ("could not write checkpoint", "step-00000004", "No space left", "Free space", "--resume"):
-        assert word in told.err
+        assert word in result.err
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
     small_disk("size=512m")
     done = call(*words, "--resume")
     assert done.code == 0, done.err
     for key in ("updates", "loss", "cosine"):
-        assert done.json[key] == line.said["pretrain"][key]
+        assert done.json[key] == line.results["pretrain"][key]
 
 
 def test_a_disk_that_fills_before_the_embeddings_are_written(line: Any, small_disk: Callable[[str], Path]) -> None:
     disk = small_disk("size=4k")
     out = disk / "table.parquet"
-    told = call("embed", line.run, "--store", line.store, "--out", out, "--json")
-    assert told.code == 1
-    assert "the disk is full" in told.err
-    assert str(disk) in told.err
+    result = call("embed", line.run, "--store", line.store, "--out", out, "--json")
+    assert result.code == 1
+    assert "the disk is full" in result.err
+    assert str(disk) in result.err
     assert not out.exists()  # parts that are whole may stay: the same command goes on from them
 
 
@@ -148,7 +148,7 @@ def test_a_store_that_may_only_be_read(line: Any, small_disk: Callable[[str], Pa
     embeddings = line.root / "of a read-only store.parquet"
     assert call("embed", line.run, "--store", store, "--out", embeddings, "--json").json["rows"] == 1
     for refusing in (words, ("split", store, "--by", "stratified"), ("phantom", store.parent / "new", "--people", 1)):
-        told = call(*refusing)
-        assert told.code in (1, 2)
-        assert "Read-only file system" in told.err
-        assert str(store.parent) in told.err
+        result = call(*refusing)
+        assert result.code in (1, 2)
+        assert "Read-only file system" in result.err
+        assert str(store.parent) in result.err

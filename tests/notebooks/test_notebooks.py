@@ -36,17 +36,17 @@ def test_there_are_notebooks() -> None:
 def test_it_is_a_notebook_without_outputs(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"/(?:home|root|work|Users|mnt)/", text), "a place on one machine"
-    told = json.loads(text)
-    assert set(told) == {"cells", "metadata", "nbformat", "nbformat_minor"}
-    assert (told["nbformat"], told["nbformat_minor"]) == (4, 5)
-    assert told["metadata"]["kernelspec"]["name"] == "python3"
-    assert len({cell["id"] for cell in told["cells"]}) == len(told["cells"])
-    for cell in told["cells"]:
+    result = json.loads(text)
+    assert set(result) == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert (result["nbformat"], result["nbformat_minor"]) == (4, 5)
+    assert result["metadata"]["kernelspec"]["name"] == "python3"
+    assert len({cell["id"] for cell in result["cells"]}) == len(result["cells"])
+    for cell in result["cells"]:
         assert cell["cell_type"] in {"markdown", "code"}
         assert all(isinstance(line, str) for line in cell["source"])
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
-    assert told["cells"][0]["cell_type"] == "markdown"
+    assert result["cells"][0]["cell_type"] == "markdown"
 
 
 @pytest.mark.slow

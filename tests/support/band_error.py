@@ -19,15 +19,15 @@ def errors_um(volume: OCTVolume, ilm: np.ndarray, bm: np.ndarray, preprocessing:
 
     `ilm` and `bm` are the true native rows, [D, W].
     """
-    lively = structured_frames(volume.pixels)
+    varied = structured_frames(volume.pixels)
     _, height, width = volume.shape
     _, dy, dx = volume.spacing_mm
     _, ty, tx = preprocessing.target_spacing_mm
     columns_mm = centred(int(width * dx / tx), tx)
-    image = resample_in_plane(volume.pixels[lively], volume, preprocessing, columns_mm)
+    image = resample_in_plane(volume.pixels[varied], volume, preprocessing, columns_mm)
     found = find_surfaces(image, ty, tx)
     result = {}
-    for name, rows, true in (("ilm", found.ilm, ilm[lively]), ("bm", found.bm, bm[lively])):
+    for name, rows, true in (("ilm", found.ilm, ilm[varied]), ("bm", found.bm, bm[varied])):
         found_mm = (rows - (image.shape[1] - 1) / 2) * ty
         native_mm = (true - (height - 1) / 2) * dy
         true_mm = np.stack([np.interp(columns_mm, centred(width, dx), line) for line in native_mm])

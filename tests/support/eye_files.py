@@ -44,6 +44,6 @@ def write_tiff(path: Path, pixels: np.ndarray) -> Path:
     return path
 
 
-def write_sidecar(path: Path, **said: object) -> Path:
-    path.write_text(json.dumps(said))
+def write_sidecar(path: Path, **fields: object) -> Path:
+    path.write_text(json.dumps(fields))
     return path

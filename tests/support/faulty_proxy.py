@@ -117,12 +117,12 @@ class FaultyProxy:
     def _forward(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, list[tuple[str, str]], bytes]:
-        kept = {k: v for k, v in headers.items() if k.lower() not in {"transfer-encoding", "connection", "expect"}}
+        retained = {k: v for k, v in headers.items() if k.lower() not in {"transfer-encoding", "connection", "expect"}}
         if body or method in {"PUT", "POST"}:
-            kept["Content-Length"] = str(len(body))
+            retained["Content-Length"] = str(len(body))
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
-            connection.request(method, path, body, kept)
+            connection.request(method, path, body, retained)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
         finally:

@@ -10,7 +10,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
 
 
-def index_entry(number: int, **said: Any) -> dict[str, Any]:
+def index_entry(number: int, **fields: Any) -> dict[str, Any]:
     """A whole row of volumes.parquet; `said` replaces what it says. Two rows make a person of two eyes."""
     content = f"{number:016x}"[::-1] + "0" * 48
     return {
@@ -22,7 +22,7 @@ def index_entry(number: int, **said: Any) -> dict[str, Any]:
         "provenance_depth": "shared", "provenance_column": "shared", "uncertain": "", "notes": "", "mirrored": False,
         "tissue_mean": 100.0, "tissue_std": 20.0, "tissue_share": 0.3, "quality": 0.8, "enface_hash": "", "split": "",
         "file": f"{number}.dcm", "file_key": f"key{number}", "file_size": 1, "file_mtime_ns": 1, "manifest_hash": "",
-        **said,
+        **fields,
     }  # fmt: skip
 
 

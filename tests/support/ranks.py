@@ -46,11 +46,11 @@ def start_ranks(code: str, *arguments: object, world: int = 2) -> list[subproces
 def finish(processes: list[subprocess.Popen[str]], seconds: float = 300) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each."""
     try:
-        told = [process.communicate(timeout=seconds) for process in processes]
+        result = [process.communicate(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, out, err) for process, (out, err) in zip(processes, told, strict=True)]
+    return [(process.returncode, out, err) for process, (out, err) in zip(processes, result, strict=True)]
 
 
 BEGIN = """
@@ -84,8 +84,8 @@ def run_alone(out, updates=6, resume=False, **sections):
 
 
 def weights_of(run, update=None):
-    kept = folder.list_folders(run / "checkpoints")
-    chosen = kept[-1] if update is None else next(one for one in kept if one.name == f"step-{update:08d}")
+    retained = folder.list_folders(run / "checkpoints")
+    chosen = retained[-1] if update is None else next(one for one in retained if one.name == f"step-{update:08d}")
     return {
         f"{file}/{name}": value
         for file in ("model.safetensors", "optimiser.safetensors")

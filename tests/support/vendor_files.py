@@ -26,7 +26,7 @@ def lines(frames: int, pitch_mm: float = 0.12, wide_mm: float = 6.0) -> list[tup
     return [(1.0, 8.0 - index * pitch_mm, 1.0 + wide_mm, 8.0 - index * pitch_mm) for index in range(frames)]
 
 
-def vol_bytes(raw: np.ndarray, places: list[tuple[float, ...]], **header: Any) -> bytes:
+def vol_bytes(raw: np.ndarray, positions: list[tuple[float, ...]], **header: Any) -> bytes:
     """A .vol by eyepy's layout; `raw` [F, H, W] float32 linear intensities."""
     import construct
     from eyepy.io.he.vol_reader import vol_format
@@ -45,12 +45,12 @@ def vol_bytes(raw: np.ndarray, places: list[tuple[float, ...]], **header: Any) -
     }  # fmt: skip
     bscans = [
         {
-            "bscan_hdr_size": 256 + 8 * columns, "start_x": place[0], "start_y": place[1],
-            "end_x": place[2], "end_y": place[3],
+            "bscan_hdr_size": 256 + 8 * columns, "start_x": location[0], "start_y": location[1],
+            "end_x": location[2], "end_y": location[3],
             "num_seg": 1, "quality": 30.0, "shift": 0, "iv_transformation": [0.0] * 6,
             "layer_segmentations": np.full((1, columns), 3.0, np.float32), "data": image.astype(np.float32),
         }
-        for image, place in zip(raw, places, strict=True)
+        for image, location in zip(raw, positions, strict=True)
     ]  # fmt: skip
     built: bytes = layout.build({**fields, **header, "bscans": bscans})
     return built
@@ -62,10 +62,10 @@ def write_heyex_xml(folder: Path, scans: list[np.ndarray], anonymised: bool = Fa
     series = []
     for number, pixels in enumerate(scans):
         entries = [_localizer(folder)]
-        for index, place in enumerate(lines(len(pixels))):
+        for index, location in enumerate(lines(len(pixels))):
             name = f"scan{number}_{index}.png"
             Image.fromarray(pixels[index]).save(folder / name)
-            entries.append(_xml_image(name, pixels.shape[1:], place))
+            entries.append(_xml_image(name, pixels.shape[1:], location))
         eye = "" if anonymised else f"<Laterality>{'RL'[number % 2]}</Laterality>"
         series.append(f"<Series><ID>{number}</ID>{eye}{''.join(entries)}</Series>")
     patient = (
@@ -89,8 +89,8 @@ def _localizer(folder: Path) -> str:
     return _xml_image("localizer.png", (4, 5), (0, 0, 0, 0), "LOCALIZER")
 
 
-def _xml_image(name: str, shape: tuple[int, ...], place: tuple[float, ...], kind: str = "OCT") -> str:
-    x, y, end_x, end_y = place
+def _xml_image(name: str, shape: tuple[int, ...], location: tuple[float, ...], kind: str = "OCT") -> str:
+    x, y, end_x, end_y = location
     return (
         f"<Image><ImageType><Type>{kind}</Type></ImageType><OphthalmicAcquisitionContext>"
         f"<Width>{shape[1]}</Width><Height>{shape[0]}</Height><ScaleX>0.0114</ScaleX><ScaleY>0.003872</ScaleY>"
