@@ -33,7 +33,8 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, entry_point_group: str, modules: Mapping[str, str] | None = None) -> None:
         self.kind, self.group = kind, entry_point_group
         self._modules = dict(modules or {})
-        self._parts: dict[str, T] = {}
+        self._parts: dict[str, T] = {}  # by decorator
+        self._loaded: dict[str, T] = {}  # from entry points
 
     def register(self, name: str) -> Callable[[Part], Part]:
         """Decorator that adds a class or function as `name`. Raises ValueError when the name is taken."""
@@ -60,9 +61,11 @@ class Registry(Generic[T]):
         """
         if name not in self._parts and name in self._modules:
             import_module(self._modules[name])
-        if name not in self._parts:
-            self._parts[name] = self._load(name)
-        return self._parts[name]
+        if name in self._parts:
+            return self._parts[name]
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
 
     def _load(self, name: str) -> T:
         declared = [point for point in self._entry_points() if point.name == name]

@@ -4,8 +4,8 @@ import torch
 from octjepa.config import load_recipe
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import attend
-from octjepa.model.sizes import SIZES
 from octjepa.model.vjepa3d import grid_positions
+from octjepa.recipe import SIZES
 
 
 def test_forward_takes_two_views_and_a_mask():
@@ -65,6 +65,13 @@ def test_reference_sizes(size, objective, millions):
     assert count / 1e6 == pytest.approx(millions, abs=0.06)
     if size == "reference":
         assert (count + 2 * 9216 * 384) / 1e6 == pytest.approx(29.4, abs=0.1)
+
+
+def test_any_width_depth_and_heads_replace_single_numbers_of_a_preset():
+    recipe = load_recipe("tiny_cpu", ["model.width=240", "model.depth=2", "model.heads=10", "model.predictor_heads=6"])
+    model = VJEPA3D.from_recipe(recipe)
+    assert (model.context_encoder.width, len(model.context_encoder.blocks), model.context_encoder.heads) == (240, 2, 10)
+    assert (model.predictor.width, len(model.predictor.blocks), model.predictor.heads) == (96, 3, 6)
 
 
 @pytest.mark.parametrize("size", list(SIZES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,12 @@ from scipy import integrate
 from torch.nn import functional as F
 
 from octjepa import keys
+from octjepa.config import load_recipe
 from octjepa.errors import RecipeError
-from octjepa.model import VJEPA3D, Prediction
-from octjepa.model.encoder import gather_tokens
+from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
-from octjepa.objective.loss import distance_weight, token_steps, training_loss
-from octjepa.objective.losses import loss_of, pixel_mse
-from octjepa.objective.regularisers import sigreg, variance_covariance
+from octjepa.objective.base import Prediction, gather_tokens, get_objective
+from octjepa.objective.loss import distance_weight, sigreg, token_steps, training_loss, variance_covariance
 from octjepa.recipe import ObjectiveRecipe
 from synthetic import small_recipe
 
@@ -49,7 +49,7 @@ def test_mae_is_that_of_transformers() -> None:
     hidden = theirs.mask.nonzero()[:, 1].view(2, -1)
     model = VJEPA3D("mae", patch_size=(1, 4, 4))
     truth = gather_tokens(model.targets(model.patches(image), torch.zeros(2, 16, 3)), hidden)
-    ours = pixel_mse(gather_tokens(theirs.logits.detach(), hidden), truth)
+    ours = get_objective("mae").loss(gather_tokens(theirs.logits.detach(), hidden), truth)
     assert float(ours) == pytest.approx(float(theirs.loss.detach()), rel=1e-4)
 
 
@@ -67,7 +67,7 @@ def test_mae_targets_are_normalised_pixels_and_a_blank_patch_is_zero() -> None:
 def test_the_sparse_objectives_are_their_loss_at_hidden_tokens_alone(objective: str) -> None:
     _, outcome, inputs = predicted(objective)
     loss, parts = training_loss(ObjectiveRecipe(name=objective), outcome, *inputs[2:], update=0)
-    assert loss == loss_of(objective, outcome.predicted, outcome.target)
+    assert loss == get_objective(objective).loss(outcome.predicted, outcome.target)
     assert list(parts) == ["hidden"]
 
 
@@ -194,7 +194,26 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         patches, positions = torch.randn(1, 32, 1024), grid_positions(GRID)[None]
         order = torch.arange(32)[None]
         outcome = model.predict(patches, patches, positions, order[:, :20], order[:, 20:])
-        loss_of("vjepa", outcome.predicted, outcome.target).backward()
+        get_objective("vjepa").loss(outcome.predicted, outcome.target).backward()
         grads.append([p.grad for p in model.parameters() if p.grad is not None])
     for a, b in zip(*grads, strict=True):
         assert torch.allclose(a, b, atol=1e-7)
+
+
+def test_a_package_of_a_user_adds_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[octjepa.objectives]\nhalved = my_package:Halved\n")
+    (tmp_path / "my_package.py").write_text(
+        "from octjepa.objective.methods.vjepa import VJEPA\n\n"
+        "class Halved(VJEPA):\n    predictor_depth = 1\n    alarm_bounds = {'low_rank': 2.0}\n\n"
+        "    def loss(self, predicted, target):\n        return super().loss(predicted, target) / 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = load_recipe("tiny_cpu", ["objective.name=halved"])
+    model = VJEPA3D.from_recipe(recipe)
+    assert len(model.predictor.blocks) == 1
+    predicted, target = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    assert model.objective.loss(predicted, target) == get_objective("vjepa").loss(predicted, target) / 2
+    assert len(VJEPA3D.from_recipe(load_recipe("tiny_cpu")).predictor.blocks) == 3

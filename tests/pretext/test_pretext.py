@@ -12,9 +12,9 @@ import torch
 from octjepa import keys
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.model.vjepa3d import OBJECTIVES
 from octjepa.objective import ema
-from octjepa.objective.losses import l1, loss_of
+from octjepa.objective.base import get_objective
+from octjepa.recipe import OBJECTIVES
 from octjepa.train import step, validate
 from octjepa.train.alarms import FROZEN_AFTER, PretextAlarm
 from octjepa.train.loop import pretrain
@@ -37,7 +37,7 @@ def model_of(recipe):
     return VJEPA3D.from_recipe(recipe)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_1_a_hidden_voxel_changes_no_prediction(objective):
     recipe = small_recipe(objective={"name": objective})
     model, batch = model_of(recipe), batch_of(recipe)
@@ -72,7 +72,7 @@ def test_1_no_change_of_light_carries_a_hidden_voxel_into_a_visible_patch():
     assert (before.context_view[before.target] != after.context_view[after.target]).mean() > 0.9
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_1_through_the_whole_volume_path(objective):
     model = model_of(small_recipe(objective={"name": objective}))
     view = torch.randn(2, 8, 64, 64)
@@ -114,7 +114,7 @@ def test_2_momentum_rises_from_base_to_final():
     assert values[25] == pytest.approx(0.9965858, abs=1e-7)  # a straight line would be at 0.997
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_3_no_gradient_reaches_the_target(objective):
     recipe = small_recipe(objective={"name": objective})
     model, batch = model_of(recipe), batch_of(recipe)
@@ -243,7 +243,9 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     assert whole["loss"] > 0
     assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.positions, first.context, first.target)
-    assert whole["loss"] == pytest.approx(l1(outcome.predicted, outcome.target).item(), rel=1e-5)
+    assert whole["loss"] == pytest.approx(
+        get_objective("vjepa").loss(outcome.predicted, outcome.target).item(), rel=1e-5
+    )
 
 
 def _rank_mean(rank, world, port, queue):
@@ -317,7 +319,7 @@ def test_8_a_live_gradient_target_trips_an_alarm(tmp_path, monkeypatch):
     assert caught.value.alarm == "live_target"
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_9_accumulation_gives_the_same_update(objective):
     weights = []
     for micro in (32, 16, 8):
@@ -343,6 +345,6 @@ def test_9_one_part_is_not_the_whole():
     whole = copy.deepcopy([p.grad for p in model.parameters() if p.grad is not None])
     model.zero_grad()
     outcome = model.predict(*batch.micro_batch(0, 1)[:3], *batch.micro_batch(0, 1)[5:7])
-    loss_of("vjepa", outcome.predicted, outcome.target).backward()
+    get_objective("vjepa").loss(outcome.predicted, outcome.target).backward()
     part = [p.grad for p in model.parameters() if p.grad is not None]
     assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in zip(whole, part, strict=True))

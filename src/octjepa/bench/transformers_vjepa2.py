@@ -25,7 +25,6 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.model import VJEPA3D
-from octjepa.model.sizes import SIZES
 from octjepa.model.vjepa2 import config_of, to_vjepa2
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store
@@ -44,7 +43,7 @@ def vjepa2_model(recipe: Recipe, model: VJEPA3D) -> Any:
         transformers = import_module("transformers")
     except ImportError:
         raise UsageError(f"the peer transformers needs transformers: {to_install('hf')}") from None
-    size, encoder = SIZES[recipe.model.size], model.target_encoder
+    size, encoder = recipe.model.encoder_size, model.target_encoder
     config = config_of(encoder, recipe.tokens.patch_size, recipe.grid) | {
         "pred_hidden_size": size.predictor_width,
         "pred_num_hidden_layers": size.predictor_depth,

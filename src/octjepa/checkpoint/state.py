@@ -67,10 +67,10 @@ def load(folder: Place, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Re
     CheckpointError when it is damaged.
     """
     manifest = read_manifest(folder)
-    if manifest.get("science_hash") != science_hash(recipe):
-        changed = "\n  ".join(differences(recipe_of(folder), recipe))
+    if changed := differences(recipe_of(folder), recipe):  # not the hash: a newer version may know more keys
+        changes = "\n  ".join(changed)
         raise WrongCheckpointError(
-            f"checkpoint {folder} is of another run and cannot be resumed by recipe {recipe.name}:\n  {changed}\n"
+            f"checkpoint {folder} is of another run and cannot be resumed by recipe {recipe.name}:\n  {changes}\n"
             "Give the recipe it was made with, or start anew with another --out."
         )
     model.load_state_dict(read_tensors(folder, MODEL_FILE))

@@ -41,7 +41,7 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
         source = load_encoder(path)
         weights, heads = dict(source.encoder.state_dict()), source.encoder.heads
         wanted = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
-    _check(model, weights, heads, path)
+    _check(model, weights, heads, path, recipe.model.size)
     for encoder in (model.context_encoder, model.target_encoder):
         encoder.load_state_dict(weights)
     for name, theirs in wanted.items():
@@ -53,7 +53,7 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
             )  # fmt: skip
 
 
-def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path) -> None:
+def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, size: str) -> None:
     own = model.context_encoder.state_dict()
     odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
     extra = weights.keys() - own.keys()
@@ -62,13 +62,14 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path) -
         theirs = tuple(weights[named].shape) if named in weights else "absent"
         ours = tuple(own[named].shape) if named in own else "absent"
         raise UsageError(
-            f"model.warm_start {path} is of another size: {named} is {theirs} there and {ours} in model.size "
-            f"{model.size} with patches {model.patch_size}. Choose model.size and tokens.patch_size to fit."
+            f"model.warm_start {path} is of another size: {named} is {theirs} there and {ours} with model.size={size} "
+            f"and patches {model.patch_size}. Choose model.size (or width, depth and heads) and tokens.patch_size "
+            "to fit."
         )
     if heads != model.context_encoder.heads:  # no shape tells: the same features would be parted otherwise
         raise UsageError(
-            f"model.warm_start {path} has {heads} attention heads, model.size {model.size} has "
-            f"{model.context_encoder.heads}: choose a model.size or weights to fit"
+            f"model.warm_start {path} has {heads} attention heads, model.size {size} has "
+            f"{model.context_encoder.heads}: choose a model.size, model.heads or weights to fit"
         )
 
 

@@ -1,10 +1,10 @@
 """The networks: pure modules, no data, no training.
 
-Enter: patches of selected tokens and their positions. Leave: token features, predictions, targets.
-Fails with ValueError on shapes that do not fit; nothing here reads a file or a clock.
+They take patches of selected tokens with their positions, and return token features, predictions and targets.
+Shapes that do not fit raise ValueError; nothing here reads a file or a clock.
 """
 
 from octjepa.model.encoder import Encoder
-from octjepa.model.vjepa3d import VJEPA3D, Prediction
+from octjepa.model.vjepa3d import VJEPA3D
 
-__all__ = ["VJEPA3D", "Encoder", "Prediction"]
+__all__ = ["VJEPA3D", "Encoder"]

@@ -57,8 +57,3 @@ class Encoder(nn.Module):
         self, patches: Float[Tensor, "b t voxels"], coordinates: Float[Tensor, "b t 3"]
     ) -> Float[Tensor, "b t w"]:
         return self.encode(self.embed_patches(patches), coordinates)
-
-
-def gather_tokens(x: Float[Tensor, "b t f"], index: Tensor) -> Float[Tensor, "b n f"]:
-    """Rows `index` `[b, n]` of each sample."""
-    return torch.gather(x, 1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

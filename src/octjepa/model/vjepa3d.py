@@ -1,14 +1,13 @@
-"""VJEPA3D: context encoder, EMA target encoder and predictor, as one module without any training logic.
+"""VJEPA3D: context encoder, EMA target encoder and predictor as one module, without any training logic.
 
-Four objectives share it, one recipe and one data order:
-`vjepa` (V-JEPA 2, Assran et al. 2025): the context encoder is given visible tokens only, a transformer predicts the
-target encoder's features at the hidden ones. `vjepa_dense` (V-JEPA 2.1): the same, supervised at four depths of the
-encoder and at visible tokens too. `mae` (He et al. 2022): the same networks, but what is predicted are the pixels of a
-hidden patch, normalised patch by patch. `normalized_mse`: the encoder sees every place, hidden
-patches replaced by a learned mask token before anything reads them, and an MLP predicts.
+All objectives (`octjepa.objective.methods`) share it, with one recipe and one data order. With V-JEPA 2 (Assran et al.
+2025) the context encoder E is given the visible tokens x_C alone, a narrow transformer P predicts at the positions of
+the hidden tokens, and the target is what the EMA encoder E' makes of all tokens of the second view:
 
-The target encoder sees all selected tokens and never gets a gradient; its output is layer-normed per token and depth
-without parameters, in fp32.
+    loss = mean | P(E(x_C), positions of mask) - LayerNorm(E'(x'))_mask |
+
+The target encoder never gets a gradient; its output is layer-normed per token and depth without parameters, in fp32.
+Shapes: b samples, t selected tokens of each (n visible and m hidden), w features, f = w times the depths predicted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,37 +22,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from octjepa.model.blocks import Block, Stack
-from octjepa.model.encoder import Encoder, gather_tokens
+from octjepa.model.encoder import Encoder
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
-from octjepa.model.sizes import SIZES
-from octjepa.recipe import Recipe
-
-OBJECTIVES = ("vjepa", "vjepa_dense", "normalized_mse", "mae")
-DENSE_DEPTHS = 4
-_PIXEL_EPS = 1e-6
-
-
-class Prediction(NamedTuple):
-    """What the objective compares: at each hidden token what was predicted and what is there, fp32.
-
-    `context` are the student's features of visible tokens (of all tokens with `normalized_mse`). `visible` holds
-    predictions and targets at visible tokens, where the objective supervises them (`vjepa_dense`).
-    """
-
-    predicted: Float[Tensor, "b m f"]
-    target: Float[Tensor, "b m f"]
-    all_targets: Float[Tensor, "b t f"]
-    context: Float[Tensor, "b n w"]
-    visible: tuple[Float[Tensor, "b n f"], Float[Tensor, "b n f"]] | None = None
+from octjepa.objective.base import Objective, Prediction, gather_tokens, get_objective
+from octjepa.recipe import SIZES, ModelSize, Recipe
 
 
 class VJEPA3D(nn.Module):
-    """Built from a recipe by `VJEPA3D.from_recipe`; sizes are named in `octjepa.model.sizes`."""
+    """Built from a recipe by `VJEPA3D.from_recipe`; `size` is a preset of `octjepa.recipe.SIZES` or any `ModelSize`.
+
+    `predictor_width` and `predictor_depth` default to the objective's, and those to the size's.
+    """
 
     def __init__(
         self,
         objective: str = "vjepa",
-        size: str = "test",
+        size: str | ModelSize = "test",
         patch_size: tuple[int, int, int] = (4, 16, 16),
         positions: str = "rope",
         predictor_width: int | None = None,
@@ -62,26 +45,26 @@ class VJEPA3D(nn.Module):
         recompute: bool = False,
     ) -> None:
         super().__init__()
-        if objective not in OBJECTIVES:
-            raise ValueError(f"unknown objective {objective!r}: one of {', '.join(OBJECTIVES)}")
-        named = SIZES[size]
-        self.objective, self.size, self.patch_size = objective, size, patch_size
+        size = SIZES[size] if isinstance(size, str) else size
+        self.objective: Objective = get_objective(objective)
+        self.patch_size = patch_size
         voxels = math.prod(patch_size)
-        self.context_encoder = Encoder(voxels, named.width, named.depth, named.heads, positions)
-        self.depths = _depths(named.depth) if objective == "vjepa_dense" else (named.depth,)
+        self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions)
+        self.depths = evenly_spread_depths(size.depth, self.objective.target_depths)
+        predictor_width = predictor_width or self.objective.predictor_width
         self.predictor: TransformerPredictor | MLPPredictor
-        if objective == "normalized_mse":
-            self.predictor = MLPPredictor(named.width, predictor_width or named.width)
-            self.mask_token = nn.Parameter(torch.zeros(named.width))
+        if self.objective.predictor == "mlp":
+            self.predictor = MLPPredictor(size.width, predictor_width or size.width)
+            self.mask_token = nn.Parameter(torch.zeros(size.width))
             nn.init.trunc_normal_(self.mask_token, std=0.02)
         else:
-            enters = len(self.depths) * named.width
+            features = len(self.depths) * size.width
             self.predictor = TransformerPredictor(
-                enters,
-                voxels if objective == "mae" else enters,
-                predictor_width or named.predictor_width,
-                predictor_depth or named.predictor_depth,
-                named.predictor_heads,
+                features,
+                voxels if self.objective.predicts_pixels else features,
+                predictor_width or size.predictor_width,
+                predictor_depth or self.objective.predictor_depth or size.predictor_depth,
+                size.predictor_heads,
                 positions,
             )
         self.target_encoder = copy.deepcopy(self.context_encoder).requires_grad_(False)
@@ -90,10 +73,11 @@ class VJEPA3D(nn.Module):
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> VJEPA3D:
+        """The untrained model of a recipe, its weights drawn from torch's generator."""
         model = recipe.model
         return cls(
             recipe.objective.name,
-            model.size,
+            model.encoder_size,
             recipe.tokens.patch_size,
             model.positions,
             model.predictor_width,
@@ -102,7 +86,7 @@ class VJEPA3D(nn.Module):
         )
 
     def compile_blocks(self) -> None:
-        """Every block by torch.compile from now on: one compilation for each shape, weights and their names stay.
+        """Compiles every block by torch.compile, once for each shape; weights and their names stay.
 
         Needs a C++ compiler on a CPU.
         """
@@ -118,18 +102,20 @@ class VJEPA3D(nn.Module):
         target: Int[Tensor, "b m"],
     ) -> Prediction:
         """The training path. `context` and `target` index the `t` selected tokens of each sample, disjoint."""
-        truth = self.compute_targets(target_patches, positions)
-        hidden_truth = gather_tokens(truth, target)
+        all_targets = self.compute_targets(target_patches, positions)  # [b, t, f]
+        hidden_targets = gather_tokens(all_targets, target)  # [b, m, f]
         if not isinstance(self.predictor, TransformerPredictor):
-            features = self._masked_features(context_patches, positions, context)
-            return Prediction(self.predictor(gather_tokens(features, target)), hidden_truth, truth, features)
-        context_positions = gather_tokens(positions, context)
-        embedded = self.context_encoder.embed_patches(gather_tokens(context_patches, context))
-        features = self.context_encoder.intermediate_features(embedded, context_positions, self.depths)
-        seen, hidden = self.predictor(features, context_positions, gather_tokens(positions, target))
-        own = features[..., -self.context_encoder.width :]
-        visible = (seen, gather_tokens(truth, context)) if self.objective == "vjepa_dense" else None
-        return Prediction(hidden, hidden_truth, truth, own, visible)
+            features = self._masked_features(context_patches, positions, context)  # [b, t, w]
+            predicted = self.predictor(gather_tokens(features, target))  # [b, m, w]
+            return Prediction(predicted, hidden_targets, all_targets, features)
+        context_positions = gather_tokens(positions, context)  # [b, n, 3]
+        embedded = self.context_encoder.embed_patches(gather_tokens(context_patches, context))  # [b, n, w]
+        features = self.context_encoder.intermediate_features(embedded, context_positions, self.depths)  # [b, n, f]
+        at_visible, at_hidden = self.predictor(features, context_positions, gather_tokens(positions, target))
+        last = features[..., -self.context_encoder.width :]  # [b, n, w]: of the last depth
+        supervised = self.objective.supervises_visible
+        visible = (at_visible, gather_tokens(all_targets, context)) if supervised else None
+        return Prediction(at_hidden, hidden_targets, all_targets, last, visible)
 
     def encode(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], student: bool = False
@@ -142,32 +128,15 @@ class VJEPA3D(nn.Module):
     def targets(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]
     ) -> Float[Tensor, "b t f"]:
-        """The targets at every token given, for callers outside `predict`: a sharded model needs one entry a call."""
+        """`compute_targets` for callers outside `predict`: a sharded model gathers its weights once for each entry."""
         return self.compute_targets(patches, positions)
-
-    def _masked_features(
-        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
-    ) -> Float[Tensor, "b t w"]:
-        """Features of all positions for `normalized_mse`, with a mask token wherever no context is."""
-        tokens = self.context_encoder.embed_patches(patches)
-        visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, context, True)
-        # where, not a product: a NaN in a hidden voxel must not reach the loss either
-        return self.context_encoder.encode(torch.where(visible.unsqueeze(-1), tokens, self.mask_token), positions)
 
     @torch.no_grad()
     def compute_targets(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"]
     ) -> Float[Tensor, "b t f"]:
-        """What is to be predicted at every selected token: fp32, no gradient.
-
-        Features of the target encoder, layer-normed without parameters at each supervised depth; with `mae` the
-        patch's own pixels, less their mean, over their spread.
-        """
-        if self.objective == "mae":
-            pixels = patches.float()
-            spread = (pixels.var(dim=-1, keepdim=True) + _PIXEL_EPS).sqrt()
-            return (pixels - pixels.mean(dim=-1, keepdim=True)) / spread
-        return self.target_features(patches, positions, self.depths)
+        """The objective's targets at every selected token: fp32, no gradient."""
+        return self.objective.targets(patches, lambda: self.target_features(patches, positions, self.depths))
 
     @torch.no_grad()
     def target_features(
@@ -175,9 +144,18 @@ class VJEPA3D(nn.Module):
     ) -> Float[Tensor, "b t f"]:
         """The target encoder's features after each of `depths`, each layer-normed without parameters, fp32."""
         width = self.target_encoder.width
-        embedded = self.target_encoder.embed_patches(patches)
-        features = self.target_encoder.intermediate_features(embedded, positions, depths).float()
+        embedded = self.target_encoder.embed_patches(patches)  # [b, t, w]
+        features = self.target_encoder.intermediate_features(embedded, positions, depths).float()  # [b, t, f]
         return F.layer_norm(features.unflatten(-1, (-1, width)), (width,)).flatten(-2)
+
+    def _masked_features(
+        self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b t w"]:
+        """Features of all positions, with the mask token wherever a token is not in `context`."""
+        tokens = self.context_encoder.embed_patches(patches)  # [b, t, w]
+        visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, context, True)
+        # where, not a product: a NaN in a hidden voxel must not reach the loss either
+        return self.context_encoder.encode(torch.where(visible.unsqueeze(-1), tokens, self.mask_token), positions)
 
     def forward(
         self,
@@ -193,29 +171,30 @@ class VJEPA3D(nn.Module):
         if int(counts.min()) != int(counts.max()) or int(counts.min()) in (0, mask.shape[1]):
             raise ValueError(f"every sample must hide the same number of patches, not none or all: {counts.tolist()}")
         hidden = int(counts[0])
-        order = mask.to(torch.int8).argsort(dim=1, stable=True)
+        order = mask.to(torch.int8).argsort(dim=1, stable=True)  # visible patches first, each part in raster order
         positions = grid_positions(self.grid_of(context_view), context_view.device).expand(len(mask), -1, -1)
         return self.predict(
             self.patches(context_view), self.patches(target_view), positions, order[:, :-hidden], order[:, -hidden:]
         )
 
     def grid_of(self, view: Float[Tensor, "b d h w"]) -> tuple[int, int, int]:
+        """Tokens of a view along (slice, depth, column)."""
         d, h, w = (size // patch for size, patch in zip(view.shape[1:], self.patch_size, strict=True))
         return d, h, w
 
     def patches(self, view: Float[Tensor, "b d h w"]) -> Float[Tensor, "b t voxels"]:
-        """Non-overlapping patches in raster order (slice, depth, width), each flattened the same way."""
+        """Non-overlapping patches in raster order (slice, depth, column), each flattened the same way."""
         (p, q, r), (d, h, w) = self.patch_size, self.grid_of(view)
-        cut = view.reshape(-1, d, p, h, q, w, r).permute(0, 1, 3, 5, 2, 4, 6)
-        return cut.reshape(view.shape[0], d * h * w, p * q * r)
+        tiles = view.reshape(-1, d, p, h, q, w, r).permute(0, 1, 3, 5, 2, 4, 6)  # [b, d, h, w, p, q, r]
+        return tiles.reshape(view.shape[0], d * h * w, p * q * r)
 
 
-def _depths(depth: int) -> tuple[int, ...]:
-    """Four depths spread evenly over an encoder of `depth` blocks, the last one included; fewer for fewer blocks."""
-    return tuple(sorted({math.ceil(depth * share / DENSE_DEPTHS) for share in range(1, DENSE_DEPTHS + 1)}))
+def evenly_spread_depths(depth: int, count: int) -> tuple[int, ...]:
+    """`count` depths spread evenly over an encoder of `depth` blocks, the last included; fewer for fewer blocks."""
+    return tuple(sorted({math.ceil(depth * share / count) for share in range(1, count + 1)}))
 
 
 def grid_positions(grid: tuple[int, int, int], device: torch.device | None = None) -> Float[Tensor, "t 3"]:
-    """Index coordinates of a full grid in raster order."""
+    """Positions in token steps of a full grid, in raster order."""
     axes = [torch.arange(n, dtype=torch.float32, device=device) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 3)

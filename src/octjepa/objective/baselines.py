@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.model.encoder import gather_tokens
+from octjepa.objective.base import gather_tokens
 
 NAMES = ("constant", "position_mean", "copy_nearest")
 

@@ -1,42 +1,49 @@
-"""What an update minimises: the objective's loss, plus the terms that a recipe adds to it."""
+"""What an update minimises: the objective's loss, plus the regularisers that a recipe adds to it.
+
+Regularisers act on the student's features: with a weight they train, with weight 0 they only measure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.model import Prediction
-from octjepa.model.encoder import gather_tokens
-from octjepa.objective.losses import loss_of
-from octjepa.objective.regularisers import sigreg, variance_covariance
+from octjepa.keys import key
+from octjepa.objective.base import Prediction, gather_tokens, get_objective
 from octjepa.recipe import ObjectiveRecipe
+
+DIRECTIONS = 64
+_POINTS = 17
+_RANGE = 3.0
+_STD_EPS = 1e-4
 
 
 def distance_weight(
     positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"], target: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b n"]:
-    """1 / sqrt(distance to the nearest hidden token), in token steps of at least 1: far from a mask there is little
-    to learn from repeating what one sees (V-JEPA 2.1)."""
-    distance = torch.cdist(gather_tokens(positions, context).float(), gather_tokens(positions, target).float()).amin(
-        dim=-1
-    )
-    return distance.clamp_min(1.0).rsqrt()
+    """1 / sqrt(distance to the nearest hidden token), in token steps of at least 1 (V-JEPA 2.1).
+
+    Far from a mask there is little to learn from repeating what is visible.
+    """
+    between = torch.cdist(gather_tokens(positions, context).float(), gather_tokens(positions, target).float())
+    return between.amin(dim=-1).clamp_min(1.0).rsqrt()  # [b, n, m] -> [b, n]
 
 
 def token_steps(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> Float[Tensor, "b t 3"]:
-    """Places in token steps along (slice, depth, width)."""
-    _, rows, columns = grid
-    plane = rows * columns
+    """Positions in token steps along (slice, depth, column) of tokens by their raster index in `grid`."""
+    _, depths, columns = grid
+    plane = depths * columns
     positions = [grid_index // plane, grid_index % plane // columns, grid_index % columns]
     return torch.stack(positions, dim=-1).float()
 
 
 def training_loss(
-    objective: ObjectiveRecipe,
-    outcome: Prediction,
+    recipe: ObjectiveRecipe,
+    prediction: Prediction,
     steps: Float[Tensor, "b t 3"],
     context: Int[Tensor, "b n"],
     target: Int[Tensor, "b m"],
@@ -45,27 +52,57 @@ def training_loss(
     """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
-    which look at the spread within what they are given.
+    which measure the spread within what they are given.
     """
-    total = loss_of(objective.name, outcome.predicted, outcome.target)
+    objective = get_objective(recipe.name)
+    total = objective.loss(prediction.predicted, prediction.target)
     parts = {"hidden": total.detach()}
-    if outcome.visible is not None:
-        said, truth = outcome.visible
-        weight = distance_weight(steps, context, target)
-        visible = (weight * (said - truth).abs().mean(dim=-1)).mean()
+    if prediction.visible is not None:
+        visible = objective.visible_loss(*prediction.visible, distance_weight(steps, context, target))
         parts["visible"] = visible.detach()
-        total = total + objective.at_visible * visible
-    features = outcome.context.flatten(0, 1)
+        total = total + recipe.weight_of_visible * visible
+    features = prediction.context.flatten(0, 1)  # [b, n, w] -> [b n, w]
     terms: dict[str, tuple[float | None, Callable[[], Tensor]]] = {
-        "variance_covariance": (objective.variance_covariance, lambda: variance_covariance(features)),
-        "sigreg": (objective.sigreg, lambda: sigreg(features, update)),
+        "variance_covariance": (recipe.variance_covariance, lambda: variance_covariance(features)),
+        "sigreg": (recipe.sigreg, lambda: sigreg(features, update)),
     }
-    for name, (weight_of, term) in terms.items():
-        if weight_of is None:
+    for name, (weight, term) in terms.items():
+        if weight is None:
             continue
-        with torch.set_grad_enabled(weight_of > 0 and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(weight > 0 and torch.is_grad_enabled()):
             value = term()
         parts[name] = value.detach()
-        if weight_of > 0:
-            total = total + weight_of * value
+        if weight > 0:
+            total = total + weight * value
     return total, parts
+
+
+def variance_covariance(features: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
+    """VICReg's terms without invariance (Bardes, Ponce and LeCun 2022).
+
+    Mean hinge of each feature's standard deviation below 1, plus the squared covariances summed and divided by w.
+    """
+    centred = features.float() - features.float().mean(dim=0)
+    count, width = centred.shape
+    std = (centred.square().sum(dim=0) / (count - 1) + _STD_EPS).sqrt()  # [w]
+    covariance = centred.T @ centred / (count - 1)  # [w, w]
+    off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
+    return F.relu(1.0 - std).mean() + off_diagonal / width
+
+
+def sigreg(features: Float[Tensor, "n w"], step: int, directions: int = DIRECTIONS) -> Float[Tensor, ""]:
+    """LeJEPA's regulariser (Balestriero and LeCun 2025) by the statistic of Epps and Pulley (1983).
+
+    n times the squared distance between the features' empirical characteristic function and a standard normal's along
+    random directions, weighted by exp(-t^2 / 2), mean over directions. The directions are unit vectors drawn from the
+    step number, so that a run repeats. t runs over 17 points of [0, 3] by the trapezoid rule; the other half of the
+    axis adds as much. It is 1.05 on average for n draws of a standard normal, whatever n, and grows with n otherwise.
+    """
+    count, width = features.shape
+    rng = torch.Generator().manual_seed(key("sigreg", step) % 2**63)
+    basis = F.normalize(torch.randn(width, directions, generator=rng), dim=0).to(features.device)  # [w, directions]
+    points = torch.linspace(0.0, _RANGE, _POINTS, device=features.device)
+    angles = (features.float() @ basis).unsqueeze(-1) * points  # [n, directions, points]
+    normal = torch.exp(-points.square() / 2)
+    gap = (angles.cos().mean(dim=0) - normal).square() + angles.sin().mean(dim=0).square()  # [directions, points]
+    return count * 2.0 * torch.trapezoid(gap * normal, points, dim=-1).mean()

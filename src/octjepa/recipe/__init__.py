@@ -6,19 +6,27 @@ Sizes are `[D, H, W]`: slice, depth, column.
 """
 
 from octjepa.recipe.base import DEVICES, Section
-from octjepa.recipe.data import DataRecipe, Preprocessing
-from octjepa.recipe.learning import ModelRecipe, ObjectiveRecipe, TrainRecipe
-from octjepa.recipe.running import CheckpointRecipe, MachineRecipe, MonitorRecipe, TrackingRecipe, ValidationRecipe
-from octjepa.recipe.views import MaskRecipe, TokenRecipe, ViewRecipe
-from octjepa.recipe.whole import Recipe
+from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
+from octjepa.recipe.running import (
+    CheckpointRecipe,
+    MachineRecipe,
+    MonitorRecipe,
+    Recipe,
+    TrackingRecipe,
+    ValidationRecipe,
+)
+from octjepa.recipe.training import OBJECTIVES, SIZES, ModelRecipe, ModelSize, ObjectiveRecipe, TrainRecipe
 
 __all__ = [
     "DEVICES",
+    "OBJECTIVES",
+    "SIZES",
     "CheckpointRecipe",
     "DataRecipe",
     "MachineRecipe",
     "MaskRecipe",
     "ModelRecipe",
+    "ModelSize",
     "MonitorRecipe",
     "ObjectiveRecipe",
     "Preprocessing",

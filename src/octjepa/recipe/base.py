@@ -22,13 +22,13 @@ Word = Annotated[str, Field(min_length=1, max_length=120)]
 Item = TypeVar("Item")
 
 
-def _each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
+def without_repeats(items: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(items)) < len(items):
         raise ValueError("something is named twice")
     return items
 
 
-Several = Annotated[tuple[Item, ...], Field(min_length=1), AfterValidator(_each_once)]
+Several = Annotated[tuple[Item, ...], Field(min_length=1), AfterValidator(without_repeats)]
 
 
 def _not_a_spelled_null(path: str | None) -> str | None:

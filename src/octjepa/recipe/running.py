@@ -1,4 +1,4 @@
-"""Sections of how a run goes: validation, monitor, checkpoints, trackers, machine."""
+"""The recipe as a whole, and its sections of how a run goes: validation, monitor, checkpoints, trackers, machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 
-from octjepa.recipe.base import Directory, Positive, Section, Word, _each_once, machine
+from octjepa.recipe.base import Directory, Positive, Section, Word, machine, without_repeats
+from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
+from octjepa.recipe.training import OBJECTIVES, ModelRecipe, ObjectiveRecipe, TrainRecipe, check_heads
 
 
 class ValidationRecipe(Section):
@@ -36,7 +38,7 @@ class TrackingRecipe(Section):
     """Where figures and pictures go beside the run folder; docs/tracking.md. Nothing leaves the machine by default."""
 
     backends: Annotated[
-        tuple[Literal["wandb", "wandb_offline", "tensorboard", "mlflow"], ...], AfterValidator(_each_once)
+        tuple[Literal["wandb", "wandb_offline", "tensorboard", "mlflow"], ...], AfterValidator(without_repeats)
     ] = machine(())
     project: Word = machine("octjepa")
     name: Word | None = machine(None)  # null: the recipe's
@@ -67,3 +69,80 @@ class MachineRecipe(Section):
     compile: StrictBool = machine(False)  # each block by torch.compile: faster updates after a slow first one
     # blocks keep their input alone for the backward pass: less memory, more time
     recompute: StrictBool = machine(False)
+
+
+class Recipe(Section):
+    """One run. `science()` is what names it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    data: DataRecipe = DataRecipe()
+    preprocessing: Preprocessing = Preprocessing()
+    tokens: TokenRecipe
+    masks: MaskRecipe = MaskRecipe()
+    views: ViewRecipe = ViewRecipe()
+    model: ModelRecipe = ModelRecipe()
+    objective: ObjectiveRecipe = ObjectiveRecipe()
+    train: TrainRecipe
+    validation: ValidationRecipe = ValidationRecipe()
+    monitor: MonitorRecipe = MonitorRecipe()
+    checkpoint: CheckpointRecipe = CheckpointRecipe()
+    tracking: TrackingRecipe = TrackingRecipe()
+    machine: MachineRecipe = MachineRecipe()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Recipe:
+        for axis, size, patch in zip("DHW", self.preprocessing.image_size, self.tokens.patch_size, strict=True):
+            if size % patch:
+                raise ValueError(f"image_size {size} is no multiple of patch_size {patch} along {axis}")
+        budget = self.tokens.budget
+        if budget is not None and budget > self.grid_tokens:
+            raise ValueError(f"tokens.budget {budget} is more than the grid's {self.grid_tokens} tokens")
+        counts = self.mask_counts
+        if min(counts) < 1:
+            raise ValueError(f"masks leave {counts[0]} context and {counts[1]} target tokens: each needs one at least")
+        added = self.objective.regulariser
+        if added is not None and self.machine.micro_batch is not None:
+            raise ValueError(
+                f"objective.{added} measures the spread within a batch: machine.micro_batch would change the "
+                "result; set it to null, or the regulariser to 0 (measured, not trained)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _predictor_keys_are_used(self) -> Recipe:
+        model, size = self.model, self.model.encoder_size
+        given = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
+        if not given:
+            return self
+        objective = OBJECTIVES.get(self.objective.name)
+        unused = [key for key in given if key != "width" and objective.predictor == "mlp"]
+        if unused:
+            raise ValueError(
+                f"model.predictor_{unused[0]} is unused by objective {self.objective.name} (a 2-layer MLP); drop it"
+            )
+        if objective.predictor == "transformer":
+            width = model.predictor_width or objective.predictor_width or size.predictor_width
+            check_heads(width, size.predictor_heads, "predictor_")
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Tokens per axis."""
+        (d, h, w), (p, q, r) = self.preprocessing.image_size, self.tokens.patch_size
+        return d // p, h // q, w // r
+
+    @property
+    def grid_tokens(self) -> int:
+        d, h, w = self.grid
+        return d * h * w
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of a volume that the encoders see: K."""
+        return self.tokens.budget or self.grid_tokens
+
+    @property
+    def mask_counts(self) -> tuple[int, int]:
+        """(context, target) tokens a volume, the same for every sample."""
+        masked = round(self.masks.ratio * self.token_count)
+        return self.token_count - masked, round(self.masks.target_share * masked)

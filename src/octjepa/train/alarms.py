@@ -10,8 +10,9 @@ import torch
 
 from octjepa.distributed.tensors import local_tensor
 from octjepa.errors import OctjepaError
-from octjepa.model import VJEPA3D, Prediction
+from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
+from octjepa.objective.base import Prediction
 from octjepa.views.loader import Batch
 
 LEAK_CHECK_EVERY = 200

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-_TRIVIAL_LOSS = {"vjepa": 0.798, "vjepa_dense": 0.798, "normalized_mse": 2.0, "mae": 1.0}
+from octjepa.objective.base import get_objective
+
 _WINDOW = 20  # updates
 
 
@@ -64,7 +65,11 @@ class Health:
     """Follows losses and meters of one run of `objective`; judges after `warm` updates."""
 
     def __init__(self, objective: str, warm: int) -> None:
-        self._trivial, self.warm = _TRIVIAL_LOSS[objective], warm
+        chosen = get_objective(objective)
+        self._trivial, self.warm = chosen.trivial_loss, warm
+        self._limits = {
+            name: replace(limit, bound=chosen.alarm_bounds.get(name, limit.bound)) for name, limit in LIMITS.items()
+        }
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self.tripped: dict[str, int] = {}
 
@@ -86,7 +91,7 @@ class Health:
             return {}
         found = {
             name: f"{limit.figure} is {figures[limit.figure]:.3g}: {limit.message}"
-            for name, limit in LIMITS.items()
+            for name, limit in self._limits.items()
             if math.isfinite(value := figures.get(limit.figure, math.nan))  # what could not be had says nothing
             and (value < limit.bound) == limit.below and value != limit.bound
         }  # fmt: skip

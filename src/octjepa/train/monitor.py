@@ -22,8 +22,7 @@ from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objective import rank_metrics
-from octjepa.objective.losses import loss_of
-from octjepa.objective.regularisers import sigreg
+from octjepa.objective.loss import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.views.loader import Batch, LoadedSample, collate, read_or_warn
@@ -110,12 +109,12 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     model.train(training)
     said, truth = outcome.predicted.cpu(), outcome.target.cpu()
     agreement = torch.nn.functional.cosine_similarity(said, truth, dim=-1)
-    constant = loss_of(model.objective, truth.mean(dim=(0, 1)).expand_as(truth), truth)
+    constant = model.objective.loss(truth.mean(dim=(0, 1)).expand_as(truth), truth)
     rows, index = _rows(teacher, audit.layer >= 0)
     found = {
         "lidar": rank_metrics.lidar(torch.stack(pooled, dim=1)),
         "cosine": float(agreement.mean()),
-        "loss_over_constant": float(loss_of(model.objective, said, truth) / constant.clamp_min(1e-6)),
+        "loss_over_constant": float(model.objective.loss(said, truth) / constant.clamp_min(1e-6)),
         "layer_accuracy": rank_metrics.separability(rows, audit.layer.flatten()[index]),
     }
     features = _Features(teacher, student, agreement, batch.target, batch.grid_index, update)

@@ -12,9 +12,9 @@ from torch import Tensor
 from octjepa.distributed.runtime import Runtime
 from octjepa.distributed.tensors import full_tensor
 from octjepa.model import VJEPA3D
+from octjepa.objective.base import cosine
 from octjepa.objective.ema import update_target
 from octjepa.objective.loss import token_steps, training_loss
-from octjepa.objective.losses import cosine
 from octjepa.recipe import Recipe
 from octjepa.train.alarms import check_detached
 from octjepa.views.loader import Batch

@@ -11,8 +11,8 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objective import baselines
+from octjepa.objective.base import cosine
 from octjepa.objective.loss import token_steps
-from octjepa.objective.losses import cosine, loss_of
 from octjepa.objective.rank_metrics import rank_me
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -72,16 +72,16 @@ def validate(
             "position_mean": means.at(index),
             "copy_nearest": baselines.copy_nearest(targets, steps, batch.context, batch.target),
         }
-        values = {"loss": loss_of(model.objective, outcome.predicted.cpu(), truth)}
+        values = {"loss": model.objective.loss(outcome.predicted.cpu(), truth)}
         values["cosine"] = cosine(outcome.predicted.cpu(), truth)
         for name, guess in guesses.items():
             values[f"baseline/{name}"] = cosine(guess, truth)
-            values[f"baseline_loss/{name}"] = loss_of(model.objective, guess, truth)
+            values[f"baseline_loss/{name}"] = model.objective.loss(guess, truth)
         count = len(batch.volume_ids)
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         seen += count
-        last = targets if model.objective != "mae" else _features(model, runtime, batch)
+        last = targets if not model.objective.predicts_pixels else _features(model, runtime, batch)
         width = model.target_encoder.width
         features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()

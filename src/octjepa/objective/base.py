@@ -1,0 +1,90 @@
+"""What a pretraining objective is: its targets, its loss, the predictor it needs, and what its loss should beat.
+
+An objective is one class in one file of `octjepa.objective.methods`, or of a user's package that declares it as an
+entry point of the group `octjepa.objectives`; no other file names it. A new one may be as short as
+
+    @register_objective("smooth_l1")
+    class SmoothL1(VJEPA):
+        def loss(self, predicted, target):
+            return F.smooth_l1_loss(predicted.float(), target.float())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octjepa.recipe import OBJECTIVES
+
+register_objective = OBJECTIVES.register
+Tokens = Float[Tensor, "b m f"]
+Scalar = Float[Tensor, ""]
+
+
+class Prediction(NamedTuple):
+    """What the objective compares: at each hidden token the prediction and the target, fp32.
+
+    `context` are the student's features of visible tokens (of all tokens where the predictor is an MLP). `visible`
+    holds predictions and targets at visible tokens, where the objective supervises them.
+    """
+
+    predicted: Float[Tensor, "b m f"]
+    target: Float[Tensor, "b m f"]
+    all_targets: Float[Tensor, "b t f"]
+    context: Float[Tensor, "b n w"]
+    visible: tuple[Float[Tensor, "b n f"], Float[Tensor, "b n f"]] | None = None
+
+
+class Objective:
+    """Base of all objectives; the attributes are the defaults of V-JEPA 2.
+
+    `predictor` "transformer": the encoder sees visible tokens alone, and a transformer predicts at hidden positions.
+    "mlp": the encoder sees every position, hidden patches replaced by a learned mask token, and an MLP predicts each
+    token by itself. `predictor_width` and `predictor_depth` replace those of the model's size, unless a recipe does.
+    """
+
+    predictor: ClassVar[Literal["transformer", "mlp"]] = "transformer"
+    predictor_width: ClassVar[int | None] = None
+    predictor_depth: ClassVar[int | None] = None
+    target_depths: ClassVar[int] = 1  # depths of the encoder that are predicted, spread evenly, the last included
+    predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
+    supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
+    trivial_loss: ClassVar[float]  # the loss of a prediction that knows nothing: training must come below it
+    alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.health.LIMITS` that differ here, by name
+
+    def targets(
+        self, patches: Float[Tensor, "b t voxels"], features: Callable[[], Float[Tensor, "b t f"]]
+    ) -> Float[Tensor, "b t g"]:
+        """What is to be predicted at every token. `features()` runs the target encoder, layer-normed, fp32."""
+        return features()
+
+    def loss(self, predicted: Tokens, target: Tokens) -> Scalar:
+        """A mean over hidden tokens, so that equal shares of a batch average to the whole."""
+        raise NotImplementedError
+
+    def visible_loss(
+        self, predicted: Float[Tensor, "b n f"], target: Float[Tensor, "b n f"], weight: Float[Tensor, "b n"]
+    ) -> Scalar:
+        """The loss at visible tokens, each weighted by its distance to the nearest hidden one."""
+        raise NotImplementedError
+
+
+def get_objective(name: str) -> Objective:
+    """The objective called `name`. Raises UsageError listing all names when there is none."""
+    objective: Objective = OBJECTIVES.get(name)()
+    return objective
+
+
+def gather_tokens(x: Float[Tensor, "b t f"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b n f"]:
+    """Tokens `index` of each sample."""
+    return torch.gather(x, 1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def cosine(predicted: Tokens, target: Tokens) -> Scalar:
+    """Mean cosine over hidden tokens, logged beside every loss."""
+    return F.cosine_similarity(predicted.float(), target.float(), dim=-1).mean()

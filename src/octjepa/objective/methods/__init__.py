@@ -1,0 +1,1 @@
+"""The objectives that come with the package: one file each, named like the objective it registers."""
