@@ -124,7 +124,7 @@ def _run(path: Path) -> dict[str, Any]:
     about = read_json_object(path / "run.json", _ANEW)
     if "kind" not in about:
         return {"kind": "run", **about, **_figures(path)}
-    from octjepa.tasks.finetune.describe import describe as describe_tuning
+    from octjepa.tasks.finetune.folder import describe as describe_tuning
 
     return describe_tuning(path)
 

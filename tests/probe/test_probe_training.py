@@ -56,9 +56,11 @@ def test_mlp_reads_what_a_linear_probe_cannot(crossed: tuple[np.ndarray, Target]
 
 def test_networks_stop_early_where_there_is_nothing_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     epochs: list[int] = []
-    look = probe_training._look
+    validate = probe_training.ProbeTask.validate
     monkeypatch.setattr(
-        probe_training, "_look", lambda read, fits, epoch: (epochs.append(epoch), look(read, fits, epoch))
+        probe_training.ProbeTask,
+        "validate",
+        lambda task, learners: (epochs.append(len(epochs) + 1), validate(task, learners))[1],
     )
     rng = np.random.default_rng(1)
     target = target_of(rng.integers(0, 2, 300))

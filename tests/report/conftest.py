@@ -132,17 +132,18 @@ def fill_tuned(path: Path, run: Path) -> None:
     from octjepa.checkpoint.folder import write_folder
     from octjepa.checkpoint.state import MODEL_FILE
     from octjepa.config import science_hash
-    from octjepa.tasks.finetune.folder import HEAD_FILE, Head, weights_of
+    from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
     from octjepa.tasks.finetune.network import TunedNetwork
+    from octjepa.train.learner import host_weights
 
     encoder = load_encoder(run)
     network = TunedNetwork(encoder, [("binary", 2)])
     torch.manual_seed(3)
     torch.nn.init.normal_(network.heads[0].linear.weight, std=0.02)
-    state = weights_of(network)
+    state = host_weights(network)
     own = {name: value for name, value in state.items() if not name.startswith("encoder.")}
     target = {f"target_{name}": value for name, value in state.items() if name.startswith("encoder.")}
-    head = Head("drusen", "binary", ("no", "yes"), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5))
+    head = HeadSpec("drusen", "binary", ("no", "yes"), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5))
     about = {
         "recipe": encoder.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(encoder.recipe.preprocessing),
@@ -152,8 +153,8 @@ def fill_tuned(path: Path, run: Path) -> None:
     write_folder(path / TUNED, 2, {MODEL_FILE: target, HEAD_FILE: own}, about)
     rows = [row_of(number, "test") for number in (10, 11)]
     predictions = pd.DataFrame(
-        {"level": level, "target": "drusen", "split": "test", "truth": truth, "said": "yes", "classes": ["no", "yes"],
-         "scores": [0.25, 0.75], "volume_id": row["volume_id"] if level == "volume" else ""}
+        {"level": level, "target": "drusen", "split": "test", "truth": truth, "predicted": "yes",
+         "classes": ["no", "yes"], "scores": [0.25, 0.75], "volume_id": row["volume_id"] if level == "volume" else ""}
         for level in ("volume", "eye") for row, truth in zip(rows, ("yes", "no"), strict=True)
     )  # fmt: skip
     predictions.to_parquet(path / "predictions.parquet", index=False)

@@ -105,7 +105,7 @@ def test_eyes_of_a_page_share_their_scale_and_its_unit(store: Store) -> None:
 
 
 def said(*rows: tuple[str, str, str], target: str = "sign", split: str = "test", level: str = "volume") -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=["volume_id", "truth", "said"])
+    table = pd.DataFrame(rows, columns=["volume_id", "truth", "predicted"])
     return table.assign(target=target, split=split, level=level, scores=[[0.2, 0.8]] * len(table))
 
 
@@ -113,7 +113,7 @@ def test_cases_are_the_first_right_and_the_first_wrong_of_each_class() -> None:
     rows = said(("d", "1", "0"), ("c", "1", "1"), ("b", "1", "1"), ("a", "0", "0"), ("e", "", "1"))
     others = [said(("0", "1", "1"), **kind) for kind in ({"target": "other"}, {"split": "val"}, {"level": "eye"})]
     chosen = occlusion.chosen_cases(pd.concat([rows, *others]), "sign", ("0", "1"))
-    assert [(one["volume_id"], one["said"]) for one in chosen] == [("a", "0"), ("b", "1"), ("d", "0")]
+    assert [(one["volume_id"], one["predicted"]) for one in chosen] == [("a", "0"), ("b", "1"), ("d", "0")]
     assert chosen[1]["words"] == "said 1 with 0.80: right"
     assert chosen[2]["words"] == "said 0 with 0.20: wrong, it is 1"
     assert occlusion.chosen_cases(pd.concat(others), "sign", ("0", "1")) == []

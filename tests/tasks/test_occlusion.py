@@ -17,10 +17,10 @@ from octjepa.recipe import Recipe
 from octjepa.store.canonical import canonicalise
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks import occlusion
-from octjepa.tasks.finetune.folder import Head
+from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.predict import Tuned
-from octjepa.tasks.occlusion import Answer, Occlusion, answers_without, occlude
+from octjepa.tasks.finetune.predict import TunedModel
+from octjepa.tasks.occlusion import Occlusion, Predict, occlude, predict_without
 from synthetic import small_recipe, volume
 
 GRID = (4, 6, 8)
@@ -42,13 +42,13 @@ def everything(left: tuple[int, ...] = ()) -> SelectedTokens:
     return SelectedTokens(patches, positions.astype(np.float32), index, GRID, tissue)
 
 
-def is_there(place: tuple[int, int, int]) -> Answer:
+def is_there(place: tuple[int, int, int]) -> Predict:
     """1 where the token at `place` is among those given, else 0."""
     wanted = torch.tensor(place, dtype=torch.float32)
     return lambda patches, positions: (positions == wanted).all(dim=-1).any(dim=1, keepdim=True).float()
 
 
-def mapped(answer: Answer, selected: SelectedTokens | None = None, seed: int = 0) -> Occlusion:
+def mapped(answer: Predict, selected: SelectedTokens | None = None, seed: int = 0) -> Occlusion:
     return occlude(selected or everything(), answer, drop, TOKEN_MM, np.random.default_rng(seed))
 
 
@@ -83,7 +83,7 @@ def test_a_place_without_tissue_has_no_value() -> None:
     found = mapped(is_there((1, 3, 5)), everything(gone))
     assert np.argwhere(np.isnan(found.en_face)).tolist() == [[1, 4]]
     assert np.isnan(found.b_scan[TISSUE_ROWS, 4]).all()
-    with pytest.raises(UsageError, match=r"none of 192 tokens can be left out as a place: 0 hold tissue"):
+    with pytest.raises(UsageError, match=r"none of 192 tokens can be left out as a region: 0 hold tissue"):
         mapped(is_there(PLANTED), everything()._replace(tissue=np.zeros(192, np.float32)))
 
 
@@ -108,11 +108,11 @@ def test_chance_leaves_out_as_many_tokens_of_each_kind() -> None:
 
 
 def test_a_place_spans_a_millimetre_in_whole_tokens() -> None:
-    assert occlusion.reach(TOKEN_MM) == (0, 0, 1)
-    assert occlusion.reach((0.75, 0.064, 0.376)) == (1, 1, 1)
-    assert occlusion.reach((0.2, 0.02, 0.2)) == (2, 2, 2)
+    assert occlusion.region_radius(TOKEN_MM) == (0, 0, 1)
+    assert occlusion.region_radius((0.75, 0.064, 0.376)) == (1, 1, 1)
+    assert occlusion.region_radius((0.2, 0.02, 0.2)) == (2, 2, 2)
     for size in (0.05, 0.1, 0.33, 0.5, 1.0, 3.0):
-        tokens = 2 * occlusion.reach((size, size, size))[0] + 1
+        tokens = 2 * occlusion.region_radius((size, size, size))[0] + 1
         assert tokens * size >= 1 - 1e-9
         assert tokens == 1 or (tokens - 2) * size < 1
 
@@ -137,22 +137,22 @@ def test_the_answer_is_that_of_an_encoder_which_never_saw_the_place(encoder: Pre
     def answer(p: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         return encoder.encoder(p, c).mean(dim=1)
 
-    found = answers_without(answer, patches, positions, left_out, batch)
+    found = predict_without(answer, patches, places, left_out, batch)
     for row, out in zip(found, left_out, strict=True):
         alone = encoder.encoder(patches[~out][None], positions[~out][None]).mean(dim=1)[0].detach()
         assert np.abs(row - alone.numpy()).max() < 1e-5
     poisoned = patches.clone()
     poisoned[left_out[0]] = torch.nan
-    unseen = answers_without(answer, poisoned, positions, left_out[:1], batch)
-    np.testing.assert_array_equal(unseen, answers_without(answer, patches, positions, left_out[:1], batch))
+    unseen = predict_without(answer, poisoned, places, left_out[:1], batch)
+    np.testing.assert_array_equal(unseen, predict_without(answer, patches, places, left_out[:1], batch))
     with pytest.raises(ValueError, match="every token"):
-        answers_without(answer, patches, positions, np.ones_like(left_out), batch)
+        predict_without(answer, patches, places, np.ones_like(left_out), batch)
 
 
 def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) -> None:
     scan = volume(encoder.recipe.preprocessing, 3)
     before = [parameter.clone() for parameter in encoder.encoder.parameters()]
-    found, again = (occlusion.of_encoder(encoder, scan) for _ in range(2))
+    found, again = (occlusion.encoder_occlusion(encoder, scan) for _ in range(2))
     np.testing.assert_array_equal(found.en_face, again.en_face)
     assert found.scattered == again.scattered
     assert found.en_face.shape == (2, 4)
@@ -205,16 +205,16 @@ def test_the_place_is_right_in_the_scan_as_it_came(laterality: str) -> None:
     assert place[2] < COLUMNS / 2 - 10
 
 
-def tuned(encoder: PretrainedEncoder) -> Tuned:
+def tuned(encoder: PretrainedEncoder) -> TunedModel:
     network = TunedNetwork(encoder, [("multiclass", 3), ("regression", 0)]).eval()
     torch.manual_seed(5)
     for head in network.heads:
         torch.nn.init.normal_(head.linear.weight, std=0.02)
     heads = [
-        Head("stage", "multiclass", ("a", "b", "c"), (0.0, 1.0), (0.4, -0.1, -0.3), (0.5, 0.3, 0.2)),
-        Head("age", "regression", (), (60.0, 9.0), (0.0,), ()),
+        HeadSpec("stage", "multiclass", ("a", "b", "c"), (0.0, 1.0), (0.4, -0.1, -0.3), (0.5, 0.3, 0.2)),
+        HeadSpec("age", "regression", (), (60.0, 9.0), (0.0,), ()),
     ]
-    return Tuned(encoder, network, heads)
+    return TunedModel(encoder, network, heads)
 
 
 def test_of_a_tuned_network_it_is_what_its_answer_loses(encoder: PretrainedEncoder) -> None:
@@ -222,10 +222,10 @@ def test_of_a_tuned_network_it_is_what_its_answer_loses(encoder: PretrainedEncod
     told, one = network.predict(scan), encoder.selected(scan)
     steps = np.stack(np.unravel_index(one.grid_index, one.grid), axis=-1)
     for number, name in ((0, "b"), (1, None)):
-        found = occlusion.of_tuned(network, scan, number, name)
+        found = occlusion.tuned_occlusion(network, scan, number, name)
         kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
-        patches, positions = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.positions))
-        said = network.network.say(network.network(patches, positions))[number][0].detach().double().numpy()
+        patches, places = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.places))
+        said = network.network.head_outputs(network.network(patches, places))[number][0].detach().double().numpy()
         if name is None:
             expected = told["age"]["value"] - (60 + 9 * said[0])
         else:

@@ -31,10 +31,10 @@ def finetune(
     """Tunes an encoder to labels. In stages, and judged beside itself frozen; runs under torchrun unchanged."""
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import finetune_store
-    from octjepa.tasks.finetune.recipe import load_settings
+    from octjepa.tasks.finetune.recipe import load_recipe
 
     check_output_folder(out, "a new folder, or with --resume the folder of a fine-tuning")
-    settings = load_settings(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or ())
     made = finetune_store(settings, checkpoint, Store.open(store), labels, out, target or (), resume, ledger)
     shown = made if as_json else {key: made[key] for key in ("rows", "notes", "checkpoint", "predictions", "summary")}
     print_result(shown, as_json, "rows", {pair["metric"] for pair in made["paired"]})

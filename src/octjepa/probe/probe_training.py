@@ -1,29 +1,34 @@
-"""How the probes with gradient steps are fitted: AdamW, early stopping on held-out people, many targets in one pass.
+"""The probes with gradient steps: AdamW, early stopping on held-out people, and many targets in one pass.
 
 Every target (and every fold, where validation holds too few people) has a network of its own; each batch of features is
-read once and given to all of them. The order of volumes is that of all training volumes, labelled or not, and every
-step is seeded by its target, so what one target gets does not depend on which others are asked for. Held-out loss stops
-each network at its best epoch and then places the decision between the classes, as for the other probes.
+read once and given to all of them. Batches are drawn from all training volumes, labelled or not, and the random numbers
+of a step depend on its target, so what one target gets does not depend on which others are trained beside it. The
+held-out loss stops each network at its best epoch and then sets the decision between the classes, as for the other
+probes. Volumes are named by their index in the table of embeddings.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from octjepa import keys
+from octjepa.distributed.runtime import Runtime
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.metrics.scores import Task
 from octjepa.probe.calibration import ProbeFit, calibrated_predictions, class_weights, select_setting
 from octjepa.probe.features import FeatureSpace, Selection
 from octjepa.probe.networks import MLP, AttentiveProbe, loss
 from octjepa.probe.targets import Target
+from octjepa.train.learner import Learner, adamw
+from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 
 EPOCHS = 60
 PATIENCE = 8  # epochs without a better held-out loss
@@ -32,57 +37,118 @@ _BATCH = 32
 _LR, _WEIGHT_DECAY = 3e-3, 0.05
 _VOLUMES_FOR_SCALE = 256
 
-Read = Callable[[Int[np.ndarray, " n"]], Tensor]
-Build = Callable[[Task, int], nn.Module]
+Volumes = Int[np.ndarray, " n"]
+Read = Callable[[Volumes], Tensor]  # features of volumes
+Build = Callable[[Task, int], nn.Module]  # a network for a task and its number of classes (0: a quantity)
 
 
-@dataclass
-class _Fit:
-    """One network of one target on its way; `rows` are positions in the table."""
+@dataclass(frozen=True, eq=False)
+class NetworkFit:
+    """One network of one target: trained on the volumes `in_train`, stopped early by the volumes `held_out`.
+
+    truth: the label of every volume of train and val, by volume; scale: mean and standard deviation of a quantity;
+    weight: of each class in the loss, None for a quantity.
+    """
 
     target: Target
-    name: str
-    rows: Int[np.ndarray, " n"]
-    held: Int[np.ndarray, " m"]
-    truth: dict[int, float]
-    network: nn.Module
-    optimizer: torch.optim.AdamW
+    learner: Learner
+    in_train: Bool[np.ndarray, " volumes"]
+    held_out: Volumes
+    truth: Float[np.ndarray, " volumes"]
     weight: Tensor | None
     scale: tuple[float, float]
-    best: float = np.inf
-    epoch: int = 0
-    done: bool = False
-    scores: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))
-    state: dict[str, Tensor] = field(default_factory=dict)
 
-    def wanted(self, rows: Int[np.ndarray, " n"]) -> Tensor:
-        values = np.array([self.truth[int(row)] for row in rows])
+    def labels(self, volumes: Volumes) -> Tensor:
+        """What the network is to predict: class codes, or the standardised quantity."""
+        values = self.truth[volumes]
         if self.target.classes:
             return torch.from_numpy(values.astype(np.int64))
         return torch.from_numpy(((values - self.scale[0]) / self.scale[1]).astype(np.float32))
 
-    def said(self, features: Tensor) -> Float[np.ndarray, "n classes"]:
+    def predict(self, features: Tensor) -> Float[np.ndarray, "n classes"]:
         """Probabilities, or quantities in their own unit."""
-        self.network.eval()
+        network = self.learner.network.eval()
         with torch.no_grad():
-            found = self.network(features).double().numpy()
-        self.network.train()
-        return np.exp(found) if self.target.classes else found * self.scale[1] + self.scale[0]
+            outputs = network(features).double().numpy()
+        network.train()
+        return np.exp(outputs) if self.target.classes else outputs * self.scale[1] + self.scale[0]
+
+    def held_out_loss(self, volumes: Volumes, scores: Float[np.ndarray, "n classes"]) -> float:
+        """Log loss in which every class weighs the same, or mean squared error."""
+        truth = self.truth[volumes]
+        if self.weight is None:
+            return float(np.mean((truth - scores[:, 0]) ** 2))
+        codes = truth.astype(np.int64)
+        weight = class_weights(codes, len(self.weight))[codes]
+        return float(-weight @ np.log(np.clip(scores[np.arange(len(codes)), codes], 1e-12, 1)) / weight.sum())
+
+
+class ProbeBatch(NamedTuple):
+    """Volumes of a step, the features of those that any learner trains on, and which of these each one trains on."""
+
+    epoch: int
+    step: int
+    volumes: Volumes
+    features: Tensor | None
+    members: dict[Learner, Bool[np.ndarray, " n"]]
+
+
+class ProbeTask(SupervisedTask[ProbeBatch]):
+    """All fits of a pass over the features that `read` gives."""
+
+    def __init__(self, read: Read, fits: Sequence[NetworkFit], train: Volumes, smoothing: float, seed: int) -> None:
+        self.read, self.train, self.smoothing, self.seed = read, train, smoothing, seed
+        self.fits = {fit.learner: fit for fit in fits}
+
+    def batches(self, start: int) -> Iterator[ProbeBatch]:
+        if start:
+            raise ValueError("a pass of probes is not resumed")
+        for epoch in count(1):
+            shuffled = keys.generator(self.seed, "probe order", epoch).permutation(self.train)
+            for step in range(0, len(shuffled), _BATCH):
+                volumes = shuffled[step : step + _BATCH]
+                members = {one: fit.in_train[volumes] for one, fit in self.fits.items() if not one.done}
+                used = np.any(list(members.values()), axis=0)
+                features = self.read(volumes[used]) if used.any() else None
+                yield ProbeBatch(
+                    epoch, step, volumes[used], features, {one: mask[used] for one, mask in members.items()}
+                )
+
+    def losses(self, learner: Learner, batch: ProbeBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
+        fit, mask = self.fits[learner], batch.members[learner]
+        if batch.features is None or mask.sum() < 2:
+            return  # the mean of one volume's loss says little, and comes once in many epochs
+        torch.manual_seed(keys.key(self.seed, "probe step", learner.name, batch.epoch, batch.step))
+        features, truth = batch.features[torch.from_numpy(mask)], fit.labels(batch.volumes[mask])
+        weights = torch.ones(len(truth)) if fit.weight is None else fit.weight[truth]
+        for start in range(0, len(truth), micro_batch):
+            part = slice(start, start + micro_batch)
+            share = weights[part].sum() / weights.sum()
+            yield loss(learner.network(features[part]), truth[part], fit.weight, self.smoothing) * share
+
+    def validate(self, learners: Sequence[Learner]) -> list[float | None]:
+        fits = [self.fits[learner] for learner in learners]
+        volumes = [np.sort(fit.held_out) for fit in fits]
+        return [
+            fit.held_out_loss(some, scores) if len(some) else None
+            for fit, some, scores in zip(fits, volumes, predictions(self.read, fits, volumes), strict=True)
+        ]
 
 
 def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 0.0, seed: int = 0) -> ProbeFit:
     """MLP on pooled features, one hidden layer of 64."""
-    rows = np.concatenate([target.indices[split] for split in ("train", "val", "test")])
-    axes = space.train.shape[1]
+    volumes = np.concatenate([target.indices[split] for split in ("train", "val", "test")])
+    features = space.train.shape[1]
     # A training volume has length one on average: back to features of about unit size, as layers expect them.
-    table = np.concatenate([space.train, space.val, space.test]).astype(np.float32) * np.sqrt(np.float32(axes))
-    place = {int(row): number for number, row in enumerate(rows)}
+    table = np.concatenate([space.train, space.val, space.test]).astype(np.float32) * np.sqrt(np.float32(features))
+    place = np.zeros(volumes.max() + 1, np.int64)
+    place[volumes] = np.arange(len(volumes))
 
-    def read(wanted: Int[np.ndarray, " n"]) -> Tensor:
-        return torch.from_numpy(table[[place[int(row)] for row in wanted]])
+    def read(some: Volumes) -> Tensor:
+        return torch.from_numpy(table[place[some]])
 
-    order = np.sort(target.indices["train"])
-    (probed,) = _learn(read, [target], [how], order, lambda task, n: MLP(axes, task, n), "mlp", smoothing, seed)
+    train = np.sort(target.indices["train"])
+    (probed,) = _fit(read, [target], [how], train, lambda task, n: MLP(features, task, n), "mlp", smoothing, seed)
     return probed
 
 
@@ -90,7 +156,7 @@ def attentive(
     tokens: TokenFolder,
     view: str,
     volume_ids: Sequence[str],
-    train: Int[np.ndarray, " n"],
+    train: Volumes,
     targets: Sequence[Target],
     hows: Sequence[Selection],
     smoothing: float = 0.0,
@@ -98,11 +164,11 @@ def attentive(
 ) -> list[ProbeFit]:
     """The attentive probe for every target, in one pass over the tokens.
 
-    `volume_ids` names the volume of each row of the table, `train` are all rows of the training split.
+    `volume_ids` names each volume of the table, `train` are all volumes of the training split.
     """
 
-    def read(rows: Int[np.ndarray, " n"]) -> Tensor:
-        return torch.from_numpy(tokens.read(view, [volume_ids[row] for row in rows]).astype(np.float32))
+    def read(volumes: Volumes) -> Tensor:
+        return torch.from_numpy(tokens.read(view, [volume_ids[volume] for volume in volumes]).astype(np.float32))
 
     some = train[np.unique(np.linspace(0, len(train) - 1, _VOLUMES_FOR_SCALE).astype(int))]
     sample = read(some).flatten(0, 1)
@@ -111,136 +177,99 @@ def attentive(
     def build(task: Task, classes: int) -> nn.Module:
         return AttentiveProbe(mean, std, task, classes)
 
-    return _learn(read, targets, hows, train, build, "attentive", smoothing, seed)
+    return _fit(read, targets, hows, train, build, "attentive", smoothing, seed)
 
 
-def _learn(
+def predictions(
+    read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volumes]
+) -> list[Float[np.ndarray, "n classes"]]:
+    """What each fit predicts for its own volumes, in their order.
+
+    Every block of the table is read once for all fits. Blocks are fixed, so who else is read for changes no rounding.
+    """
+    everyone = np.unique(np.concatenate(volumes))
+    parts: list[list[np.ndarray]] = [[np.zeros((0, max(1, len(fit.target.classes))))] for fit in fits]
+    for block in np.unique(everyone // _BATCH):
+        some = everyone[everyone // _BATCH == block]
+        features = read(some)
+        for fit, own, found in zip(fits, volumes, parts, strict=True):
+            mask = np.isin(some, own)
+            if mask.any():
+                found.append(fit.predict(features[torch.from_numpy(mask)]))
+    # Blocks come in ascending order: back to that of `volumes`.
+    return [np.concatenate(found)[np.argsort(np.argsort(own))] for found, own in zip(parts, volumes, strict=True)]
+
+
+def _fit(
     read: Read,
     targets: Sequence[Target],
     hows: Sequence[Selection],
-    order: Int[np.ndarray, " n"],
+    train: Volumes,
     build: Build,
     kind: str,
     smoothing: float,
     seed: int,
 ) -> list[ProbeFit]:
+    """Trains every network of every target in one pass, and predicts the test volumes with the best weights of each."""
+    epoch_updates = -(-len(train) // _BATCH)
+    label = None if kind == "mlp" else f"{kind} probe"  # the MLP takes seconds
+    settings = LoopSettings(
+        label, EPOCHS * epoch_updates, _BATCH, range(epoch_updates, EPOCHS * epoch_updates + 1, epoch_updates)
+    )
     with torch.random.fork_rng(devices=[]):
-        fits = [list(_fits(target, how, build, kind, seed)) for target, how in zip(targets, hows, strict=True)]
-        flat = [fit for of_target in fits for fit in of_target]
-        for epoch in range(1, EPOCHS + 1):
-            _one_epoch(read, flat, order, epoch, smoothing, seed)
-            _look(read, flat, epoch)
-            if all(fit.done for fit in flat):
-                break
-    found = []
-    for target, how, of_target in zip(targets, hows, fits, strict=True):
+        table = 1 + max(int(rows.max(initial=0)) for rows in (train, *(v for t in targets for v in t.indices.values())))
+        fits = [
+            fit
+            for target, how in zip(targets, hows, strict=True)
+            for fit in _fits(target, how, build, kind, epoch_updates, seed, table)
+        ]
+        task = ProbeTask(read, fits, train, smoothing, seed)
+        train_supervised(task, [fit.learner for fit in fits], settings, Runtime("fp32"))
+    held_out = dict(zip(fits, predictions(read, fits, [fit.held_out for fit in fits]), strict=True))
+    test = dict(zip(fits, predictions(read, fits, [fit.target.indices["test"] for fit in fits]), strict=True))
+    probed = []
+    for target, how in zip(targets, hows, strict=True):
+        own = [fit for fit in fits if fit.target is target]
         shift = np.zeros(max(1, len(target.classes)))
         if how.by == "val":
-            _, shift = select_setting(target, target.values["val"], [of_target[0].scores])
+            _, shift = select_setting(target, target.values["val"], [held_out[own[0]]])
         elif how.by == "cv":
-            place = {int(row): number for number, row in enumerate(target.indices["train"])}
-            held_out = np.zeros((len(place), len(shift)))
-            for fit in of_target:
-                held_out[[place[int(row)] for row in fit.held]] = fit.scores
-            _, shift = select_setting(target, target.values["train"], [held_out])
-        for fit in of_target:
-            fit.network.load_state_dict(fit.state)
-        test = [
-            np.mean([fit.said(features) for fit in of_target], axis=0)
-            for _, features in _batches(read, target.indices["test"])
+            order = np.argsort(np.concatenate([fit.held_out for fit in own]))
+            of_train = np.concatenate([held_out[fit] for fit in own])[order]  # of the training volumes, ascending
+            back = np.argsort(np.argsort(target.indices["train"]))
+            _, shift = select_setting(target, target.values["train"], [of_train[back]])
+        mean = np.mean([test[fit] for fit in own], axis=0)
+        epochs = [
+            (fit.learner.best_update if len(fit.held_out) else fit.learner.updates) // epoch_updates for fit in own
         ]
-        never = sum(fit.epoch == EPOCHS for fit in of_target)
-        setting = float(np.mean([fit.epoch for fit in of_target]))
-        found.append(ProbeFit(calibrated_predictions(target, np.concatenate(test), shift), setting, never))
-    return found
+        probed.append(
+            ProbeFit(calibrated_predictions(target, mean, shift), float(np.mean(epochs)), epochs.count(EPOCHS))
+        )
+    return probed
 
 
-def _fits(target: Target, how: Selection, build: Build, kind: str, seed: int) -> Iterator[_Fit]:
-    """A network for the whole training split, or one for each fold, which it never sees."""
-    train, truth = target.indices["train"], target.values["train"]
-    known = {
-        int(row): float(value)
-        for split in ("train", "val")
-        for row, value in zip(target.indices[split], target.values[split], strict=True)
-    }
-    held: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(len(train), bool), target.indices["val"])]
+def _fits(
+    target: Target, how: Selection, build: Build, kind: str, epoch_updates: int, seed: int, table: int
+) -> Iterator[NetworkFit]:
+    """A network for the whole training split, or one for each fold, which it never sees; `table` counts all volumes."""
+    train, values = target.indices["train"], target.values["train"]
+    truth = np.zeros(table)
+    for split in ("train", "val"):
+        truth[target.indices[split]] = target.values[split]
+    parts: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(len(train), bool), target.indices["val"])]
     if how.by == "cv":
-        held = [(how.folds != number, train[how.folds == number]) for number in np.unique(how.folds)]
-    for number, (inside, out) in enumerate(held):
+        parts = [(how.folds != number, train[how.folds == number]) for number in np.unique(how.folds)]
+    for number, (inside, outside) in enumerate(parts):
         name = f"{kind} {target.name} {number}"
         torch.manual_seed(keys.key(seed, "probe", name))
         network = build(target.task, len(target.classes)).train()
-        optimizer = torch.optim.AdamW(network.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
+        optimizer = adamw(network.parameters(), torch.device("cpu"), lr=_LR, weight_decay=_WEIGHT_DECAY)
         weight, scale = None, (0.0, 1.0)
         if target.classes:
-            weight = torch.from_numpy(class_weights(truth[inside], len(target.classes)).astype(np.float32))
+            weight = torch.from_numpy(class_weights(values[inside], len(target.classes)).astype(np.float32))
         else:
-            scale = float(truth[inside].mean()), float(truth[inside].std()) or 1.0
-        watched = out if how.by != "fixed" else out[:0]
-        yield _Fit(target, name, train[inside], watched, known, network, optimizer, weight, scale)
-
-
-def _one_epoch(
-    read: Read, fits: Sequence[_Fit], order: Int[np.ndarray, " n"], epoch: int, smoothing: float, seed: int
-) -> None:
-    inside = {id(fit): set(fit.rows.tolist()) for fit in fits if not fit.done}
-    shuffled = keys.generator(seed, "probe order", epoch).permutation(order)
-    for step in range(0, len(shuffled), _BATCH):
-        rows = shuffled[step : step + _BATCH]
-        wanted = [(fit, np.array([int(row) in inside[id(fit)] for row in rows])) for fit in fits if not fit.done]
-        used = np.any([mask for _, mask in wanted], axis=0)
-        if not used.any():
-            continue
-        features = read(rows[used])
-        for fit, mask in wanted:
-            if mask.sum() < 2:
-                continue  # the mean of one volume's loss says little, and comes once in many epochs
-            torch.manual_seed(keys.key(seed, "probe step", fit.name, epoch, step))
-            said = fit.network(features[torch.from_numpy(mask[used])])
-            value = loss(said, fit.wanted(rows[mask]), fit.weight, smoothing)
-            fit.optimizer.zero_grad()
-            value.backward()
-            fit.optimizer.step()
-
-
-def _look(read: Read, fits: Sequence[_Fit], epoch: int) -> None:
-    """Held-out loss of every network that is still learning; keeps the best epoch's weights."""
-    looking = [fit for fit in fits if not fit.done]
-    scores: dict[int, list[np.ndarray]] = {id(fit): [] for fit in looking}
-    everyone = np.unique(np.concatenate([fit.held for fit in looking]))
-    for rows, features in _batches(read, everyone):
-        for fit in looking:
-            mine = np.isin(rows, fit.held)
-            if mine.any():
-                scores[id(fit)].append(fit.said(features[torch.from_numpy(mine)]))
-    for fit in looking:
-        if not len(fit.held):
-            fit.epoch, fit.done = epoch, epoch == UNWATCHED_EPOCHS
-            if fit.done:
-                fit.state = copy.deepcopy(fit.network.state_dict())
-            continue
-        fit_rows = np.sort(fit.held)
-        said = np.concatenate(scores[id(fit)])
-        value = _held_out_loss(fit, fit_rows, said)
-        if value < fit.best:
-            back = np.argsort(np.argsort(fit.held))  # from rows in order to those of `held`
-            fit.best, fit.epoch, fit.scores = value, epoch, said[back]
-            fit.state = copy.deepcopy(fit.network.state_dict())
-        fit.done = epoch - fit.epoch >= PATIENCE
-
-
-def _held_out_loss(fit: _Fit, rows: Int[np.ndarray, " m"], said: Float[np.ndarray, "m classes"]) -> float:
-    truth = np.array([fit.truth[int(row)] for row in rows])
-    if fit.weight is None:
-        return float(np.mean((truth - said[:, 0]) ** 2))
-    codes = truth.astype(np.int64)
-    weight = class_weights(codes, len(fit.weight))[codes]
-    return float(-weight @ np.log(np.clip(said[np.arange(len(codes)), codes], 1e-12, 1)) / weight.sum())
-
-
-def _batches(read: Read, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Rows with their features, by fixed blocks of the table: who else is asked for changes no sum's order."""
-    blocks = rows // _BATCH
-    for block in np.unique(blocks):
-        some = rows[blocks == block]
-        yield some, read(some)
+            scale = float(values[inside].mean()), float(values[inside].std()) or 1.0
+        held_out = outside if how.by != "fixed" else outside[:0]
+        epochs = EPOCHS if len(held_out) else UNWATCHED_EPOCHS
+        learner = Learner(name, network, optimizer, epochs * epoch_updates, patience=PATIENCE)
+        yield NetworkFit(target, learner, np.isin(np.arange(table), train[inside]), held_out, truth, weight, scale)

@@ -65,7 +65,7 @@ def of_run(store: Store, path: Path) -> OcclusionPage | None:
     if not unit > 0:
         raise OctjepaError(f"{len(some)} held-out people give no distance between eyes to tell changes by")
     volumes = [store.read(str(row["volume_id"])) for row in rows]
-    shown = [Shown(row, one, occlusion.of_encoder(encoder, one)) for row, one in zip(rows, volumes, strict=True)]
+    shown = [Shown(row, one, occlusion.encoder_occlusion(encoder, one)) for row, one in zip(rows, volumes, strict=True)]
     maps = occlusion_maps(store, shown, encoder.recipe, _LEAST * unit, unit)
     return OcclusionPage(maps, occlusion.SCATTERED_DRAWS, scale_eyes=len(some))
 
@@ -89,7 +89,7 @@ def of_tuning(store: Store, path: Path) -> OcclusionPage | None:
     shown = []
     for case in cases[: _affordable(tuned.encoder)]:
         volume = store.read(case["volume_id"])
-        found = occlusion.of_tuned(tuned, volume, 0, case["said"] if head.classes else None)
+        found = occlusion.tuned_occlusion(tuned, volume, 0, case["predicted"] if head.classes else None)
         shown.append(Shown(of_id[case["volume_id"]], volume, found, case["words"]))
     least = _LEAST * (1.0 if head.classes else head.scale[1])
     return OcclusionPage(
@@ -109,7 +109,7 @@ def chosen_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> li
         if (row["level"], row["target"], row["split"]) == ("volume", target, "test") and row["truth"] != ""
     ]
     if not classes:
-        rows.sort(key=lambda row: abs(float(row["said"]) - float(row["truth"])))
+        rows.sort(key=lambda row: abs(float(row["predicted"]) - float(row["truth"])))
         picked = [(rows[(len(rows) - 1) // 2], "median error"), (rows[-1], "greatest error")] if rows else []
         return [
             _case(row, f"{kind}: said {float(row['said']):.3g}, true {float(row['truth']):.3g}")
@@ -118,16 +118,16 @@ def chosen_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> li
     found = []
     for name in classes:
         for right in (True, False):
-            some = [row for row in rows if row["truth"] == name and (row["said"] == name) == right]
+            some = [row for row in rows if row["truth"] == name and (row["predicted"] == name) == right]
             if some:
-                chance = float(some[0]["scores"][list(classes).index(some[0]["said"])])
+                chance = float(some[0]["scores"][list(classes).index(some[0]["predicted"])])
                 verdict = "right" if right else f"wrong, it is {name}"
                 found.append(_case(some[0], f"said {some[0]['said']} with {chance:.2f}: {verdict}"))
     return found[:_CASES]
 
 
 def _case(row: Mapping[str, Any], words: str) -> dict[str, str]:
-    return {"volume_id": str(row["volume_id"]), "said": str(row["said"]), "words": words}
+    return {"volume_id": str(row["volume_id"]), "predicted": str(row["predicted"]), "words": words}
 
 
 def _by_id(row: Mapping[str, Any]) -> str:
@@ -139,7 +139,7 @@ def _predictions(path: Path) -> pd.DataFrame:
     import pyarrow as pa
 
     try:
-        return pd.read_parquet(path, columns=["level", "target", "split", "volume_id", "truth", "said", "scores"])
+        return pd.read_parquet(path, columns=["level", "target", "split", "volume_id", "truth", "predicted", "scores"])
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise OctjepaError(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from None
 

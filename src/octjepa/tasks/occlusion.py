@@ -1,20 +1,20 @@
-"""Which positions of a scan an answer depends on: what changes when the tokens of a place are left out.
+"""Occlusion maps: how an encoder's embedding, or a tuned head's prediction, changes when tokens are left out.
 
-Occlusion is that of Zeiler & Fergus (2014), who slid a grey square over the picture. Here nothing is painted: the
-encoder takes any set of tokens, so those of the place are not given to it. Pooled statistics (mean, standard deviation,
-maximum) are taken over the tokens that remain, as if the place had never been selected. A patch of the tissue's mean
-grey is a thing that no scan holds; its features would enter the maximum, and the answer would change because of what
-was put there ("missingness bias", Jain et al. 2022, which leaving tokens out lessens). Nor is the budget filled up
-again: patches that were not selected would bring news of their own. What the smaller number of tokens does by itself
-is measured beside the maps (`Occlusion.scattered`).
+Occlusion is that of Zeiler & Fergus (2014), who slid a uniform square over the image. Here nothing is painted: the
+encoder takes any set of tokens, so those of a region are not given to it, and pooled statistics are taken over the
+others. A patch of the tissue's mean intensity is something no scan holds; its features would enter the maximum, and the
+prediction would change because of what was put there ("missingness bias", Jain et al. 2022, which leaving tokens out
+lessens). Nor is the budget filled up again: patches that were not selected would add information of their own. What the
+smaller number of tokens does by itself is measured beside the maps (`Occlusion.scattered`).
 
-A single token is told again by its neighbours, so a place is at least `PLACE_MM` wide. Layers at one place tell of each
-other, too: the en face map leaves out whole columns, from the first row to the last; then the B-scans of the strongest
-column are searched in depth. Encoders of the arms that hide tokens from the context encoder have learnt to do without
-some; the arm `normalized_mse` and the heads of a fine-tuning have only seen whole sets.
+Neighbouring tokens repeat what one token holds, so a region is at least `REGION_MM` wide. Layers at one position do so,
+too: the en face map leaves out whole columns over the full depth; then the B-scans of the strongest column are searched
+in depth. Encoders of objectives that hide tokens from the context encoder have learned to do without some;
+`normalized_mse` and the heads of a fine-tuning have only been trained on whole sets.
 
-A map tells where an answer hangs, not why, nor what training taught: that of an untrained encoder peaks at what is
-unusual in a scan, too (`of_encoder(encoder.untrained(), volume)`; Adebayo et al. 2018 ask this of every such map).
+A map shows what a prediction depends on, not why, nor what training contributed: that of an untrained encoder peaks at
+what is unusual in a scan, too (`encoder_occlusion(encoder.untrained(), volume)`; Adebayo et al. 2018 ask this of every
+such map).
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ from octjepa.errors import UsageError
 from octjepa.probe.calibration import apply_logit_shift
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.tasks.finetune.folder import Head
+from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import pooled
-from octjepa.tasks.finetune.predict import Tuned
-from octjepa.tasks.finetune.scores import in_own_unit
+from octjepa.tasks.finetune.predict import TunedModel, in_label_units
 from octjepa.views.tokens import TISSUE_SHARE
 
 POOL = "mean_std_max"  # of the embedding, as `octjepa embed` writes it
-PLACE_MM = (1.0, 0.1, 1.0)  # across, the central subfield of the ETDRS grid; in depth, a third of the retina
+REGION_MM = (1.0, 0.1, 1.0)  # across, the central subfield of the ETDRS grid; in depth, a third of the retina
 SCATTERED_DRAWS = 8
 
 Size3 = tuple[float, float, float]
-# What is asked of sets of tokens (patches, positions): any vector a set.
-Answer = Callable[[Float[Tensor, "b t voxels"], Float[Tensor, "b t 3"]], Float[Tensor, "b n"]]
-# How much the answers to smaller sets differ from that to the whole one.
+# The outputs for sets of tokens (patches, positions): any vector for each set.
+Predict = Callable[[Float[Tensor, "b t voxels"], Float[Tensor, "b t 3"]], Float[Tensor, "b n"]]
+# How much the outputs for smaller sets differ from that for the whole one.
 Change = Callable[[Float[np.ndarray, " n"], Float[np.ndarray, "p n"]], Float[np.ndarray, " p"]]
 
 
 @dataclass(frozen=True)
 class Occlusion:
-    """Changes of one volume's answer. NaN where the place holds no token of tissue.
+    """Changes of one volume's output. NaN where the region holds no token of tissue.
 
     en_face: a whole column and its neighbours left out, by slab of B-scans and column of the token grid.
-    b_scan: of the slab `slab`, a token and its neighbours left out, by row and column of the token grid.
+    b_scan: of the slab `slab`, a token and its neighbours left out, by depth and column of the token grid.
     slab, column: where `en_face` is furthest from zero.
     scattered: the greatest size of the change in `SCATTERED_DRAWS` draws, each of as many tokens at random, as many of
-    them tissue, as the strongest place of en_face and the strongest of b_scan hold.
+    them tissue, as the strongest region of en_face and the strongest of b_scan hold.
     background: every token left out that is no tissue; NaN where there is none.
     """
 
@@ -72,63 +71,65 @@ class Occlusion:
     background: float
 
 
-def of_encoder(encoder: PretrainedEncoder, volume: CanonicalVolume) -> Occlusion:
+def encoder_occlusion(encoder: PretrainedEncoder, volume: CanonicalVolume) -> Occlusion:
     """Cosine distances by which the embedding of `volume` moves. Raises UsageError as `occlude`."""
 
-    def answer(patches: Tensor, positions: Tensor) -> Tensor:
+    def predict(patches: Tensor, positions: Tensor) -> Tensor:
         return pooled(encoder.encoder(patches, positions).float())
 
-    return _of(encoder, volume, answer, cosine_distance)
+    return _occlusion(encoder, volume, predict, cosine_distance)
 
 
-def of_tuned(tuned: Tuned, volume: CanonicalVolume, head: int = 0, class_name: str | None = None) -> Occlusion:
-    """By how much the answer of head number `head` to `volume` is higher with the place than without it.
+def tuned_occlusion(
+    tuned: TunedModel, volume: CanonicalVolume, head: int = 0, class_name: str | None = None
+) -> Occlusion:
+    """By how much the prediction of head number `head` for `volume` is higher with the region than without it.
 
     Of the probability of `class_name`, all classes being equally common; without one, of the quantity in its unit.
     Raises UsageError as `occlude`.
     """
 
-    def answer(patches: Tensor, positions: Tensor) -> Tensor:
-        said: Tensor = tuned.network.say(tuned.network(patches, positions))[head]
-        return said
+    def predict(patches: Tensor, positions: Tensor) -> Tensor:
+        outputs: Tensor = tuned.network.head_outputs(tuned.network(patches, positions))[head]
+        return outputs
 
-    return _of(tuned.encoder, volume, answer, support(tuned.heads[head], class_name))
+    return _occlusion(tuned.encoder, volume, predict, prediction_drop(tuned.heads[head], class_name))
 
 
-def support(head: Head, class_name: str | None) -> Change:
+def prediction_drop(head: HeadSpec, class_name: str | None) -> Change:
     """Whole minus rest: of the probability of `class_name`, or without one of the quantity in its unit."""
 
-    def in_unit(said: Float[np.ndarray, "p n"]) -> Float[np.ndarray, " p"]:
-        scores = in_own_unit(said, head.classes, head.scale)
+    def predicted(outputs: Float[np.ndarray, "p n"]) -> Float[np.ndarray, " p"]:
+        scores = in_label_units(outputs, head.classes, head.scale)
         if class_name is None:
             return scores[:, 0]
         return apply_logit_shift(scores, np.array(head.shift))[:, head.classes.index(class_name)]
 
-    return lambda whole, rest: in_unit(whole[None]) - in_unit(rest)
+    return lambda whole, rest: predicted(whole[None]) - predicted(rest)
 
 
-def _of(encoder: PretrainedEncoder, volume: CanonicalVolume, answer: Answer, change: Change) -> Occlusion:
+def _occlusion(encoder: PretrainedEncoder, volume: CanonicalVolume, predict: Predict, change: Change) -> Occlusion:
     device = next(encoder.encoder.parameters()).device
     rng = keys.generator("occlusion", volume.volume_id)
-    return occlude(encoder.selected(volume), answer, change, patch_mm(encoder.recipe), rng, device)
+    return occlude(encoder.selected(volume), predict, change, patch_mm(encoder.recipe), rng, device)
 
 
 def patch_mm(recipe: Recipe) -> Size3:
-    """The size of a token."""
-    (p, q, r), (z, y, x) = recipe.tokens.patch_size, recipe.preprocessing.target_spacing_mm
-    return p * z, q * y, r * x
+    """The size of a token (slice, depth, column)."""
+    (p, q, r), (dz, dy, dx) = recipe.tokens.patch_size, recipe.preprocessing.target_spacing_mm
+    return p * dz, q * dy, r * dx
 
 
-def reach(token_mm: Size3) -> tuple[int, int, int]:
-    """Tokens on either side of a place's own, so that together they are at least `PLACE_MM` wide."""
-    slow, deep, fast = (
-        max(0, math.ceil((wanted / size - 1) / 2 - 1e-9)) for wanted, size in zip(PLACE_MM, token_mm, strict=True)
+def region_radius(token_mm: Size3) -> tuple[int, int, int]:
+    """Tokens on either side of a region's central one, so that together they are at least `REGION_MM` wide."""
+    slices, depth, columns = (
+        max(0, math.ceil((region / size - 1) / 2 - 1e-9)) for region, size in zip(REGION_MM, token_mm, strict=True)
     )
-    return slow, deep, fast
+    return slices, depth, columns
 
 
 def forward_passes(grid: tuple[int, int, int]) -> int:
-    """The most sets of tokens that `occlude` asks of a volume."""
+    """The most sets of tokens that `occlude` gives to the encoder for one volume."""
     d, h, w = grid
     return (d + h) * w + 2 * SCATTERED_DRAWS + 2
 
@@ -148,81 +149,87 @@ def median_distance(vectors: Float[np.ndarray, "e n"]) -> float:
 
 
 @torch.no_grad()
-def answers_without(
-    answer: Answer,
+def predict_without(
+    predict: Predict,
     patches: Float[Tensor, "k voxels"],
     positions: Float[Tensor, "k 3"],
     left_out: Bool[np.ndarray, "p k"],
     batch: int = 16,
 ) -> Float[np.ndarray, "p n"]:
-    """Row i is the answer to the tokens that `left_out[i]` does not name.
+    """Output i is that for the tokens which `left_out[i]` does not name.
 
-    Rows that leave equally many tokens share a pass, so that nothing is padded. Raises ValueError: a row leaves none.
+    Sets of equally many tokens share a pass, so that nothing is padded. Raises ValueError: a set is empty.
     """
-    kept = (~left_out).sum(axis=1)
-    if not kept.all():
-        raise ValueError("a place holds every token: nothing would be left to answer by")
-    found: dict[int, np.ndarray] = {}
-    for count in np.unique(kept):
-        rows = np.flatnonzero(kept == count)
-        for some in np.split(rows, range(batch, len(rows), batch)):
-            index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[row]) for row in some])).to(patches.device)
-            found |= zip(some.tolist(), answer(patches[index], positions[index]).cpu().double().numpy(), strict=True)
-    return np.stack([found[row] for row in range(len(left_out))])
+    counts = (~left_out).sum(axis=1)
+    if not counts.all():
+        raise ValueError("a region holds every token: nothing would be left to predict from")
+    outputs: dict[int, np.ndarray] = {}
+    for count in np.unique(counts):
+        sets = np.flatnonzero(counts == count)
+        for some in np.split(sets, range(batch, len(sets), batch)):
+            index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[one]) for one in some])).to(patches.device)
+            outputs |= zip(some.tolist(), predict(patches[index], positions[index]).cpu().double().numpy(), strict=True)
+    return np.stack([outputs[one] for one in range(len(left_out))])
 
 
 def occlude(
     selected: SelectedTokens,
-    answer: Answer,
+    predict: Predict,
     change: Change,
     token_mm: Size3,
     rng: np.random.Generator,
     device: torch.device | None = None,
 ) -> Occlusion:
-    """The maps of one volume's `answer`; `rng` draws the scattered tokens.
+    """The maps of one volume; `rng` draws the scattered tokens.
 
-    Raises UsageError where no place can be left out: no token of tissue, or all tokens in one place.
+    Raises UsageError where no region can be left out: no token of tissue, or all tokens in one region.
     """
     patches, positions = (torch.from_numpy(part).to(device or "cpu") for part in (selected.patches, selected.positions))
-    steps = np.stack(np.unravel_index(selected.grid_index, selected.grid), axis=-1)
+    grid = np.stack(np.unravel_index(selected.grid_index, selected.grid), axis=-1)  # k 3
     tissue = selected.tissue >= TISSUE_SHARE
-    near = np.array(reach(token_mm))
+    radius = np.array(region_radius(token_mm))
     across = [0, 2]
-    columns = np.unique(steps[tissue][:, across], axis=0)
-    in_column = (np.abs(columns[:, None] - steps[None, :, across]) <= near[across]).all(axis=-1)
-    columns, in_column = columns[~in_column.all(axis=1)], in_column[~in_column.all(axis=1)]
+    columns, in_column = _regions(np.unique(grid[tissue][:, across], axis=0), grid[:, across], radius[across])
     if not len(columns):
-        raise UsageError(f"none of {len(steps)} tokens can be left out as a place: {int(tissue.sum())} hold tissue")
+        raise UsageError(f"none of {len(grid)} tokens can be left out as a region: {int(tissue.sum())} hold tissue")
     nothing, background = np.zeros_like(tissue)[None], ~tissue[None]
-    asked = [nothing, in_column, background] if background.any() else [nothing, in_column]
-    said = answers_without(answer, patches, positions, np.concatenate(asked))
-    whole, changes = said[0], change(said[0], said[1:])
-    of_columns = changes[: len(columns)]
+    left_out = [nothing, in_column, background] if background.any() else [nothing, in_column]
+    outputs = predict_without(predict, patches, positions, np.concatenate(left_out))
+    whole, changes = outputs[0], change(outputs[0], outputs[1:])
+    column_changes = changes[: len(columns)]
 
-    strongest = int(np.abs(of_columns).argmax())
+    strongest = int(np.abs(column_changes).argmax())
     slab, column = (int(step) for step in columns[strongest])
-    centres = steps[tissue & (steps[:, 0] == slab)]
-    in_place = (np.abs(centres[:, None] - steps[None]) <= near).all(axis=-1)
-    centres, in_place = centres[~in_place.all(axis=1)], in_place[~in_place.all(axis=1)]
-    of_positions = change(whole, answers_without(answer, patches, positions, in_place))
+    centres, in_region = _regions(grid[tissue & (grid[:, 0] == slab)], grid, radius)
+    region_changes = change(whole, predict_without(predict, patches, positions, in_region))
 
-    beside = in_column[strongest], in_place[int(np.abs(of_positions).argmax())]
-    drawn = np.stack([_scattered(place, tissue, rng) for place in beside for _ in range(SCATTERED_DRAWS)])
-    by_chance = np.abs(change(whole, answers_without(answer, patches, positions, drawn))).reshape(2, -1).max(axis=1)
+    references = in_column[strongest], in_region[int(np.abs(region_changes).argmax())]
+    drawn = np.stack([_scattered(region, tissue, rng) for region in references for _ in range(SCATTERED_DRAWS)])
+    scattered = change(whole, predict_without(predict, patches, positions, drawn))
+    largest = np.abs(scattered).reshape(2, -1).max(axis=1)
 
     d, h, w = selected.grid
     en_face, b_scan = np.full((d, w), np.nan), np.full((h, w), np.nan)
-    en_face[columns[:, 0], columns[:, 1]] = of_columns
-    b_scan[centres[:, 1], centres[:, 2]] = of_positions
+    en_face[columns[:, 0], columns[:, 1]] = column_changes
+    b_scan[centres[:, 1], centres[:, 2]] = region_changes
     rest = float(changes[-1]) if background.any() else math.nan
-    return Occlusion(en_face, b_scan, slab, column, (float(by_chance[0]), float(by_chance[1])), rest)
+    return Occlusion(en_face, b_scan, slab, column, (float(largest[0]), float(largest[1])), rest)
+
+
+def _regions(
+    centres: np.ndarray, tokens: np.ndarray, radius: np.ndarray
+) -> tuple[np.ndarray, Bool[np.ndarray, "regions k"]]:
+    """(centres, which tokens lie within `radius` of each) of the regions that do not hold every token."""
+    inside = (np.abs(centres[:, None] - tokens[None]) <= radius).all(axis=-1)
+    some = ~inside.all(axis=1)
+    return centres[some], inside[some]
 
 
 def _scattered(
-    place: Bool[np.ndarray, " k"], tissue: Bool[np.ndarray, " k"], rng: np.random.Generator
+    region: Bool[np.ndarray, " k"], tissue: Bool[np.ndarray, " k"], rng: np.random.Generator
 ) -> Bool[np.ndarray, " k"]:
-    """As many tokens of tissue and as many others as `place` holds, anywhere."""
-    drawn = np.zeros_like(place)
+    """As many tokens of tissue and as many others as `region` holds, anywhere."""
+    drawn = np.zeros_like(region)
     for kind in (tissue, ~tissue):
-        drawn[rng.choice(np.flatnonzero(kind), int((place & kind).sum()), replace=False)] = True
+        drawn[rng.choice(np.flatnonzero(kind), int((region & kind).sum()), replace=False)] = True
     return drawn

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from octjepa.tasks.finetune.fit import finetune_store
-from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_settings
+from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
 from planted import QUICK, PlantedStore, write_encoder, write_labels
 
 
 def quick(*overrides: str, name: str = "finetune") -> FinetuneRecipe:
-    return load_settings(name, (*QUICK, *overrides))
+    return load_recipe(name, (*QUICK, *overrides))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
-    """tune(out, *overrides, target=..., ...) -> what the verb says."""
+    """tune(out, *overrides, target=..., ...) -> the results."""
 
     def run(
         out: Path, *overrides: str, target: str | tuple[str, ...] = "mark", name: str = "finetune", **more: Any
@@ -59,6 +59,6 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def done(tune: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """(folder, what the verb said) of one tuning, a person at a time, beside one from scratch."""
+    """(folder, results) of one tuning, a person at a time, beside one from scratch."""
     out = tmp_path_factory.mktemp("done") / "out"
     return out, tune(out, "level=person", "scratch=true")

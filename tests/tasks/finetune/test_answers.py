@@ -11,12 +11,11 @@ from octjepa.probe.aggregation import PreparedTarget
 from octjepa.probe.calibration import calibrated_predictions, class_shares, class_weights
 from octjepa.probe.features import Selection
 from octjepa.probe.targets import Target
-from octjepa.tasks.finetune.evaluation import predictions_of
-from octjepa.tasks.finetune.folder import Head
+from octjepa.tasks.finetune.evaluation import case_predictions
+from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.predict import Tuned
-from octjepa.tasks.finetune.scores import held_out
-from octjepa.tasks.finetune.tuning_data import Tuning
+from octjepa.tasks.finetune.predict import TunedModel, validation_loss
+from octjepa.tasks.finetune.tuning_data import TrainingLabels
 
 TRUTH = np.array([0] * 90 + [1] * 10)
 NOBODY = Selection("fixed", np.arange(0))
@@ -35,10 +34,12 @@ def test_shares_are_counted_once_where_val_cannot_place_the_decision(weighted: b
     learnt = target(val, TRUTH)
     weight = class_weights(TRUTH, 2) if weighted else np.ones(2)
     of_loss = class_shares(learnt) * weight  # what the least loss says without a picture
-    tuning = Tuning("binary", ("0", "1"), TRUTH.astype(float), torch.from_numpy(weight.astype(np.float32)), (0.0, 1.0))
+    tuning = TrainingLabels(
+        "binary", ("0", "1"), TRUTH.astype(float), torch.from_numpy(weight.astype(np.float32)), (0.0, 1.0)
+    )
     scores = np.tile(of_loss / of_loss.sum(), (100, 1))
     one = PreparedTarget(learnt, learnt, NOBODY, None)
-    _, shift = held_out(one, tuning, scores[: len(val)])
+    _, shift = validation_loss(one, tuning, scores[: len(val)])
     said = calibrated_predictions(learnt, scores, shift)
     assert said.scores[0] == pytest.approx([0.5, 0.5], abs=1e-6)
     assert said.calibrated[0] == pytest.approx([0.9, 0.1], abs=1e-6)
@@ -51,13 +52,15 @@ def test_a_case_of_several_scans_is_stated_as_it_was_measured(planted, source, m
     case = PreparedTarget(
         learnt, target(TRUTH[:0], np.array([1])), NOBODY, [np.arange(0)] * 200 + [np.array([200, 201, 202])]
     )
-    measured = predictions_of(case, scores, shift)
+    measured = case_predictions(case, scores, shift)
     said = iter(torch.from_numpy(scores).log())
     encoder = load_encoder(source / "encoder.safetensors")
     network = TunedNetwork(encoder, [("binary", 2)])
-    monkeypatch.setattr(network, "say_of", lambda volumes: [next(said)[None]])
-    head = Head("mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(class_shares(learnt).tolist()))
+    monkeypatch.setattr(network, "predict", lambda volumes: [next(said)[None]])
+    head = HeadSpec(
+        "mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(class_shares(learnt).tolist())
+    )
     scan = planted.read(planted.table["volume_id"].iloc[0])
-    answer = Tuned(encoder, network, [head]).predict(scan, scan, scan)["mark"]
+    answer = TunedModel(encoder, network, [head]).predict(scan, scan, scan)["mark"]
     assert list(answer["calibrated"].values()) == pytest.approx(measured.calibrated[0].tolist(), abs=1e-12)
     assert list(answer["balanced"].values()) == pytest.approx(measured.scores[0].tolist(), abs=1e-12)

@@ -19,7 +19,7 @@ from octjepa.files import read_json_lines
 from octjepa.report import wording, write_report
 from octjepa.store import Store
 from octjepa.tasks.finetune.predict import load_tuned
-from octjepa.tasks.finetune.recipe import load_settings
+from octjepa.tasks.finetune.recipe import load_recipe
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
 
@@ -59,7 +59,7 @@ def test_a_planted_effect_is_learnt_and_stands_beside_what_knows_nothing(done) -
 def test_the_folder_holds_what_was_asked_done_and_found(done) -> None:
     out, said = done
     assert json.loads((out / "results.json").read_text())["metrics"] == said["metrics"]
-    assert load_settings(out / "recipe.yaml").level == "person"
+    assert load_recipe(out / "recipe.yaml").level == "person"
     about = json.loads((out / "run.json").read_text())
     assert (about["kind"], about["volumes"]) == ("fine-tuning", {"train": 40, "val": 16, "test": 24})
     lines = read_json_lines(out / "metrics.jsonl")
@@ -163,7 +163,7 @@ def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted
     ids = planted.table.loc[planted.table["person_id"] == person["person_id"], "volume_id"]
     answer = tuned.predict(*(planted.read(name) for name in ids))["mark"]
     assert list(answer["balanced"].values()) == pytest.approx(list(person["scores"]), abs=1e-5)
-    assert answer["said"] == person["said"]
+    assert answer["predicted"] == person["predicted"]
     assert sum(answer["calibrated"].values()) == pytest.approx(1)
     encoder, before = load_encoder(out), load_encoder(source / "encoder.safetensors")
     one = planted.read(ids.iloc[0])

@@ -15,9 +15,9 @@ from octjepa.model.blocks import Stack
 from octjepa.probe import networks
 from octjepa.probe.results import ProbeResult
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
-from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_settings
+from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.training import set_rates
-from octjepa.tasks.finetune.tuning_data import choose_cohort
+from octjepa.tasks.finetune.tuning_data import prepare_tuning_data
 from planted import write_labels
 
 DEPTH = 6
@@ -33,7 +33,7 @@ def learning(network: TunedNetwork) -> set[str]:
 
 
 def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwork) -> None:
-    settings = load_settings("finetune", ["stages.head=2", "stages.last=3", "stages.all=4"])
+    settings = load_recipe("finetune", ["stages.head=2", "stages.last=3", "stages.all=4"])
     assert [settings.learning_blocks(update, DEPTH) for update in range(9)] == [0, 0, 2, 2, 2, 7, 7, 7, 7]
     network.unfreeze(0)
     assert {name.split(".")[0] for name in learning(network)} == {"heads"}
@@ -46,7 +46,7 @@ def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwor
 
 
 def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(network: TunedNetwork) -> None:
-    settings = load_settings(
+    settings = load_recipe(
         "finetune", ["stages.head=20", "stages.last=20", "stages.all=60", "warmup=5", "layer_decay=0.5", "head_lr=0.01",
                      "encoder_lr=0.004", "min_lr_ratio=0.1"],
     )  # fmt: skip
@@ -76,7 +76,7 @@ def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(networ
 
 
 def test_drop_path_is_a_function_of_the_position_and_off_by_default() -> None:
-    settings = load_settings("finetune", ["drop_path=0.5"])
+    settings = load_recipe("finetune", ["drop_path=0.5"])
     whole, half = draw_paths(settings, DEPTH, 7, range(64)), draw_paths(settings, DEPTH, 7, range(32, 64))
     assert torch.equal(whole[..., 32:], half)
     dropped = (whole == 0).float().mean(dim=(1, 2))
@@ -127,12 +127,12 @@ def test_classes_weigh_by_inverse_frequency_and_test_labels_are_not_in_the_loop(
     encoder, path = load_encoder(source / "encoder.safetensors"), source / "encoder.safetensors"
 
     def weights(*overrides: str) -> list[float]:
-        settings = load_settings("finetune", overrides)
-        cohort = choose_cohort(settings, encoder, path, planted, labels, ["mark"], ProbeResult())
-        tested = (cohort.frame["split"] == "test").to_numpy()
-        assert np.isnan(cohort.tunings[0].truth[tested]).all()
-        assert np.isfinite(cohort.tunings[0].truth[~tested]).all()
-        return cohort.tunings[0].weight.tolist()
+        settings = load_recipe("finetune", overrides)
+        data = prepare_tuning_data(settings, encoder, path, planted, labels, ["mark"], ProbeResult())
+        tested = (data.frame["split"] == "test").to_numpy()
+        assert np.isnan(data.labels[0].truth[tested]).all()
+        assert np.isfinite(data.labels[0].truth[~tested]).all()
+        return data.labels[0].weight.tolist()
 
     assert weights() == pytest.approx([20 / 30, 20 / 10])  # 15 people without, 5 with, of 20
     assert weights("class_weights=false") == [1, 1]
@@ -140,14 +140,14 @@ def test_classes_weigh_by_inverse_frequency_and_test_labels_are_not_in_the_loop(
 
 @pytest.mark.parametrize("name", RECIPES.names())
 def test_shipped_recipes_are_read_back_as_they_are_written(name: str, tmp_path) -> None:
-    settings = load_settings(name)
+    settings = load_recipe(name)
     (tmp_path / "again.yaml").write_text(to_yaml(settings))
-    assert load_settings(tmp_path / "again.yaml") == settings
+    assert load_recipe(tmp_path / "again.yaml") == settings
     assert settings.name == name
 
 
 def test_study_group_is_a_person_at_a_time_by_balanced_accuracy() -> None:
-    settings: FinetuneRecipe = load_settings("study_group")
+    settings: FinetuneRecipe = load_recipe("study_group")
     assert (settings.targets, settings.level, settings.metric) == (("study_group",), "person", "balanced_accuracy")
     assert settings.class_weights
 
@@ -169,5 +169,5 @@ def test_study_group_is_a_person_at_a_time_by_balanced_accuracy() -> None:
 )
 def test_a_recipe_that_is_wrong_is_told(override: str, told: str) -> None:
     with pytest.raises(RecipeError, match=r"refused|form") as error:
-        load_settings("finetune", [override])
+        load_recipe("finetune", [override])
     assert told in str(error.value)

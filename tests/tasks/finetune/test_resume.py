@@ -16,10 +16,11 @@ from octjepa.distributed.signals import Interrupted
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines
 from octjepa.tasks.finetune import training
+from octjepa.tasks.finetune.training import TuningTask
 from planted import PlantedStore, write_labels
 from ranks import finish, start_ranks
 
-QUICK = ("stages.head=2", "stages.last=2", "stages.all=4", "look_every=2", "save_every=3", "micro_batch=4")
+QUICK = ("stages.head=2", "stages.last=2", "stages.all=4", "validate_every=2", "save_every=3", "micro_batch=4")
 
 
 def weights_of(out):
@@ -43,14 +44,14 @@ def alone(tune, tmp_path_factory):
 
 def ending(monkeypatch, update, end):
     """Before the gradient of `update` (from 0), `end` happens."""
-    honest = training._accumulate
+    honest = TuningTask.losses
 
-    def accumulate(network, settings, cohort, batch, rows, learning, now, runtime):
+    def losses(task, learner, batch, now, micro_batch):
         if now == update:
             end()
-        return honest(network, settings, cohort, batch, rows, learning, now, runtime)
+        return honest(task, learner, batch, now, micro_batch)
 
-    monkeypatch.setattr(training, "_accumulate", accumulate)
+    monkeypatch.setattr(TuningTask, "losses", losses)
 
 
 def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, tmp_path, monkeypatch) -> None:
@@ -128,14 +129,14 @@ def test_volumes_that_the_store_holds_in_another_form_are_not_gone_on_with(tune,
         tune(tmp_path / "out", *QUICK, resume=True, store=other)
 
 
-@pytest.mark.parametrize("at", ["_accumulate", "_look"])
+@pytest.mark.parametrize("at", ["losses", "validate"])
 def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_path, monkeypatch, at) -> None:
     """torch raises it in the midst of what the main process does just then."""
 
     def interrupted(*_):
         raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(training, at, interrupted)
+    monkeypatch.setattr(TuningTask, at, interrupted)
     told = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
     with pytest.raises(OctjepaError, match=told) as error:
         tune(tmp_path / "out", *QUICK, "loader_workers=1")
@@ -145,14 +146,14 @@ def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_
 def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tune, tmp_path, monkeypatch) -> None:
     losses = iter([0.5, 0.9, 0.6, 0.7])  # at updates 2, 4, ...: the last stage begins after update 4
     seen = []
-    honest = training.read_scores
+    honest = training.predict_split
 
     def look(network, *others):
         seen.append({name: value.clone() for name, value in network.state_dict().items()})
         return honest(network, *others)
 
-    monkeypatch.setattr(training, "read_scores", look)
-    monkeypatch.setattr(training, "held_out", lambda *_: (next(losses), None))
+    monkeypatch.setattr(training, "predict_split", look)
+    monkeypatch.setattr(training, "validation_loss", lambda *_: (next(losses), None))
     tune(tmp_path / "out", *QUICK, "patience=1")
     looks = [line for line in read_json_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
     assert [line["update"] for line in looks] == [2, 4, 6]
@@ -183,16 +184,16 @@ import torch
 import torch.distributed as dist
 from octjepa.errors import OctjepaError
 from octjepa.tasks.finetune.fit import finetune_store
-from octjepa.tasks.finetune.recipe import load_settings
+from octjepa.tasks.finetune.recipe import load_recipe
 from planted import PlantedStore
 torch.set_num_threads(1)
 source, out, *overrides = sys.argv[1:]
 dist.init_process_group("gloo")
 told = {}
 def tune(out, *more):
-    settings = load_settings("finetune", [*overrides, *more])
+    recipe = load_recipe("finetune", [*overrides, *more])
     given = Path(source) / "encoder.safetensors", PlantedStore(), Path(source) / "labels.tsv"
-    return finetune_store(settings, *given, Path(out), ["mark"])
+    return finetune_store(recipe, *given, Path(out), ["mark"])
 told["said"] = tune(out)
 for name, more in (("again", ()), ("odd", ("batch=7",))):
     try:
@@ -213,4 +214,4 @@ def test_two_processes_tune_the_weights_of_one(alone, source, tmp_path) -> None:
     assert told[0]["said"]["metrics"] == said["metrics"]
     assert_same(out, tmp_path / "out")
     assert [one["again"][0] for one in told] == [2, 2]
-    assert "cannot be dealt evenly over 2 processes" in told[0]["odd"][1]
+    assert "cannot be divided evenly over 2 processes" in told[0]["odd"][1]

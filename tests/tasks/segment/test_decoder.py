@@ -108,7 +108,7 @@ def test_tuning_changes_the_encoder_and_the_head_carries_it(encoder: PretrainedE
 
 
 def test_rates_fall_block_by_block(encoder: PretrainedEncoder) -> None:
-    groups = decoder.layer_groups(encoder.encoder, 1.0, 0.5)
+    groups = decoder.layer_decay_groups(encoder.encoder, 1.0, 0.5)
     depth = len(encoder.encoder.blocks)
     assert [group["lr"] for group in groups] == pytest.approx(
         [0.5 ** (depth + 1 - level) for level in range(depth + 1)]

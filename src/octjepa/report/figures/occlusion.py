@@ -77,14 +77,14 @@ def occlusion_maps(
 
     least: the change, before division, that the full colour stands for at the least.
     """
-    from octjepa.tasks.occlusion import patch_mm, reach
+    from octjepa.tasks.occlusion import patch_mm, region_radius
 
     most_en_face, most_b_scan = (
         max(least, *(float(np.nanmax(np.abs(values))) for values in maps))
         for maps in zip(*((one.occlusion.en_face, one.occlusion.b_scan) for one in shown), strict=True)
     )
     pictures = tuple(_picture(store, one, recipe, most_en_face, most_b_scan, unit) for one in shown)
-    wide = [(2 * n + 1) * size for n, size in zip(reach(patch_mm(recipe)), patch_mm(recipe), strict=True)]
+    wide = [(2 * n + 1) * size for n, size in zip(region_radius(patch_mm(recipe)), patch_mm(recipe), strict=True)]
     return OcclusionMaps(
         pictures, most_en_face / unit, most_b_scan / unit, (wide[0], wide[2]), (wide[0], wide[1], wide[2])
     )

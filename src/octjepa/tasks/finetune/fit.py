@@ -1,7 +1,7 @@
-"""`octjepa finetune RECIPE`: tuned on training people, chosen on validation people, judged once on test people.
+"""`octjepa finetune RECIPE`: tuned on training people, chosen on validation people, measured once on test people.
 
-Order of work, which is the protocol: people and labels are checked; the network is tuned; the look at the test set is
-written into its ledger; only then is the test read, by the tuned network and by everything that stands beside it.
+Order of work, which is the protocol: people and labels are checked; the network is tuned; the use of the test set is
+written into its ledger; only then is the test set read, by the tuned network and by everything it is compared with.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from octjepa.files import write_json, writer_lock
 from octjepa.metrics import test_set_ledger
 from octjepa.probe.results import MACRO, ProbeResult
 from octjepa.store import Store
-from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, judge, write_predictions
-from octjepa.tasks.finetune.folder import save_tuned
+from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
+from octjepa.tasks.finetune.folder import RESULTS, check_folder, open_folder, read_results, save_tuned
 from octjepa.tasks.finetune.network import POOL, TunedNetwork
+from octjepa.tasks.finetune.predict import predict_split, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
-from octjepa.tasks.finetune.run_folder import RESULTS, open_folder, read_results, refuse_folder
-from octjepa.tasks.finetune.scores import held_out, read_scores
-from octjepa.tasks.finetune.training import STATES, tune
-from octjepa.tasks.finetune.tuning_data import Cohort, choose_cohort
+from octjepa.tasks.finetune.training import tune
+from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
+from octjepa.train.learner import STATES
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"
-SCRATCH = "untrained"  # the row of the network that was tuned from its first weights
+SCRATCH = "untrained"  # the name of the network that was tuned from its first weights
 _FROZEN = "frozen.parquet"
 _PREDICTIONS = "predictions.parquet"
 
 
 def finetune_store(
-    settings: FinetuneRecipe,
+    recipe: FinetuneRecipe,
     checkpoint: str | Path,
     store: Store,
     labels: Path,
@@ -53,22 +53,22 @@ def finetune_store(
     resume: bool = False,
     ledger_folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Tunes the encoder of `checkpoint` into the folder `out` and returns what the verb says.
+    """Tunes the encoder of `checkpoint` into the folder `out` and returns the results.
 
     Under torchrun every process calls it alike: rank 0 writes, all return the same. Raises UsageError (people, labels
-    or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (told to
-    stop; a checkpoint was written).
+    or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
+    came; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context(settings.precision) as runtime:
-        runtime.run_on_rank_zero(lambda: refuse_folder(out, resume))
+    with translate_worker_errors(), distributed_context(recipe.precision) as runtime:
+        runtime.run_on_rank_zero(lambda: check_folder(out, resume))
         finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:
             return dict(finished)
-        return _finetune(settings, checkpoint, store, labels, out, targets, ledger_folder, runtime)
+        return _finetune(recipe, checkpoint, store, labels, out, targets, ledger_folder, runtime)
 
 
 def _finetune(
-    settings: FinetuneRecipe,
+    recipe: FinetuneRecipe,
     checkpoint: str | Path,
     store: Store,
     labels: Path,
@@ -77,52 +77,50 @@ def _finetune(
     ledger_folder: Path | None,
     runtime: Runtime,
 ) -> dict[str, Any]:
-    if settings.batch % runtime.world_size:
+    if recipe.batch % runtime.world_size:
         raise UsageError(
-            f"batch {settings.batch} cannot be dealt evenly over {runtime.world_size} processes: change either"
+            f"batch {recipe.batch} cannot be divided evenly over {runtime.world_size} processes: change either"
         )
     encoder = load_encoder(checkpoint).to(runtime.device)
     require_same_contract(encoder, store, checkpoint)
     frozen = weights_hash(encoder)
-    looks = ledger_folder or test_set_ledger.default_folder(labels)
+    ledger = ledger_folder or test_set_ledger.default_folder(labels)
     found = ProbeResult()
-    held: list[Cohort] = []
+    prepared: list[TuningData] = []
 
     def prepare() -> None:
-        test_set_ledger.check_writable(looks)
-        held.append(choose_cohort(settings, encoder, checkpoint, store, labels, targets, found))
-        open_folder(out, settings, encoder, frozen, store, held[0], runtime)
+        test_set_ledger.check_writable(ledger)
+        prepared.append(prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found))
+        open_folder(out, recipe, encoder, frozen, store, prepared[0], runtime)
 
     runtime.run_on_rank_zero(prepare)
-    cohort: Cohort = runtime.broadcast_object(held[0] if held else None)
+    data: TuningData = runtime.broadcast_object(prepared[0] if prepared else None)
     with writer_lock(out) if runtime.rank == 0 else nullcontext():
-        arms = [_tune(cohort.name, encoder, out, settings, cohort, store, runtime, found)]
-        if settings.scratch:
+        tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
+        if recipe.scratch:
             untrained = encoder.untrained().to(runtime.device)
-            arms.append(_tune(SCRATCH, untrained, out / "scratch", settings, cohort, store, runtime, found))
-        table = _frozen(checkpoint, store, out / _FROZEN, frozen, cohort, runtime)
-        runtime.run_on_rank_zero(
-            lambda: test_set_ledger.record_uses(looks, COMMAND, cohort.test_sets, _measured(cohort, arms, table), found)
-        )
-        test = {one.name: (read_scores(one.network, cohort, store, "test", runtime), one.shifts) for one in arms}
-        told: list[dict[str, Any]] = []
+            tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
+        table = _frozen_embeddings(checkpoint, store, out / _FROZEN, frozen, data, runtime)
+        used = _measured(data, tuned, table)
+        runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found))
+        test = {one.name: (predict_split(one.network, data, store, "test", runtime), one.shifts) for one in tuned}
+        payload: list[dict[str, Any]] = []
 
         def finish() -> None:
-            paired = judge(cohort, table, test, settings.resamples, settings.seed, found)
-            ours = {"val": (arms[0].val, arms[0].shifts), "test": test[cohort.name]}
-            write_predictions(out / _PREDICTIONS, cohort, settings.level, ours)
-            told.append(_payload(cohort, found, paired, arms[0].saved, out))
-            write_json(out / RESULTS, told[0])
-            for one in arms:
+            paired = evaluate(data, table, test, recipe.resamples, recipe.seed, found)
+            ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
+            write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
+            payload.append(_payload(data, found, paired, tuned[0].saved, out))
+            write_json(out / RESULTS, payload[0])
+            for one in tuned:
                 shutil.rmtree(one.folder / STATES, ignore_errors=True)
 
         runtime.run_on_rank_zero(finish)
-    payload: dict[str, Any] = runtime.broadcast_object(told[0] if told else None)
-    return payload
+    return dict(runtime.broadcast_object(payload[0] if payload else None))
 
 
 @dataclass(frozen=True)
-class _Arm:
+class _TunedRun:
     """A tuned network: its scores of validation volumes, the decision shifts they gave, and where it was written."""
 
     name: str
@@ -137,56 +135,56 @@ def _tune(
     name: str,
     start: PretrainedEncoder,
     folder: Path,
-    settings: FinetuneRecipe,
-    cohort: Cohort,
+    recipe: FinetuneRecipe,
+    data: TuningData,
     store: Store,
     runtime: Runtime,
     found: ProbeResult,
-) -> _Arm:
-    network = TunedNetwork(start, cohort.tasks).to(runtime.device)
+) -> _TunedRun:
+    network = TunedNetwork(start, data.tasks).to(runtime.device)
     runtime.run_on_rank_zero(lambda: folder.mkdir(exist_ok=True))
-    progress = tune(network, settings, cohort, store, runtime, folder)
-    val = read_scores(network, cohort, store, "val", runtime)
-    shifts = [held_out(*three)[1] for three in zip(cohort.asked, cohort.tunings, val, strict=True)]
-    kept = progress.best_update or progress.update
-    by = "val" if progress.best_update else "last"
-    found.choices.append({"name": name, "probe": TUNED, "pool": POOL, "update": kept, "of": progress.update, "by": by})
-    if runtime.rank == 0 and not progress.best_update:
+    learner = tune(network, recipe, data, store, runtime, folder)
+    val = predict_split(network, data, store, "val", runtime)
+    shifts = [validation_loss(*three)[1] for three in zip(data.targets, data.labels, val, strict=True)]
+    update = learner.best_update or learner.updates
+    by = "val" if learner.best_update else "last"
+    found.choices.append({"name": name, "probe": TUNED, "pool": POOL, "update": update, "of": learner.update, "by": by})
+    if runtime.rank == 0 and not learner.best_update:
         found.add_note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
-    if runtime.rank == 0 and progress.skipped:
-        found.add_note(f"{name}: {progress.skipped} updates without a finite gradient were skipped")
+    if runtime.rank == 0 and learner.skipped:
+        found.add_note(f"{name}: {learner.skipped} updates without a finite gradient were skipped")
     saved: list[Path] = []
     runtime.run_on_rank_zero(
-        lambda: saved.append(save_tuned(folder / TUNED_FOLDER, network, settings, cohort, shifts, kept))
+        lambda: saved.append(save_tuned(folder / TUNED_FOLDER, network, recipe, data, shifts, update))
     )
-    return _Arm(name, network, folder, val, shifts, saved[0] if saved else folder)
+    return _TunedRun(name, network, folder, val, shifts, saved[0] if saved else folder)
 
 
-def _frozen(
-    checkpoint: str | Path, store: Store, path: Path, weights: str, cohort: Cohort, runtime: Runtime
+def _frozen_embeddings(
+    checkpoint: str | Path, store: Store, path: Path, weights: str, data: TuningData, runtime: Runtime
 ) -> Embeddings:
-    """The embeddings of the encoder as it came, of every volume of the cohort; those of before where they are there."""
+    """The embeddings of the encoder before tuning, of every volume of `data`; read from `path` where they are there."""
     there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
     if not there:
         embed_store(checkpoint, store, path)
     table = read_embeddings(path)
-    if table.frame["volume_id"].tolist() != cohort.frame["volume_id"].tolist():
+    if table.frame["volume_id"].tolist() != data.frame["volume_id"].tolist():
         raise OctjepaError(f"the store changed while {path.parent} was made: start anew with another --out")
     return table
 
 
-def _measured(cohort: Cohort, arms: Sequence[_Arm], table: Embeddings) -> dict[str, list[str]]:
-    """What the ledger knows the rows by: networks by weights, and what embeddings gave as in `octjepa probe`."""
-    read = [f"{weights_hash(one.network.pretrained)} {TUNED}" for one in arms]
+def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
+    """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
+    read = [f"{weights_hash(one.network.pretrained)} {TUNED}" for one in tuned]
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in feature_sets([("", table)], (POOL,))]
-    return dict.fromkeys(cohort.test_sets, read)
+    return dict.fromkeys(data.test_sets, read)
 
 
 def _payload(
-    cohort: Cohort, found: ProbeResult, paired: list[dict[str, Any]], saved: Path, out: Path
+    data: TuningData, found: ProbeResult, paired: list[dict[str, Any]], saved: Path, out: Path
 ) -> dict[str, Any]:
-    mine = [row for row in found.rows if row["name"] == cohort.name and row["probe"] == TUNED]
-    one_target = len(cohort.asked) == 1
+    mine = [row for row in found.rows if row["name"] == data.name and row["probe"] == TUNED]
+    one_target = len(data.targets) == 1
     metrics = {
         row["metric"] if one_target or row["target"] == MACRO else f"{row['metric']}_{row['target']}": {
             key: row[key] for key in ("value", "low", "high", "n", "n_people")

@@ -1,4 +1,4 @@
-"""Fine-tuning on disk, whole or not at all: the state to go on from, and the tuned encoder with its heads.
+"""The folder of a fine-tuning: recipe and origin, the tuned encoder with its heads, and what `octjepa inspect` shows.
 
 A tuned checkpoint is an encoder's checkpoint with a second file for the heads: `octjepa embed` and all others read it
 as any encoder. `trained_on` holds what pretraining and tuning saw, so that nobody is tested on them.
@@ -6,54 +6,52 @@ as any encoder. `trained_on` holds what pretraining and tuning saw, so that nobo
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import TUNED
-from octjepa.checkpoint.folder import list_folders, prune, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.location import Place, name_of
+from octjepa.checkpoint.folder import list_folders, update_of, write_folder
 from octjepa.checkpoint.state import MODEL_FILE
-from octjepa.config import science_hash
-from octjepa.errors import CheckpointError
+from octjepa.config import science_hash, to_yaml
+from octjepa.distributed.runtime import Runtime
+from octjepa.errors import UsageError, WrongCheckpointError
+from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.metrics.scores import Task
 from octjepa.probe.calibration import class_shares
+from octjepa.probe.results import differences_by_name
+from octjepa.remote import is_remote
+from octjepa.store import Store
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.recipe import FinetuneRecipe
-from octjepa.tasks.finetune.tuning_data import Cohort
+from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
+from octjepa.tasks.finetune.tuning_data import TuningData
+from octjepa.train.learner import STATES, host_weights
+from octjepa.train.run_folder import chunks_hash, code_and_versions, data_hash, reached_update
 
-_log = logging.getLogger(__name__)
-STATE_KIND = "state of a fine-tuning"
+RESULTS = "results.json"
 HEAD_FILE = "head.safetensors"
-_NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
-_COUNTS = ("update", "skipped", "best_update", "best_loss", "waited", "ended")
-
-
-@dataclass
-class Progress:
-    """How far a tuning is. best: the weights of the look with the least validation loss, on the host.
-
-    waited: looks since then in the last stage; ended: nothing is left to learn.
-    """
-
-    update: int = 0
-    skipped: int = 0
-    best_update: int = 0
-    best_loss: float | None = None
-    waited: int = 0
-    ended: bool = False
-    best: dict[str, Tensor] = field(default_factory=dict)
+KIND = "fine-tuning"
+_ABOUT = "run.json"
+# What a run that resumes must share with the one that began, and what to say where it does not.
+_UNCHANGED = {
+    "science_hash": "the recipe",
+    "weights": "the encoder (--from)",
+    "data_hash": "the labelled volumes of the store",
+    "chunks_hash": "what the store makes of these volumes (their spacing, for one)",
+    "labels_hash": "the labels",
+}
 
 
 @dataclass(frozen=True)
-class Head:
-    """What a head says. classes: none for a quantity, which it says in units of `scale` (mean, standard deviation).
+class HeadSpec:
+    """How the outputs of a head are read. classes: none for a quantity, whose `scale` is (mean, standard deviation).
 
     shift: of the class logits, chosen on validation people; shares: of the classes among the training volumes.
     """
@@ -65,88 +63,175 @@ class Head:
     shift: tuple[float, ...]
     class_shares: tuple[float, ...]
 
-
-def weights_of(network: TunedNetwork) -> dict[str, Tensor]:
-    """Copies on the host."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in network.state_dict().items()}
-
-
-def save_progress(folder: Path, network: TunedNetwork, optimizer: torch.optim.AdamW, progress: Progress) -> None:
-    """Writes `folder/step-<update>` and keeps one before it, should it be damaged. Raises CheckpointError."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
-    moments = {
-        f"{kind}/{names[parameter]}": value
-        for parameter, state in optimizer.state.items()
-        for kind, value in state.items()
-    }
-    tensors = {_NETWORK: weights_of(network), _MOMENTS: moments, _BEST: progress.best}
-    about = {"kind": STATE_KIND, **{name: getattr(progress, name) for name in _COUNTS if name != "update"}}
-    write_folder(folder, progress.update, tensors, about)
-    prune(folder, 2)
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> HeadSpec:
+        """JSON knows no tuples. Raises TypeError: other keys."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        return cls(**values)
 
 
-def load_progress(folder: Path, network: TunedNetwork, optimizer: torch.optim.AdamW) -> Progress:
-    """Fills network and optimizer from the newest checkpoint in `folder`; a first Progress where there is none.
+def check_folder(out: Path, resume: bool) -> None:
+    """Raises UsageError where a fine-tuning cannot begin in `out`, or resume there."""
+    exists = (out / _ABOUT).is_file()
+    if exists and read_about(out).get("kind") != KIND:
+        raise UsageError(f"{out} holds a run of another kind: give --out a new folder")
+    if exists and not resume:
+        raise UsageError(f"{out} already holds a fine-tuning: add --resume to go on with it, or give another --out")
+    if resume and not exists:
+        raise UsageError(f"{out} holds no fine-tuning to resume: leave --resume out to start one there")
+    if not exists and out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: give --out a new folder, so that nothing is mixed")
 
-    A damaged one is told of, and the one before it taken. Raises CheckpointError where none is whole.
+
+def read_about(out: Path) -> dict[str, Any]:
+    """run.json. Raises OctjepaError: damaged."""
+    return _read(out / _ABOUT)
+
+
+def read_results(out: Path) -> dict[str, Any] | None:
+    """results.json of a finished fine-tuning; None while it is not finished."""
+    return _read(out / RESULTS) if (out / RESULTS).is_file() else None
+
+
+def open_folder(
+    out: Path,
+    recipe: FinetuneRecipe,
+    encoder: PretrainedEncoder,
+    weights: str,
+    store: Store,
+    data: TuningData,
+    runtime: Runtime,
+) -> None:
+    """Writes recipe.yaml and run.json, or checks those that are there. `weights`: hash of the encoder's at the start.
+
+    Raises WrongCheckpointError naming everything that changed since the run began.
     """
-    found = list_folders(folder)
-    for one in reversed(found):
-        try:
-            return _load(one, network, optimizer)
-        except CheckpointError as error:
-            if one == found[0]:
-                raise
-            _log.warning("%s NOT USED: %s The tuning goes on from the checkpoint before it", name_of(one), error)
-    return Progress()
-
-
-def _load(step: Place, network: TunedNetwork, optimizer: torch.optim.AdamW) -> Progress:
-    about = read_manifest(step)
-    weights, moments, best = (read_tensors(step, name) for name in (_NETWORK, _MOMENTS, _BEST))
-    fill(network, weights, step)
-    parameters = dict(network.named_parameters())
-    for key, value in moments.items():
-        kind, _, name = key.partition("/")
-        one = parameters[name]
-        optimizer.state[one][kind] = value if kind == "step" else value.to(one.device)
-    return Progress(**{name: about[name] for name in _COUNTS}, best=best)
+    ids = [name for split in ("train", "val", "test") for name in data.volume_ids(split)]
+    unchanged = {
+        "science_hash": science_hash(recipe),
+        "weights": weights,
+        "data_hash": data_hash(store, ids),
+        "chunks_hash": chunks_hash(store, ids, recipe.sampling(encoder.recipe)),
+        "labels_hash": _labels_hash(data),
+    }
+    if (out / _ABOUT).is_file():
+        begun = read_about(out)
+        changed = [what for name, what in _UNCHANGED.items() if begun.get(name) != unchanged[name]]
+        if changed:
+            raise WrongCheckpointError(
+                f"{out} cannot be resumed: since it was begun, {', '.join(changed)} changed. Give what it was begun "
+                "with (recipe.yaml, run.json), or start anew with another --out"
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
+    targets = [target.test_target for target in data.targets]
+    about = {
+        "kind": KIND,
+        "name": recipe.name,
+        "encoder": encoder.name,
+        "targets": [{"target": one.name, "task": one.task, "classes": list(one.classes)} for one in targets],
+        "level": recipe.level,
+        **unchanged,
+        "contract_hash": science_hash(encoder.recipe.preprocessing),
+        "volumes": {split: len(data.labelled(split)) for split in ("train", "val", "test")},
+        **code_and_versions(),
+        "devices": runtime.describe(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
+    }
+    write_json(out / _ABOUT, about)
 
 
 def save_tuned(
     folder: Path,
     network: TunedNetwork,
-    settings: FinetuneRecipe,
-    cohort: Cohort,
+    recipe: FinetuneRecipe,
+    data: TuningData,
     shifts: Sequence[np.ndarray],
     update: int,
 ) -> Path:
     """Writes `folder/step-<update>`, `update` being that of the weights. Raises CheckpointError."""
-    pretrained, state = network.pretrained, weights_of(network)
-    encoder = {f"target_encoder.{name.removeprefix('encoder.')}": v for name, v in state.items() if _of_encoder(name)}
-    heads = {name: value for name, value in state.items() if not _of_encoder(name)}
-    knows = [
-        Head(
-            one.fit_target.name, tuning.task, tuning.classes, tuning.scale, tuple(shift.tolist()),
-            tuple(class_shares(one.fit_target).tolist()) if tuning.classes else (),
+    pretrained, heads = network.pretrained, dict[str, Any]()
+    encoder: dict[str, Any] = {}
+    for name, value in host_weights(network).items():
+        if name.startswith("encoder."):
+            encoder[f"target_encoder.{name.removeprefix('encoder.')}"] = value
+        else:
+            heads[name] = value
+    specs = [
+        HeadSpec(
+            target.fit_target.name, labels.task, labels.classes, labels.scale, tuple(shift.tolist()),
+            tuple(class_shares(target.fit_target).tolist()) if labels.classes else (),
         )
-        for one, tuning, shift in zip(cohort.asked, cohort.tunings, shifts, strict=True)
+        for target, labels, shift in zip(data.targets, data.labels, shifts, strict=True)
     ]  # fmt: skip
     about = {
         "recipe": pretrained.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(pretrained.recipe.preprocessing),
-        "trained_on": sorted(pretrained.trained_on | set(cohort.volume_ids("train"))),
-        TUNED: {"settings": settings.model_dump(mode="json"), "heads": [asdict(one) for one in knows]},
+        "trained_on": sorted(pretrained.trained_on | set(data.volume_ids("train"))),
+        TUNED: {"settings": recipe.model_dump(mode="json"), "heads": [asdict(spec) for spec in specs]},
     }
     return Path(write_folder(folder, update, {MODEL_FILE: encoder, HEAD_FILE: heads}, about))
 
 
-def _of_encoder(name: str) -> bool:
-    return name.startswith("encoder.")
+def describe(out: Path) -> dict[str, Any]:
+    """What `octjepa inspect` shows: `finished`, and then figures of the test people, else where the run stopped.
+
+    Raises OctjepaError: a file of the folder is damaged, or its recipe.
+    """
+    about, results = read_about(out), read_results(out)
+    shown: dict[str, Any] = {
+        **{key: about[key] for key in ("kind", "name", "encoder")},
+        "targets": [{key: one[key] for key in ("target", "task", "classes")} for one in about.get("targets", ())],
+        "level": about.get("level"),
+        "volumes": {split: about["volumes"][split] for split in ("train", "val", "test")},
+    }
+    if results is None:
+        shown |= {"finished": False, **_progress(out, load_recipe(out / "recipe.yaml"))}
+    else:
+        choice = next(one for one in results["choices"] if one["probe"] == "tuned")
+        several = len({pair["target"] for pair in results["paired"]}) > 1
+        shown |= {
+            "finished": True,
+            "faults": [fault["what"] for fault in results["faults"]],
+            "metrics": results["metrics"],
+            "tuned_minus": differences_by_name(
+                results["paired"],
+                lambda pair: f"{pair['target']} {pair['against']}" if several else str(pair["against"]),
+            ),
+            "weights_of_update": choice["update"],
+            "chosen_by": choice["by"],
+            "updates": choice["of"],
+            "checkpoint": results["checkpoint"],
+        }
+    return shown | {key: value for key, value in about.items() if key not in shown}
 
 
-def fill(module: torch.nn.Module, tensors: dict[str, Tensor], folder: Any) -> None:
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of {folder} do not fit their recipe: {error}") from None
+def _progress(out: Path, recipe: FinetuneRecipe) -> dict[str, Any]:
+    """The part in which the run is or stopped; its last update, and the one after which --resume would go on."""
+    part, folder = "tuned", out
+    if recipe.scratch and list_folders(out / TUNED):
+        part, folder = "tuned from first weights", out / "scratch"
+    if list_folders(folder / TUNED):
+        return {"stopped_in": "the test"}
+    states = list_folders(folder / STATES)
+    return {
+        "stopped_in": part,
+        "last_update": reached_update(folder),
+        "resumes_after_update": update_of(states[-1]) if states else 0,
+        "updates": recipe.stages.updates,
+    }
+
+
+def _labels_hash(data: TuningData) -> str:
+    """Of the targets, their classes and every label that was joined."""
+    digest = hashlib.sha256()
+    for target, labels in zip(data.targets, data.labels, strict=True):
+        digest.update("\x1f".join([target.test_target.name, target.test_target.label_hash, *labels.classes]).encode())
+        digest.update(labels.truth.tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json_object(path, "start anew with another --out")

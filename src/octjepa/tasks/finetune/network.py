@@ -21,7 +21,7 @@ from octjepa.metrics.scores import Task
 from octjepa.probe.networks import Outputs
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
-from octjepa.tasks.layer_decay import layer_groups
+from octjepa.train.learner import layer_decay_groups
 
 POOL = "mean_std_max"
 _EPS = 1e-6
@@ -34,7 +34,7 @@ def pooled(tokens: Float[Tensor, "b k dim"]) -> Float[Tensor, "b features"]:
 
 
 class TunedNetwork(nn.Module):
-    """`tasks` names each head's task and number of classes (0: a quantity); what it says of each is `Outputs`'."""
+    """`tasks` names each head's task and number of classes (0: a quantity); a head's outputs are those of `Outputs`."""
 
     mean: Tensor
     std: Tensor
@@ -62,21 +62,20 @@ class TunedNetwork(nn.Module):
             self.encoder.blocks.paths = None
         return features.float()
 
-    def say(self, tokens: Float[Tensor, "b k dim"]) -> list[Float[Tensor, "b _"]]:
+    def head_outputs(self, tokens: Float[Tensor, "b k dim"]) -> list[Float[Tensor, "b _"]]:
         """Of each head, from token features: log-probabilities of the classes, or the standardised quantity."""
         x = (pooled(tokens) - self.mean) / self.std
         return [head(x) for head in self.heads]
 
     @torch.no_grad()
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
-        """The heads' input of whole volumes as embedding sees them (centred, neutral light), not yet standardised."""
-        device = self.mean.device
+        """The heads' input of whole volumes as embedding sees them (no augmentation), not yet standardised."""
         tokens = np.stack([one.features for one in self.pretrained.many_tokens(volumes)])
-        return pooled(torch.from_numpy(tokens).to(device))
+        return pooled(torch.from_numpy(tokens).to(self.mean.device))
 
     @torch.no_grad()
-    def say_of(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:
-        """`say` of whole volumes as embedding sees them."""
+    def predict(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:
+        """`head_outputs` of whole volumes as embedding sees them."""
         x = (self.pool(volumes) - self.mean) / self.std
         return [head(x) for head in self.heads]
 
@@ -87,43 +86,42 @@ class TunedNetwork(nn.Module):
         if 0 < blocks <= depth:
             for part in (*list(self.encoder.blocks)[depth - blocks :], self.encoder.norm):
                 part.requires_grad_(True)
-        for head in self.heads:
-            head.requires_grad_(True)
+        self.heads.requires_grad_(True)
 
-    def groups(self, settings: FinetuneRecipe) -> list[dict[str, Any]]:
+    def groups(self, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
         """AdamW's groups: `peak` the highest rate, `start` the update at which they begin to learn; no decay of 1-D."""
         depth = len(self.encoder.blocks)
-        last, everything = settings.starts
-        of_layers = layer_groups(self.encoder, settings.encoder_lr, settings.layer_decay)
-        parts = [(list(self.heads.parameters()), settings.head_lr, 0)]
-        for level, group in enumerate(of_layers):  # level 0 is the patch embedding, level n block n
-            early = settings.stages.last > 0 and level > depth - settings.last_blocks
+        last, everything = recipe.starts
+        parts = [(list(self.heads.parameters()), recipe.head_lr, 0)]
+        # level 0 is the patch embedding, level n block n
+        for level, group in enumerate(layer_decay_groups(self.encoder, recipe.encoder_lr, recipe.layer_decay)):
+            early = recipe.stages.last > 0 and level > depth - recipe.last_blocks
             parts.append((group["params"], group["lr"], last if early else everything))
         return [
-            {"params": kept, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
+            {"params": some, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
             for params, rate, start in parts
-            for kept, decay in (
-                ([p for p in params if p.ndim >= 2], settings.weight_decay), ([p for p in params if p.ndim < 2], 0.0),
+            for some, decay in (
+                ([p for p in params if p.ndim >= 2], recipe.weight_decay), ([p for p in params if p.ndim < 2], 0.0),
             )
-            if kept
+            if some
         ]  # fmt: skip
 
 
 def draw_paths(
-    settings: FinetuneRecipe, depth: int, learning: int, positions: Sequence[int]
+    recipe: FinetuneRecipe, depth: int, learning: int, positions: Sequence[int]
 ) -> Float[Tensor, "depth 2 b"] | None:
     """Drop-path of the samples at `positions` of the stream, of blocks that learn: a function of seed and position."""
-    if settings.drop_path == 0 or learning == 0:
+    if recipe.drop_path == 0 or learning == 0:
         return None
-    rates = settings.drop_path * np.linspace(0, 1, depth)
+    rates = recipe.drop_path * np.linspace(0, 1, depth)
     rates[: max(0, depth - learning)] = 0
-    drawn = np.stack([keys.generator(settings.seed, "drop path", p).random((depth, 2)) for p in positions], axis=-1)
-    kept = (drawn >= rates[:, None, None]) / (1 - rates[:, None, None])
-    return torch.from_numpy(kept.astype(np.float32))
+    drawn = np.stack([keys.generator(recipe.seed, "drop path", p).random((depth, 2)) for p in positions], axis=-1)
+    scale = (drawn >= rates[:, None, None]) / (1 - rates[:, None, None])  # depth 2 b
+    return torch.from_numpy(scale.astype(np.float32))
 
 
 def each_loss(
-    said: Float[Tensor, "b outputs"], truth: Float[Tensor, " b"], weight: Float[Tensor, " classes"] | None,
+    outputs: Float[Tensor, "b outputs"], truth: Float[Tensor, " b"], weight: Float[Tensor, " classes"] | None,
     smoothing: float,
 ) -> Float[Tensor, " b"]:  # fmt: skip
     """`networks.loss` volume by volume, so that shares of a batch add up over processes; NaN truth: no label, 0.
@@ -132,7 +130,7 @@ def each_loss(
     """
     known = torch.isfinite(truth)
     if weight is None:
-        return torch.where(known, (said[:, 0] - truth.nan_to_num()) ** 2, 0.0)
+        return torch.where(known, (outputs[:, 0] - truth.nan_to_num()) ** 2, 0.0)
     codes = truth.nan_to_num().long()
-    wanted = F.one_hot(codes, len(weight)) * (1 - smoothing) + smoothing / len(weight)
-    return torch.where(known, -weight[codes] * (wanted * said).sum(dim=1), 0.0)
+    target = F.one_hot(codes, len(weight)) * (1 - smoothing) + smoothing / len(weight)
+    return torch.where(known, -weight[codes] * (target * outputs).sum(dim=1), 0.0)

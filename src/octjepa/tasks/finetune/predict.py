@@ -1,48 +1,144 @@
-"""A tuned network for new scans: `load_tuned(folder).predict(scan)`."""
+"""What a tuned network predicts: for the volumes of a split in training, and for new scans (`load_tuned(folder)`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.encoder import TUNED, newest
 from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import place_of
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.ingest import read_volume
-from octjepa.probe.calibration import apply_logit_shift, at_class_shares
-from octjepa.store import CanonicalVolume
-from octjepa.tasks.finetune.folder import HEAD_FILE, Head, fill
+from octjepa.probe.aggregation import PreparedTarget
+from octjepa.probe.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
+from octjepa.progress import bar
+from octjepa.store import CanonicalVolume, Store
+from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.tasks.finetune.scores import in_own_unit
+from octjepa.tasks.finetune.tuning_data import TrainingLabels, TuningData
+from octjepa.train.learner import load_weights
 from octjepa.volume import OCTVolume
 
 Scan = str | Path | OCTVolume | CanonicalVolume
+_AT_ONCE = 16  # volumes, as embedding takes them
+_VOLUMES_FOR_SCALE = 256
 
 
-class Tuned:
-    """A tuned encoder with its heads, frozen. `heads` says what each head knows."""
+def standardise(network: TunedNetwork, data: TuningData, store: Store, runtime: Runtime) -> None:
+    """Sets the scale of the heads' input by (at most 256 of) the training volumes."""
+    ids = data.volume_ids("train")
+    some = [ids[n] for n in np.unique(np.linspace(0, len(ids) - 1, _VOLUMES_FOR_SCALE).astype(int))]
+    features = _over_volumes(network.pool, store, some, len(network.mean), runtime, "scale")
+    network.mean.copy_(torch.from_numpy(features.mean(axis=0)))
+    network.std.copy_(torch.from_numpy(np.maximum(features.std(axis=0), 1e-6)))
 
-    def __init__(self, encoder: PretrainedEncoder, network: TunedNetwork, heads: list[Head]) -> None:
+
+def predict_split(
+    network: TunedNetwork, data: TuningData, store: Store, split: str, runtime: Runtime
+) -> list[Float[np.ndarray, "n classes"]]:
+    """Of each target's labelled volumes of `split`: probabilities of the classes, or quantities in their own unit."""
+    volumes, widths = data.labelled(split), [max(1, len(labels.classes)) for labels in data.labels]
+    if not len(volumes):
+        return [np.zeros((0, width)) for width in widths]
+    outputs = _over_volumes(
+        lambda some: torch.cat(network.predict(some), dim=1),
+        store, data.volume_ids(split), sum(widths), runtime, split,
+    )  # fmt: skip
+    parts = np.split(outputs, np.cumsum(widths)[:-1], axis=1)
+    return [
+        in_label_units(part[np.searchsorted(volumes, target.fit_target.indices[split])], labels.classes, labels.scale)
+        for part, target, labels in zip(parts, data.targets, data.labels, strict=True)
+    ]
+
+
+def _over_volumes(
+    compute: Callable[[Sequence[CanonicalVolume]], Tensor],
+    store: Store,
+    volume_ids: Sequence[str],
+    width: int,
+    runtime: Runtime,
+    label: str,
+) -> Float[np.ndarray, "volumes width"]:
+    """`compute` of every volume, the same on every rank: each fills its own part, and zeros add nothing.
+
+    Ranks take blocks that do not depend on their number, so that nobody sums in another order.
+    """
+    table = torch.zeros(len(volume_ids), width, dtype=torch.float64)
+    starts = range(runtime.rank * _AT_ONCE, len(volume_ids), runtime.world_size * _AT_ONCE)
+    with bar(label, len(starts), "block") as progress:
+        for start in starts:
+            some = volume_ids[start : start + _AT_ONCE]
+            table[start : start + len(some)] = compute([store.read(name) for name in some]).double().cpu()
+            progress.advance()
+    return runtime.sum_over_ranks(table).numpy()
+
+
+def in_label_units(
+    outputs: Float[np.ndarray, "n outputs"], classes: Sequence[str], scale: Sequence[float]
+) -> Float[np.ndarray, "n outputs"]:
+    """Probabilities from their logarithms; without classes a quantity from its mean and standard deviation."""
+    return np.exp(outputs) if classes else outputs * scale[1] + scale[0]
+
+
+def validation_loss(
+    target: PreparedTarget, labels: TrainingLabels, scores: Float[np.ndarray, "n classes"]
+) -> tuple[float | None, Float[np.ndarray, " classes"]]:
+    """(loss on the validation volumes, shift of the class logits that balances the decision), as the probes have them.
+
+    Log loss in which every class weighs the same, squared error in training standard deviations; None where nobody of
+    val has a label. Where val lacks a class the shift is that of training.
+    """
+    truth, classes = target.fit_target.values["val"], len(labels.classes)
+    if not classes:
+        loss = float(np.mean(((truth - scores[:, 0]) / labels.scale[1]) ** 2)) if len(truth) else None
+        return loss, np.zeros(1)
+    if not len(truth):
+        return None, _training_shift(target, labels)
+    whole = len(np.unique(truth)) == classes
+    shift = select_setting(target.fit_target, truth, [scores])[1] if whole else _training_shift(target, labels)
+    weight = class_weights(truth, classes)[truth]
+    right = np.clip(apply_logit_shift(scores, shift)[np.arange(len(truth)), truth], 1e-12, 1)
+    return float(-weight @ np.log(right) / weight.sum()), shift
+
+
+def _training_shift(target: PreparedTarget, labels: TrainingLabels) -> Float[np.ndarray, " classes"]:
+    """The shift that takes out how much each class weighed in training: none where inverse frequency balanced them.
+
+    Without it the shares of training would be counted twice, once by the loss and once by calibration.
+    """
+    assert labels.weight is not None  # classes have one
+    logs: np.ndarray = np.log(class_shares(target.fit_target) * labels.weight.double().numpy())
+    return logs.mean() - logs
+
+
+class TunedModel:
+    """A tuned encoder with its heads, frozen. `heads` describes each head's classes and scale."""
+
+    def __init__(self, encoder: PretrainedEncoder, network: TunedNetwork, heads: list[HeadSpec]) -> None:
         self.encoder, self.network, self.heads = encoder, network.requires_grad_(False), heads
 
     def predict(self, *scans: Scan) -> dict[str, dict[str, Any]]:
-        """What is said of one case, the mean over its scans, by target.
+        """The prediction for one case, the mean over its scans, by target.
 
-        Of classes {"said", "balanced", "calibrated"}: the decision, and probabilities of each class as if all were
-        equally common and at the training people's shares. Of a quantity {"value"}, in its unit.
+        For classes {"predicted", "balanced", "calibrated"}: the decision, and probabilities of each class as if all
+        were equally common and at the training people's shares. For a quantity {"value"}, in its unit.
         Raises UsageError (no scan, a pattern the encoder does not know), VolumeRejected (a file that cannot be read).
         """
         if not scans:
             raise UsageError("no scan was given: name at least one of the case")
-        # One at a time: a case has few scans, and a volume in hand is large.
-        said = [self.network.say_of([self._prepared(scan)]) for scan in scans]
+        # One at a time: a case has few scans, and a volume in memory is large.
+        outputs = [self.network.predict([self._prepared(scan)]) for scan in scans]
         return {
-            head.target: _answer(head, np.stack([one[number][0].double().cpu().numpy() for one in said]))
+            head.target: _case_prediction(head, np.stack([one[number][0].double().cpu().numpy() for one in outputs]))
             for number, head in enumerate(self.heads)
         }
 
@@ -56,21 +152,21 @@ class Tuned:
         return self.encoder.canonical(volume)
 
 
-def _answer(head: Head, said: np.ndarray) -> dict[str, Any]:
-    scores = in_own_unit(said, head.classes, head.scale)
+def _case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"]) -> dict[str, Any]:
+    scores = in_label_units(outputs, head.classes, head.scale)
     if not head.classes:
         return {"value": float(scores.mean())}
-    of_scans = apply_logit_shift(scores, np.array(head.shift))
-    # Averaged last, as the test's figures were measured (`protocol.averaged`).
-    balanced, calibrated = (part.mean(axis=0) for part in (of_scans, at_class_shares(of_scans, np.array(head.shares))))
-    found = {
-        name: dict(zip(head.classes, values.tolist(), strict=True))
-        for name, values in (("balanced", balanced), ("calibrated", calibrated))
+    each = apply_logit_shift(scores, np.array(head.shift))
+    # Averaged last, as the test's figures were measured (`aggregation.averaged`).
+    balanced, calibrated = (part.mean(axis=0) for part in (each, at_class_shares(each, np.array(head.shares))))
+    return {
+        "predicted": head.classes[int(balanced.argmax())],
+        "balanced": dict(zip(head.classes, balanced.tolist(), strict=True)),
+        "calibrated": dict(zip(head.classes, calibrated.tolist(), strict=True)),
     }
-    return {"said": head.classes[int(balanced.argmax())], **found}
 
 
-def load_tuned(path: str | Path, device: torch.device | None = None) -> Tuned:
+def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedModel:
     """What `octjepa finetune` wrote into the folder `path`, or the checkpoint that it named.
 
     Raises WrongCheckpointError (nothing tuned there), CheckpointError (damaged).
@@ -80,17 +176,11 @@ def load_tuned(path: str | Path, device: torch.device | None = None) -> Tuned:
     if not isinstance(about, dict):
         raise WrongCheckpointError(f"{folder} holds no tuned heads: give the folder that octjepa finetune wrote")
     try:
-        heads = [_head(one) for one in about["heads"]]
+        heads = [HeadSpec.from_json(one) for one in about["heads"]]
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{folder} is damaged: its manifest does not say what the heads are") from None
+        raise CheckpointError(f"{folder} is damaged: its manifest does not describe the heads") from None
     encoder = load_encoder(folder)
-    network = TunedNetwork(encoder, [(one.task, len(one.classes)) for one in heads])
-    of_encoder = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
-    fill(network, {**of_encoder, **read_tensors(folder, HEAD_FILE)}, folder)
-    return Tuned(encoder, network.to(device or torch.device("cpu")).eval(), heads)
-
-
-def _head(stored: dict[str, Any]) -> Head:
-    """JSON knows no tuples."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
-    return Head(**fields)
+    network = TunedNetwork(encoder, [(head.task, len(head.classes)) for head in heads])
+    weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    load_weights(network, {**weights, **read_tensors(folder, HEAD_FILE)}, folder)
+    return TunedModel(encoder, network.to(device or torch.device("cpu")).eval(), heads)

@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning: a small recipe of its own, by name (`study_group`) or as a YAML file."""
+"""The recipe of a fine-tuning, by name (`study_group`) or as a YAML file."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Stages(Section):
 
 
 class FinetuneRecipe(Section):
-    """How an encoder is tuned and judged; docs/finetune.md tells of every key."""
+    """How an encoder is tuned and measured; docs/finetune.md explains every key."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    targets: tuple[str, ...] = ()  # columns of the label table; --target goes before them
+    targets: tuple[str, ...] = ()  # columns of the label table; --target takes precedence
     task: Literal["auto", "binary", "multiclass", "ordinal", "multilabel", "regression"] = "auto"
     level: Literal["volume", "eye", "person"] = "volume"  # what a case is; its volumes' scores are averaged
     metric: str | None = None  # of the paired differences; null: the task's own
@@ -56,8 +56,8 @@ class FinetuneRecipe(Section):
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of the last block; falls to 0 at the first
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: StrictBool = True  # by inverse frequency among the training volumes
-    look_every: Positive = 20  # updates between two looks at validation people
-    patience: Positive = 5  # looks without a better one, in the last stage, after which it ends
+    validate_every: Positive = 20  # updates between two validations
+    patience: Positive = 5  # validations without a better loss, in the last stage, after which training ends
     scratch: StrictBool = False  # also tune the network from its first weights, as a row of its own
     views: ViewRecipe = ViewRecipe()
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -103,6 +103,6 @@ class FinetuneRecipe(Section):
 RECIPES = RecipeKind(FinetuneRecipe, Path(__file__).parent / "recipes", "fine-tuning recipe", "stages.all=500")
 
 
-def load_settings(name_or_path: str | Path, overrides: Iterable[str] = ()) -> FinetuneRecipe:
+def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> FinetuneRecipe:
     """A shipped recipe or a YAML file, `key=value` overrides applied. Raises RecipeError."""
     return RECIPES.load(name_or_path, overrides)

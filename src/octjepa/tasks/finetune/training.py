@@ -1,202 +1,116 @@
-"""The tuning loop: read a batch, forward, backward, agree, step, look at validation people, save.
+"""Fine-tuning as a task of the supervised loop: what an update of it computes, and how validation judges its weights.
 
-Order, views and drop-path come from the position in the stream, so that a tuning that goes on from a checkpoint, or
-runs on several processes, computes what one undisturbed process would have.
+Batches, augmented views and drop-path depend on the position in the stream of samples alone, so that a training that
+resumes, or runs on several processes, computes what one process without a break computes.
 """
 
 from __future__ import annotations
 
-import logging
-import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from octjepa.distributed.flags import sync_flags
+from octjepa.checkpoint.folder import list_folders
 from octjepa.distributed.runtime import Runtime
-from octjepa.distributed.signals import Interrupted, stop_request
-from octjepa.errors import OctjepaError
-from octjepa.files import Journal
-from octjepa.progress import bar
 from octjepa.recipe import TrainRecipe
 from octjepa.store import Store
-from octjepa.tasks.finetune.folder import Progress, load_progress, save_progress, weights_of
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
+from octjepa.tasks.finetune.predict import predict_split, standardise, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
-from octjepa.tasks.finetune.scores import held_out, read_scores, standardise
-from octjepa.tasks.finetune.tuning_data import Cohort
+from octjepa.tasks.finetune.tuning_data import TuningData
+from octjepa.train.learner import STATES, Learner, adamw
 from octjepa.train.schedule import learning_rate
+from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
-METRICS = "metrics.jsonl"
-STATES = "checkpoints"
-_UNFIT_IN_A_ROW = 5
-_log = logging.getLogger(__name__)
+
+class TuningTask(SupervisedTask[Batch]):
+    """Fine-tuning of `network` on the training volumes of `data`, in the stages of the recipe."""
+
+    def __init__(
+        self, network: TunedNetwork, recipe: FinetuneRecipe, data: TuningData, store: Store, runtime: Runtime
+    ) -> None:
+        self.network, self.recipe, self.data, self.store, self.runtime = network, recipe, data, store, runtime
+        self.stream = TrainingDataset(store, recipe.sampling(network.pretrained.recipe), data.volume_ids("train"))
+        self.index = {name: number for number, name in enumerate(data.frame["volume_id"])}
+        self.depth = len(network.encoder.blocks)
+        self.optimizer = adamw(network.groups(recipe), network.mean.device, betas=(0.9, 0.999))
+
+    def begin_update(self, update: int) -> dict[str, Any]:
+        """Unfreezes what learns in this stage, and sets the learning rate of each parameter group."""
+        blocks = self.recipe.learning_blocks(update, self.depth)
+        self.network.unfreeze(blocks)
+        set_rates(self.optimizer, self.recipe, self.stream.recipe.train, update)
+        return {"blocks": blocks, "lr": self.optimizer.param_groups[0]["lr"]}
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        runtime, recipe = self.runtime, self.recipe
+        return training_batches(
+            self.stream, start, recipe.stages.updates, recipe.loader_workers, runtime.rank, runtime.world_size
+        )
+
+    def unread(self, batch: Batch) -> int:
+        return len(batch.unreadable)
+
+    def losses(self, learner: Learner, batch: Batch, update: int, micro_batch: int) -> Iterator[Tensor]:
+        """The mean loss over targets and the global batch, in micro-batches of this rank's volumes."""
+        device, size = self.network.mean.device, len(batch.volume_ids)
+        blocks = self.recipe.learning_blocks(update, self.depth)
+        first = update * self.recipe.batch + self.runtime.rank * size  # position in the stream
+        for start in range(0, size, micro_batch):
+            part = batch.part(start, start + micro_batch)
+            positions = range(first + start, first + start + len(part.volume_ids))
+            paths = draw_paths(self.recipe, self.depth, blocks, positions)
+            with self.runtime.autocast():
+                tokens = self.network(
+                    part.context_view.to(device), part.positions.to(device), None if paths is None else paths.to(device)
+                )
+            volumes = [self.index[name] for name in part.volume_ids]
+            total = torch.zeros((), device=device)
+            for outputs, labels in zip(self.network.head_outputs(tokens), self.data.labels, strict=True):
+                truth = torch.from_numpy(labels.truth[volumes]).float().to(device)
+                weight = None if labels.weight is None else labels.weight.to(device)
+                total = total + each_loss(outputs, truth, weight, self.recipe.label_smoothing).sum()
+            yield total / (self.recipe.batch * len(self.data.labels))
+
+    def validate(self, learners: Sequence[Learner]) -> list[float | None]:
+        """The mean of the targets' validation losses."""
+        scores = predict_split(self.network, self.data, self.store, "val", self.runtime)
+        found = [validation_loss(*three)[0] for three in zip(self.data.targets, self.data.labels, scores, strict=True)]
+        losses = [loss for loss in found if loss is not None]
+        return [sum(losses) / len(losses) if losses else None]
 
 
 def tune(
-    network: TunedNetwork, settings: FinetuneRecipe, cohort: Cohort, store: Store, runtime: Runtime, out: Path
-) -> Progress:
-    """Tunes `network` in place, from the newest checkpoint in `out` where there is one, and leaves its best weights.
+    network: TunedNetwork, recipe: FinetuneRecipe, data: TuningData, store: Store, runtime: Runtime, folder: Path
+) -> Learner:
+    """Tunes `network`, from the newest state in `folder` where there is one, and leaves its best weights in it.
 
-    Best by validation loss over all looks; without anybody of val, the last. Raises Interrupted (a checkpoint is
-    written), OctjepaError (no finite gradient, a process lost).
+    Best by validation loss; without anybody in val, the last. Raises what `train_supervised` raises.
     """
-    total, depth = settings.stages.updates, len(network.encoder.blocks)
-    stream = TrainingDataset(store, settings.sampling(network.pretrained.recipe), cohort.volume_ids("train"))
-    optimizer = torch.optim.AdamW(network.groups(settings), betas=(0.9, 0.999))
-    progress = _start(network, optimizer, cohort, store, runtime, out / STATES)
-    rows = {name: row for row, name in enumerate(cohort.frame["volume_id"])}
-    unfit = 0
-    batches = training_batches(
-        stream, progress.update, total, settings.loader_workers, runtime.rank, runtime.world_size
-    )
-
-    journal = Journal(out / METRICS) if runtime.rank == 0 else None
-    if journal is not None:
-        journal.truncate(progress.update)
-
-    def note(values: dict[str, Any]) -> None:
-        if journal is not None:
-            journal.append({"update": progress.update, **values})
-
-    with (
-        stop_request() as request,
-        bar("tune", total, "update", progress.update) as shown,
-    ):
-        while not progress.ended:
-            learning = settings.learning_blocks(progress.update, depth)
-            network.unfreeze(learning)
-            set_rates(optimizer, settings, stream.recipe.train, progress.update)
-            batch = next(batches)
-            word = sync_flags(runtime, False, len(batch.unreadable), request.signal_number, False)
-            loss = _accumulate(network, settings, cohort, batch, rows, learning, progress.update, runtime)
-            norm = _step(network, optimizer, settings, loss, runtime)
-            unfit = 0 if math.isfinite(norm) else unfit + 1
-            progress.skipped += unfit > 0
-            progress.update += 1
-            known = {"loss": float(loss), "grad_norm": norm} if unfit == 0 else {"skipped": True}
-            note({**known, "blocks": learning, "lr": optimizer.param_groups[0]["lr"]})
-            if word.unread:
-                _log.warning("update %d: %d volumes could not be read, others stood in", progress.update, word.unread)
-            if unfit == _UNFIT_IN_A_ROW:
-                raise OctjepaError(f"{unfit} updates in a row without a finite gradient: lower head_lr and encoder_lr")
-            if progress.update % settings.look_every == 0 or progress.update == total:
-                note(_look(network, settings, cohort, store, runtime, progress))
-                shown.say(f"val {progress.best_loss:.3f}" if progress.best_loss is not None else "")
-            progress.ended = progress.update == total or progress.waited >= settings.patience
-            shown.advance()
-            if progress.ended or word.stop or progress.update % settings.save_every == 0:
-                runtime.run_on_rank_zero(lambda: save_progress(out / STATES, network, optimizer, progress))
-            if word.stop and not progress.ended:
-                raise Interrupted(
-                    f"stopped after update {progress.update} of {total}; its checkpoint is written. Go on with "
-                    "--resume.",
-                    word.stop,
-                )
-    if progress.best:
-        network.load_state_dict(progress.best)
-    return progress
+    task, total = TuningTask(network, recipe, data, store, runtime), recipe.stages.updates
+    if runtime.broadcast_object(not list_folders(folder / STATES)):
+        standardise(network, data, store, runtime)
+    learner = Learner(
+        "fine-tuning", network, task.optimizer, total, patience=recipe.patience, patience_from=recipe.last_stage,
+        spike_factor=task.stream.recipe.train.spike_factor, guard_starts=recipe.starts,
+    )  # fmt: skip
+    every = recipe.validate_every
+    settings = LoopSettings(
+        "tune", total, recipe.micro_batch or recipe.batch // runtime.world_size, {*range(every, total, every), total},
+        recipe.clip_norm, recipe.save_every, "head_lr and encoder_lr",
+    )  # fmt: skip
+    train_supervised(task, [learner], settings, runtime, folder)
+    return learner
 
 
-def _start(
-    network: TunedNetwork,
-    optimizer: torch.optim.AdamW,
-    cohort: Cohort,
-    store: Store,
-    runtime: Runtime,
-    states: Path,
-) -> Progress:
-    """Every rank reads the checkpoint itself: all see the folder of the run."""
-    progress = load_progress(states, network, optimizer)
-    told = runtime.broadcast_object(progress.update)
-    if told != progress.update:
-        raise OctjepaError(
-            f"rank {runtime.rank} finds update {progress.update} in {states}, rank 0 update {told}: all processes must "
-            "see the same folder"
-        )
-    if progress.update == 0:
-        standardise(network, cohort, store, runtime)
-    return progress
-
-
-def set_rates(optimizer: torch.optim.Optimizer, settings: FinetuneRecipe, train: TrainRecipe, update: int) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, recipe: FinetuneRecipe, train: TrainRecipe, update: int) -> None:
     """One cosine over all updates, which never rises; each group warms up from the update at which it first learns."""
-    cosine = learning_rate(update, settings.stages.updates, train)
+    cosine = learning_rate(update, recipe.stages.updates, train)
     for group in optimizer.param_groups:
         since = update - group["start"] + 1
-        warm = min(1.0, since / settings.warmup) if settings.warmup else 1.0
+        warm = min(1.0, since / recipe.warmup) if recipe.warmup else 1.0
         group["lr"] = 0.0 if since <= 0 else group["peak"] * warm * cosine
-
-
-def _accumulate(
-    network: TunedNetwork,
-    settings: FinetuneRecipe,
-    cohort: Cohort,
-    batch: Batch,
-    rows: dict[str, int],
-    learning: int,
-    update: int,
-    runtime: Runtime,
-) -> torch.Tensor:
-    """This rank's part of the gradient of the loss, a mean over targets and the batch; the loss of all ranks."""
-    device, size = network.mean.device, len(batch.volume_ids)
-    first = update * settings.batch + runtime.rank * size
-    step = min(settings.micro_batch or size, size)
-    total = torch.zeros((), device=device)
-    for start in range(0, size, step):
-        part = batch.micro_batch(start, start + step)
-        paths = draw_paths(
-            settings, len(network.encoder.blocks), learning, range(first + start, first + start + len(part.volume_ids))
-        )
-        with runtime.autocast():
-            tokens = network(
-                part.context_view.to(device), part.positions.to(device), None if paths is None else paths.to(device)
-            )
-        at = [rows[name] for name in part.volume_ids]
-        loss = torch.zeros((), device=device)
-        for said, tuning in zip(network.say(tokens), cohort.tunings, strict=True):
-            truth = torch.from_numpy(tuning.truth[at]).float().to(device)
-            weight = None if tuning.weight is None else tuning.weight.to(device)
-            loss = loss + each_loss(said, truth, weight, settings.label_smoothing).sum()
-        loss = loss / (settings.batch * len(cohort.tunings))
-        loss.backward()
-        total += loss.detach()
-    return runtime.sum_over_ranks(total)
-
-
-def _step(
-    network: TunedNetwork,
-    optimizer: torch.optim.AdamW,
-    settings: FinetuneRecipe,
-    loss: torch.Tensor,
-    runtime: Runtime,
-) -> float:
-    """Sums gradients over ranks, clips and steps; the norm before clipping, NaN where no step was taken."""
-    learning = [parameter for parameter in network.parameters() if parameter.grad is not None]
-    runtime.sum_gradients(learning)
-    norm = float(torch.nn.utils.clip_grad_norm_(learning, settings.clip_norm))
-    healthy = math.isfinite(norm) and math.isfinite(float(loss))
-    if healthy:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm if healthy else math.nan
-
-
-def _look(
-    network: TunedNetwork, settings: FinetuneRecipe, cohort: Cohort, store: Store, runtime: Runtime, progress: Progress
-) -> dict[str, Any]:
-    """Judges the weights by validation people and keeps the best; what the journal says of it."""
-    scores = read_scores(network, cohort, store, "val", runtime)
-    found = [held_out(*three)[0] for three in zip(cohort.asked, cohort.tunings, scores, strict=True)]
-    losses = [loss for loss in found if loss is not None]
-    if not losses:
-        return {"val_loss": None}
-    mean = sum(losses) / len(losses)
-    if progress.best_loss is None or mean < progress.best_loss:
-        progress.best_loss, progress.best_update, progress.waited = mean, progress.update, 0
-        progress.best = weights_of(network)
-    elif progress.update > settings.last_stage:
-        progress.waited += 1
-    return {"val_loss": mean, "best_update": progress.best_update}

@@ -1,4 +1,4 @@
-"""Who is tuned on and who is measured: the volumes an encoder knows, their labels, and cases of several volumes.
+"""Volumes and labels of a fine-tuning: which volumes are trained on, and which cases are measured.
 
 Everything that can be wrong with people and labels is found here, before the first update.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.checkpoint import PretrainedEncoder
@@ -34,111 +34,121 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """What a target's head is taught: `truth` of every row (class code, or standardised quantity; NaN: no label).
+class TrainingLabels:
+    """What the head of a target learns: `truth` of every volume (class code, or standardised quantity; NaN: no label).
 
     weight: of each class in the loss; scale: mean and standard deviation of a quantity among the training volumes.
     """
 
     task: Task
     classes: tuple[str, ...]
-    truth: Float[np.ndarray, " rows"]
+    truth: Float[np.ndarray, " volumes"]
     weight: Tensor | None
     scale: tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """`frame` has a row for each volume that the encoder knows, sorted by id; `asked` counts its rows.
+class TuningData:
+    """`frame` has an entry for each volume that the encoder knows, sorted by id; `targets` point into it.
 
-    name: the encoder's in the result rows. By target, people: of its test cases, in their order; test_sets: what the
+    name: the encoder's in the results. By target, people: of its test cases, in their order; test_sets: what the
     ledger knows them by; metrics: the one that it is compared by.
     """
 
     frame: pd.DataFrame
     name: str
-    asked: list[PreparedTarget]
-    tunings: list[Tuning]
+    targets: list[PreparedTarget]
+    labels: list[TrainingLabels]
     people: dict[str, list[str]]
     test_sets: dict[str, str]
     metrics: dict[str, str]
 
-    def rows(self, split: str) -> np.ndarray:
-        """Rows of `split` that have a label of any target."""
-        return np.unique(np.concatenate([one.fit_target.indices[split] for one in self.asked]))
+    def labelled(self, split: str) -> Int[np.ndarray, " n"]:
+        """Indices in `frame` of the volumes of `split` that have a label of any target."""
+        return np.unique(np.concatenate([target.fit_target.indices[split] for target in self.targets]))
 
     def volume_ids(self, split: str) -> list[str]:
-        return [str(name) for name in self.frame["volume_id"].iloc[self.rows(split)]]
+        return [str(name) for name in self.frame["volume_id"].iloc[self.labelled(split)]]
 
     @property
     def tasks(self) -> list[tuple[Task, int]]:
-        return [(one.task, len(one.classes)) for one in self.tunings]
+        return [(labels.task, len(labels.classes)) for labels in self.labels]
 
 
-def choose_cohort(
-    settings: FinetuneRecipe,
+def prepare_tuning_data(
+    recipe: FinetuneRecipe,
     encoder: PretrainedEncoder,
     checkpoint: str | Path,
     store: Store,
     labels_path: Path,
     targets: Sequence[str],
     result: ProbeResult,
-) -> Cohort:
-    """Joins labels to volumes and says in `result` what was left out.
+) -> TuningData:
+    """Joins labels to volumes and notes in `result` what was left out.
 
     Raises UsageError: people of val or test whom the encoder was pretrained on, a person in two splits, labels that
-    meet no scan or cannot be learnt, a metric that no target has.
+    meet no scan or cannot be learned, a metric that no target has.
     """
-    targets = list(dict.fromkeys(targets or settings.targets))
+    targets = list(dict.fromkeys(targets or recipe.targets))
     if not targets:
         raise UsageError("no target was named: give a column of the label table with --target")
     labels = read_labels(labels_path, targets)
-    rows = select_volumes(encoder, store)
-    frame = complete_keys(add_participants(rows, store.participants))
+    volumes = select_volumes(encoder, store)
+    frame = complete_keys(add_participants(volumes, store.participants))
     for text in check_people(frame):
         result.add_note(text)
-    leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, place_of(checkpoint)))
+    refuse_leaks(volumes, encoder, checkpoint)
+    for text in labels.notes:
+        result.add_note(text)
+    task: str = recipe.task
+    if task == "multilabel":
+        labels, targets = split_multilabel(labels, targets)
+        task = "binary"
+    cases = group_cases(frame, recipe.level, "scores")
+    result.protocol = cases.about
+    aggregation_notes(cases, result)
+    # Keys without features: what joins labels to volumes needs no more of a table.
+    nothing = np.zeros((len(frame), 0), np.float32)
+    tables = name_tables([Embeddings(frame, nothing, nothing, nothing, 0, encoder.name, "")], result.add_note)
+    merged = [(name, cases.aggregate(table)) for name, table in tables]
+    by_volume = cases if recipe.level != "volume" else None
+    prepared = prepare_targets(labels, tables, merged, targets, task, by_volume, recipe.level, recipe.seed, result)
+    _report_small_validation(prepared, frame["person_id"].to_numpy(dtype=str), result)
+    people = merged[0][1].frame["person_id"].to_numpy(dtype=str)
+    return TuningData(
+        frame,
+        tables[0][0],
+        prepared,
+        [_training_labels(target, len(frame), recipe.class_weights) for target in prepared],
+        {target.test_target.name: people[target.test_target.indices["test"]].tolist() for target in prepared},
+        {target.test_target.name: test_set_hash(labels, frame, target.test_target.name) for target in prepared},
+        _metrics(recipe.metric, prepared),
+    )
+
+
+def refuse_leaks(volumes: pd.DataFrame, encoder: PretrainedEncoder, checkpoint: str | Path) -> None:
+    """Raises UsageError where the encoder was pretrained on people whom `volumes` (of the store) has in val or test."""
+    leaked = count_leaked_people(volumes, training_volumes_of_ids(encoder.trained_on, place_of(checkpoint)))
     if leaked:
         raise UsageError(
             f"leak: the encoder of {checkpoint} was pretrained on eyes of {leaked} people who are now in val or test, "
             "so their figures would be too good. Give the store the split it was trained with, or take another encoder"
         )
-    for text in labels.notes:
-        result.add_note(text)
-    task: str = settings.task
-    if task == "multilabel":
-        labels, targets = split_multilabel(labels, targets)
-        task = "binary"
-    cases = group_cases(frame, settings.level, "scores")
-    result.protocol = cases.about
-    aggregation_notes(cases, result)
-    # Keys without features: what joins labels to volumes asks a table for no more.
-    nothing = np.zeros((len(frame), 0), np.float32)
-    tables = name_tables([Embeddings(frame, nothing, nothing, nothing, 0, encoder.name, "")], result.add_note)
-    merged = [(name, cases.aggregate(table)) for name, table in tables]
-    by_volume = cases if settings.level != "volume" else None
-    asked = prepare_targets(labels, tables, merged, targets, task, by_volume, settings.level, settings.seed, result)
-    _tell_few(asked, frame["person_id"].to_numpy(dtype=str), result)
-    people = merged[0][1].frame["person_id"].to_numpy(dtype=str)
-    people_of = {one.test_target.name: people[one.test_target.indices["test"]].tolist() for one in asked}
-    tunings = [_tuning(one, len(frame), settings.class_weights) for one in asked]
-    test_sets = {one.test_target.name: test_set_hash(labels, frame, one.test_target.name) for one in asked}
-    return Cohort(frame, tables[0][0], asked, tunings, people_of, test_sets, _metrics(settings.metric, asked))
 
 
-def _tell_few(asked: Sequence[PreparedTarget], person_ids: np.ndarray, result: ProbeResult) -> None:
+def _report_small_validation(targets: Sequence[PreparedTarget], person_ids: np.ndarray, result: ProbeResult) -> None:
     """A fault where val holds too few people for `octjepa probe` to choose by, and what is done instead."""
-    few = {one.fit_target.name: _rarest(one, person_ids) for one in asked if one.selection.by != "val"}
+    few = {target.fit_target.name: _rarest(target, person_ids) for target in targets if target.selection.by != "val"}
     if not few:
         return
-    folds = all(one.selection.by == "cv" for one in asked if one.selection.by != "val")
+    folds = all(target.selection.by == "cv" for target in targets if target.selection.by != "val")
     beside = "by cross-validation inside train" + ("" if folds else ", or not at all where train has too few, too")
     done = (
         "the tuned weights, and the decision between classes, are chosen on them all the same, which is noisy"
-        if any(len(one.fit_target.indices["val"]) for one in asked)
+        if any(len(target.fit_target.indices["val"]) for target in targets)
         else "the last weights stay, and the decision between classes lies where training put it"
     )
-    of = " (of the rarest class)" if any(one.fit_target.classes for one in asked) else ""
+    of = " (of the rarest class)" if any(target.fit_target.classes for target in targets) else ""
     counts = ", ".join(f"{name} {count}" for name, count in few.items())
     result.add_fault(
         "few_to_choose_by",
@@ -147,33 +157,37 @@ def _tell_few(asked: Sequence[PreparedTarget], person_ids: np.ndarray, result: P
     )
 
 
-def _rarest(one: PreparedTarget, person_ids: np.ndarray) -> int:
+def _rarest(target: PreparedTarget, person_ids: np.ndarray) -> int:
     """People of val with a label of the target, of the class that has fewest."""
-    people, truth = person_ids[one.fit_target.indices["val"]], one.fit_target.values["val"]
-    if not one.fit_target.classes:
+    people, truth = person_ids[target.fit_target.indices["val"]], target.fit_target.values["val"]
+    if not target.fit_target.classes:
         return len(set(people.tolist()))
-    return min(len(set(people[truth == code].tolist())) for code in range(len(one.fit_target.classes)))
+    return min(len(set(people[truth == code].tolist())) for code in range(len(target.fit_target.classes)))
 
 
-def _tuning(one: PreparedTarget, count: int, weighted: bool) -> Tuning:
-    learnt = one.fit_target
+def _training_labels(target: PreparedTarget, count: int, weighted: bool) -> TrainingLabels:
+    fit_target = target.fit_target
     truth = np.full(count, np.nan)
     for split in ("train", "val"):
-        truth[learnt.indices[split]] = learnt.values[split]
-    if not learnt.classes:
-        mean, std = float(learnt.values["train"].mean()), float(learnt.values["train"].std()) or 1.0
-        return Tuning(learnt.task, (), (truth - mean) / std, None, (mean, std))
-    weight = class_weights(learnt.values["train"], len(learnt.classes)) if weighted else np.ones(len(learnt.classes))
-    return Tuning(learnt.task, learnt.classes, truth, torch.from_numpy(weight.astype(np.float32)), (0.0, 1.0))
+        truth[fit_target.indices[split]] = fit_target.values[split]
+    if not fit_target.classes:
+        mean, std = float(fit_target.values["train"].mean()), float(fit_target.values["train"].std()) or 1.0
+        return TrainingLabels(fit_target.task, (), (truth - mean) / std, None, (mean, std))
+    weight = (
+        class_weights(fit_target.values["train"], len(fit_target.classes))
+        if weighted
+        else np.ones(len(fit_target.classes))
+    )
+    return TrainingLabels(
+        fit_target.task, fit_target.classes, truth, torch.from_numpy(weight.astype(np.float32)), (0.0, 1.0)
+    )
 
 
-def _metrics(wanted: str | None, asked: Sequence[PreparedTarget]) -> dict[str, str]:
+def _metrics(metric: str | None, targets: Sequence[PreparedTarget]) -> dict[str, str]:
     """The metric that each target is compared by."""
-    found = {}
-    for one in asked:
-        task = one.test_target.task
-        if wanted is not None and wanted not in TASK_METRICS[task]:
+    for target in targets:
+        task = target.test_target.task
+        if metric is not None and metric not in TASK_METRICS[task]:
             known = ", ".join(TASK_METRICS[task])
-            raise UsageError(f"{one.test_target.name} is {task}, which has no metric {wanted}: it has {known}")
-        found[one.test_target.name] = wanted or PRIMARY_METRIC[task]
-    return found
+            raise UsageError(f"{target.test_target.name} is {task}, which has no metric {metric}: it has {known}")
+    return {target.test_target.name: metric or PRIMARY_METRIC[target.test_target.task] for target in targets}

@@ -26,13 +26,13 @@ from octjepa.extras import to_install
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.tasks.layer_decay import layer_groups
 from octjepa.tasks.segment.counts import counted, mean_of_classes
 from octjepa.tasks.segment.label_files import UNSEEN
 from octjepa.tasks.segment.linear import Labelled
 from octjepa.tasks.segment.prior import Prior
 from octjepa.tasks.segment.recipe import DecoderSettings
 from octjepa.tasks.segment.windows import Corner, corners, cut_labels, encode, window
+from octjepa.train.learner import layer_decay_groups
 
 _LOOKS = 4  # at the validation volumes
 _LEAST_SHARE = 1e-3  # of the prior, so that what was never seen somewhere may be there
@@ -163,8 +163,8 @@ def train(
     head = DecoderHead(network, decoder, prior, recipe, blind)
     groups: list[dict[str, Any]] = [{"params": list(decoder.parameters()), "lr": settings.lr}]
     if tuned:
-        groups += layer_groups(network, settings.lr, settings.encoder_decay or 1.0)
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+        groups += layer_decay_groups(network, settings.lr, settings.encoder_decay or 1.0)
+    optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, [group["lr"] for group in groups], total_steps=settings.updates + 1, cycle_momentum=False
     )

@@ -1,0 +1,177 @@
+"""A network in supervised training: its optimizer, early stopping, spike guard, and the state that it resumes from."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octjepa.checkpoint.folder import list_folders, prune, read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.location import Place, name_of
+from octjepa.errors import CheckpointError, WrongCheckpointError
+from octjepa.train.spike_guard import Guard
+
+STATES = "checkpoints"  # the folder of the states that a training resumes from
+_NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
+_COUNTS = ("skipped", "best_update", "best_loss", "waited", "done")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Learner:
+    """A network, the optimizer of its `parameters`, and what validation said of it so far.
+
+    updates: after so many it is done. patience: validations after update `patience_from` without a better loss, after
+    which it is done earlier; None: never. spike_factor: as in pretraining; None: only gradients that are not finite are
+    skipped. guard_starts: updates at which more weights begin to learn, so that gradient norms change. best: weights of
+    the least validation loss, on the host; skipped: updates that were not taken.
+    """
+
+    name: str
+    network: nn.Module
+    optimizer: torch.optim.AdamW
+    updates: int
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    patience: int | None = None
+    patience_from: int = 0
+    spike_factor: float | None = None
+    guard_starts: Sequence[int] = (0,)
+    update: int = 0  # updates that are done
+    best_loss: float | None = None
+    best_update: int = 0
+    waited: int = 0
+    skipped: int = 0
+    done: bool = False
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parameters = self.parameters or list(self.network.parameters())
+        self._guards = {start: Guard(self.spike_factor) for start in sorted({0, *self.guard_starts})}
+
+    def norm_limit(self, update: int) -> float:
+        """The gradient norm above which update `update` (from 0) is skipped."""
+        start, guard = self._guard(update)
+        return guard.limit(update - start)
+
+    def follow_update(self, update: int, healthy: bool, norm: float) -> bool:
+        """Counts a skipped update; True when too many in a row were."""
+        start, guard = self._guard(update)
+        self.skipped += not healthy
+        return guard.follow(update - start, healthy, norm)
+
+    def follow_validation(self, update: int, loss: float) -> None:
+        """Keeps the weights where `loss`, after `update` updates, is the least so far."""
+        if self.best_loss is None or loss < self.best_loss:
+            self.best_loss, self.best_update, self.waited = loss, update, 0
+            self.best = host_weights(self.network)
+        elif update > self.patience_from:
+            self.waited += 1
+        self.done = self.done or (self.patience is not None and self.waited >= self.patience)
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Fills the spike guard from the journal of the updates before; `skipped` stays as the state has it."""
+        skipped = self.skipped
+        for line in lines:
+            if "grad_norm" in line or "skipped" in line:
+                self.follow_update(line["update"] - 1, "skipped" not in line, line.get("grad_norm", 0.0))
+        self.skipped = skipped
+
+    def _guard(self, update: int) -> tuple[int, Guard]:
+        starts = list(self._guards)
+        start = starts[bisect_right(starts, update) - 1]
+        return start, self._guards[start]
+
+
+def adamw(groups: Iterable[Any], device: torch.device, **settings: Any) -> torch.optim.AdamW:
+    """AdamW that can skip an update without waiting for an accelerator (`found_inf` of the fused one).
+
+    On a CPU, where nothing is waited for, it is the plain one: the fused one rounds otherwise.
+    """
+    return torch.optim.AdamW(groups, fused=device.type not in ("cpu", "xla"), **settings)
+
+
+def layer_decay_groups(network: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
+    """Parameter groups of an encoder: the last block at lr x decay, each one below at a rate `decay` times lower.
+
+    From the input to the output: the patch embedding, a group for each block, the final norm with the last one.
+    Layer-wise decay is that of ULMFiT (Howard & Ruder 2018) and BEiT.
+    """
+    depth = len(network.blocks)  # type: ignore[arg-type]
+    groups: dict[int, list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        level = depth if name.startswith("norm") else numbers[0] + 1 if name.startswith("blocks") and numbers else 0
+        groups.setdefault(level, []).append(parameter)
+    return [{"params": group, "lr": lr * decay ** (depth + 1 - level)} for level, group in sorted(groups.items())]
+
+
+def host_weights(network: nn.Module) -> dict[str, Tensor]:
+    """Copies of the state dict on the host."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in network.state_dict().items()}
+
+
+def load_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Any) -> None:
+    """Fills `network` with what was read from `folder`. Raises CheckpointError: tensors of other names or shapes."""
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of {folder} do not fit their recipe: {error}") from None
+
+
+def save_state(folder: Path, learner: Learner, fingerprint: str) -> None:
+    """Writes `folder/step-<update>`, and keeps the state before it, should it be damaged. Raises CheckpointError."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in learner.network.named_parameters()}
+    moments = {
+        f"{kind}/{names[parameter]}": value
+        for parameter, state in learner.optimizer.state.items()
+        for kind, value in state.items()
+    }
+    tensors = {_NETWORK: host_weights(learner.network), _MOMENTS: moments, _BEST: learner.best}
+    about = {"kind": "state of a supervised training", "fingerprint": fingerprint}
+    write_folder(folder, learner.update, tensors, about | {name: getattr(learner, name) for name in _COUNTS})
+    prune(folder, 2)
+
+
+def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
+    """Fills `learner` from the newest state in `folder`; the updates it has done, 0 where there is no state.
+
+    A damaged state is reported, and the one before it taken. Raises CheckpointError (none is whole),
+    WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).
+    """
+    states = list_folders(folder)
+    for state in reversed(states):
+        try:
+            return _load_state(state, learner, fingerprint)
+        except WrongCheckpointError:
+            raise
+        except CheckpointError as error:
+            if state == states[0]:
+                raise
+            _log.warning("%s NOT USED: %s Training resumes from the checkpoint before it", name_of(state), error)
+    return 0
+
+
+def _load_state(state: Place, learner: Learner, fingerprint: str) -> int:
+    about = read_manifest(state)
+    if about["fingerprint"] != fingerprint:
+        raise WrongCheckpointError(
+            f"{state} was begun with another recipe, encoder, store or labels: give what it was begun with, or remove "
+            "the folder"
+        )
+    weights, moments, best = (read_tensors(state, name) for name in (_NETWORK, _MOMENTS, _BEST))
+    load_weights(learner.network, weights, state)
+    parameters, fused = dict(learner.network.named_parameters()), learner.optimizer.defaults["fused"]
+    for key, value in moments.items():
+        kind, _, name = key.partition("/")
+        moved = value if kind == "step" and not fused else value.to(parameters[name].device)
+        learner.optimizer.state[parameters[name]][kind] = moved
+    for name in _COUNTS:
+        setattr(learner, name, about[name])
+    learner.best, learner.update = best, int(about["update"])
+    return learner.update
