@@ -137,16 +137,16 @@ def test_the_answer_is_that_of_an_encoder_which_never_saw_the_place(encoder: Pre
     def answer(p: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         return encoder.encoder(p, c).mean(dim=1)
 
-    found = predict_without(answer, patches, places, left_out, batch)
+    found = predict_without(answer, patches, positions, left_out, batch)
     for row, out in zip(found, left_out, strict=True):
         alone = encoder.encoder(patches[~out][None], positions[~out][None]).mean(dim=1)[0].detach()
         assert np.abs(row - alone.numpy()).max() < 1e-5
     poisoned = patches.clone()
     poisoned[left_out[0]] = torch.nan
-    unseen = predict_without(answer, poisoned, places, left_out[:1], batch)
-    np.testing.assert_array_equal(unseen, predict_without(answer, patches, places, left_out[:1], batch))
+    unseen = predict_without(answer, poisoned, positions, left_out[:1], batch)
+    np.testing.assert_array_equal(unseen, predict_without(answer, patches, positions, left_out[:1], batch))
     with pytest.raises(ValueError, match="every token"):
-        predict_without(answer, patches, places, np.ones_like(left_out), batch)
+        predict_without(answer, patches, positions, np.ones_like(left_out), batch)
 
 
 def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) -> None:

@@ -37,7 +37,7 @@ _BATCH = 32
 _LR, _WEIGHT_DECAY = 3e-3, 0.05
 _VOLUMES_FOR_SCALE = 256
 
-Volumes = Int[np.ndarray, " n"]
+Volumes = Int[np.ndarray, " _"]
 Read = Callable[[Volumes], Tensor]  # features of volumes
 Build = Callable[[Task, int], nn.Module]  # a network for a task and its number of classes (0: a quantity)
 
@@ -180,9 +180,7 @@ def attentive(
     return _fit(read, targets, hows, train, build, "attentive", smoothing, seed)
 
 
-def predictions(
-    read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volumes]
-) -> list[Float[np.ndarray, "n classes"]]:
+def predictions(read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volumes]) -> list[Float[np.ndarray, "_ _"]]:
     """What each fit predicts for its own volumes, in their order.
 
     Every block of the table is read once for all fits. Blocks are fixed, so who else is read for changes no rounding.

@@ -61,7 +61,7 @@ class HeadSpec:
     classes: tuple[str, ...]
     scale: tuple[float, float]
     shift: tuple[float, ...]
-    class_shares: tuple[float, ...]
+    shares: tuple[float, ...]
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> HeadSpec:

@@ -44,7 +44,7 @@ def standardise(network: TunedNetwork, data: TuningData, store: Store, runtime: 
 
 def predict_split(
     network: TunedNetwork, data: TuningData, store: Store, split: str, runtime: Runtime
-) -> list[Float[np.ndarray, "n classes"]]:
+) -> list[Float[np.ndarray, "_ _"]]:
     """Of each target's labelled volumes of `split`: probabilities of the classes, or quantities in their own unit."""
     volumes, widths = data.labelled(split), [max(1, len(labels.classes)) for labels in data.labels]
     if not len(volumes):

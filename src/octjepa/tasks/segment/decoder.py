@@ -164,7 +164,7 @@ def train(
     groups: list[dict[str, Any]] = [{"params": list(decoder.parameters()), "lr": settings.lr}]
     if tuned:
         groups += layer_decay_groups(network, settings.lr, settings.encoder_decay or 1.0)
-    optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, [group["lr"] for group in groups], total_steps=settings.updates + 1, cycle_momentum=False
     )
