@@ -210,4 +210,4 @@ def as_tuned(made: Path) -> Callable[[Path], None]:
 @pytest.fixture(autouse=True)
 def few_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One eye's occlusion map on a page is enough but for `page`, which is made before and has all."""
-    monkeypatch.setattr("octjepa.report.occlusion._FEW", 1)
+    monkeypatch.setattr("octjepa.report.occlusion.MAX_EYES", 1)

@@ -10,8 +10,13 @@ from pathlib import Path
 from index_entries import index_entry, store_of
 from octjepa.recipe import DataRecipe
 from octjepa.report import write_report
-from octjepa.report.cohort import cohort
-from octjepa.report.every_file import ROWS, ROWS_OF_A_REASON, accepted, refused
+from octjepa.report.cohort import (
+    MAX_FILES_PER_REASON,
+    MAX_VOLUMES,
+    accepted_files,
+    refused_files,
+    summarise_cohort,
+)
 from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.select import select
 
@@ -31,7 +36,7 @@ def quarantine_record(number: int, reason: str, file: str = "") -> dict[str, str
     }
 
 
-def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
+def test_the_stages_add_up_from_files_to_splits(tmp_path: Path) -> None:
     rows = [
         index_entry(number, split="train" if number < 8 else "test", site="A" if number < 6 else "")
         for number in range(10)
@@ -43,22 +48,22 @@ def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
     record_ignored(store.path, [tmp_path / "one"], {".tsv": 2, "hidden": 5})
     record_ignored(store.path, [tmp_path / "one"], {".tsv": 3})  # the same source again takes the place of the first
     record_ignored(store.path, [tmp_path / "two"], {".tsv": 1})
-    counted = cohort(store)
-    assert [(box.number, box.what) for box in counted.boxes] == [
+    counted = summarise_cohort(store)
+    assert [(stage.number, stage.what) for stage in counted.stages] == [
         (18, "files found or listed"),
         (14, "scans to read"),
         (10, "volumes read and accepted"),
         (9, "raster volumes"),
     ]
-    for box, following in zip(counted.boxes[:2], counted.boxes[1:], strict=False):
-        assert box.number - sum(out.number for out in box.out) == following.number
-    assert [(out.number, out.parts, out.bad) for box in counted.boxes for out in box.out] == [
+    for stage, following in zip(counted.stages[:2], counted.stages[1:], strict=False):
+        assert stage.number - sum(out.number for out in stage.exclusions) == following.number
+    assert [(out.number, out.parts, out.bad) for stage in counted.stages for out in stage.exclusions] == [
         (4, ((".tsv", 4),), False),
         (3, (("truncated", 2), ("not_dicom", 1)), True),
         (1, (("duplicate_content", 1),), False),
         (1, (("radial", 1),), False),
     ]
-    assert counted.boxes[2].details == ("5 people, 10 eyes", "topcon triton 10", "A 6, unknown 4")
+    assert counted.stages[2].details == ("5 people, 10 eyes", "topcon triton 10", "A 6, unknown 4")
     assert [(name, counts.people, counts.volumes) for name, counts in counted.splits] == [
         ("train", 4, 8),
         ("val", 0, 0),
@@ -69,21 +74,21 @@ def test_the_boxes_add_up_from_files_to_splits(tmp_path: Path) -> None:
     assert counted.tables[1].rows["all sites"]["all"].volumes == 9
 
 
-def test_the_ledger_stands_by_reason_with_what_paths_tell(tmp_path: Path) -> None:
+def test_refused_files_are_listed_by_reason_with_device_and_site_of_their_path(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(0)], [{"person_id": "1001", "clinical_site": "UW"}])
     store.refuse(quarantine_record(0, "duplicate_content"))
     store.refuse(quarantine_record(1, "empty_file", "zeiss_cirrus/1001/1001_cirrus_mac_oct_l_1.2.dcm"))
     store.refuse(quarantine_record(2, "empty_file", "who knows.dcm"))
-    first, last = refused(store, tmp_path)
-    assert (first.reason, first.number, first.lost, first.action) == (
+    first, last = refused_files(store, tmp_path)
+    assert (first.counts.reason, first.counts.files, first.counts.lost, first.action) == (
         "empty_file",
         2,
         True,
         "copy or download it again",
     )
-    assert first.by_device == {"unknown": 1, "zeiss_cirrus": 1}
-    assert first.by_site == {"UW": 1, "unknown": 1}
-    assert (last.reason, last.lost) == ("duplicate_content", False)
+    assert first.counts.by_device == {"unknown": 1, "zeiss_cirrus": 1}
+    assert first.counts.by_site == {"UW": 1, "unknown": 1}
+    assert (last.counts.reason, last.counts.lost) == ("duplicate_content", False)
 
 
 def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
@@ -102,11 +107,11 @@ def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
         time.perf_counter() - started < 20
     )  # about 2 s on one core; minutes would mean a cost that grows with the square
     assert len(text) < 1.5e6
-    assert text.count('<tr><td class="file">') == ROWS + 2 * ROWS_OF_A_REASON
+    assert text.count('<tr><td class="file">') == MAX_VOLUMES + 2 * MAX_FILES_PER_REASON
     assert "300 of 10,000 are shown" in text
     assert "The first 40 of 4,000 by name; <code>quarantine.jsonl</code>" in text
-    kept = [row.volume_id for row in accepted(store)]
-    assert {rows[7777]["volume_id"], rows[8888]["volume_id"]} <= set(kept)
+    shown = [one.row["volume_id"] for one in accepted_files(store)]
+    assert {rows[7777]["volume_id"], rows[8888]["volume_id"]} <= set(shown)
 
 
 def test_the_page_of_a_run_shows_how_it_chose(demo: Path) -> None:

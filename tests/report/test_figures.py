@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from octjepa.report.figures import curves, eyes, forest, masks, scan, tokens
+from octjepa.report.figures import curves, eyes, forest, masks, svg, tokens
+from octjepa.report.mask_statistics import single_family
 
 
 def test_en_face_is_bright_where_tissue_is_bright_and_black_without() -> None:
@@ -30,7 +31,7 @@ def test_en_face_is_bright_where_tissue_is_bright_and_black_without() -> None:
 def test_a_png_holds_the_pixels_that_were_given() -> None:
     pixels = np.zeros((8, 16), np.uint8)
     pixels[:, 8:] = 200
-    uri = scan.png(pixels)
+    uri = svg.png(pixels)
     image = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("L"))
     assert image.shape == (16, 32)
     assert (image[:, :12] < 20).all()
@@ -38,8 +39,8 @@ def test_a_png_holds_the_pixels_that_were_given() -> None:
 
 
 def test_a_boundary_breaks_where_nothing_was_found() -> None:
-    rows = np.array([5.0, 6, np.nan, 7, 8, 9])
-    lines = scan.boundary(rows, "band")
+    depths = np.array([5.0, 6, np.nan, 7, 8, 9])
+    lines = svg.boundary(depths, "band")
     assert len(lines) == 2
     assert "0.5 5L1.5 6" in lines[0]
 
@@ -52,7 +53,7 @@ def test_a_mask_picture_has_exactly_the_recipes_counts(made: Path, family: str) 
     recipe = load_recipe("tiny_cpu", ["masks.runs=0", "masks.target_share=0.7"])
     store = Store.open(made / "store")
     picture = masks.mask_picture(store.read(store.table["volume_id"][0]), recipe, family)
-    weights = masks.only(recipe, family).masks
+    weights = single_family(recipe, family).masks
     assert {name for name in masks.FAMILIES if getattr(weights, name)} == {family}
     context, target = recipe.mask_counts
     assert picture.counts["seen"] == context
@@ -118,16 +119,20 @@ def rows(metric: str = "auroc") -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def test_the_headline_is_the_comparison_named_beforehand_not_the_best() -> None:
+def test_the_shown_results_are_of_the_planned_comparison_not_of_the_best() -> None:
     paired = {"probe": "linear", "pool": "mean", "metric": "auroc"}
-    groups = forest.forest(forest.headline(rows(), paired))
+    groups = forest.forest(forest.planned_results(rows(), paired))
     assert [group.target for group in groups] == ["macro", "drusen"]
-    assert [(row.name, row.value) for row in groups[0].rows] == [("ours", 0.7), ("untrained", 0.6), ("majority", 0.5)]
-    assert len(forest.headline(rows(), None)) == len(rows())
+    assert [(row.result["name"], row.result["value"]) for row in groups[0].rows] == [
+        ("ours", 0.7),
+        ("untrained", 0.6),
+        ("majority", 0.5),
+    ]
+    assert len(forest.planned_results(rows(), None)) == len(rows())
 
 
 def test_points_and_whiskers_lie_in_order_on_a_shared_scale() -> None:
-    groups = forest.forest(forest.headline(rows(), {"probe": "linear", "pool": "mean", "metric": "auroc"}))
+    groups = forest.forest(forest.planned_results(rows(), {"probe": "linear", "pool": "mean", "metric": "auroc"}))
     for group in groups:
         for row in group.rows:
             start, end = re.findall(r'whisker" d="M([\d.]+) [\d.]+v6m0 -3H([\d.]+)', row.drawing)[0]
@@ -139,6 +144,6 @@ def test_points_and_whiskers_lie_in_order_on_a_shared_scale() -> None:
 def test_a_figure_without_interval_or_value_draws_no_whisker() -> None:
     bare = [{"name": "ours", "target": "x", "metric": "auroc", "value": None, "low": None, "high": None, "n": None}]
     row = forest.forest(bare)[0].rows[0]
-    assert row.value is None
+    assert row.result["value"] is None
     assert "whisker" not in row.drawing
     assert "point" not in row.drawing

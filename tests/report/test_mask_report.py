@@ -11,7 +11,7 @@ import pytest
 from command_line import call
 from octjepa.errors import UsageError
 from octjepa.report import mask_statistics
-from octjepa.report.figures.mask_report import mask_chart, report_masks
+from octjepa.report.figures.masks import mask_chart, report_masks
 from synthetic import MemoryStore, small_recipe
 
 
@@ -24,12 +24,12 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:
     recipe = small_recipe(masks={"target_share": 0.5})
     store = MemoryStore(recipe.preprocessing)
-    said = report_masks(recipe, store, list(store.volumes)[:8], tmp_path / "new" / "folder")
-    assert Path(said["figure"]).read_bytes().startswith(b"\x89PNG")
-    measured = json.loads(Path(said["report"]).read_text())
+    summary = report_masks(recipe, store, list(store.volumes)[:8], tmp_path / "new" / "folder")
+    assert Path(summary["figure"]).read_bytes().startswith(b"\x89PNG")
+    measured = json.loads(Path(summary["report"]).read_text())
     assert measured["counts"] == {"tokens": 24, "context": 10, "target": 7, "hidden": 14}
-    assert said["exact"]
-    assert said["copy_nearest"]["runs"] == measured["families"]["runs"]["copy_nearest"]["error"]["value"]
+    assert summary["exact"]
+    assert summary["copy_nearest"]["runs"] == measured["families"]["runs"]["copy_nearest"]["error"]["value"]
     chart = mask_chart(measured)
     assert ElementTree.fromstring(chart).tag == "svg"
     assert "#0102" not in chart  # every stand-in colour is the page's

@@ -13,7 +13,7 @@ import pytest
 
 from octjepa.errors import OctjepaError
 from octjepa.report import occlusion
-from octjepa.report.figures.occlusion import LEVELS, Shown, occlusion_maps, shades
+from octjepa.report.occlusion import LEVELS, OccludedVolume, colour_levels, draw_maps
 from octjepa.store import Store
 from octjepa.tasks.occlusion import Occlusion
 
@@ -31,7 +31,7 @@ def cells(drawn: list[str]) -> dict[str, set[tuple[float, float]]]:
 
 
 def test_strength_and_sign_are_drawn_where_they_were_measured() -> None:
-    drawn = shades(np.array([[1.0, 0.5, NAN], [-1.0, 0.2, 0.0]]), 1.0, 0.25, (16, 8))
+    drawn = colour_levels(np.array([[1.0, 0.5, NAN], [-1.0, 0.2, 0.0]]), 1.0, 0.25, (16, 8))
     assert cells(drawn) == {
         f"occ-for s{LEVELS}": {(0, 0)},
         f"occ-for s{LEVELS // 2}": {(8, 0)},
@@ -50,13 +50,13 @@ def store(made: Path, tmp_path: Path) -> Store:
     return Store.open(shutil.copytree(made / "store", tmp_path / "store"))
 
 
-def shown(store: Store, strongest: float, by_chance: float, mirrored: bool = False) -> Shown:
+def occluded(store: Store, strongest: float, by_chance: float, mirrored: bool = False) -> OccludedVolume:
     """A map of the first volume with one place in it: slab 0, column 6, row 4 of the grid 4 x 8 x 8."""
     row = {str(key): value for key, value in store.table.iloc[0].to_dict().items()} | {"mirrored": mirrored}
     en_face, b_scan = np.zeros((4, 8)), np.full((8, 8), NAN)
     en_face[0, 6] = b_scan[4, 6] = strongest
     found = Occlusion(en_face, b_scan, 0, 6, (by_chance, by_chance), NAN)
-    return Shown(row, store.read(row["volume_id"]), found)
+    return OccludedVolume(row, store.read(row["volume_id"]), found)
 
 
 def recipe() -> Any:
@@ -67,7 +67,7 @@ def recipe() -> Any:
 
 def test_a_place_lies_over_its_own_voxels_and_is_named_as_in_the_scan_that_was_read(store: Store) -> None:
     # 128 columns of 0.047 mm about the centre; the scan has 160 A-scans of 0.04 mm, 24 B-scans of 0.26 mm
-    (right,) = occlusion_maps(store, [shown(store, 1.0, 0.0)], recipe(), 0.05).pictures
+    (right,) = draw_maps(store, [occluded(store, 1.0, 0.0)], recipe(), 0.05).pictures
     assert cells(re.findall(r"<path[^>]*occ[^>]*>", right.en_face)) == {f"occ-for s{LEVELS}": {(6 * 16, 0)}}
     assert cells(re.findall(r"<path[^>]*occ[^>]*>", right.b_scan)) == {f"occ-for s{LEVELS}": {(6 * 16, 4 * 16)}}
     from_centre_mm = (6.5 * 16 - 64) * 0.047
@@ -77,7 +77,7 @@ def test_a_place_lies_over_its_own_voxels_and_is_named_as_in_the_scan_that_was_r
     table = pd.read_parquet(index)
     table.assign(mirrored=True).to_parquet(index)
     again = Store.open(store.path)
-    (left,) = occlusion_maps(again, [shown(again, 1.0, 0.0, mirrored=True)], recipe(), 0.05).pictures
+    (left,) = draw_maps(again, [occluded(again, 1.0, 0.0, mirrored=True)], recipe(), 0.05).pictures
     assert left.a_scan_number == (round(79.5 - from_centre_mm / 0.04) + 1, 160)
     assert left.b_scan_number == right.b_scan_number
     assert left.en_face == right.en_face
@@ -85,7 +85,7 @@ def test_a_place_lies_over_its_own_voxels_and_is_named_as_in_the_scan_that_was_r
 
 def test_a_map_of_nothing_has_no_colour_and_chance_is_told_from_a_place(store: Store) -> None:
     def drawn(strongest: float, by_chance: float) -> tuple[int, bool]:
-        maps = occlusion_maps(store, [shown(store, strongest, by_chance)], recipe(), 0.05)
+        maps = draw_maps(store, [occluded(store, strongest, by_chance)], recipe(), 0.05)
         one = maps.pictures[0]
         return len(re.findall("occ-", one.en_face + one.b_scan)), one.stands_out
 
@@ -95,44 +95,48 @@ def test_a_map_of_nothing_has_no_colour_and_chance_is_told_from_a_place(store: S
 
 
 def test_eyes_of_a_page_share_their_scale_and_its_unit(store: Store) -> None:
-    strong, weak = shown(store, 0.8, 0.0), shown(store, 0.4, 0.0)
-    maps = occlusion_maps(store, [strong, weak], recipe(), 0.05, unit=0.5)
-    assert (maps.most_en_face, maps.most_b_scan) == pytest.approx((1.6, 1.6))
+    strong, weak = occluded(store, 0.8, 0.0), occluded(store, 0.4, 0.0)
+    maps = draw_maps(store, [strong, weak], recipe(), 0.05, unit=0.5)
+    assert (maps.max_en_face, maps.max_b_scan) == pytest.approx((1.6, 1.6))
     assert [one.strongest for one in maps.pictures] == pytest.approx([1.6, 0.8])
     assert f"occ-for s{LEVELS // 2}" in maps.pictures[1].en_face
     assert maps.column_mm == pytest.approx((1.44, 3 * 0.752))
-    assert maps.place_mm == pytest.approx((1.44, 0.1248, 3 * 0.752))
+    assert maps.position_mm == pytest.approx((1.44, 0.1248, 3 * 0.752))
 
 
-def said(*rows: tuple[str, str, str], target: str = "sign", split: str = "test", level: str = "volume") -> pd.DataFrame:
+def predictions(
+    *rows: tuple[str, str, str], target: str = "sign", split: str = "test", level: str = "volume"
+) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["volume_id", "truth", "predicted"])
     return table.assign(target=target, split=split, level=level, scores=[[0.2, 0.8]] * len(table))
 
 
 def test_cases_are_the_first_right_and_the_first_wrong_of_each_class() -> None:
-    rows = said(("d", "1", "0"), ("c", "1", "1"), ("b", "1", "1"), ("a", "0", "0"), ("e", "", "1"))
-    others = [said(("0", "1", "1"), **kind) for kind in ({"target": "other"}, {"split": "val"}, {"level": "eye"})]
-    chosen = occlusion.chosen_cases(pd.concat([rows, *others]), "sign", ("0", "1"))
-    assert [(one["volume_id"], one["predicted"]) for one in chosen] == [("a", "0"), ("b", "1"), ("d", "0")]
-    assert chosen[1]["words"] == "said 1 with 0.80: right"
-    assert chosen[2]["words"] == "said 0 with 0.20: wrong, it is 1"
-    assert occlusion.chosen_cases(pd.concat(others), "sign", ("0", "1")) == []
+    rows = predictions(("d", "1", "0"), ("c", "1", "1"), ("b", "1", "1"), ("a", "0", "0"), ("e", "", "1"))
+    others = [
+        predictions(("0", "1", "1"), **kind) for kind in ({"target": "other"}, {"split": "val"}, {"level": "eye"})
+    ]
+    chosen = occlusion.test_cases(pd.concat([rows, *others]), "sign", ("0", "1"))
+    assert [(one["volume_id"], one["prediction"]) for one in chosen] == [("a", "0"), ("b", "1"), ("d", "0")]
+    assert chosen[1]["caption"] == "predicted 1 with 0.80: correct"
+    assert chosen[2]["caption"] == "predicted 0 with 0.20: wrong, it is 1"
+    assert occlusion.test_cases(pd.concat(others), "sign", ("0", "1")) == []
 
 
 def test_of_a_quantity_the_median_error_and_the_greatest() -> None:
-    rows = said(("a", "50", "51"), ("b", "60", "63"), ("c", "40", "70"))
-    chosen = occlusion.chosen_cases(rows, "sign", ())
+    rows = predictions(("a", "50", "51"), ("b", "60", "63"), ("c", "40", "70"))
+    chosen = occlusion.test_cases(rows, "sign", ())
     assert [one["volume_id"] for one in chosen] == ["b", "c"]
-    assert chosen[1]["words"] == "greatest error: said 70, true 40"
-    assert [one["volume_id"] for one in occlusion.chosen_cases(rows[:1], "sign", ())] == ["a"]
+    assert chosen[1]["caption"] == "greatest error: predicted 70, true 40"
+    assert [one["volume_id"] for one in occlusion.test_cases(rows[:1], "sign", ())] == ["a"]
 
 
 def test_an_encoder_too_large_for_a_page_is_told(store: Store, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(occlusion, "_FLOP_A_THREAD", 1e9)
+    monkeypatch.setattr(occlusion, "FLOP_PER_THREAD", 1e9)
     with pytest.raises(
         OctjepaError, match=r"costs 0 TFLOP, more than the 0 that a page may take on this machine: make"
     ):
-        occlusion.of_run(store, made / "run")
+        occlusion.run_maps(store, made / "run")
 
 
 def test_one_person_gives_no_scale(store: Store, made: Path) -> None:
@@ -140,9 +144,9 @@ def test_one_person_gives_no_scale(store: Store, made: Path) -> None:
     table = pd.read_parquet(index)
     table.assign(split="train").where(table["person_id"] != "1005", table).to_parquet(index)
     with pytest.raises(OctjepaError, match="1 held-out people give no distance between eyes"):
-        occlusion.of_run(Store.open(store.path), made / "run")
+        occlusion.run_maps(Store.open(store.path), made / "run")
     table.assign(split="train").to_parquet(index)
-    assert occlusion.of_run(Store.open(store.path), made / "run") is None
+    assert occlusion.run_maps(Store.open(store.path), made / "run") is None
 
 
 def test_damaged_predictions_are_told(made: Path, store: Store, tmp_path: Path, as_tuned: Any) -> None:
@@ -150,4 +154,4 @@ def test_damaged_predictions_are_told(made: Path, store: Store, tmp_path: Path, 
     as_tuned(tmp_path / "tuning")
     (tmp_path / "tuning" / "predictions.parquet").write_bytes(b"no table")
     with pytest.raises(OctjepaError, match=r"predictions\.parquet cannot be read"):
-        occlusion.of_tuning(store, tmp_path / "tuning")
+        occlusion.tuning_maps(store, tmp_path / "tuning")

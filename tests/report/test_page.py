@@ -43,7 +43,7 @@ def test_every_part_is_drawn(page: str) -> None:
     assert page.count('class="slabs"') == 3
     assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 3 * 4 + 3 * 2 + 3 * 2
     assert page.count('<svg class="chart"') == 6 + 1
-    assert "How often each place is hidden" in page
+    assert "How often each position is hidden" in page
     assert page.count('class="tok-colour"') > 20
     assert "Missing:" not in page
     recipe = load_recipe("tiny_cpu")
@@ -161,11 +161,11 @@ def test_the_file_appears_whole_or_not_at_all(demo: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match="is a folder"):
         write_report(demo, demo / "store")
 
-    def refuse(self: Path, target: Path) -> Path:
+    def refuse(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OctjepaError, match="No space left on device"):
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OctjepaError, match="the disk is full while writing"):
         write_report(demo)
     assert out.read_text(encoding="utf-8") == "before"
     assert list(demo.glob(".report*")) == []
@@ -243,7 +243,9 @@ def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(
     assert "&lt;b&gt;fluid" in page
     assert "/srv/someone" not in page
     maps = page[page.index('<section id="occlusion">') :]
-    assert maps.index("drusen: said yes with 0.75: wrong, it is no.") < maps.index("drusen: said yes with 0.75: right.")
+    assert maps.index("drusen: predicted yes with 0.75: wrong, it is no.") < maps.index(
+        "drusen: predicted yes with 0.75: correct."
+    )
     assert maps.count('<svg class="scan"') == 2 * 2
     assert "What this does not show:" in maps
     (tmp_path / "tuning" / "predictions.parquet").unlink()

@@ -24,7 +24,7 @@ from PIL import Image
 from octjepa.errors import UsageError
 from octjepa.report.figures import masks
 from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import scans_of, serve
+from octjepa.report.viewer.server import open_scans, serve
 from octjepa.store.chunk import DamagedVolume
 from octjepa.views.tokens import TISSUE_SHARE
 from viewer_server import served
@@ -34,7 +34,7 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture(scope="module")
 def scans(made: Path) -> Scans:
-    return scans_of(made)
+    return open_scans(made)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_only_to_this_machine_only_to_read_only_its_own_script(url: str) -> None
 
 
 def test_a_damaged_volume_is_told_and_the_others_go_on(demo: Path) -> None:
-    scans = scans_of(demo / "store")
+    scans = open_scans(demo / "store")
     assert scans.about()["layers"] == []
     first, second = sorted(scans.ids)[:2]
     (scans.store.chunk_folder(first) / "pixels.npy").write_bytes(b"no array")
@@ -140,7 +140,7 @@ def test_a_damaged_volume_is_told_and_the_others_go_on(demo: Path) -> None:
 
 
 def test_a_damaged_first_eye_does_not_take_the_colours_of_the_others(demo: Path) -> None:
-    scans = scans_of(demo)
+    scans = open_scans(demo)
     assert scans.encoder is not None
     for name in sorted(scans.ids)[:6]:  # the first of a device or two
         (scans.store.chunk_folder(name) / "pixels.npy").write_bytes(b"no array")
@@ -149,11 +149,11 @@ def test_a_damaged_first_eye_does_not_take_the_colours_of_the_others(demo: Path)
 
 def test_without_its_encoder_the_eyes_are_shown_and_the_page_says_why(demo: Path) -> None:
     shutil.rmtree(demo / "run" / "checkpoints")
-    found = scans_of(demo / "run").about()
+    found = open_scans(demo / "run").about()
     assert found["layers"] == []
     assert "no checkpoint" in found["missing"] or "no pretrained encoder" in found["missing"]
     (demo / "run" / "run.json").write_text("{")
-    assert "run.json" in scans_of(demo).about()["missing"]
+    assert "run.json" in open_scans(demo).about()["missing"]
 
 
 def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
     table = pd.read_parquet(index)
     table.loc[0, "quality"] = np.nan
     table.drop(columns=["region", "site", "mirrored"]).to_parquet(index)
-    rows = scans_of(demo / "store").listing()
+    rows = open_scans(demo / "store").listing()
     assert sum(row["quality"] is None for row in rows) == 1
     assert {row["region"] for row in rows} == {""}
     assert json.dumps(rows, allow_nan=False)
@@ -169,7 +169,7 @@ def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
 
 def test_a_source_without_eyes_or_a_taken_port_is_refused(demo: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
-        scans_of(tmp_path / "nothing")
+        open_scans(tmp_path / "nothing")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

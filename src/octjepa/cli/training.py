@@ -49,7 +49,7 @@ def plan(
         ids = cohort.train.volume_ids
         about = cohort.about() if as_json else {}
     if masks is not None:
-        from octjepa.report.figures.mask_report import report_masks
+        from octjepa.report.figures.masks import report_masks
 
         about["masks"] = report_masks(resolved, opened, ids, masks)
     planned = plan_recipe(resolved, None if ids is None else len(ids))

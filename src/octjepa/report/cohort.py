@@ -1,13 +1,23 @@
-"""Who is in the store and how they got there: the flow from the files found to the people in each split, as counts."""
+"""Who is in a store and how they got there, as counts; and what became of every file, by name.
+
+A cohort of ten thousand files would make a page that no browser opens quickly, so the tables of files are cut and say
+so: they show `MAX_VOLUMES` volumes, those with a doubt first, and `MAX_FILES_PER_REASON` files of each reason. The
+store's own files hold all of them.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.store.cohort_flow import Counts, cohort_table, count_entries, source_flow, text_column
+from octjepa.ingest.reasons import REASONS
+from octjepa.report.figures.eyes import AxisGeometry, native_geometry, records
+from octjepa.report.html import file_name, without_paths
+from octjepa.store.cohort_flow import Counts, RefusedFiles, cohort_table, count_entries, source_flow, text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,11 +25,13 @@ if TYPE_CHECKING:
     from octjepa.store import Store
 
 SPLITS = ("train", "val", "test")
+MAX_VOLUMES = 300
+MAX_FILES_PER_REASON = 40
 
 
 @dataclass(frozen=True)
-class Out:
-    """What leaves the flow beside a box: how many, what they are called, and the parts by name."""
+class Exclusion:
+    """What leaves the flow beside a stage: how many, what they are called, and the parts by name, most first."""
 
     number: int
     what: str
@@ -28,17 +40,17 @@ class Out:
 
 
 @dataclass(frozen=True)
-class Box:
-    """A stage: how many, of what, what they consist of, and what leaves before the next box."""
+class FlowStage:
+    """How many, of what, what they consist of, and what leaves before the next stage."""
 
     number: int
     what: str
     details: tuple[str, ...] = ()
-    out: tuple[Out, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
 
 
 @dataclass(frozen=True)
-class Table:
+class CountTable:
     """`rows`: a device or site -> column (a split, "unassigned" or "all") -> counts; the last row is all of them."""
 
     title: str
@@ -48,11 +60,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Cohort:
-    """`boxes` from files to raster volumes, `splits` the last stage side by side."""
+    """`stages` from files to raster volumes, then `splits` side by side; the numbers are of files and volumes."""
 
-    boxes: tuple[Box, ...]
+    stages: tuple[FlowStage, ...]
     splits: tuple[tuple[str, Counts], ...]
-    tables: tuple[Table, ...]
+    tables: tuple[CountTable, ...]
     volumes: int
     files: int
     refused: int
@@ -61,104 +73,116 @@ class Cohort:
     participants: dict[str, str]
 
 
-def cohort(store: Store) -> Cohort:
+@dataclass(frozen=True)
+class RefusalReason:
+    """All files refused for one reason; `files` holds the first of them as (name, stage, detail)."""
+
+    counts: RefusedFiles
+    meaning: str
+    action: str
+    files: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class AcceptedFile:
+    """One volume: its row of the index, the file's name as shown, its native geometry and its notes."""
+
+    row: Mapping[str, Any]
+    file: str
+    axes: tuple[AxisGeometry, ...]
+    notes: tuple[str, ...]
+
+
+def summarise_cohort(store: Store) -> Cohort:
     """Counts of a store. Eyes are counted as person and side; an unknown side counts as one eye of its person."""
     table = cohort_table(store)
     sources = source_flow(store)
     rasters = table[table["pattern"] == "raster"]
     other = Counter(text_column(table.loc[table["pattern"] != "raster", "pattern"]))
-    ignored = Out(sum(sources.ignored.values()), "side files ignored", _parts(sources.ignored))
-    lost = {one.reason: one.files for one in sources.refused if one.lost}
-    set_aside = {one.reason: one.files for one in sources.refused if not one.lost}
-    everyone = sources.accepted
-    boxes = (
-        *([Box(sources.found, "files found or listed", out=(ignored,))] if ignored.number else []),
-        Box(
+    refused = {kind: {one.reason: one.files for one in sources.refused if one.lost == kind} for kind in (True, False)}
+    accepted = sources.accepted
+    stages = [
+        FlowStage(sources.found, "files found or listed", (), _exclusions(("side files ignored", sources.ignored))),
+        FlowStage(
             sources.scans,
             "scans to read",
-            out=_some(
-                Out(sum(lost.values()), "refused", _parts(lost), bad=True),
-                Out(sum(set_aside.values()), "rightly left out", _parts(set_aside)),
-            ),
+            (),
+            _exclusions(("refused", refused[True]), ("rightly left out", refused[False])),
         ),
-        Box(
-            everyone.volumes,
+        FlowStage(
+            accepted.volumes,
             "volumes read and accepted",
-            (f"{everyone.people} people, {everyone.eyes} eyes", *_by(table)),
-            _some(Out(len(table) - len(rasters), "no raster scans", _parts(other))),
+            (f"{accepted.people} people, {accepted.eyes} eyes", *_by_device_and_site(table)),
+            _exclusions(("no raster scans", other)),
         ),
-        *([Box(len(rasters), "raster volumes", (_told(count_entries(rasters)), *_by(rasters)))] if other else []),
-    )
-    of_split = text_column(rasters["split"])
-    named = [(split, rasters[of_split == split]) for split in (*SPLITS, "")]
-    splits = tuple((split or "unassigned", count_entries(rows)) for split, rows in named if split or len(rows))
+    ]
+    if not stages[0].exclusions:
+        del stages[0]
+    if other:
+        counts = count_entries(rasters)
+        details = (f"{counts.people} people, {counts.eyes} eyes", *_by_device_and_site(rasters))
+        stages.append(FlowStage(len(rasters), "raster volumes", details))
+    split = text_column(rasters["split"])
+    by_split = [(name, rasters[split == name]) for name in (*SPLITS, "")]
+    splits = tuple((name or "unassigned", count_entries(rows)) for name, rows in by_split if name or len(rows))
     columns = (*(name for name, _ in splits), "all")
-    per_person = table[text_column(table["split"]) != ""].groupby("person_id")["split"].nunique()
+    assigned = table[text_column(table["split"]) != ""]
     return Cohort(
-        boxes,
+        tuple(stages),
         splits,
-        tuple(
-            _table(rasters, column, columns) for column in ("device", "site") if column == "device" or _named(rasters)
-        ),
-        everyone.volumes,
+        tuple(_count_table(rasters, column, columns) for column in ("device", "site") if _is_shown(rasters, column)),
+        accepted.volumes,
         sources.scans,
         sources.lost,
         int((text_column(table["uncertain"]) != "").sum()),
-        int((per_person > 1).sum()),
+        int((assigned.groupby("person_id")["split"].nunique() > 1).sum()),
         participant_facts(store),
     )
 
 
-def _some(*outs: Out) -> tuple[Out, ...]:
-    return tuple(out for out in outs if out.number)
+def _exclusions(*kinds: tuple[str, Mapping[str, int]]) -> tuple[Exclusion, ...]:
+    return tuple(
+        Exclusion(sum(counts.values()), what, tuple(sorted(counts.items(), key=lambda part: (-part[1], part[0]))),
+                  bad=what == "refused")
+        for what, counts in kinds
+        if sum(counts.values())
+    )  # fmt: skip
 
 
-def _parts(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Name and number, the most first."""
-    return tuple(sorted(counts.items(), key=lambda part: (-part[1], part[0])))
+def _is_shown(rows: pd.DataFrame, column: str) -> bool:
+    """Devices always are; sites only where any is known."""
+    return column == "device" or bool((text_column(rows[column]) != "").any())
 
 
-def _told(counts: Counts) -> str:
-    return f"{counts.people} people, {counts.eyes} eyes"
-
-
-def _named(rows: pd.DataFrame) -> bool:
-    return bool((text_column(rows["site"]) != "").any())
-
-
-def _by(rows: pd.DataFrame) -> tuple[str, ...]:
-    """Volumes by device, and by site where any is known."""
-    told = []
+def _by_device_and_site(rows: pd.DataFrame) -> tuple[str, ...]:
+    lines = []
     for column in ("device", "site"):
-        values = text_column(rows[column]).replace("", "unknown")
-        if column == "device" or _named(rows):
-            told.append(
-                ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(Counter(values).items()))
-            )
-    return tuple(line for line in told if line)
+        if _is_shown(rows, column):
+            counts = Counter(text_column(rows[column]).replace("", "unknown"))
+            lines.append(", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(counts.items())))
+    return tuple(line for line in lines if line)
 
 
-def _table(rows: pd.DataFrame, column: str, columns: Sequence[str]) -> Table:
+def _count_table(rows: pd.DataFrame, column: str, columns: Sequence[str]) -> CountTable:
+    def by_split(part: pd.DataFrame) -> dict[str, Counts]:
+        split = text_column(part["split"]).replace("", "unassigned")
+        return {name: count_entries(part if name == "all" else part[split == name]) for name in columns}
+
     values = text_column(rows[column]).replace("", "unknown")
-    counted = {str(name): _columns(part, columns) for name, part in rows.groupby(values)}
+    counted = {str(name): by_split(part) for name, part in rows.groupby(values)}
     if len(counted) > 1:
-        counted[f"all {column}s"] = _columns(rows, columns)
-    return Table(column, tuple(columns), counted)
-
-
-def _columns(rows: pd.DataFrame, columns: Sequence[str]) -> dict[str, Counts]:
-    split = text_column(rows["split"]).replace("", "unassigned")
-    return {name: count_entries(rows if name == "all" else rows[split == name]) for name in columns}
+        counted[f"all {column}s"] = by_split(rows)
+    return CountTable(column, tuple(columns), counted)
 
 
 def run_flow(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """split -> stages as run.json keeps them; empty for a run that does not say."""
+    """split -> stages of the selection as run.json holds them; empty for a run that does not record them."""
     flow = about.get("flow")
     return {split: flow[split] for split in SPLITS if split in flow} if isinstance(flow, dict) else {}
 
 
 def participant_facts(store: Store) -> dict[str, str]:
-    """What participants.tsv says of the people who have a volume, as counts and ranges; never of one person."""
+    """Age, site and group of the people who have a volume, as counts and ranges; never of one person."""
     import pandas as pd
 
     known = store.participants
@@ -177,3 +201,58 @@ def participant_facts(store: Store) -> dict[str, str]:
             if values:
                 facts[title] = ", ".join(f"{name} {number}" for name, number in sorted(values.items()))
     return facts
+
+
+def refused_files(store: Store, root: Path) -> list[RefusalReason]:
+    """The quarantined files by reason, losses and long lists first."""
+    common = _common_folder(store)
+    rows: dict[str, list[tuple[str, str, str]]] = {}
+    for row in store.quarantine:  # sorted by file
+        files = rows.setdefault(str(row["reason"]), [])
+        if len(files) < MAX_FILES_PER_REASON:
+            detail = without_paths(str(row.get("detail") or ""), root)
+            files.append((file_name(str(row["file"]), common), str(row.get("stage") or ""), detail))
+    return [
+        RefusalReason(counts, *reason_meaning(counts.reason), tuple(rows[counts.reason]))
+        for counts in source_flow(store).refused
+    ]
+
+
+def reason_meaning(reason: str) -> tuple[str, str]:
+    """What a reason code means, and what to do about it."""
+    known = REASONS.get(reason)
+    if known is None:
+        return "a reason that this version of octjepa does not know", "report with the version that made the store"
+    return known.meaning, known.action
+
+
+def _common_folder(store: Store) -> str:
+    """The folder that every file of the store came from, or "" where they share none but the root of the machine."""
+    known = [*store.table["file"], *(str(row["file"]) for row in store.quarantine)]
+    absolute = [path for path in known if os.path.isabs(path)]
+    common = os.path.commonpath([os.path.dirname(path) for path in absolute]) if absolute else ""
+    return common if common.count(os.sep) > 1 else ""
+
+
+def accepted_files(store: Store) -> list[AcceptedFile]:
+    """The stored volumes by device and file; of more than `MAX_VOLUMES`, those with a doubt come first.
+
+    An uncertain spacing precedes a note, and a note neither; among equals the lowest quality comes first.
+    """
+    table = cohort_table(store)
+    if len(table) > MAX_VOLUMES:
+        doubt = 2 * (text_column(table["uncertain"]) != "").astype(int) + (text_column(table["notes"]) != "").astype(
+            int
+        )
+        ordered = table.assign(_doubt=doubt).sort_values(
+            ["_doubt", "quality", "volume_id"], ascending=[False, True, True]
+        )
+        table = ordered.head(MAX_VOLUMES)
+    files = [
+        AcceptedFile(
+            row, file_name(str(row["source"])), native_geometry(row),
+            tuple(note for note in str(row["notes"]).split(";") if note),
+        )
+        for row in records(table.assign(format=text_column(table["format"])))
+    ]  # fmt: skip
+    return sorted(files, key=lambda one: (one.row["device"], one.file))

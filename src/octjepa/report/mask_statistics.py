@@ -1,9 +1,10 @@
-"""What a recipe's masks do, measured on the very samples that training draws: a plain dictionary for JSON and figures.
+"""Statistics of a recipe's masks, measured on the samples that training draws, as a dictionary for JSON and figures.
 
-Enters: a recipe and volumes of a store, or none: then tissue bands made up in the recipe's grid, and nothing is said of
-pixels. Leaves, for the recipe's mix and for each family alone: how often each place is context, target or left out;
-whether borders or the middle are favoured; how far a target is from what is visible; what targets show; and how well
-the nearest visible patch, copied, predicts a hidden one in pixels. Light is neutral. See docs/masks.md.
+The input is a recipe and volumes of a store, or no store: then tissue bands are simulated in the recipe's grid and no
+pixel statistics are given. The output describes the recipe's mix and each mask family alone: how often each position is
+context, target or left out; whether borders or the centre are hidden too often; how far a target is from the nearest
+visible token; how much tissue targets hold; and how well the nearest visible patch predicts a hidden one when it is
+copied. Intensity augmentation is off. See docs/masks.md.
 """
 
 from __future__ import annotations
@@ -17,24 +18,30 @@ from jaxtyping import Float32, Int
 from octjepa import keys
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
-from octjepa.report.mask_bias import axis_bias, ratio
-from octjepa.report.mask_nearest import Copies, copies_of, nearest_visible, normalised
+from octjepa.report.mask_metrics import (
+    CopyErrors,
+    axis_bias,
+    copy_errors,
+    nearest_visible,
+    normalised_patches,
+    ratio_interval,
+)
 from octjepa.store import CanonicalVolume, Store
 from octjepa.views import geometry, intensity, masks, tokens
 from octjepa.views.sample import select_tokens
 
-AXES = ("slice", "depth", "width")
-FAR_STEPS = 3.0  # a target farther than this from every visible token, in token steps, has little to be told from
-SAMPLES = 512  # drawn in all, over the volumes; fewer where a sample has many tokens
-_MOST_TOKENS = 1 << 20  # of all samples together, about
+AXES = ("slice", "depth", "column")
+FAR_STEPS = 3.0  # a target farther than this from every visible token, in token steps, can hardly be inferred
+SAMPLES = 512  # in all, over the volumes; fewer where a sample has many tokens
 MOST_VOLUMES = 64
-BIAS = 0.05  # a hiding rate off by less than this share is left alone
+BIAS = 0.05  # a hiding rate that is off by less than this share is not reported as biased
 MIX = "mix"  # the recipe's own families by their weights: what training draws
-_RETINA_MM, _PIT_MM, _CHOROID_MM = 0.30, 0.10, 0.15  # of a made-up band: thickness, the fovea's pit, below Bruch's
+_MOST_TOKENS = 1 << 20  # of all samples together, about
+_RETINA_MM, _PIT_MM, _CHOROID_MM = 0.30, 0.10, 0.15  # simulated: thickness, foveal pit, tissue below Bruch's membrane
 
 
-def only(recipe: Recipe, family: str) -> Recipe:
-    """The recipe with `family` alone; `MIX` is the recipe itself."""
+def single_family(recipe: Recipe, family: str) -> Recipe:
+    """A copy of the recipe that draws `family` alone; `MIX` is the recipe itself."""
     if family == MIX:
         return recipe
     weights = {name: float(name == family) for name in masks.FAMILIES}
@@ -45,13 +52,15 @@ def measure_store(
     recipe: Recipe, store: Store, volume_ids: Sequence[str], samples: int | None = None
 ) -> dict[str, Any]:
     """`measure` on at most `MOST_VOLUMES` of `volume_ids`, chosen by key; intervals are over people."""
-    chosen = sorted(volume_ids, key=lambda one: keys.key(recipe.train.seed, "mask report", one))[:MOST_VOLUMES]
+    chosen = sorted(volume_ids, key=lambda volume_id: keys.key(recipe.train.seed, "mask report", volume_id))
+    chosen = chosen[:MOST_VOLUMES]
     people = dict(zip(store.table["volume_id"], store.table["person_id"], strict=True))
-    return measure(recipe, ((str(people[one] or one), store.read(one)) for one in chosen), len(chosen), samples)
+    volumes = ((str(people[volume_id] or volume_id), store.read(volume_id)) for volume_id in chosen)
+    return measure(recipe, volumes, len(chosen), samples)
 
 
 def measure_synthetic(recipe: Recipe, samples: int | None = None) -> dict[str, Any]:
-    """`measure` on made-up tissue bands."""
+    """`measure` on simulated tissue bands, without pixel statistics."""
     volumes = ((str(number), synthetic_band(recipe, number)) for number in range(MOST_VOLUMES))
     return measure(recipe, volumes, MOST_VOLUMES, samples, pixels=False)
 
@@ -63,99 +72,94 @@ def measure(
     samples: int | None = None,
     pixels: bool = True,
 ) -> dict[str, Any]:
-    """Figures over `number` volumes, each with the key of its person; epochs 0, 1, .. until `samples` are drawn."""
+    """Statistics over `number` (person, volume) pairs, in epochs 0, 1, ... until `samples` samples are drawn."""
     if samples is None:
         samples = min(SAMPLES, _MOST_TOKENS // recipe.token_count)
     epochs = max(1, -(-samples // number))
-    names = (MIX, *masks.FAMILIES)
-    piles = {name: _Pile(only(recipe, name), pixels) for name in names}
-    on_grid: list[tuple[float, float, float]] = []
+    families = {name: _FamilyStatistics(single_family(recipe, name), pixels) for name in (MIX, *masks.FAMILIES)}
+    tissue_shares: list[tuple[float, float, float]] = []
     with bar("masks", number, "volume") as progress:
         for person, volume in volumes:
-            for view, index, share, epoch in _draws(volume, recipe, epochs):
-                steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
-                shown = None
+            for view, index, share, epoch in _samples(volume, recipe, epochs):
+                steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)  # [t, 3]
+                visible_pixels = None
                 if pixels:
                     cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
                     patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
-                    shown = normalised(patches), patches.mean(axis=1)
+                    visible_pixels = normalised_patches(patches), patches.mean(axis=1)
                 tissue = share >= tokens.TISSUE_SHARE
                 left_out = np.delete(tissue, index)
-                on_grid.append((tissue.mean(), tissue[index].mean(), left_out.sum() / max(tissue.sum(), 1)))
-                for name, pile in piles.items():
+                tissue_shares.append((tissue.mean(), tissue[index].mean(), left_out.sum() / max(tissue.sum(), 1)))
+                for name, family in families.items():
                     purpose = ("mask",) if name == MIX else ("mask", name)  # the mix is drawn as training draws it
                     rng = keys.generator(recipe.train.seed, *purpose, epoch, volume.volume_id)
-                    drawn = masks.sample_mask(
-                        steps, recipe.grid, pile.recipe.masks, recipe.mask_counts, rng, tissue[index]
+                    mask = masks.sample_mask(
+                        steps, recipe.grid, family.recipe.masks, recipe.mask_counts, rng, tissue[index]
                     )
-                    pile.add(person, steps, share[index], drawn, shown)
+                    family.add(person, steps, share[index], mask, visible_pixels)
             progress.advance()
-    grid, chosen, lost = np.mean(on_grid, axis=0)
+    of_grid, of_tokens, left_out_share = np.mean(tissue_shares, axis=0)
     context, target = recipe.mask_counts
-    size, spacing = np.asarray(recipe.tokens.patch_size), np.asarray(recipe.preprocessing.target_spacing_mm)
+    token_mm = np.asarray(recipe.tokens.patch_size) * np.asarray(recipe.preprocessing.target_spacing_mm)
+    hidden = recipe.token_count - context
     return {
         "recipe": recipe.name,
         "volumes": number,
         "samples": epochs * number,
         "synthetic": not pixels,
         "grid": list(recipe.grid),
-"token_mm": [round(float(mm), 6) for mm in size * spacing],
-        "counts": {
-            "tokens": recipe.token_count,
-            "context": context,
-            "target": target,
-            "hidden": recipe.token_count - context,
-        },
-        "tissue": {"of_grid": float(grid), "of_tokens": float(chosen), "left_out": float(lost)},
+        "token_mm": [round(float(mm), 6) for mm in token_mm],
+        "counts": {"tokens": recipe.token_count, "context": context, "target": target, "hidden": hidden},
+        "tissue": {"of_grid": float(of_grid), "of_tokens": float(of_tokens), "left_out": float(left_out_share)},
         "far_steps": FAR_STEPS,
-        "families": {name: pile.figures() for name, pile in piles.items()},
-    }  # fmt: skip
+        "families": {name: family.statistics() for name, family in families.items()},
+    }
 
 
 def summary(measured: dict[str, Any]) -> dict[str, Any]:
-    """The few figures of `measure` that `octjepa plan` prints.
+    """The few statistics of `measure` that `octjepa plan` prints.
 
-    `biased` names edges and middles that are hidden too often or too seldom by more than `BIAS`, for sure.
+    `biased` names edges and centres whose hiding rate is off by more than `BIAS` with their whole interval.
     """
     families = measured["families"]
     biased = {
-        f"{name}, {axis}, {part}": one[part]["value"]
+        f"{name}, {axis}, {part}": rates[part]["value"]
         for name, family in families.items()
-        for axis, one in family["bias"].items()
+        for axis, rates in family["bias"].items()
         for part in ("edge", "centre")
-        if one[part]["low"] is not None and not one[part]["low"] - BIAS <= 1 <= one[part]["high"] + BIAS
+        if rates[part]["low"] is not None and not rates[part]["low"] - BIAS <= 1 <= rates[part]["high"] + BIAS
     }
-    said = {
+    result = {
         "samples": measured["samples"],
-        "exact": all(one["exact"] for one in families.values()),
+        "exact": all(family["exact"] for family in families.values()),
         "biased": biased,
         "targets_on_tissue": families[MIX]["targets"]["on_tissue"],
         "targets_far": families[MIX]["targets"]["far"],
     }
     if not measured["synthetic"]:
-        said["copy_nearest"] = {name: families[name]["copy_nearest"]["error"]["value"] for name in masks.FAMILIES}
-    return said
+        result["copy_nearest"] = {name: families[name]["copy_nearest"]["error"]["value"] for name in masks.FAMILIES}
+    return result
 
 
 def synthetic_band(recipe: Recipe, number: int) -> CanonicalVolume:
-    """A retina with a pit at its middle, Bruch's membrane about the recipe's anchor; no pixels."""
+    """A simulated retina with a central pit and Bruch's membrane near the recipe's anchor; it has no pixels."""
     d, h, w = recipe.preprocessing.stored_size
     dz, dy, dx = recipe.preprocessing.target_spacing_mm
     rng = keys.generator("synthetic band", number)
     z, x = ((np.arange(n) - (n - 1) / 2) * mm for n, mm in ((d, dz), (w, dx)))
-    from_pit = (z[:, None] ** 2 + x**2) / 0.6**2
-    thick = _RETINA_MM + rng.normal(0, 0.02) - _PIT_MM * np.exp(-from_pit)
+    from_pit = (z[:, None] ** 2 + x**2) / 0.6**2  # [D, W]
+    thickness = _RETINA_MM + rng.normal(0, 0.02) - _PIT_MM * np.exp(-from_pit)
     bruch = recipe.preprocessing.axial_anchor * (h - 1) + rng.normal(0, 0.01) / dy
-    band = np.stack([bruch - thick / dy, np.full((d, w), bruch + _CHOROID_MM / dy)])
+    band = np.stack([bruch - thickness / dy, np.full((d, w), bruch + _CHOROID_MM / dy)])  # [2, D, W]
     band = np.clip(np.rint(band), 0, h - 1).astype(np.int16)
-    none = np.broadcast_to(np.uint8(0), (d, h, w))
-    return CanonicalVolume(f"synthetic{number:04d}", none, band, 0.0, 1.0, np.zeros((d, w), np.int16))
+    no_pixels = np.broadcast_to(np.uint8(0), (d, h, w))
+    return CanonicalVolume(f"synthetic{number:04d}", no_pixels, band, 0.0, 1.0, np.zeros((d, w), np.int16))
 
 
-def _draws(
+def _samples(
     volume: CanonicalVolume, recipe: Recipe, epochs: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
-    """(view, chosen patches, tissue share of the grid, epoch) as `make_sample` has them."""
+    """(view, selected patches, tissue share of the grid, epoch) as `make_sample` draws them."""
     seed = recipe.train.seed
     for epoch in range(epochs):
         geometry_rng = keys.generator(seed, "geometry", epoch, volume.volume_id)
@@ -163,19 +167,18 @@ def _draws(
         yield *select_tokens(volume, recipe, shape, keys.generator(seed, "tokens", epoch, volume.volume_id)), epoch
 
 
-class _Pile:
-    """Sums over the draws of one family."""
+class _FamilyStatistics:
+    """Accumulates the masks of one family and computes their statistics."""
 
     def __init__(self, recipe: Recipe, pixels: bool) -> None:
         self.recipe, self.grid = recipe, recipe.grid
         self.patch_mm = np.asarray(recipe.tokens.patch_size) * np.asarray(recipe.preprocessing.target_spacing_mm)
-        self.context, self.target, self.hidden, self.chosen = (np.zeros(self.grid) for _ in range(4))
+        self.counts = {name: np.zeros(self.grid) for name in ("context", "target", "hidden", "selected")}
         self.profiles: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
         self.people: list[str] = []
-        self.distance_steps: list[np.ndarray] = []
-        self.distance_mm: list[np.ndarray] = []
+        self.distances: list[tuple[np.ndarray, np.ndarray]] = []
         self.on_tissue: list[tuple[float, float]] = []
-        self.copies: list[Copies] | None = [] if pixels else None
+        self.copies: list[CopyErrors] | None = [] if pixels else None
         self.exact = True
 
     def add(
@@ -183,76 +186,80 @@ class _Pile:
         person: str,
         steps: Int[np.ndarray, "t 3"],
         share: Float32[np.ndarray, " t"],
-        drawn: tuple[np.ndarray, np.ndarray],
-        shown: tuple[np.ndarray, np.ndarray] | None,
+        mask: tuple[np.ndarray, np.ndarray],
+        visible_pixels: tuple[np.ndarray, np.ndarray] | None,
     ) -> None:
-        """One draw: tokens at grid `steps`; `shown` are their normalised pixels and their mean z-scores."""
-        context, target = drawn
+        """Adds one mask over tokens at the grid positions `steps`.
+
+        share: of tissue in each token. visible_pixels: the tokens' normalised pixels and mean z-scores.
+        """
+        context, target = mask
         both = np.concatenate([context, target])
-        counts = (len(context), len(target)) == self.recipe.mask_counts
+        expected_counts = (len(context), len(target)) == self.recipe.mask_counts
         inside = both.min() >= 0 and both.max() < len(steps)
-        self.exact = bool(self.exact and counts and inside and len(np.unique(both)) == len(both))
-        seen, asked, chosen = (np.zeros(self.grid, bool) for _ in range(3))
-        for cube, of in ((seen, context), (asked, target), (chosen, np.arange(len(steps)))):
-            cube[tuple(steps[of].T)] = True
-        hidden = chosen & ~seen
-        self.context += seen
-        self.target += asked
-        self.hidden += hidden
-        self.chosen += chosen
-        self.profiles.append((_profiles(hidden), _profiles(chosen)))
+        self.exact = bool(self.exact and expected_counts and inside and len(np.unique(both)) == len(both))
+        cubes = {name: np.zeros(self.grid, bool) for name in ("context", "target", "selected")}
+        for cube, members in zip(cubes.values(), (context, target, np.arange(len(steps))), strict=True):
+            cube[tuple(steps[members].T)] = True
+        cubes["hidden"] = cubes["selected"] & ~cubes["context"]
+        for name, cube in cubes.items():
+            self.counts[name] += cube
+        self.profiles.append((_axis_counts(cubes["hidden"]), _axis_counts(cubes["selected"])))
         self.people.append(person)
-        places = steps[target]
-        nearest, away = nearest_visible(seen, places)
-        self.distance_steps.append(away.astype(np.float32))
-        self.distance_mm.append(np.linalg.norm((places - nearest) * self.patch_mm, axis=1).astype(np.float32))
+        positions = steps[target]
+        nearest, distance = nearest_visible(cubes["context"], positions)
+        distance_mm = np.linalg.norm((positions - nearest) * self.patch_mm, axis=1)
+        self.distances.append((distance.astype(np.float32), distance_mm.astype(np.float32)))
         tissue = share >= tokens.TISSUE_SHARE
         self.on_tissue.append((float(tissue[target].mean()), float((share[target] == 0).mean())))
-        if self.copies is not None and shown is not None:
-            number_at = np.full(self.grid, -1)
-            number_at[tuple(steps.T)] = np.arange(len(steps))
-            self.copies.append(copies_of(*shown, tissue, target, number_at, seen, places, nearest))
+        if self.copies is not None and visible_pixels is not None:
+            token_at = np.full(self.grid, -1)
+            token_at[tuple(steps.T)] = np.arange(len(steps))
+            self.copies.append(
+                copy_errors(*visible_pixels, tissue, target, token_at, cubes["context"], positions, nearest)
+            )
 
-    def figures(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         draws = len(self.people)
-        steps, mm = np.concatenate(self.distance_steps), np.concatenate(self.distance_mm)
-        hidden, chosen = (
-            [np.stack(one) for one in zip(*part, strict=True)] for part in zip(*self.profiles, strict=True)
+        steps, mm = (np.concatenate(part) for part in zip(*self.distances, strict=True))
+        hidden, selected = (
+            [np.stack(axis) for axis in zip(*part, strict=True)] for part in zip(*self.profiles, strict=True)
         )
-        shares = {"context": self.context / draws, "target": self.target / draws, "left_out": 1 - self.chosen / draws}
+        shares = {name: self.counts[name] / draws for name in ("context", "target")}
+        shares["left_out"] = 1 - self.counts["selected"] / draws
         tissue, without = np.mean(self.on_tissue, axis=0)
-        ratio_hidden = float(self.hidden.sum() / self.chosen.sum())
-        return {
+        hidden_share = float(self.counts["hidden"].sum() / self.counts["selected"].sum())
+        result: dict[str, Any] = {
             "exact": bool(self.exact),
             "weights": {name: getattr(self.recipe.masks, name) for name in masks.FAMILIES},
             "map": {name: np.round(part, 4).tolist() for name, part in shares.items()},
             "coverage": {
-                axis: {name: _profile(part, number) for name, part in shares.items()}
+                axis: {name: _axis_means(part, number) for name, part in shares.items()}
                 for number, axis in enumerate(AXES)
             },
             "bias": {
-                axis: axis_bias(hidden[number], chosen[number], ratio_hidden, self.people)
+                axis: axis_bias(hidden[number], selected[number], hidden_share, self.people)
                 for number, axis in enumerate(AXES)
                 if self.grid[number] > 2
             },
-            "distance": {"steps": _spread(steps), "mm": _spread(mm)},
+            "distance": {"steps": _distribution(steps), "mm": _distribution(mm)},
             "targets": {
-                "on_tissue": float(tissue),
-                "without_tissue": float(without),
-                "far": float((steps > FAR_STEPS).mean()),
-                **({} if self.copies is None else {"blank": float(np.mean([one.blank for one in self.copies]))}),
+                "on_tissue": float(tissue), "without_tissue": float(without), "far": float((steps > FAR_STEPS).mean()),
             },
-            **({} if self.copies is None else {"copy_nearest": self._copied(self.copies)}),
         }  # fmt: skip
+        if self.copies is not None:
+            result["targets"]["blank"] = float(np.mean([copy.blank for copy in self.copies]))
+            result["copy_nearest"] = self._copy_statistics(self.copies)
+        return result
 
-    def _copied(self, copies: list[Copies]) -> dict[str, Any]:
-        """Squared errors of normalised pixels, as arm mae has them: 0 a perfect copy, 1 saying nothing, 2 chance."""
+    def _copy_statistics(self, copies: list[CopyErrors]) -> dict[str, Any]:
+        """Squared errors of normalised pixels, as in mae: 0 is a perfect copy, 1 a prediction of zero, 2 chance."""
 
         def over_people(part: str) -> dict[str, float | None]:
-            pairs = np.array([getattr(one, part) for one in copies])
-            return ratio(pairs[:, 0], pairs[:, 1], self.people)
+            pairs = np.array([getattr(copy, part) for copy in copies])
+            return ratio_interval(pairs[:, 0], pairs[:, 1], self.people)
 
-        along = np.array([one.along for one in copies])
+        along = np.array([copy.along for copy in copies])  # [draws, axis, (sum, visible targets, targets)]
         targets = along[:, 0, 2].sum()
         return {
             "error": over_people("error"),
@@ -262,25 +269,24 @@ class _Pile:
             "along": {
                 axis: {
                     "share": float(along[:, number, 1].sum() / targets),
-                    "error": ratio(along[:, number, 0], along[:, number, 1], self.people),
+                    "error": ratio_interval(along[:, number, 0], along[:, number, 1], self.people),
                 }
                 for number, axis in enumerate(AXES)
             },
-        }  # fmt: skip
+        }
 
 
-def _profiles(cube: np.ndarray) -> list[np.ndarray]:
-    """Counts along each axis."""
+def _axis_counts(cube: np.ndarray) -> list[np.ndarray]:
+    """Counts along each of the three axes."""
     return [cube.sum(axis=tuple(other for other in range(3) if other != axis)) for axis in range(3)]
 
 
-def _profile(cube: np.ndarray, axis: int) -> list[float]:
-    """Means along `axis`."""
+def _axis_means(cube: np.ndarray, axis: int) -> list[float]:
     means: list[float] = np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1).mean(axis=1).tolist()
     return means
 
 
-def _spread(values: np.ndarray) -> dict[str, float]:
+def _distribution(values: np.ndarray) -> dict[str, float]:
     low, middle, high = np.percentile(values, [5, 50, 95])
     named = {"mean": values.mean(), "p5": low, "median": middle, "p95": high, "max": values.max()}
     return {name: float(value) for name, value in named.items()}

@@ -1,79 +1,127 @@
-"""Which eyes get an occlusion map: of a pretraining the held-out ones of the token maps, of a fine-tuning test cases it
-got right and wrong. How many there are follows from the work, so that a page does not take long."""
+"""Occlusion maps of the page: which eyes get one, and the maps drawn over the scan.
+
+Of a pretraining the held-out eyes of the token maps are shown, of a fine-tuning test cases that it classified correctly
+and wrongly; their number is limited by the cost, so that a page does not take long. Each eye has an en face map by
+whole columns and, for the B-scans of the strongest column, a map by depth. The stronger a cell's colour, the more the
+answer changes without it; cells that change no more than as many tokens at random stay clear, as do cells without
+tissue. All eyes of a page share one scale for each of the two maps, whose end never stands for less than a given
+change: a map of nothing has no colour.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
+from markupsafe import Markup
 
 from octjepa.errors import OctjepaError
-from octjepa.report.figures import eyes
-from octjepa.report.figures.occlusion import OcclusionMaps, Shown, occlusion_maps
+from octjepa.report.figures import eyes, svg
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
 
     from octjepa.checkpoint import PretrainedEncoder
-    from octjepa.store import Store
+    from octjepa.recipe import Recipe
+    from octjepa.store import CanonicalVolume, Store
+    from octjepa.tasks.occlusion import Occlusion
 
-_FEW = 4
-_CASES = 8
-_EYES_OF_SCALE = 16
-_LEAST = 0.05  # of the unit: what the full colour stands for at the least
-_FLOP_A_THREAD = 1e12  # that all maps of a page may cost: about 10 s of one core; 0.08e12 took 0.8 s
+MAX_EYES = 4
+MAX_CASES = 8
+SCALE_EYES = 16
+LEVELS = 8  # of a colour's strength; the page's style holds one rule for each
+FLOP_PER_THREAD = 1e12  # that all maps of a page may cost: about 10 s of one core; 0.08e12 took 0.8 s
 _FLOP_ACCELERATOR = 1e15
+_LEAST = 0.05  # of the unit: the change that the full colour stands for at the least
 
 
 @dataclass(frozen=True)
-class OcclusionPage:
-    """The maps, and what their unit is. target: of a fine-tuning; of a quantity, `classes` is false.
+class OccludedVolume:
+    """A volume to draw: its row of the store's index, its occlusion, and the caption of its prediction."""
 
-    scale_eyes: how many eyes of as many people gave the distances of an encoder their unit. draws: of tokens at random.
+    row: Mapping[str, Any]
+    volume: CanonicalVolume
+    occlusion: Occlusion
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class OcclusionPicture:
+    """The maps of one volume; changes are in the page's unit.
+
+    strongest: of the strongest column; scattered: of as many tokens at random; stands_out: whether the first is more.
+    b_scan_number, a_scan_number: (the strongest column's centre in the native scan, counted from 1; their number).
     """
 
-    maps: OcclusionMaps
+    row: Mapping[str, Any]
+    caption: str
+    en_face: Markup
+    b_scan: Markup
+    strongest: float
+    scattered: float
+    background: float
+    stands_out: bool
+    b_scan_number: tuple[int, int]
+    a_scan_number: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class OcclusionMaps:
+    """The maps of a page.
+
+    max_en_face, max_b_scan: the change of the full colour. column_mm, position_mm: the size of what is left out at
+    once. draws: of tokens at random. target, classes: of a fine-tuning; `classes` is false for a quantity. scale_eyes:
+    how many eyes, each of another person, gave the distances of an encoder their unit.
+    """
+
+    pictures: tuple[OcclusionPicture, ...]
+    max_en_face: float
+    max_b_scan: float
+    column_mm: tuple[float, float]
+    position_mm: tuple[float, float, float]
     draws: int
     target: str = ""
     classes: bool = False
     scale_eyes: int = 0
 
 
-def of_run(store: Store, path: Path) -> OcclusionPage | None:
+def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the embedding for the held-out eyes of the token maps; None where the store holds none.
 
-    Raises OctjepaError: no encoder, too much work for a page, fewer than two held-out people to scale by.
+    Raises OctjepaError: no encoder, too costly for a page, fewer than two held-out people to scale by.
     """
     from octjepa.checkpoint import load_encoder
     from octjepa.tasks import occlusion
 
     encoder = load_encoder(path).to(_device())
-    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:_FEW]
+    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
     if not rows:
         return None
-    rows = rows[: _affordable(encoder)]
-    held_out = [
-        row for row in eyes.records(store.table) if row["pattern"] == "raster" and row["split"] in ("test", "val")
-    ]
-    one_each = {str(row["person_id"]): str(row["volume_id"]) for row in sorted(held_out, key=_by_id, reverse=True)}
-    some = sorted(one_each.values())[:_EYES_OF_SCALE]
-    unit = occlusion.median_distance(np.stack([encoder.embed(store.read(name), occlusion.POOL) for name in some]))
+    rows = rows[: _affordable_eyes(encoder)]
+    held_out = store.table[(store.table["pattern"] == "raster") & store.table["split"].isin(["test", "val"])]
+    first_of_person = held_out.sort_values("volume_id").drop_duplicates("person_id")["volume_id"]
+    scale_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
+    embeddings = np.stack([encoder.embed(store.read(volume_id), occlusion.POOL) for volume_id in scale_ids])
+    unit = occlusion.median_distance(embeddings)
     if not unit > 0:
-        raise OctjepaError(f"{len(some)} held-out people give no distance between eyes to tell changes by")
+        raise OctjepaError(f"{len(scale_ids)} held-out people give no distance between eyes to scale changes by")
     volumes = [store.read(str(row["volume_id"])) for row in rows]
-    shown = [Shown(row, one, occlusion.encoder_occlusion(encoder, one)) for row, one in zip(rows, volumes, strict=True)]
-    maps = occlusion_maps(store, shown, encoder.recipe, _LEAST * unit, unit)
-    return OcclusionPage(maps, occlusion.SCATTERED_DRAWS, scale_eyes=len(some))
+    occluded = [
+        OccludedVolume(row, volume, occlusion.encoder_occlusion(encoder, volume))
+        for row, volume in zip(rows, volumes, strict=True)
+    ]
+    return replace(draw_maps(store, occluded, encoder.recipe, _LEAST * unit, unit), scale_eyes=len(scale_ids))
 
 
-def of_tuning(store: Store, path: Path) -> OcclusionPage | None:
-    """Maps of the answer to the first target, for test volumes; None where none of them has a label.
+def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
+    """Maps of the prediction of the first target, for test volumes; None where none of them has a label.
 
-    Raises OctjepaError: no tuned network, a store made otherwise, too much work for a page, damaged predictions.
+    Raises OctjepaError: no tuned network, a store of another contract, too costly for a page, damaged predictions.
     """
     from octjepa.embed.embedding import require_same_contract
     from octjepa.tasks import occlusion
@@ -82,59 +130,48 @@ def of_tuning(store: Store, path: Path) -> OcclusionPage | None:
     tuned = load_tuned(path, _device())
     require_same_contract(tuned.encoder, store, path)
     head = tuned.heads[0]
-    cases = chosen_cases(_predictions(path / "predictions.parquet"), head.target, head.classes)
+    cases = test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
     if not cases:
         return None
-    of_id = {str(row["volume_id"]): row for row in eyes.records(store.table)}
-    shown = []
-    for case in cases[: _affordable(tuned.encoder)]:
+    index = {str(row["volume_id"]): row for row in eyes.records(store.table)}
+    occluded = []
+    for case in cases[: _affordable_eyes(tuned.encoder)]:
         volume = store.read(case["volume_id"])
-        found = occlusion.tuned_occlusion(tuned, volume, 0, case["predicted"] if head.classes else None)
-        shown.append(Shown(of_id[case["volume_id"]], volume, found, case["words"]))
+        result = occlusion.tuned_occlusion(tuned, volume, 0, case["prediction"] if head.classes else None)
+        occluded.append(OccludedVolume(index[case["volume_id"]], volume, result, case["caption"]))
     least = _LEAST * (1.0 if head.classes else head.scale[1])
-    return OcclusionPage(
-        occlusion_maps(store, shown, tuned.encoder.recipe, least),
-        occlusion.SCATTERED_DRAWS,
-        head.target,
-        bool(head.classes),
-    )
+    maps = draw_maps(store, occluded, tuned.encoder.recipe, least)
+    return replace(maps, target=head.target, classes=bool(head.classes))
 
 
-def chosen_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> list[dict[str, str]]:
-    """Test volumes {volume_id, said, words}: of each class the first by id that was recognised and the first that was
-    not; of a quantity that of median error and that of the greatest. Eight at most."""
-    rows = [
-        row
-        for row in sorted(eyes.records(frame), key=_by_id)
-        if (row["level"], row["target"], row["split"]) == ("volume", target, "test") and row["truth"] != ""
-    ]
-    if not classes:
+def test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> list[dict[str, str]]:
+    """Test volumes {volume_id, prediction, caption} to show, `MAX_CASES` at most.
+
+    Of each class the first by id that was recognised and the first that was not; of a quantity the volume of median
+    error and that of the greatest.
+    """
+    wanted = (frame["level"] == "volume") & (frame["target"] == target) & (frame["split"] == "test")
+    rows = eyes.records(frame[wanted & (frame["truth"] != "")].sort_values("volume_id", kind="stable"))
+    cases = []
+    if not classes and rows:
         rows.sort(key=lambda row: abs(float(row["predicted"]) - float(row["truth"])))
-        picked = [(rows[(len(rows) - 1) // 2], "median error"), (rows[-1], "greatest error")] if rows else []
-        return [
-            _case(row, f"{kind}: said {float(row['said']):.3g}, true {float(row['truth']):.3g}")
-            for row, kind in picked[: len(rows)]
-        ]
-    found = []
+        chosen = {"median error": rows[(len(rows) - 1) // 2], "greatest error": rows[-1]}
+        for kind, row in list(chosen.items())[: len(rows)]:
+            caption = f"{kind}: predicted {float(row['said']):.3g}, true {float(row['truth']):.3g}"
+            cases.append((row, caption))
     for name in classes:
-        for right in (True, False):
-            some = [row for row in rows if row["truth"] == name and (row["predicted"] == name) == right]
-            if some:
-                chance = float(some[0]["scores"][list(classes).index(some[0]["predicted"])])
-                verdict = "right" if right else f"wrong, it is {name}"
-                found.append(_case(some[0], f"said {some[0]['said']} with {chance:.2f}: {verdict}"))
-    return found[:_CASES]
+        for correct in (True, False):
+            for row in [row for row in rows if row["truth"] == name and (row["predicted"] == name) == correct][:1]:
+                probability = float(row["scores"][list(classes).index(row["predicted"])])
+                verdict = "correct" if correct else f"wrong, it is {name}"
+                cases.append((row, f"predicted {row['said']} with {probability:.2f}: {verdict}"))
+    return [
+        {"volume_id": str(row["volume_id"]), "prediction": str(row["predicted"]), "caption": caption}
+        for row, caption in cases[:MAX_CASES]
+    ]
 
 
-def _case(row: Mapping[str, Any], words: str) -> dict[str, str]:
-    return {"volume_id": str(row["volume_id"]), "predicted": str(row["predicted"]), "words": words}
-
-
-def _by_id(row: Mapping[str, Any]) -> str:
-    return str(row["volume_id"])
-
-
-def _predictions(path: Path) -> pd.DataFrame:
+def _read_predictions(path: Path) -> pd.DataFrame:
     import pandas as pd
     import pyarrow as pa
 
@@ -151,19 +188,96 @@ def _device() -> torch.device:
     return accelerator or torch.device("cpu")
 
 
-def _affordable(encoder: PretrainedEncoder) -> int:
+def _affordable_eyes(encoder: PretrainedEncoder) -> int:
     """How many eyes a page may map with `encoder`. Raises OctjepaError: none."""
     import torch
 
     from octjepa.tasks.occlusion import forward_passes
 
     on_cpu = next(encoder.encoder.parameters()).device.type == "cpu"
-    most = _FLOP_A_THREAD * torch.get_num_threads() if on_cpu else _FLOP_ACCELERATOR
+    most = FLOP_PER_THREAD * torch.get_num_threads() if on_cpu else _FLOP_ACCELERATOR
     recipe = encoder.recipe
-    one = 2.0 * encoder.parameters * recipe.token_count * forward_passes(recipe.grid)
-    if one > most:
+    flop = 2.0 * encoder.parameters * recipe.token_count * forward_passes(recipe.grid)
+    if flop > most:
         raise OctjepaError(
-            f"the map of an eye costs {one / 1e12:.0f} TFLOP, more than the {most / 1e12:.0f} that a page may take on "
+            f"the map of an eye costs {flop / 1e12:.0f} TFLOP, more than the {most / 1e12:.0f} that a page may take on "
             "this machine: make the report on one with an accelerator, or call octjepa.tasks.occlusion"
         )
-    return int(most / one)
+    return int(most / flop)
+
+
+def draw_maps(
+    store: Store, volumes: Sequence[OccludedVolume], recipe: Recipe, least: float, unit: float = 1.0
+) -> OcclusionMaps:
+    """The pictures of `volumes`, at least one; every change is divided by `unit`. `recipe` is that of the encoder.
+
+    least: the change, before division, that the full colour stands for at the least.
+    """
+    from octjepa.tasks.occlusion import SCATTERED_DRAWS, patch_mm, region_radius
+
+    max_en_face, max_b_scan = (
+        max(least, *(float(np.nanmax(np.abs(values))) for values in maps))
+        for maps in zip(*((one.occlusion.en_face, one.occlusion.b_scan) for one in volumes), strict=True)
+    )
+    pictures = tuple(_picture(store, one, recipe, max_en_face, max_b_scan, unit) for one in volumes)
+    z, y, x = ((2 * n + 1) * size for n, size in zip(region_radius(patch_mm(recipe)), patch_mm(recipe), strict=True))
+    return OcclusionMaps(pictures, max_en_face / unit, max_b_scan / unit, (z, x), (z, y, x), SCATTERED_DRAWS)
+
+
+def _picture(
+    store: Store, occluded: OccludedVolume, recipe: Recipe, max_en_face: float, max_b_scan: float, unit: float
+) -> OcclusionPicture:
+    from octjepa.views import geometry
+
+    row, result, preprocessing = occluded.row, occluded.occlusion, recipe.preprocessing
+    (thick, high, wide), spacing = recipe.tokens.patch_size, preprocessing.target_spacing_mm
+    (slice_margin, _, column_margin), (d, _, w) = preprocessing.margin, preprocessing.image_size
+    pixels = np.asarray(occluded.volume.pixels)
+    view = geometry.apply_geometry(pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
+    face = eyes.en_face(pixels, np.asarray(occluded.volume.band), spacing[1])
+    face = face[slice_margin : slice_margin + d, column_margin : column_margin + w]
+    middle = (result.slab + 0.5) * thick
+    title = eyes.volume_title(row)
+    en_face = eyes.en_face_scan(
+        face,
+        f"En face occlusion map: {title}",
+        colour_levels(result.en_face, max_en_face, result.scattered[0], (thick, wide)),
+        middle,
+        spacing,
+    )
+    b_scan_levels = colour_levels(result.b_scan, max_b_scan, result.scattered[1], (high, wide))
+    b_scan = svg.scan(view[int(middle)], f"Occlusion map over the B-scan: {title}", b_scan_levels)
+    strongest = float(result.en_face[result.slab, result.column])
+    stored = slice_margin + middle - 0.5, column_margin + (result.column + 0.5) * wide - 0.5
+    return OcclusionPicture(
+        row, occluded.caption, en_face, b_scan, strongest / unit, result.scattered[0] / unit, result.background / unit,
+        abs(strongest) > result.scattered[0], *_native_numbers(store, str(row["volume_id"]), *stored),
+    )  # fmt: skip
+
+
+def colour_levels(
+    values: Float[np.ndarray, "r c"], most: float, by_chance: float, size: tuple[int, int]
+) -> list[Markup]:
+    """Cells of a token grid in `LEVELS` strengths, `most` the fullest: one colour above zero, another below.
+
+    NaN and sizes up to `by_chance` stay clear. `size` is the (height, width) of a cell in voxels.
+    """
+    known = np.where(np.abs(values) > by_chance, values, 0.0)
+    level = np.rint(LEVELS * np.abs(known) / most).astype(int)
+    return [
+        svg.cells((level == step) & (sign * known > 0), size, f"{css} s{step}")
+        for css, sign in (("occ-for", 1), ("occ-against", -1))
+        for step in range(1, LEVELS + 1)
+    ]
+
+
+def _native_numbers(
+    store: Store, volume_id: str, slice_: float, column: float
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(number, of how many) of the native B-scan and of the A-scan nearest to a stored position, counted from 1."""
+    from octjepa.store.native_mapping import NativeMap
+
+    mapping = NativeMap.from_store(store, volume_id)
+    native = mapping.to_native(np.array([[slice_, 0.0, column]]))[0]
+    b_scan, a_scan = ((int(np.clip(round(native[axis]), 0, mapping.shape[axis] - 1)) + 1) for axis in (0, 2))
+    return (b_scan, mapping.shape[0]), (a_scan, mapping.shape[2])

@@ -16,7 +16,8 @@ from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines
-from octjepa.report import wording, write_report
+from octjepa.report import write_report
+from octjepa.report.html import number, signed
 from octjepa.store import Store
 from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_recipe
@@ -110,12 +111,12 @@ def test_the_report_shows_the_tuned_row_beside_the_others_with_their_differences
     assert f"the weights after update {update} were kept, chosen on validation people" in page
     for pair in said["paired"]:
         known = pair["low"] is not None
-        span = f" ({wording.signed(pair['low'])} to {wording.signed(pair['high'])})" if known else ", no interval"
-        assert f"</strong> {wording.signed(pair['difference'])}{span}. " in page
+        span = f" ({signed(pair['low'])} to {signed(pair['high'])})" if known else ", no interval"
+        assert f"</strong> {signed(pair['difference'])}{span}. " in page
     assert page.count('class="headline"') == len(said["paired"]) == 3
     ours = figure(said, "small", "tuned")
     (row,) = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
-    assert ("small" in row, "tuned" in row, f"<b>{wording.number(ours['value'])}</b>" in row) == (True, True, True)
+    assert ("small" in row, "tuned" in row, f"<b>{number(ours['value'])}</b>" in row) == (True, True, True)
     assert page.count('class="chart"') == 4
     assert "Tuned minus frozen" in page
     assert "Missing: the store." in page  # it lay in memory

@@ -12,7 +12,8 @@ import pytest
 
 from command_line import call
 from octjepa.metrics.findings import Findings
-from octjepa.report import wording, write_report
+from octjepa.report import write_report
+from octjepa.report.html import number, signed
 from octjepa.tasks.segment.bscans import fullest, typical_and_worst
 from octjepa.tasks.segment.evaluation import Judged
 from octjepa.tasks.segment.fit import _tell_classes
@@ -41,16 +42,16 @@ def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line:
     assert "Read this first" not in page
     assert "http://" not in page
     assert "https://" not in page
-    assert "It learnt from 8 labelled scans of 4 people and was judged once on 12 scans of 6 others" in page
+    assert "It was trained on 8 labelled scans of 4 people and evaluated once on 12 scans of 6 others" in page
     for pair in line.said["paired"]:
         assert pair["reference"] in {"untrained", "intensity", "place_prior"}
-        span = f" ({wording.signed(pair['low'])} to {wording.signed(pair['high'])})" if pair["low"] is not None else ","
-        assert f"{wording.signed(pair['difference'])}{span}" in page
+        span = f" ({signed(pair['low'])} to {signed(pair['high'])})" if pair["low"] is not None else ","
+        assert f"{signed(pair['difference'])}{span}" in page
     ours = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
     values = [
         line.said["metrics"][key]["value"] for key in ("dice", *(f"dice_{name}" for name in line.said["classes"]))
     ]
-    assert sorted(re.search(r"<b>(.*?)</b>", row)[1] for row in ours) == sorted(map(wording.number, values))
+    assert sorted(re.search(r"<b>(.*?)</b>", row)[1] for row in ours) == sorted(map(number, values))
     assert "octjepa segment recipe.yaml --from ENCODER" in page
     people = set(line.store.table["person_id"])
     assert not [person for person in people if re.search(rf">[^<]*\b{person}\b[^/<.]*<", page)]
@@ -73,7 +74,7 @@ def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(li
     for one, why in ((typical, "the median"), (worst, "the lowest")):
         assert f"{why} Dice of 12 test scans, {one['dice']:.3f}: " in page
         assert f"volume {one['volume_id']}, B-scan {one['bscan']} of {one['of']}" in page
-    assert page.count('aria-label="True labels') == page.count('aria-label="What the head says') == 2
+    assert page.count('aria-label="True labels') == page.count('aria-label="Predicted labels') == 2
 
 
 def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""One eye per device as the store holds it: central B-scan with its tissue band, en face, and the measured geometry.
+"""One eye per device as the store holds it: central B-scan with its tissue band, en face view, and measured geometry.
 
-Which eye is shown is not chosen by its looks: it is the device's first raster volume by id, held-out people first.
+The eye shown is not chosen by its looks: it is the device's first raster volume by id, held-out people first.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import numpy as np
 from jaxtyping import Float, Int16, UInt8
 from markupsafe import Markup
 
-from octjepa.report.figures import scan
+from octjepa.report.figures import svg
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.store import Store
 
-AXES = (("slice", "z", "between B-scans"), ("depth", "y", "along an A-scan"), ("column", "x", "along a B-scan"))
 BARS_MM = (0.2, 1.0)
 SLAB_MM = 0.25
-_HELD_OUT_FIRST = {"test": 0, "val": 1, "train": 2}
+_SPLIT_ORDER = {"test": 0, "val": 1, "train": 2}
 
 
 @dataclass(frozen=True)
 class AxisGeometry:
+    """One axis of a native scan: samples, spacing and where the spacing comes from."""
+
     axis: str
     meaning: str
     count: int
@@ -37,16 +38,19 @@ class AxisGeometry:
     uncertain: bool
 
 
+# Axis, what it runs along, and the letters of its native size and of its spacing in a store's index.
+AXES = (
+    ("slice", "between B-scans", "d", "z"),
+    ("depth", "along an A-scan", "h", "y"),
+    ("column", "along a B-scan", "w", "x"),
+)
+
+
 @dataclass(frozen=True)
 class EyePicture:
-    """One eye's two pictures and its native geometry per axis."""
+    """A row of the store's index with its two pictures and native geometry; `stretch` is the drawn depth's."""
 
-    volume_id: str
-    device: str
-    eye: str
-    laterality_source: str
-    split: str
-    protocol: str
+    row: Mapping[str, Any]
     axes: tuple[AxisGeometry, ...]
     b_scan: Markup
     en_face: Markup
@@ -58,45 +62,44 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
+def volume_title(row: Mapping[str, Any]) -> str:
+    """Device, eye and id of a volume in one line."""
+    return f"{row['device']}, {row['eye'] or 'eye unknown'}, volume {row['volume_id']}"
+
+
 def one_per_device(table: pd.DataFrame, splits: tuple[str, ...] = ("test", "val", "train", "")) -> list[dict[str, Any]]:
     """The first raster volume by id of each device, from the first of `splits` in which the device has one."""
     rows = [row for row in records(table) if row["pattern"] == "raster" and row["split"] in splits]
-    rows.sort(key=lambda row: (row["device"], _HELD_OUT_FIRST.get(row["split"], 3), row["volume_id"]))
+    rows.sort(key=lambda row: (row["device"], _SPLIT_ORDER.get(row["split"], 3), row["volume_id"]))
     chosen: dict[str, dict[str, Any]] = {}
     for row in rows:
         chosen.setdefault(row["device"], row)
     return list(chosen.values())
 
 
-def geometry_of(row: Mapping[str, Any]) -> tuple[AxisGeometry, ...]:
-    """The native geometry of a store row, axis by axis, with where each spacing comes from."""
+def native_geometry(row: Mapping[str, Any]) -> tuple[AxisGeometry, ...]:
+    """The native geometry of a row of the index, axis by axis."""
     uncertain = set(str(row["uncertain"]).split(";"))
-    counts = (row["native_d"], row["native_h"], row["native_w"])
-    return tuple(
-        AxisGeometry(
-            axis,
-            meaning,
-            int(count),
-            float(row[f"spacing_{letter}_mm"]),
-            int(count) * float(row[f"spacing_{letter}_mm"]),
-            str(row[f"provenance_{axis}"]),
-            axis in uncertain,
-        )
-        for (axis, letter, meaning), count in zip(AXES, counts, strict=True)
-    )
+    axes = []
+    for axis, meaning, size_letter, spacing_letter in AXES:
+        count, spacing_mm = int(row[f"native_{size_letter}"]), float(row[f"spacing_{spacing_letter}_mm"])
+        provenance = str(row[f"provenance_{axis}"])
+        axes.append(AxisGeometry(axis, meaning, count, spacing_mm, count * spacing_mm, provenance, axis in uncertain))
+    return tuple(axes)
 
 
 def en_face(
-    pixels: UInt8[np.ndarray, "D H W"], band: Int16[np.ndarray, "2 D W"], row_mm: float
+    pixels: UInt8[np.ndarray, "D H W"], band: Int16[np.ndarray, "2 D W"], depth_mm: float
 ) -> UInt8[np.ndarray, "D W"]:
     """Mean over the lowest `SLAB_MM` of every A-scan's tissue band, at full contrast; black where there is no tissue.
 
     The slab holds the photoreceptors, pigment epithelium and inner choroid: bright, even, and shadowed by vessels.
+    `depth_mm` is the spacing in depth.
     """
-    rows = np.arange(pixels.shape[1], dtype=np.int16)[None, :, None]
-    top = np.maximum(band[0], band[1] - round(SLAB_MM / row_mm))
-    inside = (rows >= top[:, None]) & (rows < band[1][:, None]) & (band[0][:, None] >= 0)
-    count, total = (_three_columns(np.where(inside, values, 0).sum(axis=1)) for values in (1.0, pixels))
+    depths = np.arange(pixels.shape[1], dtype=np.int16)[None, :, None]
+    top = np.maximum(band[0], band[1] - round(SLAB_MM / depth_mm))
+    inside = (depths >= top[:, None]) & (depths < band[1][:, None]) & (band[0][:, None] >= 0)  # [D, H, W]
+    count, total = (_three_columns(np.where(inside, values, 0).sum(axis=1)) for values in (1.0, pixels))  # [D, W]
     mean = total / np.maximum(count, 1)
     known = mean[count > 0]
     if not known.size:
@@ -112,42 +115,34 @@ def _three_columns(sums: Float[np.ndarray, "D W"]) -> Float[np.ndarray, "D W"]:
     return padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
 
 
-def eye_picture(store: Store, row: Mapping[str, Any]) -> EyePicture:
-    """The pictures of one row of the store's table."""
-    volume = store.read(str(row["volume_id"]))
-    spacing = store.preprocessing.target_spacing_mm
-    pixels = np.asarray(volume.pixels)
-    depth, height, width = pixels.shape
-    centre = depth // 2
-    name = f"{row['device']}, {row['eye'] or 'eye unknown'}, volume {row['volume_id']}"
-    stretch = scan.SHOWN_ASPECT * width * spacing[2] / (height * spacing[1])
-    overlays = [*_band(volume, centre), scan.scale_bars((height, width), spacing[1:], BARS_MM)]
-    b_scan = scan.picture(pixels[centre], f"Central B-scan with tissue band: {name}", overlays)
-    face = scan.picture(
-        en_face(pixels, np.asarray(volume.band), spacing[1]),
-        f"En face projection: {name}",
-        [scan.line([(0, centre + 0.5), (width, centre + 0.5)], "cut")],
-        aspect=depth * spacing[0] / (width * spacing[2]),
+def en_face_scan(
+    face: UInt8[np.ndarray, "D W"], alt: str, overlays: list[Markup], cut: float, spacing_mm: tuple[float, float, float]
+) -> Markup:
+    """An en face view in true proportions, with the line of the B-scan at slice position `cut`."""
+    depth, width = face.shape
+    return svg.scan(
+        face,
+        alt,
+        [*overlays, svg.line([(0, cut), (width, cut)], "cut")],
+        aspect=depth * spacing_mm[0] / (width * spacing_mm[2]),
         upscale=(8, 2),
     )
+
+
+def eye_picture(store: Store, row: Mapping[str, Any]) -> EyePicture:
+    """The pictures of one row of the store's index."""
+    volume = store.read(str(row["volume_id"]))
+    spacing = store.preprocessing.target_spacing_mm
+    pixels, band = np.asarray(volume.pixels), np.asarray(volume.band)
+    centre = len(pixels) // 2
+    surfaces = band[:, centre].astype(np.float64)  # [2, W]
+    lines = [part for surface in np.where(surfaces[0] < 0, np.nan, surfaces) for part in svg.boundary(surface, "band")]
+    bars = svg.scale_bars(pixels.shape[1:], spacing[1:], BARS_MM)
+    title = volume_title(row)
     return EyePicture(
-        str(row["volume_id"]),
-        str(row["device"]),
-        str(row["eye"]),
-        str(row["laterality_source"]),
-        str(row["split"]),
-        str(row["protocol"]),
-        geometry_of(row),
-        b_scan,
-        face,
-        stretch,
+        row,
+        native_geometry(row),
+        svg.scan(pixels[centre], f"Central B-scan with tissue band: {title}", [*lines, bars]),
+        en_face_scan(en_face(pixels, band, spacing[1]), f"En face projection: {title}", [], centre + 0.5, spacing),
+        svg.depth_stretch(pixels.shape[1:], spacing[1:]),
     )
-
-
-def _band(volume: CanonicalVolume, slice_number: int) -> list[Markup]:
-    top, bottom = np.asarray(volume.band)[:, slice_number].astype(np.float64)
-    none = top < 0
-    return [
-        *scan.boundary(np.where(none, np.nan, top), "band"),
-        *scan.boundary(np.where(none, np.nan, bottom), "band"),
-    ]

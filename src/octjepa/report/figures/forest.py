@@ -1,6 +1,6 @@
-"""Probe rows as a forest plot: per target and metric a group of rows, each a point with its 95 % interval.
+"""Probe results as a forest plot: per target and metric a group, each result a point with its 95 % interval.
 
-The drawing is part of the table, so every interval stands beside its figures and can be read without seeing it.
+The drawing is part of the table, so every interval is beside its figures and can be read without seeing it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ from markupsafe import Markup
 
 from octjepa.metrics.findings import BASELINES
 
-_CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5}
+CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5, "quadratic_kappa": 0.0, "r2": 0.0}
 _WITHIN_ONE = ("auroc", "auprc", "accuracy", "f1", "dice", "ece")
 _WIDTH, _HEIGHT = 360.0, 18.0
 
 
 @dataclass(frozen=True)
 class ForestRow:
-    name: str
+    """A result with the keys of results.json, whether it is the page's own encoder, and its drawing."""
+
+    result: Mapping[str, Any]
     ours: bool
-    probe: str
-    pool: str
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int | None
     drawing: Markup
 
 
@@ -36,7 +32,7 @@ class ForestRow:
 class ForestGroup:
     """One target under one metric; `axis` is the drawing of the scale that its rows share.
 
-    `difference` is the target's own {difference, low, high}, trained minus untrained; for reading, not for picking.
+    `difference` is the target's own paired difference {difference, low, high}; for reading, not for choosing.
     """
 
     target: str
@@ -46,67 +42,66 @@ class ForestGroup:
     difference: Mapping[str, Any] | None
 
 
-def forest(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]] = ()) -> list[ForestGroup]:
-    """Groups by metric and target, macro targets first; within a group the encoder before those that know nothing.
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference on the same people, drawn; `what` names both sides."""
 
-    `comparisons` are paired differences under the probe and pool of `rows`.
+    what: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n_people: int | None
+    drawing: Markup | None
+
+
+def forest(
+    results: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]] = (), ordered: bool = False
+) -> list[ForestGroup]:
+    """Groups by metric and target, macro targets first; within a group the encoder before the baselines.
+
+    comparisons: paired differences under the probe and pool of `results`. ordered: keep the order of `results`, each
+    group on a scale of its own.
     """
-    differences = {(_text(one, "metric"), _text(one, "target")): one for one in comparisons}
-    scales = {metric: _scale(metric, [r for r in rows if _text(r, "metric") == metric]) for metric in _metrics(rows)}
-    keys = sorted({(_text(row, "metric"), _text(row, "target")) for row in rows}, key=_macro_first)
-    groups = []
-    for metric, target in keys:
-        mine = [row for row in rows if (_text(row, "metric"), _text(row, "target")) == (metric, target)]
-        mine.sort(key=lambda row: (not _ours(row), _rank(str(row["name"])), _text(row, "probe"), _text(row, "pool")))
-        scale = scales[metric]
-        groups.append(
-            ForestGroup(
-                target,
-                metric,
-                tuple(_row(row, metric, scale) for row in mine),
-                _axis(scale, _CHANCE.get(metric)),
-                differences.get((metric, target)),
-            )
-        )
-    return groups
+    differences = {_group_key(pair): pair for pair in comparisons}
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(_group_key(result), []).append(result)
+    by_metric = {
+        metric: _scale(metric, [result for result in results if _text(result, "metric") == metric])
+        for metric, _ in groups
+    }
+    drawn = []
+    for (metric, target), members in groups.items() if ordered else sorted(groups.items(), key=_macro_first):
+        scale = _scale(metric, members) if ordered else by_metric[metric]
+        members = members if ordered else sorted(members, key=_row_order)
+        rows = tuple(_row(result, CHANCE.get(metric), scale) for result in members)
+        axis = _axis(scale, CHANCE.get(metric))
+        drawn.append(ForestGroup(target, metric, rows, axis, differences.get((metric, target))))
+    return drawn
 
 
-def headline(rows: Sequence[Mapping[str, Any]], paired: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The rows under the probe, pool and metric of the paired comparison, which was named before the test was seen.
+def planned_results(results: Sequence[Mapping[str, Any]], paired: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The results under the probe, pool and metric of the paired comparison, which was fixed before the test was read.
 
-    Baselines without a pool stand beside them. Without a paired comparison nothing was named, and every row is kept.
+    Baselines without a pool are among them. Without a paired comparison nothing was fixed, and all are returned.
     """
     if not paired or not all(paired.get(key) for key in ("probe", "pool", "metric")):
-        return list(rows)
+        return list(results)
     return [
-        row
-        for row in rows
-        if row.get("metric") == paired["metric"]
-        and row.get("pool") in (paired["pool"], "none")
-        and row.get("probe") in (paired["probe"], "constant")
+        result
+        for result in results
+        if result.get("metric") == paired["metric"]
+        and result.get("pool") in (paired["pool"], "none")
+        and result.get("probe") in (paired["probe"], "constant")
     ]
 
 
-def _metrics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted({_text(row, "metric") for row in rows})
-
-
-def _macro_first(key: tuple[str, str]) -> tuple[str, bool, str]:
-    metric, target = key
-    return metric, "macro" not in target, target
-
-
-def _ours(row: Mapping[str, Any]) -> bool:
-    """Whether it is what the page is about: an encoder, unless the row says itself."""
-    return bool(row.get("ours", str(row["name"]) not in BASELINES))
-
-
-def _rank(name: str) -> int:
-    return BASELINES.index(name) + 1 if name in BASELINES else 0
-
-
-def _text(row: Mapping[str, Any], key: str) -> str:
-    return str(row.get(key) or "")
+def paired_difference(what: str, pair: Mapping[str, Any]) -> Difference:
+    """`pair` as results.json holds it, drawn."""
+    value, low, high = (finite(pair.get(key)) for key in ("difference", "low", "high"))
+    drawing = None if value is None else _draw_difference({"value": value, "low": low, "high": high})
+    people = pair.get("n_people")
+    return Difference(what, value, low, high, None if people is None else int(people), drawing)
 
 
 def finite(value: Any) -> float | None:
@@ -114,10 +109,34 @@ def finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
-def _scale(metric: str, rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The range that every row of a metric is drawn on; tenths around the data."""
-    values = [v for row in rows for key in ("value", "low", "high") if (v := finite(row.get(key))) is not None]
-    values += [_CHANCE[metric]] if metric in _CHANCE else []
+def _group_key(result: Mapping[str, Any]) -> tuple[str, str]:
+    return _text(result, "metric"), _text(result, "target")
+
+
+def _macro_first(group: tuple[tuple[str, str], Any]) -> tuple[str, bool, str]:
+    metric, target = group[0]
+    return metric, "macro" not in target, target
+
+
+def _row_order(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    name = str(result["name"])
+    rank = BASELINES.index(name) + 1 if name in BASELINES else 0
+    return not _ours(result), rank, _text(result, "probe"), _text(result, "pool")
+
+
+def _ours(result: Mapping[str, Any]) -> bool:
+    """Whether the page is about it: every encoder is, unless the result itself has `ours`."""
+    return bool(result.get("ours", str(result["name"]).partition(":")[0] not in BASELINES))
+
+
+def _text(result: Mapping[str, Any], key: str) -> str:
+    return str(result.get(key) or "")
+
+
+def _scale(metric: str, results: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The range on which results of a metric are drawn: tenths around the data."""
+    values = [v for result in results for key in ("value", "low", "high") if (v := finite(result.get(key))) is not None]
+    values += [CHANCE[metric]] if metric in CHANCE else []
     if not values:
         return 0.0, 1.0
     low, high = math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10
@@ -131,92 +150,56 @@ def _x(value: float, scale: tuple[float, float]) -> float:
     return 6 + (_WIDTH - 12) * (value - low) / (high - low)
 
 
-def _row(row: Mapping[str, Any], metric: str, scale: tuple[float, float]) -> ForestRow:
-    name = str(row["name"])
-    ours = _ours(row)
-    value, low, high = (finite(row.get(key)) for key in ("value", "low", "high"))
-    parts = []
-    if (chance := _CHANCE.get(metric)) is not None:
-        parts.append(f'<path class="chance" d="M{_x(chance, scale):.1f} 0v{_HEIGHT:g}"/>')
-    middle = _HEIGHT / 2
+def _row(result: Mapping[str, Any], chance: float | None, scale: tuple[float, float]) -> ForestRow:
+    figures = {key: finite(result.get(key)) for key in ("value", "low", "high")}
+    count = None if result.get("n") is None else int(result["n"])
+    shown = {"probe": "", "pool": "", **result, **figures, "n": count}
+    marks = _chance_line(chance, scale) + _interval(figures, scale, _ours(result))
+    return ForestRow(shown, _ours(result), _drawing(marks, "ours" if _ours(result) else "baseline"))
+
+
+def _chance_line(chance: float | None, scale: tuple[float, float]) -> str:
+    return "" if chance is None else f'<path class="chance" d="M{_x(chance, scale):.1f} 0v{_HEIGHT:g}"/>'
+
+
+def _interval(figures: Mapping[str, float | None], scale: tuple[float, float], diamond: bool = True) -> str:
+    """A whisker from low to high and a point at the value, each where it is known."""
+    value, low, high = figures["value"], figures["low"], figures["high"]
+    middle, marks = _HEIGHT / 2, ""
     if low is not None and high is not None:
-        a, b = _x(low, scale), _x(high, scale)
-        parts.append(f'<path class="whisker" d="M{a:.1f} {middle - 3:g}v6m0 -3H{b:.1f}m0 -3v6"/>')
+        marks += f'<path class="whisker" d="M{_x(low, scale):.1f} {middle - 3:g}v6m0 -3H{_x(high, scale):.1f}m0 -3v6"/>'
     if value is not None:
         x = _x(value, scale)
-        shape = (
-            f"M{x:.1f} {middle - 6:g}l6 6l-6 6l-6 -6z"
-            if ours
-            else f"M{x - 4:.1f} {middle:g}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0"
-        )
-        parts.append(f'<path class="point" d="{shape}"/>')
-    drawing = _svg("".join(parts), "ours" if ours else "baseline")
-    n = None if row.get("n") is None else int(row["n"])
-    return ForestRow(
-        name,
-        ours,
-        _text(row, "probe"),
-        _text(row, "pool"),
-        value,
-        low,
-        high,
-        n,
-        drawing,
-    )
+        circle = f"M{x - 4:.1f} {middle:g}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0"
+        marks += f'<path class="point" d="{f"M{x:.1f} {middle - 6:g}l6 6l-6 6l-6 -6z" if diamond else circle}"/>'
+    return marks
 
 
 def _axis(scale: tuple[float, float], chance: float | None) -> Markup:
     low, high = scale
     step = 0.1 if high - low <= 0.55 else 0.2 if high - low <= 1.1 else (high - low) / 4
-    ticks = [low + step * i for i in range(int((high - low) / step + 1e-6) + 1)]
-    words = "".join(f'<text x="{_x(tick, scale):.1f}" y="13" text-anchor="middle">{tick:.1f}</text>' for tick in ticks)
-    mark = f'<path class="chance" d="M{_x(chance, scale):.1f} 16v2"/>' if chance is not None else ""
-    return _svg(words + mark, "axis")
+    ticks = [low + step * number for number in range(int((high - low) / step + 1e-6) + 1)]
+    marks = "".join(_label(tick, scale, 13, f"{tick:.1f}") for tick in ticks)
+    if chance is not None:
+        marks += f'<path class="chance" d="M{_x(chance, scale):.1f} 16v2"/>'
+    return _drawing(marks, "axis")
 
 
-def _svg(inner: str, css: str) -> Markup:
-    return Markup(  # only numbers and fixed words enter
-        f'<svg class="forest {css}" aria-hidden="true" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}">{inner}</svg>'
-    )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A paired difference, on the same people; `what` says of what."""
-
-    what: str
-    value: float | None
-    low: float | None
-    high: float | None
-    n_people: int
-    drawing: Markup | None
-
-
-def difference(what: str, pair: Mapping[str, Any]) -> Difference:
-    """`pair` as results.json holds it, drawn."""
-    value, low, high = (finite(pair.get(key)) for key in ("difference", "low", "high"))
-    drawing = None if value is None else difference_drawing(value, low, high)
-    return Difference(what, value, low, high, int(pair["n_people"]), drawing)
-
-
-def difference_drawing(difference: float, low: float | None, high: float | None) -> Markup:
-    """The paired difference on its own scale, zero marked."""
-    values = [v for v in (difference, low, high, 0.0) if v is not None]
-    reach = max(0.05, math.ceil(20 * max(abs(v) for v in values)) / 20)
+def _draw_difference(figures: Mapping[str, float | None]) -> Markup:
+    """A difference on a scale of its own with zero in the middle."""
+    largest = max(abs(figure) for figure in figures.values() if figure is not None)
+    reach = max(0.05, math.ceil(20 * largest) / 20)
     scale = (-reach, reach)
-    parts = [f'<path class="chance" d="M{_x(0, scale):.1f} 0v{_HEIGHT:g}"/>']
-    middle = _HEIGHT / 2
-    if low is not None and high is not None:
-        parts.append(
-            f'<path class="whisker" d="M{_x(low, scale):.1f} {middle - 3:g}v6m0 -3H{_x(high, scale):.1f}m0 -3v6"/>'
-        )
-    x = _x(difference, scale)
-    parts.append(f'<path class="point" d="M{x:.1f} {middle - 6:g}l6 6l-6 6l-6 -6z"/>')
-    parts += [
-        f'<text x="{_x(v, scale):.1f}" y="29" text-anchor="{anchor}">{v:+.2f}</text>'
-        for v, anchor in ((-reach, "start"), (reach, "end"))
-    ]
-    parts.append(f'<text x="{_x(0, scale):.1f}" y="29" text-anchor="middle">0</text>')
-    return Markup(
-        f'<svg class="forest ours difference" aria-hidden="true" viewBox="0 0 {_WIDTH:g} 34">{"".join(parts)}</svg>'
+    marks = _chance_line(0, scale) + _interval(figures, scale)
+    marks += _label(-reach, scale, 29, f"{-reach:+.2f}", "start") + _label(reach, scale, 29, f"{reach:+.2f}", "end")
+    return _drawing(marks + _label(0, scale, 29, "0"), "ours difference", 34)
+
+
+def _label(value: float, scale: tuple[float, float], y: int, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{_x(value, scale):.1f}" y="{y}" text-anchor="{anchor}">{text}</text>'
+
+
+def _drawing(inner: str, css: str, height: float = _HEIGHT) -> Markup:
+    return Markup(  # only numbers and fixed words enter
+        f'<svg class="forest {css}" aria-hidden="true" viewBox="0 0 {_WIDTH:g} {height:g}">{inner}</svg>'
     )

@@ -1,4 +1,4 @@
-"""What the encoder sees: its token features as colours over the B-scan, by one PCA over all shown eyes jointly.
+"""Token features as colours over the B-scan, by one PCA over all shown eyes together.
 
 Tokens of like colour have like features. The colours are comparable between the shown eyes because the components are
 fitted once over all of them, and the eyes are the first held-out ones of each device by id, not chosen by their looks.
@@ -6,15 +6,20 @@ fitted once over all of them, and the eyes are the first held-out ones of each d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 from markupsafe import Markup
 
-from octjepa.report.figures import scan
+from octjepa.report.figures import svg
+from octjepa.report.figures.eyes import volume_title
+
+if TYPE_CHECKING:
+    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.store import CanonicalVolume, Store
 
 COMPONENTS = 3
 
@@ -23,8 +28,8 @@ COMPONENTS = 3
 class Components:
     """Three principal components as red, green and blue, each from its 2nd to 98th percentile over what was fitted.
 
-    `explained` is the share of the variance they tell; `by_depth` the share of that which a token's row in the grid
-    alone explains: not the eye's own.
+    `explained` is their share of the variance; `by_depth` the share of that which a token's depth in the grid alone
+    explains, and which is therefore not the eye's own.
     """
 
     mean: Float[np.ndarray, " dim"]
@@ -43,94 +48,87 @@ class Components:
 
 @dataclass(frozen=True)
 class TokenPicture:
-    volume_id: str
-    device: str
-    eye: str
-    split: str
+    """A row of the store's index with its central B-scan, plain and under its tokens."""
+
+    row: Mapping[str, Any]
     plain: Markup
     coloured: Markup
 
 
 @dataclass(frozen=True)
 class TokenMaps:
+    """The pictures, the components' shares of variance, and the number and size of the tokens they were fitted on."""
+
     pictures: tuple[TokenPicture, ...]
-    explained: float
-    by_depth: float
+    components: Components
     tokens: int
-    patch_mm: tuple[float, float, float]
+    patch_mm: tuple[float, ...]
 
 
-def principal_components(features: Sequence[Float[np.ndarray, "t dim"]], rows: Sequence[np.ndarray]) -> Components:
+def principal_components(features: Sequence[Float[np.ndarray, "t dim"]], depths: Sequence[np.ndarray]) -> Components:
     """The components of the tokens of several volumes together.
 
-    `rows` holds the grid row (depth) of every token. Signs are fixed so that the same features give the same colours.
-    Raises ValueError: too few tokens.
+    `depths` holds the depth index of every token in the grid. Signs are fixed so that the same features give the same
+    colours. Raises ValueError: too few tokens.
     """
-    every = np.concatenate(features).astype(np.float64)
-    if len(every) <= COMPONENTS:
-        raise ValueError(f"{len(every)} tokens are too few for {COMPONENTS} components")
-    mean = every.mean(axis=0)
-    _, singular, axes = np.linalg.svd(every - mean, full_matrices=False)
+    stacked = np.concatenate(features).astype(np.float64)  # [tokens, dim]
+    if len(stacked) <= COMPONENTS:
+        raise ValueError(f"{len(stacked)} tokens are too few for {COMPONENTS} components")
+    mean = stacked.mean(axis=0)
+    _, singular, axes = np.linalg.svd(stacked - mean, full_matrices=False)
     axes = axes[:COMPONENTS]
     axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]
-    scores = (every - mean) @ axes.T
+    scores = (stacked - mean) @ axes.T  # [tokens, 3]
     total = float((singular**2).sum())
-    depth = np.concatenate(rows)
-    means = np.stack([scores[depth == row].mean(axis=0) for row in np.unique(depth)])
-    placed = means[np.searchsorted(np.unique(depth), depth)]
+    levels, level = np.unique(np.concatenate(depths), return_inverse=True)
+    depth_means = np.stack([scores[level == number].mean(axis=0) for number in range(len(levels))])[level]
     spread = float((scores**2).sum())
     low, high = np.percentile(scores, [2, 98], axis=0)
-    return Components(
-        mean, axes, low, high,
-        float((singular[:COMPONENTS] ** 2).sum()) / total if total else 0.0,
-        float((placed**2).sum()) / spread if spread else 0.0,
-    )  # fmt: skip
+    explained = float((singular[:COMPONENTS] ** 2).sum()) / total if total else 0.0
+    return Components(mean, axes, low, high, explained, float((depth_means**2).sum()) / spread if spread else 0.0)
 
 
-def token_maps(store: Any, rows: Sequence[dict[str, Any]], encoder: Any) -> TokenMaps:
-    """The maps of `rows` of the store's table under `encoder` (as of `octjepa.checkpoint.load_encoder`)."""
+def token_maps(store: Store, rows: Sequence[Mapping[str, Any]], encoder: PretrainedEncoder) -> TokenMaps:
+    """The maps of `rows` of the store's index under `encoder`."""
     from octjepa.views import geometry
 
     recipe = encoder.recipe
-    volumes = [store.read(row["volume_id"]) for row in rows]
-    found = [tissue_tokens(encoder, volume) for volume in volumes]
-    components = principal_components([features for features, _ in found], [places[:, 1] for _, places in found])
+    preprocessing = recipe.preprocessing
+    volumes = [store.read(str(row["volume_id"])) for row in rows]
+    tissue = [tissue_tokens(encoder, volume) for volume in volumes]
+    components = principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])
     thick, high, wide = recipe.tokens.patch_size
     middle = recipe.grid[0] // 2
     pictures = []
-    for row, volume, (features, places) in zip(rows, volumes, found, strict=True):
+    for row, volume, (features, positions) in zip(rows, volumes, tissue, strict=True):
         view = geometry.apply_geometry(
-            np.asarray(volume.pixels), geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
+            np.asarray(volume.pixels), geometry.center_crop(preprocessing), preprocessing.image_size
         )
-        grid = np.zeros((*recipe.grid[1:], 3), np.uint8)
-        there = np.zeros(recipe.grid[1:], bool)
-        here = places[:, 0] == middle
-        grid[places[here, 1], places[here, 2]] = components.colours(features[here])
-        there[places[here, 1], places[here, 2]] = True
-        shown = view[middle * thick + thick // 2]
-        name = f"{row['device']}, {row['eye'] or 'eye unknown'}, volume {row['volume_id']}"
+        colours, chosen = np.zeros((*recipe.grid[1:], 3), np.uint8), np.zeros(recipe.grid[1:], bool)
+        in_slab = positions[:, 0] == middle
+        at = positions[in_slab, 1], positions[in_slab, 2]
+        colours[at], chosen[at] = components.colours(features[in_slab]), True
+        b_scan, title = view[middle * thick + thick // 2], volume_title(row)
+        overlay = svg.coloured_cells(colours, chosen, (high, wide))
         pictures.append(
             TokenPicture(
-                str(row["volume_id"]),
-                str(row["device"]),
-                str(row["eye"]),
-                str(row["split"]),
-                scan.picture(shown, f"B-scan: {name}"),
-                scan.picture(
-                    shown, f"Token map over the B-scan: {name}", [scan.coloured_cells(grid, there, (high, wide))]
-                ),
+                row,
+                svg.scan(b_scan, f"B-scan: {title}"),
+                svg.scan(b_scan, f"Token map over the B-scan: {title}", [overlay]),
             )
         )
-    spacing = recipe.preprocessing.target_spacing_mm
-    patch_mm = (thick * spacing[0], high * spacing[1], wide * spacing[2])
-    shown_tokens = sum(len(features) for features, _ in found)
-    return TokenMaps(tuple(pictures), components.explained, components.by_depth, shown_tokens, patch_mm)
+    patch_mm = tuple(
+        size * mm for size, mm in zip(recipe.tokens.patch_size, preprocessing.target_spacing_mm, strict=True)
+    )
+    return TokenMaps(tuple(pictures), components, sum(len(features) for features, _ in tissue), patch_mm)
 
 
-def tissue_tokens(encoder: Any, volume: Any) -> tuple[Float[np.ndarray, "t dim"], Int[np.ndarray, "t 3"]]:
-    """Features of the tokens that hold enough tissue, and the place of each in the grid (slab, row, column)."""
+def tissue_tokens(
+    encoder: PretrainedEncoder, volume: CanonicalVolume
+) -> tuple[Float[np.ndarray, "t dim"], Int[np.ndarray, "t 3"]]:
+    """Features of the tokens that hold enough tissue, and their grid positions (slab, depth, column)."""
     from octjepa.views.tokens import TISSUE_SHARE
 
-    seen = encoder.tokens(volume)
-    kept = seen.tissue >= TISSUE_SHARE
-    return seen.features[kept], np.stack(np.unravel_index(seen.grid_index[kept], seen.grid), axis=-1)
+    tokens = encoder.tokens(volume)
+    tissue = tokens.tissue >= TISSUE_SHARE
+    return tokens.features[tissue], np.stack(np.unravel_index(tokens.grid_index[tissue], tokens.grid), axis=-1)

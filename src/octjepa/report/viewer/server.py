@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import CheckpointError, OctjepaError, UsageError
 from octjepa.extras import to_install
-from octjepa.report.gather import gather
+from octjepa.report.contents import read_contents
 from octjepa.report.viewer.scans import Scans
 from octjepa.store.contract import contract_differences
 
@@ -40,16 +40,16 @@ _PAGE = {
 
 
 def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
-    """Shows `source` until a signal comes; calls `ready(url)` once it can be asked. Port 0 is any free one.
+    """Shows `source` until a signal comes; calls `ready(url)` once it accepts requests. Port 0 is any free one.
 
     Raises UsageError: the source is none of these, has no store, the port is taken, or the extra is not installed.
     """
     try:
-        import starlette  # noqa: F401 -- asked for here, before any work
+        import starlette  # noqa: F401 -- checked before any work
         import uvicorn
     except ImportError:
         raise UsageError(f"the viewer needs the libraries of an extra: {to_install('viewer')}") from None
-    application = app(scans_of(source))
+    application = app(open_scans(source))
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -63,29 +63,29 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def scans_of(source: str | Path) -> Scans:
-    """What is to be shown of a store, a run, a fine-tuning or a demo folder.
+def open_scans(source: str | Path) -> Scans:
+    """The volumes of a store, a run, a fine-tuning or a demo folder, with the encoder where there is one.
 
-    Raises UsageError where that has no volumes. Without its encoder (no checkpoint yet, another contract) the eyes are
-    shown all the same, and the page says why.
+    Raises UsageError where the source has no volumes. Without its encoder (no checkpoint yet, another contract) the
+    eyes are shown all the same, and the page says why.
     """
-    contents = gather(source)
+    contents = read_contents(source)
+    training = contents.training
     if contents.store is None:
-        told = "; ".join(one.why for one in contents.missing if one.part == "the store")
-        named = "" if contents.made is None else f" at {contents.made.about.get('store')}, as it names it"
-        raise UsageError(f"{source} has no store to show{named} ({told}): give the store itself")
+        reasons = "; ".join(one.reason for one in contents.missing_parts("the store"))
+        named = "" if training is None else f" at {training.about.get('store')}, as it names it"
+        raise UsageError(f"{source} has no store to show{named} ({reasons}): give the store itself")
     if contents.store.table.empty:
         raise UsageError(f"the store {contents.store.location} holds no volume: `octjepa ingest` puts them in")
     if contents.kind == "store":
         return Scans(contents.store, None)
-    trained = contents.run or contents.tuning
-    if trained is None:
-        gone = "; ".join(f"{one.part}: {one.why}" for one in contents.missing if one.part == "the run")
-        return Scans(contents.store, None, gone or f"a {contents.kind} has no token maps and masks of its own")
+    if training is None or contents.kind == "segmentation":
+        reasons = "; ".join(f"{one.part}: {one.reason}" for one in contents.missing_parts("the run"))
+        return Scans(contents.store, None, reasons or f"a {contents.kind} has no token maps and masks of its own")
     from octjepa.checkpoint import load_encoder
 
     try:
-        encoder = load_encoder(trained.path)
+        encoder = load_encoder(training.path)
         if differences := contract_differences(contents.store.preprocessing, encoder.recipe):
             raise UsageError(f"its store has another contract ({'; '.join(differences)})")
     except (CheckpointError, UsageError) as error:
@@ -94,7 +94,7 @@ def scans_of(source: str | Path) -> Scans:
 
 
 def app(scans: Scans) -> Starlette:
-    """The routes. A fault in one answer is told in it, without a traceback, and the others go on."""
+    """The routes. An error in one answer is reported in it, without a traceback, and the others still work."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
@@ -102,56 +102,43 @@ def app(scans: Scans) -> Starlette:
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    def page(name: str, kind: str) -> Callable[[Request], Response]:
+    def static(name: str, media_type: str) -> Callable[[Request], Response]:
         content = files("octjepa.report.viewer").joinpath("static", name).read_bytes()
-        return lambda request: Response(content, media_type=kind)
+        return lambda request: Response(content, media_type=media_type)
 
-    async def answered(make: Callable[[], Any]) -> Response:
-        try:
-            made = await run_in_threadpool(make)
-        except (KeyError, IndexError):
-            return PlainTextResponse("no such slice or layer", 404)
-        except (OctjepaError, ValueError) as error:
-            return PlainTextResponse(str(error), 500)
-        return Response(made, media_type="image/png") if isinstance(made, bytes) else JSONResponse(made)
+    def answer(make: Callable[..., Any]) -> Callable[[Request], Any]:
+        """`make(**path parameters)` as PNG or JSON."""
 
-    def of_all(make: Callable[[], Any]) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            return await answered(make)
-
-        return answer
-
-    def of_volume(make: Callable[[str, Request], Any]) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            volume_id = request.path_params["volume_id"]
-            if volume_id not in scans.ids:
+        async def respond(request: Request) -> Response:
+            volume_id = request.path_params.get("volume_id")
+            if volume_id is not None and volume_id not in scans.ids:
                 return PlainTextResponse("no such volume", 404)
-            return await answered(lambda: make(volume_id, request))
+            try:
+                result = await run_in_threadpool(make, **request.path_params)
+            except (KeyError, IndexError):
+                return PlainTextResponse("no such slice or layer", 404)
+            except (OctjepaError, ValueError) as error:
+                return PlainTextResponse(str(error), 500)
+            return Response(result, media_type="image/png") if isinstance(result, bytes) else JSONResponse(result)
 
-        return answer
+        return respond
 
-    volume = "/volumes/{volume_id}"
-    routes = [Route(path, page(*which)) for path, which in _PAGE.items()]
-    routes += [
-        Route("/about", of_all(scans.about)),
-        Route("/volumes", of_all(scans.listing)),
-        Route(f"{volume}/band", of_volume(lambda name, request: scans.band(name))),
-        Route(f"{volume}/en_face.png", of_volume(lambda name, request: scans.en_face_png(name))),
-        Route(
-            f"{volume}/slices/{{number:int}}.png",
-            of_volume(lambda name, request: scans.slice_png(name, request.path_params["number"])),
-        ),
-        Route(
-            f"{volume}/grid/{{layer}}.png",
-            of_volume(lambda name, request: scans.grid_png(name, request.path_params["layer"])),
-        ),
-    ]
+    answers: dict[str, Callable[..., Any]] = {
+        "/about": scans.about,
+        "/volumes": scans.listing,
+        "/volumes/{volume_id}/band": scans.band,
+        "/volumes/{volume_id}/en_face.png": lambda volume_id: scans.en_face_png(volume_id),
+        "/volumes/{volume_id}/slices/{number:int}.png": scans.slice_png,
+        "/volumes/{volume_id}/grid/{layer}.png": lambda volume_id, layer: scans.grid_png(volume_id, layer),
+    }
+    routes = [Route(path, static(*file)) for path, file in _PAGE.items()]
+    routes += [Route(path, answer(make)) for path, make in answers.items()]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
     return Starlette(routes=routes, middleware=[Middleware(_Headers), hosts])
 
 
 class _Headers:
-    """Adds `_HEADERS` to every answer, refusals too."""
+    """Adds `_HEADERS` to every response, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -10,7 +10,7 @@ import pytest
 from index_entries import index_entry, store_of
 from octjepa.errors import UsageError
 from octjepa.report import write_report
-from octjepa.report.card import data_card
+from octjepa.report.data_card import data_card
 
 WHEN = "2026-01-01T00:00:00+00:00"
 
@@ -57,14 +57,14 @@ def test_every_count_is_the_stores(tmp_path: Path) -> None:
 
 def test_a_person_in_two_splits_stands_on_it(tmp_path: Path) -> None:
     rows = [index_entry(number, split="train") for number in range(4)]
-    assert "or SOP instance UID stands in two splits" in data_card(store_of(tmp_path / "sound", rows), "sound")
+    assert "or SOP instance UID is in two splits" in data_card(store_of(tmp_path / "sound", rows), "sound")
     rows[1] |= {"split": "test", "person_id": rows[0]["person_id"]}
     assert "**In two splits:** person id 1" in data_card(store_of(tmp_path / "leaking", rows), "leaking")
 
 
-def test_what_was_not_looked_for_is_not_said_to_be_clean(tmp_path: Path) -> None:
+def test_an_unsearched_store_is_not_reported_as_clean(tmp_path: Path) -> None:
     rows = [index_entry(number, split="train") for number in range(4)]
-    assert "Near-duplicates were not looked for" in data_card(store_of(tmp_path / "one", rows), "one")
+    assert "Near-duplicates were not searched for" in data_card(store_of(tmp_path / "one", rows), "one")
     rows = [index_entry(number, enface_hash="00ff" * 8) for number in range(4)]
     assert "Nobody has a split yet." in data_card(store_of(tmp_path / "two", rows), "two")
     for row in rows:

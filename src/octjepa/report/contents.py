@@ -1,0 +1,276 @@
+"""Reads what a folder holds into one frozen object. Nothing is computed here.
+
+A part that is absent or cannot be read becomes a `Missing` with the reason and the command that supplies it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.files import read_json_object
+from octjepa.recipe import Recipe
+from octjepa.remote import is_remote
+
+if TYPE_CHECKING:
+    from octjepa.store import Store
+
+Kind = Literal["run", "tuning", "segmentation", "store", "demo"]
+Part = TypeVar("Part")
+DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
+_REMEDY = "restore it from a copy, or make it anew"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A part that the page cannot show: its name, the reason, and the command that supplies it."""
+
+    part: str
+    reason: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Training:
+    """What was trained: a pretraining run, a fine-tuning or a segmentation head.
+
+    about: run.json, or of a head its manifest. lines: of metrics.jsonl. results: results.json, or of a run
+    summary.json; empty where there is none. recipe: of a pretraining run.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    recipe_text: str
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+
+    def lines_with(self, key: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl in which `key` has a value."""
+        return [line for line in self.lines if line.get(key) is not None]
+
+
+@dataclass(frozen=True)
+class ProbeContents:
+    """probe.json or results.json: rows {name, target, probe, pool, metric, value, low, high, n} and the comparisons.
+
+    `paired` is the comparison fixed before the test figures were read, `comparisons` the same of every other row.
+    """
+
+    rows: list[dict[str, Any]]
+    paired: dict[str, Any] | None
+    comparisons: list[dict[str, Any]]
+    faults: list[dict[str, str]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class EmbeddingContents:
+    """How much of the store was embedded; the vectors themselves stay in their file.
+
+    leaked: people of val and test whom the encoder was pretrained on; in_two_splits: people in more than one split.
+    """
+
+    volumes: int
+    people: int
+    dim: int
+    encoder: str
+    by_split: dict[str, int]
+    leaked: int
+    in_two_splits: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything the page is made of; None where a part is missing."""
+
+    root: Path
+    kind: Kind
+    store: Store | None = None
+    training: Training | None = None
+    probe: ProbeContents | None = None
+    embeddings: EmbeddingContents | None = None
+    phantom: bool = False
+    demo_seconds: float | None = None
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def run(self) -> Training | None:
+        """The pretraining run."""
+        return self.training if self.kind in ("run", "demo") else None
+
+    def missing_parts(self, *parts: str) -> list[Missing]:
+        """Those of `parts` that are missing."""
+        return [missing for missing in self.missing if missing.part in parts]
+
+
+def read_contents(source: str | Path) -> Contents:
+    """What `source` holds: a run, fine-tuning, segmentation, store (also in a bucket) or demo folder.
+
+    Raises UsageError when it is none of these, OctjepaError when its own head is damaged.
+    """
+    if is_remote(source):
+        return Contents(Path(str(source).partition("://")[2]), "store", _open_store(str(source)))
+    root = Path(source).resolve()
+    kind = _kind(root, Path(source))
+    if kind == "store":
+        return Contents(root, kind, _open_store(root))
+    missing: list[Missing] = []
+
+    def attempt(part: str, path: Path | str, read: Callable[[Any], Part], command: str) -> Part | None:
+        """`read(path)`, or None with the reason added to `missing`."""
+        if isinstance(path, Path) and not path.exists():
+            missing.append(Missing(part, f"there is no {path.name} here", command))
+            return None
+        try:
+            return read(path)
+        except OctjepaError as error:
+            missing.append(Missing(part, str(error), command))
+            return None
+
+    if kind == "demo":
+        training = attempt("the run", root / "run", _read_run, "octjepa pretrain")
+    else:
+        training = {"run": _read_run, "tuning": _read_tuning, "segmentation": _read_segmentation}[kind](root)
+    store = None
+    if (location := _store_location(root, kind, training)) is not None:
+        store = attempt("the store", location, _open_store, "octjepa ingest")
+    else:
+        owner = "results.json" if kind == "segmentation" else "run.json"
+        missing.append(Missing("the store", f"{owner} names none", "octjepa ingest"))
+    embeddings = None
+    if kind in ("run", "demo"):
+        embeddings = attempt("the embeddings", root / "embeddings.parquet", _read_embeddings, "octjepa embed")
+    file, command = {
+        "tuning": ("results.json", "octjepa finetune --resume"),
+        "segmentation": ("results.json", "octjepa segment into a new --out"),
+    }.get(kind, ("probe.json", "octjepa probe"))
+    probe = attempt("the probe", root / file, _read_probe, command)
+    phantom = kind == "demo" and (root / "phantom").is_dir()
+    demo = root / "demo.json"
+    seconds = read_json_object(demo, _REMEDY).get("seconds") if kind == "demo" and demo.is_file() else None
+    return Contents(root, kind, store, training, probe, embeddings, phantom, seconds, tuple(missing))
+
+
+def _kind(root: Path, shown: Path) -> Kind:
+    if not root.is_dir():
+        raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a segmentation, a store or a demo folder")
+    if (root / "run.json").is_file():
+        return "run" if "kind" not in read_json_object(root / "run.json", _REMEDY) else "tuning"
+    if (root / "store.json").is_file():
+        return "store"
+    if any((root / name).exists() for name in DEMO_PARTS):
+        return "demo"
+    if (root / "head").is_dir():
+        return "segmentation"
+    raise UsageError(
+        f"{shown} is no run or fine-tuning (run.json), no segmentation (head), no store (store.json) and no demo "
+        f"folder ({', '.join(DEMO_PARTS)}): there is nothing to report on"
+    )
+
+
+def _read_run(path: Path) -> Training:
+    """A run folder. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
+    from octjepa.config import load_recipe
+
+    about = read_json_object(path / "run.json", _REMEDY)
+    recipe = load_recipe(path / "recipe.yaml")
+    summary = path / "summary.json"
+    results = read_json_object(summary, _REMEDY) if summary.is_file() else {}
+    return Training(path, about, _read_text(path / "recipe.yaml"), _read_lines(path), results, recipe)
+
+
+def _read_tuning(path: Path) -> Training:
+    """The folder of a fine-tuning. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
+    about = read_json_object(path / "run.json", _REMEDY)
+    return Training(path, about, _read_text(path / "recipe.yaml"), _read_lines(path), _read_results(path))
+
+
+def _read_segmentation(path: Path) -> Training:
+    """The folder of a segmentation head. Raises UsageError (no head in it), OctjepaError (its manifest is damaged)."""
+    from octjepa.checkpoint.folder import read_manifest
+    from octjepa.config import to_yaml
+    from octjepa.tasks.segment.folder import find_head
+    from octjepa.tasks.segment.recipe import RECIPES
+
+    folder = find_head(path)
+    if folder is None:
+        raise UsageError(f"{path / 'head'} holds no segmentation head: give the folder that octjepa segment wrote")
+    manifest = read_manifest(folder)
+    settings = RECIPES.read(manifest["settings"], f"of {folder}")
+    results = _read_results(path)
+    about = {
+        "name": settings.name, "head": settings.head, "classes": manifest["classes"],
+        "encoder": manifest["encoder_recipe"]["name"], "store": results.get("store"),
+        **{key: manifest["contract"][key] for key in ("contract_hash", "weights")},
+    }  # fmt: skip
+    return Training(path, about, to_yaml(settings), results={**results, "checkpoint": str(folder)})
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def _read_results(path: Path) -> dict[str, Any]:
+    """results.json; empty where it is absent or damaged, which the probe's section reports."""
+    try:
+        return read_json_object(path / "results.json", _REMEDY)
+    except OctjepaError:
+        return {}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    from octjepa.files import read_json_lines
+
+    journal = path / "metrics.jsonl"
+    return read_json_lines(journal) if journal.is_file() else []
+
+
+def _store_location(root: Path, kind: Kind, training: Training | None) -> Path | str | None:
+    if kind == "demo" and (root / "store").exists():
+        return root / "store"
+    if training is not None and training.about.get("store"):
+        named = str(training.about["store"])
+        return named if is_remote(named) else (training.path / named).resolve()
+    return root / "store" if kind == "demo" else None
+
+
+def _open_store(path: Path | str) -> Store:
+    from octjepa.store import Store
+
+    return Store.open(path)
+
+
+def _read_probe(path: Path) -> ProbeContents:
+    data = read_json_object(path, _REMEDY)
+    rows = data.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+        raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
+    comparisons, faults, notes = (data.get(name) or [] for name in ("comparisons", "faults", "notes"))
+    paired = data.get("paired") or None
+    return ProbeContents(rows, paired if isinstance(paired, dict) else None, comparisons, faults, notes)
+
+
+def _read_embeddings(path: Path) -> EmbeddingContents:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["person_id", "split"])
+        metadata = pq.read_schema(path).metadata or {}
+        dim, encoder = int(metadata[b"octjepa.dim"]), metadata[b"octjepa.encoder"].decode()
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise UsageError(f"{path} is no table of embeddings ({str(error).splitlines()[0]})") from None
+    people, splits = table.column("person_id").to_pylist(), table.column("split").to_pylist()
+    assigned = {(person, split) for person, split in zip(people, splits, strict=True) if split}
+    in_two_splits = sum(count > 1 for count in Counter(person for person, _ in assigned).values())
+    leaked = int(metadata.get(b"octjepa.leaked", b"0"))
+    by_split = {split: splits.count(split) for split in sorted(set(splits))}
+    return EmbeddingContents(len(splits), len(set(people)), dim, encoder, by_split, leaked, in_two_splits)

@@ -1,0 +1,252 @@
+"""The results at the top of the page, each as a figure and a sentence with its numbers, and the faults before them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from octjepa.metrics.findings import BASELINES
+from octjepa.metrics.intervals import LOWER_IS_BETTER
+from octjepa.report.cohort import Cohort
+from octjepa.report.contents import Contents, Training
+from octjepa.report.html import number, signed
+from octjepa.store import Store
+
+Verdict = Literal["good", "open", "bad", "none"]
+PREDICTORS = {
+    "constant": "the mean of all tokens",
+    "position_mean": "the mean of that position in the eye",
+    "copy_nearest": "a copy of the nearest visible token",
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One result: its figure, whether it holds, and the sentence that says what it means."""
+
+    title: str
+    figure: str
+    verdict: Verdict
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The words of a paired difference: both sides, both together, and what is tested by it."""
+
+    title: str
+    ours: str
+    reference: str
+    both: str
+    tested: str
+
+
+TRAINED = Contrast(
+    "Trained minus untrained", "The probe on the trained encoder scores {0} than on", "the same network untrained",
+    "the trained and the untrained encoder", "training",
+)  # fmt: skip
+TUNED = Contrast(
+    "Tuned minus frozen", "The tuned encoder scores {0} than", "a linear probe on the same encoder frozen",
+    "the tuned and the frozen encoder", "tuning",
+)  # fmt: skip
+HEAD_OVER_PRIOR = Contrast(
+    "Head minus position prior", "The head has a Dice {0} than",
+    "the commonest class of each position, which sees no picture,", "the head and the position prior",
+    "looking at the scan",
+)  # fmt: skip
+HEAD_OVER_UNTRAINED = Contrast(
+    "Trained minus untrained", "The head on this encoder has a Dice {0} than", "the same head on it untrained",
+    "the heads on the trained and the untrained encoder", "pretraining",
+)  # fmt: skip
+
+
+def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
+    """Files read, then the trained encoder against trivial predictors and baselines."""
+    result = [] if cohort is None else [_files(cohort)]
+    if contents.kind in ("run", "demo"):
+        validations = contents.run.lines_with("val/loss") if contents.run else []
+        paired = None if contents.probe is None else contents.probe.paired
+        result += [pretext_headline(validations[-1] if validations else None), paired_headline(paired, TRAINED)]
+        if contents.probe is not None:
+            result += strongest_baseline_headline(contents.probe.rows, paired, contents.probe.comparisons)
+    elif contents.kind == "tuning":
+        result.append(_tuning(contents.training))
+    elif contents.kind == "segmentation":
+        pairs = [] if contents.training is None else contents.training.results.get("paired", ())
+        for reference, contrast in (("place_prior", HEAD_OVER_PRIOR), ("untrained", HEAD_OVER_UNTRAINED)):
+            pair = next((pair for pair in pairs if pair["reference"] == reference), None)
+            result.append(paired_headline(pair, contrast))
+    return result
+
+
+def _files(cohort: Cohort) -> Headline:
+    sentence = f"{cohort.volumes} of {cohort.files} files were read and accepted"
+    refused = f"; {cohort.refused} were refused, each with its reason below. "
+    sentence += refused if cohort.refused else "; none was refused. "
+    if cohort.uncertain:
+        sentence += f"In {cohort.uncertain} of them a spacing is uncertain, and marked so. "
+    leaks = cohort.people_in_two_splits
+    sentence += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
+    return Headline("Files read", f"{cohort.volumes} of {cohort.files}", "bad" if leaks else "good", sentence)
+
+
+def _tuning(tuning: Training | None) -> Headline:
+    pairs = [] if tuning is None else tuning.results.get("paired") or []
+    first = next((pair for pair in pairs if pair["against"] == "frozen"), None)
+    return paired_headline(first, TUNED, first is not None and first["metric"] in LOWER_IS_BETTER)
+
+
+def pretext_headline(validation: Mapping[str, Any] | None) -> Headline:
+    """Whether the learned predictor beats the trivial ones on held-out people."""
+    title = "Predicting hidden tissue"
+    if validation is None:
+        return Headline(title, "–", "none", "There is no validation, so nothing is known of the pretext task.")
+    ours = float(validation["val/cosine"])
+    keys = {name: f"val/baseline/{name}" for name in PREDICTORS}
+    baselines = {name: float(validation[key]) for name, key in keys.items() if _is_finite(validation.get(key))}
+    if not baselines or not math.isfinite(ours):
+        sentence = "The trivial predictors were not measured, so nothing is compared."
+        return Headline(title, number(ours), "none", sentence)
+    best = max(baselines, key=lambda name: baselines[name])
+    rival = f"{PREDICTORS[best]} ({number(baselines[best])})"
+    sentence = f"On held-out people the predictor reaches a cosine of {number(ours)} with the hidden tokens’ features. "
+    unbeaten = [name.replace("_", " ") for name, cosine in baselines.items() if ours <= cosine]
+    if unbeaten:
+        sentence += (
+            f"It does not beat {' or '.join(unbeaten)}. The best of these, {rival}, needs no learning: the task is not "
+            "learned yet."
+        )
+        return Headline(title, number(ours), "bad", sentence)
+    sentence += f"It beats all {len(baselines)} predictors that see nothing of the eye; the best of them is {rival}."
+    return Headline(title, number(ours), "good", sentence + _centred_sentence(validation))
+
+
+def _centred_sentence(validation: Mapping[str, Any]) -> str:
+    """Whether the loss is the lowest with every view centred, too; empty where it was not measured."""
+    ours = validation.get("val_centred/loss")
+    losses = [validation.get(f"val_centred/baseline_loss/{name}") for name in PREDICTORS]
+    measured = [float(value) for value in losses if value is not None]
+    if ours is None or not measured:
+        return ""
+    holds = "also" if float(ours) < min(measured) else "not"
+    return f" With every view centred it does so {holds}: loss {number(float(ours))} against {number(min(measured))}."
+
+
+def _is_finite(value: Any) -> bool:
+    return value is not None and math.isfinite(float(value))
+
+
+def paired_headline(difference: Mapping[str, Any] | None, words: Contrast, lower_is_better: bool = False) -> Headline:
+    """A paired difference in words; an interval that contains zero shows nothing, whichever way the figure points."""
+    if difference is None or difference.get("difference") is None:
+        sentence = f"No paired difference was measured, so it is not known whether {words.tested} helped."
+        return Headline(words.title, "–", "none", sentence)
+    value = float(difference["difference"])
+    if difference.get("low") is None or difference.get("high") is None:
+        sentence = (
+            f"The difference is {signed(value)}, without a 95 % interval (fewer than six people are held out, or it is "
+            "the same in every resample): it shows nothing."
+        )
+        return Headline(words.title, signed(value), "open", sentence)
+    low, high = float(difference["low"]), float(difference["high"])
+    interval = f"95 % interval {signed(low)} to {signed(high)}, people resampled"
+    if low > 0 or high < 0:
+        good = (low > 0) != lower_is_better
+        aside = ", and less is better," if lower_is_better else ""
+        sentence = (
+            f"{words.ours.format('higher' if low > 0 else 'lower')} {words.reference}{aside} by {number(abs(value))} "
+            f"({interval}). The interval excludes zero: {words.tested} {'helped' if good else 'did harm'} on these "
+            "people."
+        )
+        return Headline(words.title, signed(value), "good" if good else "bad", sentence)
+    sentence = (
+        f"The difference between {words.both} is {signed(value)} ({interval}). The interval contains zero: this run "
+        f"does not show that {words.tested} helped. More held-out people would narrow it."
+    )
+    return Headline(words.title, signed(value), "open", sentence)
+
+
+def strongest_baseline_headline(
+    rows: Sequence[Mapping[str, Any]],
+    paired: Mapping[str, Any] | None,
+    comparisons: Sequence[Mapping[str, Any]] = (),
+) -> list[Headline]:
+    """The encoder of `paired` against the baseline that scores highest on its target, unless that is the untrained one.
+
+    The baseline is chosen by its figure on these very people, which favours it. `comparisons` may hold the paired
+    difference to it; without one, a higher figure of the encoder shows nothing.
+    """
+    if paired is None:
+        return []
+    keys = ("target", "metric")
+    rows = [
+        row
+        for row in rows
+        if all(row.get(key) == paired.get(key) for key in keys)
+        and row.get("pool") in (paired.get("pool"), "none")
+        and _is_finite(row.get("value"))
+    ]
+    ours = next((row for row in rows if (row["name"], row["probe"]) == (paired["name"], paired["probe"])), None)
+    sign = -1 if paired.get("metric") in LOWER_IS_BETTER else 1
+    baselines = [row for row in rows if str(row["name"]).partition(":")[0] in BASELINES]
+    if ours is None or not baselines:
+        return []
+    best = max(baselines, key=lambda row: sign * float(row["value"]))
+    if best["name"] == (paired.get("reference") or "untrained"):
+        return []  # the paired difference above is the one to the strongest
+    title, name = f"Trained minus {best['name']}", str(best["name"]).replace("_", " ")
+    wanted = {key: paired.get(key) for key in (*keys, "name", "probe", "pool")} | {"reference": best["name"]}
+    pair = next((one for one in comparisons if all(one.get(key) == value for key, value in wanted.items())), None)
+    if pair is not None:
+        words = Contrast(
+            title, "The probe on the trained encoder scores {0} than", f"{name}, the strongest baseline,",
+            f"the trained encoder and {name}, the strongest baseline,", "the encoder",
+        )  # fmt: skip
+        return [paired_headline(pair, words, sign < 0)]
+    difference = float(ours["value"]) - float(best["value"])
+    beats = sign * difference > 0
+    sentence = (
+        f"The strongest baseline is {name} with {number(best['value'])}; the trained encoder has "
+        f"{number(ours['value'])}. "
+    )
+    sentence += (
+        "No interval of their difference was measured, so it shows nothing."
+        if beats
+        else f"What {name} reads needs no pretraining: the encoder does not beat it on these people."
+    )
+    return [Headline(title, signed(difference), "open" if beats else "bad", sentence)]
+
+
+def faults(contents: Contents, cohort: Cohort | None) -> list[dict[str, str]]:
+    """{kind, what} of the store, of the embeddings, and as the probe found them; counts alone, no person's id."""
+    result: list[dict[str, str]] = []
+    for where, count in (
+        ("store", 0 if cohort is None else cohort.people_in_two_splits),
+        ("embeddings", 0 if contents.embeddings is None else contents.embeddings.in_two_splits),
+    ):
+        if count:
+            what = f"people in more than one split of the {where}: {count}. What is measured on test people is too good"
+            result.append({"kind": "leaked_person", "what": f"{what}, and probes refuse it"})
+    if contents.embeddings is not None and contents.embeddings.leaked:
+        what = f"people of val or test whose eyes the encoder was pretrained on: {contents.embeddings.leaked}"
+        result.append({"kind": "leaked_person", "what": f"{what}. Probes refuse these embeddings"})
+    if contents.store is not None:
+        result += [{"kind": "lost_group", "what": what} for what in _sites_without_volumes(contents.store)]
+    return result + (contents.probe.faults if contents.probe is not None else [])
+
+
+def _sites_without_volumes(store: Store) -> list[str]:
+    """Clinical sites of the participants' table whose people have no volume."""
+    people = store.participants
+    if "clinical_site" not in people:
+        return []
+    known = people[people["clinical_site"].astype(str).str.strip() != ""].dropna(subset=["clinical_site"])
+    stored = set(known.loc[known["person_id"].isin(store.table["person_id"]), "clinical_site"])
+    counts = Counter(str(site) for site in known["clinical_site"] if site not in stored)
+    return [
+        f"clinical site {site} is lost: none of its {count} people in participants.tsv has a volume in the store"
+        for site, count in sorted(counts.items())
+    ]

@@ -1,0 +1,303 @@
+"""The sections of the page, in order. A section is one function that is registered with its title and kinds of folder.
+
+It returns the values its part of the template reads and the parts that are missing; without values the page shows only
+what is missing and which command supplies it. An OctjepaError in one section leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from octjepa.errors import OctjepaError
+from octjepa.progress import bar
+from octjepa.report import occlusion, supervised
+from octjepa.report.cohort import accepted_files, refused_files, run_flow, summarise_cohort
+from octjepa.report.contents import Contents, Kind, Missing
+from octjepa.report.figures import curves, eyes, forest, masks, tokens
+from octjepa.report.headlines import PREDICTORS
+from octjepa.store import Store
+
+_ALL: tuple[Kind, ...] = get_args(Kind)
+_PRETRAINED: tuple[Kind, ...] = ("run", "demo")
+_FEWEST_MASKS = 16
+_MASK_TOKENS = 8192  # that the mask figure may cost, over all its samples: about a second
+_TOKEN_MAPS = 4
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a page: its title in the navigation, its values (None: nothing), and what is missing."""
+
+    title: str
+    values: dict[str, Any] | None
+    missing: list[Missing] = field(default_factory=list)
+
+
+Built = tuple[dict[str, Any] | None, list[Missing]]
+Builder = Callable[[Contents], Built]
+
+
+@dataclass(frozen=True)
+class _Registered:
+    title: str
+    what: str
+    kinds: tuple[Kind, ...]
+    build: Builder
+
+
+_SECTIONS: dict[str, _Registered] = {}
+
+
+def section(name: str, title: str, what: str, kinds: tuple[Kind, ...] = _ALL) -> Callable[[Builder], Builder]:
+    """Registers the function that builds section `name` of the pages of `kinds`; `what` names it when it is missing."""
+
+    def add(build: Builder) -> Builder:
+        _SECTIONS[name] = _Registered(title, what, kinds, build)
+        return build
+
+    return add
+
+
+def build_sections(contents: Contents) -> dict[str, Section]:
+    """Every section of the page about `contents`, by name and in order."""
+    sections: dict[str, Section] = {}
+    registered = {name: one for name, one in _SECTIONS.items() if contents.kind in one.kinds}
+    with bar("report", len(registered), "section") as progress:
+        for name, one in registered.items():
+            title = "Test" if name == "probe" and contents.kind not in _PRETRAINED else one.title
+            try:
+                sections[name] = Section(title, *one.build(contents))
+            except OctjepaError as error:
+                sections[name] = Section(title, None, [Missing(one.what, str(error), "see the message")])
+            progress.advance()
+    return sections
+
+
+@section("cohort", "Cohort", "the cohort")
+def _cohort(contents: Contents) -> Built:
+    about = contents.run.about if contents.run is not None else {}
+    values = {
+        "summary": None if contents.store is None else summarise_cohort(contents.store),
+        "run_flow": run_flow(about),
+        "domains": about.get("domains", {}),
+    }
+    return values, contents.missing_parts("the store")
+
+
+@section("eyes", "Eyes", "the eyes")
+def _eyes(contents: Contents) -> Built:
+    if contents.store is None:
+        return None, contents.missing_parts("the store")
+    store = contents.store
+    pictures = [eyes.eye_picture(store, row) for row in eyes.one_per_device(store.table)]
+    if not pictures:
+        return None, [Missing("the eyes", "the store holds no raster volume", "octjepa ingest")]
+    return {"pictures": pictures}, []
+
+
+@section("masks", "Masks", "the masks", _PRETRAINED)
+def _masks(contents: Contents) -> Built:
+    store, run = contents.store, contents.run
+    if store is None or run is None or run.recipe is None:
+        return None, contents.missing_parts("the store", "the run")
+    if different := _different_contract(contents, store, "the masks"):
+        return None, different
+    rows = eyes.one_per_device(store.table)
+    if not rows:
+        why = "the store holds no raster volume to draw them on"
+        return None, [Missing("the masks", why, "octjepa ingest")]
+    volume = store.read(str(rows[0]["volume_id"]))
+    samples = _MASK_TOKENS // run.recipe.token_count
+    values: dict[str, Any] = {
+        "volume": eyes.volume_title(rows[0]),
+        "families": [masks.mask_picture(volume, run.recipe, family) for family in masks.FAMILIES],
+        "chart": None,
+        "samples": samples,
+    }
+    if samples < _FEWEST_MASKS:
+        why = f"at {run.recipe.token_count} tokens a volume it takes longer than a page may"
+        command = "octjepa plan RECIPE --store STORE --masks DIR"
+        return values, [Missing("the figure of all masks", why, command)]
+    from octjepa.report.mask_statistics import measure_store
+
+    rasters = store.table[store.table["pattern"] == "raster"]
+    train = rasters[rasters["split"] == "train"]
+    ids = list((train if len(train) else rasters)["volume_id"])
+    measured = measure_store(run.recipe, store, ids[:samples], samples)
+    return {**values, "chart": masks.mask_chart(measured), "samples": measured["samples"]}, []
+
+
+def _different_contract(contents: Contents, store: Store, what: str) -> list[Missing]:
+    """Why `what` is missing where the store was not preprocessed as the run's recipe asks; else nothing."""
+    from octjepa.store.contract import contract_differences
+
+    run = contents.run
+    assert run is not None  # the callers' own check
+    assert run.recipe is not None
+    differences = contract_differences(store.preprocessing, run.recipe)
+    if not differences:
+        return []
+    why = "the store was prepared otherwise than the run: " + "; ".join(differences)
+    return [Missing(what, why, "octjepa ingest with the run's recipe")]
+
+
+@section("training", "Training", "the training curves", (*_PRETRAINED, "tuning"))
+def _training(contents: Contents) -> Built:
+    training = contents.training
+    if training is None:
+        return None, contents.missing_parts("the run")
+    values: dict[str, Any] = {"alarms": [], "predictors": [], "rankme": None, "update": None}
+    if contents.kind == "tuning":
+        updates, validations = training.lines_with("loss"), training.lines_with("val_loss")
+        charts = curves.training_charts(updates, validations, charts=curves.TUNING_CHARTS)
+        missing = [Missing("the curves", "metrics.jsonl holds no update", "octjepa finetune --resume")]
+        return {**values, "charts": charts}, [] if charts else missing
+    validations, monitored = training.lines_with("val/loss"), training.lines_with("monitor/lidar")
+    charts = curves.training_charts(training.lines_with("train/loss"), validations, monitored)
+    values |= {"charts": charts, "alarms": [
+        (line["update"], name, message) for line in monitored for name, message in line.get("alarms", {}).items()
+    ]}  # fmt: skip
+    missing = [
+        Missing(what, f"metrics.jsonl holds no {lines}", "octjepa pretrain")
+        for what, lines, present in (
+            ("the training curves", "update", charts), ("the validation", "validation", validations),
+        )
+        if not present
+    ]  # fmt: skip
+    if validations:
+        last = validations[-1]
+        values |= {"predictors": _predictors(last), "rankme": last.get("val/rankme"), "update": last["update"]}
+    return values, missing
+
+
+def _predictors(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The learned predictor and the trivial ones, best first, with the share of the longest bar."""
+    keys = {"learned": ("val/cosine", "val/loss", "val_centred/loss")}
+    for name in PREDICTORS:
+        keys[name] = (
+            f"val/baseline/{name}", f"val/baseline_loss/{name}", f"val_centred/baseline_loss/{name}",
+        )  # fmt: skip
+    rows = []
+    for name, (cosine, loss, centred) in keys.items():
+        if cosine in validation:
+            rows.append(
+                {
+                    "name": name, "ours": name == "learned", "cosine": validation[cosine], "loss": validation.get(loss),
+                    "centred": validation.get(centred), "share": max(0.0, min(1.0, validation[cosine])),
+                    "sees": PREDICTORS.get(name, "the context tokens of this eye"),
+                }
+            )  # fmt: skip
+    return sorted(rows, key=lambda row: -row["cosine"])
+
+
+@section("tokens", "Token maps", "the token maps", _PRETRAINED)
+def _tokens(contents: Contents) -> Built:
+    store, run = contents.store, contents.run
+    if store is None or run is None:
+        return None, contents.missing_parts("the store", "the run")
+    if different := _different_contract(contents, store, "the token maps"):
+        return None, different
+    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:_TOKEN_MAPS]
+    if not rows:
+        return None, [Missing("the token maps", "the store holds no held-out raster volume", "octjepa split")]
+    from octjepa.checkpoint import load_encoder
+
+    return {"maps": tokens.token_maps(store, rows, load_encoder(run.path))}, []
+
+
+@section("probe", "Probe", "the probe", ("run", "demo", "tuning", "segmentation"))
+def _probe(contents: Contents) -> Built:
+    probe, training = contents.probe, contents.training
+    if probe is None:
+        return None, contents.missing_parts("the probe", "the embeddings")
+    if contents.kind == "segmentation" and training is not None:
+        values, missing = supervised.segmentation_section(training, probe)
+        return {"paired": None, "paired_drawing": None, **values}, missing
+    if contents.kind == "tuning" and training is not None:
+        values = {"paired": None, "paired_drawing": None, **supervised.tuning_section(training, probe)}
+    else:
+        comparisons = [pair for pair in probe.comparisons if _same_reading(pair, probe.paired)]
+        drawing = forest.paired_difference("", probe.paired).drawing if probe.paired else None
+        values = {
+            "groups": forest.forest(forest.planned_results(probe.rows, probe.paired), comparisons),
+            "all_rows": probe.rows,
+            "differences": [],
+            "paired": probe.paired,
+            "paired_drawing": drawing,
+        }
+    missing = [] if values["groups"] else [Missing("the probe", "probe.json holds no row", "octjepa probe")]
+    return values, missing
+
+
+def _same_reading(pair: Mapping[str, Any], paired: Mapping[str, Any] | None) -> bool:
+    return paired is not None and all(
+        pair.get(key) == paired.get(key) for key in ("name", "probe", "pool", "reference")
+    )
+
+
+@section("occlusion", "Occlusion", "the occlusion maps", (*_PRETRAINED, "tuning"))
+def _occlusion(contents: Contents) -> Built:
+    store, training, what = contents.store, contents.training, "the occlusion maps"
+    if store is None or training is None:
+        return None, contents.missing_parts("the store", "the run")
+    if contents.kind == "tuning":
+        if not (contents.root / "predictions.parquet").is_file():
+            return None, [Missing(what, "there is no predictions.parquet here", "octjepa finetune --resume")]
+        maps = occlusion.tuning_maps(store, contents.root)
+        if maps is None:
+            return None, [Missing(what, "no test volume has a label", "octjepa finetune with more labels")]
+    else:
+        if different := _different_contract(contents, store, what):
+            return None, different
+        maps = occlusion.run_maps(store, training.path)
+        if maps is None:
+            return None, [Missing(what, "the store holds no held-out raster volume", "octjepa split")]
+    return {"maps": maps}, []
+
+
+@section("files", "Files", "the files")
+def _files(contents: Contents) -> Built:
+    if contents.store is None:
+        return None, contents.missing_parts("the store")
+    store = contents.store
+    values = {
+        "refused": refused_files(store, contents.root),
+        "accepted": accepted_files(store),
+        "volumes": len(store.table),
+    }
+    return values, []
+
+
+@section("reproduce", "Reproduce", "the commands")
+def _reproduce(contents: Contents) -> Built:
+    commands: list[str] = []
+    about = contents.training.about if contents.training is not None else {}
+    if contents.kind == "demo" and contents.phantom:
+        commands.append("octjepa demo --out DIR")
+    if contents.run is not None:
+        commands += [
+            "octjepa ingest FILES --store STORE --recipe recipe.yaml",
+            "octjepa pretrain recipe.yaml --store STORE --out RUN",
+        ]
+        if contents.embeddings:
+            commands.append("octjepa embed RUN --store STORE --out embeddings.parquet")
+        if contents.probe:
+            targets = sorted({str(row.get("target")) for row in contents.probe.rows} - {"macro", "None"})
+            options = " ".join(f"--target {target}" for target in targets)
+            commands.append(f"octjepa probe embeddings.parquet --labels LABELS.tsv {options}".rstrip())
+    elif contents.kind == "tuning":
+        columns = dict.fromkeys(target["target"].partition("=")[0] for target in about.get("targets", ()))
+        options = "".join(f" --target {column}" for column in columns)
+        commands.append(
+            f"octjepa finetune recipe.yaml{options} --from ENCODER --store STORE --labels LABELS.tsv --out OUT"
+        )
+    elif contents.kind == "segmentation":
+        commands.append(
+            "octjepa segment recipe.yaml --from ENCODER --store STORE --labels LABELS --classes "
+            f"{','.join(about['classes'])} --out OUT"
+        )
+    elif contents.kind == "store":
+        commands.append("octjepa ingest FILES --store STORE")
+    return {"commands": commands}, []

@@ -1,0 +1,95 @@
+"""Headline results: the words follow the numbers, and the strongest baseline is among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from octjepa.report.headlines import TRAINED, TUNED, paired_headline, pretext_headline, strongest_baseline_headline
+
+BASELINES = {"val/baseline/constant": 0.3, "val/baseline/position_mean": 0.5, "val/baseline/copy_nearest": 0.4}
+
+
+def test_beating_every_predictor_is_said_with_the_best_of_them() -> None:
+    headline = pretext_headline({"val/cosine": 0.61, **BASELINES})
+    assert headline.verdict == "good"
+    assert "It beats all 3" in headline.sentence
+    assert "0.500" in headline.sentence
+
+
+def test_one_unbeaten_predictor_is_enough_to_fail() -> None:
+    headline = pretext_headline({"val/cosine": 0.45, **BASELINES})
+    assert headline.verdict == "bad"
+    assert "It does not beat position mean." in headline.sentence
+
+
+@pytest.mark.parametrize("validation", [None, {"val/cosine": 0.5}, {"val/cosine": float("nan"), **BASELINES}])
+def test_nothing_is_claimed_without_figures(validation: dict[str, float] | None) -> None:
+    assert pretext_headline(validation).verdict == "none"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.001, 0.1, "good"), (0.0, 0.1, "open"), (-0.1, 0.0, "open"), (-0.1, -0.001, "bad"), (None, None, "open")],
+)
+def test_the_verdict_turns_where_the_interval_meets_zero(low: float | None, high: float | None, verdict: str) -> None:
+    headline = paired_headline({"difference": 0.05, "low": low, "high": high}, TRAINED)
+    assert headline.verdict == verdict
+    assert ("excludes zero" in headline.sentence) == (verdict in ("good", "bad"))
+
+
+@pytest.mark.parametrize(
+    ("low", "lower_is_better", "verdict", "said"),
+    [
+        (0.01, False, "good", "The tuned encoder scores higher than"),
+        (0.01, True, "bad", "scores higher than a linear probe on the same encoder frozen, and less is better,"),
+        (-0.1, False, "open", "does not show that tuning helped"),
+        (-0.1, True, "open", "does not show that tuning helped"),
+    ],
+)
+def test_of_some_metrics_less_is_better(low: float, lower_is_better: bool, verdict: str, said: str) -> None:
+    headline = paired_headline({"difference": 0.05, "low": low, "high": 0.2}, TUNED, lower_is_better)
+    assert (headline.title, headline.verdict) == ("Tuned minus frozen", verdict)
+    assert said in headline.sentence
+
+
+def test_no_difference_is_not_a_zero() -> None:
+    for missing in (None, {}, {"difference": None}):
+        assert paired_headline(missing, TRAINED).verdict == "none"
+
+
+@pytest.mark.parametrize(("centred", "word"), [(0.2, "also"), (0.9, "not")])
+def test_the_centred_figures_stand_beside_the_drawn_ones(centred: float, word: str) -> None:
+    drawn = {"val/cosine": 0.9, "val/baseline/position_mean": 0.5}
+    found = pretext_headline({**drawn, "val_centred/loss": centred, "val_centred/baseline_loss/position_mean": 0.4})
+    assert f"With every view centred it does so {word}: loss" in found.sentence
+    assert "centred" not in pretext_headline(drawn).sentence
+
+
+def probe_rows(intensity: float, untrained: float = 0.7) -> list[dict[str, object]]:
+    figures = (("small", "linear", "mean", 0.9), ("untrained", "linear", "mean", untrained))
+    figures += (("intensity", "linear", "none", intensity), ("majority", "constant", "none", 0.5))
+    return [
+        {"name": name, "target": "macro", "probe": probe, "pool": pool, "metric": "auroc", "value": value}
+        for name, probe, pool, value in figures
+    ]
+
+
+PAIRED = {"name": "small", "target": "macro", "probe": "linear", "pool": "mean", "metric": "auroc", "difference": 0.2}
+
+
+def test_a_stronger_baseline_than_the_untrained_one_has_a_headline_of_its_own() -> None:
+    (worse,) = strongest_baseline_headline(probe_rows(intensity=0.941), PAIRED)
+    assert (worse.title, worse.figure, worse.verdict) == ("Trained minus intensity", "−0.041", "bad")
+    assert "The strongest baseline is intensity with 0.941; the trained encoder has 0.900." in worse.sentence
+    (better,) = strongest_baseline_headline(probe_rows(intensity=0.8), PAIRED)
+    assert (better.figure, better.verdict) == ("+0.100", "open")
+    assert "No interval of their difference was measured" in better.sentence
+    assert strongest_baseline_headline(probe_rows(intensity=0.6), PAIRED) == []
+    assert strongest_baseline_headline(probe_rows(intensity=0.8), None) == []
+
+
+def test_a_measured_difference_to_the_strongest_baseline_is_used() -> None:
+    pair = {**PAIRED, "reference": "intensity", "difference": 0.1, "low": 0.02, "high": 0.18}
+    (headline,) = strongest_baseline_headline(probe_rows(intensity=0.8), PAIRED, [pair])
+    assert (headline.figure, headline.verdict) == ("+0.100", "good")
+    assert "scores higher than intensity, the strongest baseline, by 0.100" in headline.sentence
