@@ -25,11 +25,11 @@ def test_a_page_without_faults_names_none(made: Path, page: str) -> None:
 
 
 def test_what_the_probe_named_is_read_first(demo: Path) -> None:
-    told = ProbeResult()
-    told.fault("constant_predictor", "tiny_cpu (linear, mean) says 'healthy' of every test case of drusen")
-    told.fault("lost_group", "drusen: site UAB is lost: none of its 9 people with a label has an embedded scan")
-    told.fault("test_used_before", "drusen: its test set is used for the 3rd time")
-    probe = json.loads((demo / "probe.json").read_text(encoding="utf-8")) | {"faults": told.faults}
+    result = ProbeResult()
+    result.add_fault("constant_predictor", "tiny_cpu (linear, mean) says 'healthy' of every test case of drusen")
+    result.add_fault("lost_group", "drusen: site UAB is lost: none of its 9 people with a label has an embedded scan")
+    result.add_fault("test_used_before", "drusen: its test set is used for the 3rd time")
+    probe = json.loads((demo / "probe.json").read_text(encoding="utf-8")) | {"faults": result.faults}
     (demo / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
     said = first_words(demo)
     assert "Read this first ✕ 3 faults" in said
