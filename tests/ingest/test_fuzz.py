@@ -135,7 +135,7 @@ def _refused(path: Path) -> str:
 def test_lengths_of_whole_matlab_files_are_let_through(tmp_path: Path, packed: bool) -> None:
     from scipy.io import savemat
 
-    from octjepa.ingest.formats.mat5 import check_lengths
+    from octjepa.ingest.formats.matlab import check_lengths
 
     path = tmp_path / "scan.mat"
     constant = np.zeros((256, 256, 64), np.uint8)  # packed as tightly as deflate can

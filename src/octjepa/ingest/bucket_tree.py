@@ -32,7 +32,7 @@ from octjepa.remote import RemoteObject
 
 _FEW = 3  # listed objects of one folder that are asked for one by one; more are found by listing the folder
 # By name alone a TIFF may be a single picture; folders of them are told by `is_scan_folder`.
-_SUFFIXES = tuple(formats.SUFFIXES - IMAGES)
+_SUFFIXES = tuple(formats.suffixes() - IMAGES)
 _Folders = dict[str, list[RemoteObject]]
 
 _log = logging.getLogger(__name__)

@@ -34,7 +34,9 @@ def each_scan(files: Sequence[SourceFile]) -> list[SourceFile]:
     One that cannot be looked into stays whole: its reading says why. Raises MachineRefuses: no room for a copy.
     """
     asked = [
-        file for file in files if PurePosixPath(file.dataset_path.name).suffix.lower() in formats.MULTI_SCAN_SUFFIXES
+        file
+        for file in files
+        if PurePosixPath(file.dataset_path.name).suffix.lower() in formats.suffixes(multi_scan_only=True)
     ]
     objects = [file for file in asked if isinstance(file.location, str) and file.objects]
     found = {file.key: _scans_in(file.location, file.name) for file in asked if isinstance(file.location, Path)}

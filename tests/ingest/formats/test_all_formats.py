@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import h5py
@@ -12,12 +15,13 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+import octjepa
 from eye_files import phantom, write_images, write_itk, write_sidecar, write_tiff
 from oct_dicom import make_dataset, save
 from octjepa.errors import VolumeRejected
 from octjepa.extras import to_install
 from octjepa.ingest import SourceFile, describe_file, read_volume
-from octjepa.ingest.formats import FORMATS, SUFFIXES, is_scan_folder, recognise
+from octjepa.ingest.formats import all_formats, is_scan_folder, recognise, suffixes
 
 PIXELS, SPACING = phantom()
 
@@ -160,7 +164,7 @@ def test_content_goes_before_the_suffix(tmp_path: Path) -> None:
 
 
 def test_empty_and_foreign_files_have_their_reason(tmp_path: Path) -> None:
-    for suffix in sorted(SUFFIXES - {".tif", ".tiff"}):
+    for suffix in sorted(suffixes() - {".tif", ".tiff"}):
         (tmp_path / f"scan{suffix}").write_bytes(b"")
         if recognise(tmp_path / f"scan{suffix}") is not None:
             with pytest.raises(VolumeRejected, match="empty_file"):
@@ -194,11 +198,31 @@ def test_the_missing_library_of_an_extra_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_every_reader_of_the_registry_exists() -> None:
-    from importlib import import_module
-
-    for format in FORMATS:
+    for format in all_formats():
         module, _, function = format.reader.partition(":")
         assert callable(getattr(import_module(module), function)), format.name
+
+
+def test_another_package_adds_a_format_by_an_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "own-1.0.dist-info").mkdir()
+    (tmp_path / "own-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (tmp_path / "own-1.0.dist-info" / "entry_points.txt").write_text("[octjepa.readers]\nown = own:FORMAT\n")
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n"
+        "from octjepa.ingest.formats import Format\n"
+        "from octjepa.ingest.formats.arrays import read_npy\n"
+        "FORMAT = Format('own', ('.own',), lambda path, head: head.startswith(b'OWN'), 'own:read_own')\n"
+        "def read_own(path): return replace(read_npy(path.with_suffix('.npy')), format='own')\n"
+    )
+    write_npy(tmp_path)
+    (tmp_path / "scan.own").write_bytes(b"OWN")
+    script = "import sys, octjepa; print(octjepa.read_volume(sys.argv[1], spacing_mm=(0.26, 0.0078, 0.04)).format)"
+    paths = os.pathsep.join([str(tmp_path), str(Path(octjepa.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "scan.own")],
+        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "own", done.stderr
 
 
 def test_a_folder_in_a_bucket_is_judged_by_its_names_alone() -> None:

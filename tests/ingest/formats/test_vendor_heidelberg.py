@@ -10,9 +10,9 @@ import pytest
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.assemble import assemble
+from octjepa.ingest.formats.intensity import FILL, heyex_display
 from octjepa.ingest.formats.vendor import heyex_e2e, heyex_xml
 from octjepa.ingest.formats.vendor.heidelberg_vol import read_vol
-from octjepa.ingest.formats.vendor.intensity import FILL, heyex_grey
 from vendor_files import (
     PATTERN_CIRCLE,
     PATTERN_STAR,
@@ -34,7 +34,7 @@ def reason_of(error: VolumeRejected) -> str:
 
 def test_the_display_is_the_fourth_root_and_what_was_not_measured_is_white() -> None:
     raw = np.array([[0.0, 1e-4, 0.0625, 1.0], [np.finfo(np.float32).max, np.nan, 1.99, -1.0]], np.float32)
-    assert heyex_grey(raw).tolist() == [[0, 26, 128, 255], [FILL, FILL, FILL, FILL]]
+    assert heyex_display(raw).tolist() == [[0, 26, 128, 255], [FILL, FILL, FILL, FILL]]
 
 
 def test_vol_keeps_pixels_spacing_eye_and_order(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_vol_agrees_with_eyepy(tmp_path: Path) -> None:
     path.write_bytes(vol_bytes(LINEAR, lines(6)))
     theirs = HeVolReader(path)
     np.testing.assert_array_equal(
-        read_vol(path).pixels, heyex_grey(np.stack([bscan.data for bscan in theirs.parsed_file.bscans]))
+        read_vol(path).pixels, heyex_display(np.stack([bscan.data for bscan in theirs.parsed_file.bscans]))
     )
     assert read_vol(path).spacing_mm == (theirs.meta["scale_z"], theirs.meta["scale_y"], theirs.meta["scale_x"])
     assert read_vol(path).said.laterality == theirs.meta["laterality"]
@@ -188,7 +188,7 @@ def test_e2e_agrees_with_eyepy_but_for_the_bits_it_turns_round(tmp_path: Path) -
     path.write_bytes(e2e_bytes([powers], layers=True))
     with HeE2eReader(path) as reader:
         theirs = np.stack([piece.get_bscan() for piece in reader.series[0].slices.values()])
-    np.testing.assert_array_equal(heyex_e2e.read_e2e(path).pixels, heyex_grey(theirs))
+    np.testing.assert_array_equal(heyex_e2e.read_e2e(path).pixels, heyex_display(theirs))
 
 
 def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:

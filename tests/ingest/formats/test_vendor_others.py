@@ -13,10 +13,9 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats.vendor.bioptigen import members as bioptigen_members
 from octjepa.ingest.formats.vendor.bioptigen import read_bioptigen
-from octjepa.ingest.formats.vendor.optovue import members as optovue_members
-from octjepa.ingest.formats.vendor.optovue import read_optovue
+from octjepa.ingest.formats.vendor.headerless import members as optovue_members
+from octjepa.ingest.formats.vendor.headerless import read_optovue, read_zeiss
 from octjepa.ingest.formats.vendor.topcon import read_topcon
-from octjepa.ingest.formats.vendor.zeiss_img import read_img
 from vendor_files import (
     bioptigen_bytes,
     topcon_bytes,
@@ -133,7 +132,7 @@ def test_img_is_turned_upright_and_its_name_is_read(
 ) -> None:
     pixels, path = retina(*shape), tmp_path / name
     path.write_bytes(zeiss_bytes(pixels))
-    scan = read_img(path)
+    scan = read_zeiss(path)
     np.testing.assert_array_equal(scan.pixels, pixels)
     assert (scan.spacing_mm, scan.header.laterality, scan.header.visit) == (spacing, "OS", "20200506")
     assert scan.header.person_id == ("PX1_RODRIGUEZ" if "ROD" in name else "PX1")
@@ -142,7 +141,7 @@ def test_img_is_turned_upright_and_its_name_is_read(
 def test_img_gets_the_fixed_field_of_the_cirrus_cube(tmp_path: Path) -> None:
     path = tmp_path / "PX1_Optic Disc Cube 200x200_5-6-2020_10-1-2_OD_sn12_cube_z.img"
     path.write_bytes(zeiss_bytes(retina(200, 1024, 200)))
-    volume = assemble(read_img(path), path)
+    volume = assemble(read_zeiss(path), path)
     assert volume.spacing_mm == pytest.approx((0.03, 2 / 1024, 0.03))
     assert set(volume.provenance.values()) == {"protocol"}
     assert volume.device == "zeiss_cirrus"
@@ -165,7 +164,7 @@ def test_img_faults_have_their_reasons(tmp_path: Path, name: str, length: int, r
     path = tmp_path / name
     path.write_bytes(bytes(length))
     with pytest.raises(VolumeRejected) as caught:
-        read_img(path)
+        read_zeiss(path)
     assert reason_of(caught.value) == reason
 
 

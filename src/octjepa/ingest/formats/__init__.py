@@ -1,61 +1,149 @@
-"""The formats octjepa reads, one line each: how a file is recognised, and which function makes a `RawScan` of it.
+"""The file formats that octjepa reads: how a file is recognised, and which function makes a `RawScan` of it.
 
-In comes a path, a file or a folder of B-scan images; out comes the format's name, or its `RawScan`. What can fail is
-the file: VolumeRejected, with `no_decoder` where the library of an extra is not installed. Readers are imported when a
-file of theirs is read.
+A path, a file or a folder of B-scan images, gives the format's name, or its `RawScan`. A package adds a format by an
+entry point of the group `octjepa.readers` that names a `Format`. Readers are imported when a file of theirs is read.
+Errors are VolumeRejected, with `no_decoder` where the library of an extra is not installed.
 """
 
 from __future__ import annotations
 
+import re
+import struct
+import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from octjepa.extras import to_install
-from octjepa.ingest.formats import signs, vendor
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
 from octjepa.ingest.raw_scan import RawScan
 from octjepa.ingest.reasons import rejection
+from octjepa.registry import Registry
 
+Signature = Callable[[Path, bytes], bool]
 _HEAD_BYTES = 1024
+_HERE = "octjepa.ingest.formats"
 
 
 class Format(NamedTuple):
-    """`is_it` judges the first 1,024 bytes; `suffixes` decide where the content of no format is found."""
+    """`matches` checks a path and its first 1,024 bytes; `suffixes` decide where no signature matches."""
 
     name: str
     suffixes: tuple[str, ...]
-    is_it: Callable[[Path, bytes], bool]
+    matches: Signature
     reader: str  # "module:function", a function of the path
-    several: bool = False  # a file may hold several scans: its reader takes a member, its module has `members`
+    multi_scan: bool = False  # a file may hold several scans: the reader takes a member, its module lists `members`
 
 
-_HERE = "octjepa.ingest.formats"
-FORMATS = (
-    Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), signs.dicom, "octjepa.ingest.dicom:read_dicom"),
-    Format("nifti", (".nii", ".nii.gz"), signs.nifti, f"{_HERE}.nifti:read_nifti"),
-    Format("metaimage", (".mhd", ".mha"), signs.metaimage, f"{_HERE}.metaimage:read_metaimage"),
-    Format("npy", (".npy",), signs.npy, f"{_HERE}.arrays:read_npy"),
-    Format("npz", (".npz",), signs.npz, f"{_HERE}.arrays:read_npz"),
-    Format("mat", (".mat",), signs.mat, f"{_HERE}.matlab:read_mat"),
-    Format("tiff", (".tif", ".tiff"), signs.many_pages, f"{_HERE}.images:read_tiff"),
-    Format("heidelberg_vol", (".vol",), vendor.is_vol, f"{_HERE}.vendor.heidelberg_vol:read_vol"),
-    Format("heyex_xml", (".xml",), vendor.is_heyex_xml, f"{_HERE}.vendor.heyex_xml:read_xml", True),
-    Format("heidelberg_e2e", (".e2e",), vendor.is_e2e, f"{_HERE}.vendor.heyex_e2e:read_e2e", True),
-    Format("topcon", (".fda", ".fds"), vendor.is_topcon, f"{_HERE}.vendor.topcon:read_topcon"),
-    Format("zeiss_img", (".img",), vendor.is_zeiss, f"{_HERE}.vendor.zeiss_img:read_img"),
-    Format("bioptigen_oct", (), vendor.is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True),
-    Format("optovue_oct", (".oct",), vendor.is_optovue, f"{_HERE}.vendor.optovue:read_optovue", True),
+FORMATS: Registry[Format] = Registry("file format", "octjepa.readers")
+
+
+def _mark(*marks: bytes, at: int = 0) -> Signature:
+    return lambda _, head: head[at:].startswith(marks)
+
+
+def _is_nifti(_: Path, head: bytes) -> bool:
+    """NIfTI-1 of one file or of two, and NIfTI-2, plain or gzipped."""
+    if head.startswith(b"\x1f\x8b"):
+        try:
+            head = zlib.decompressobj(31).decompress(head, 348)
+        except zlib.error:
+            return False
+    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] == b"n+2\0"
+
+
+def _is_metaimage(_: Path, head: bytes) -> bool:
+    """A text header that begins with one of the fields MetaIO writes first."""
+    key, mark, _value = head.partition(b"\n")[0].partition(b"=")
+    return mark == b"=" and key.strip() in (b"ObjectType", b"NDims", b"Comment")
+
+
+def _is_npz(_: Path, head: bytes) -> bool:
+    """A ZIP archive whose first member is called .npy."""
+    if not head.startswith(b"PK\x03\x04") or len(head) < 30:
+        return False
+    return head[30 : 30 + struct.unpack_from("<H", head, 26)[0]].endswith(b".npy")
+
+
+def _is_multi_page_tiff(path: Path, head: bytes) -> bool:
+    """A TIFF, classic or big, with a second page; one whose page table is beyond its end counts, for it was cut."""
+    order = {b"II": "<", b"MM": ">"}.get(head[:2], "")
+    if not order or len(head) < 16 or struct.unpack_from(order + "H", head, 2)[0] not in (42, 43):
+        return False
+    big = struct.unpack_from(order + "H", head, 2)[0] == 43
+    count_kind, entry_bytes, offset_kind = ("Q", 20, "Q") if big else ("H", 12, "I")
+    offset = struct.unpack_from(order + offset_kind, head, 8 if big else 4)[0]
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if offset + struct.calcsize(count_kind) > size:
+            return True
+        file.seek(offset)
+        entries = struct.unpack(order + count_kind, file.read(struct.calcsize(count_kind)))[0]
+        offset = file.tell() + entry_bytes * entries
+        if offset + struct.calcsize(offset_kind) > size:
+            return True
+        file.seek(offset)
+        return struct.unpack(order + offset_kind, file.read(struct.calcsize(offset_kind)))[0] != 0
+
+
+_ZEISS_NAME = re.compile(r"(^|_)(cube_(z|raw)|FlowCube_z|hidef_(z|raw)|hd\w*|lslo|iris)\.img$", re.IGNORECASE)
+_ZEISS_BYTES = (512 * 128 * 1024, 200 * 200 * 1024)
+
+
+def _is_zeiss(path: Path, _: bytes) -> bool:
+    """By the name that a Cirrus gives, or by the size of its cubes: other formats, too, call their values .img."""
+    if path.suffix.lower() != ".img":
+        return False
+    return _ZEISS_NAME.search(path.name) is not None or path.stat().st_size in _ZEISS_BYTES
+
+
+_is_bioptigen = _mark(b"FRAMEHEADER", at=10)
+
+
+def _is_optovue(path: Path, head: bytes) -> bool:
+    return path.suffix.lower() == ".oct" and not _is_bioptigen(path, head) and path.with_suffix(".txt").is_file()
+
+
+_BUILT_IN = (
+    Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), _mark(b"DICM", at=128), "octjepa.ingest.dicom:read_dicom"),
+    Format("nifti", (".nii", ".nii.gz"), _is_nifti, f"{_HERE}.itk:read_nifti"),
+    Format("metaimage", (".mhd", ".mha"), _is_metaimage, f"{_HERE}.itk:read_metaimage"),
+    Format("npy", (".npy",), _mark(b"\x93NUMPY"), f"{_HERE}.arrays:read_npy"),
+    Format("npz", (".npz",), _is_npz, f"{_HERE}.arrays:read_npz"),
+    Format("mat", (".mat",), _mark(b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file"), f"{_HERE}.matlab:read_mat"),
+    Format("tiff", (".tif", ".tiff"), _is_multi_page_tiff, f"{_HERE}.images:read_tiff"),
+    Format("heidelberg_vol", (".vol",), _mark(b"HSF-OCT", b"ep-v"), f"{_HERE}.vendor.heidelberg_vol:read_vol"),
+    Format("heyex_xml", (".xml",), lambda _, head: b"<HEDX" in head, f"{_HERE}.vendor.heyex_xml:read_xml", True),
+    Format("heidelberg_e2e", (".e2e",), _mark(b"CMDb", b"E2EMultipleVolumeFile"),
+           f"{_HERE}.vendor.heyex_e2e:read_e2e", True),
+    Format("topcon", (".fda", ".fds"), _mark(b"FOCT"), f"{_HERE}.vendor.topcon:read_topcon"),
+    Format("zeiss_img", (".img",), _is_zeiss, f"{_HERE}.vendor.headerless:read_zeiss"),
+    Format("bioptigen_oct", (), _is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True),
+    Format("optovue_oct", (".oct",), _is_optovue, f"{_HERE}.vendor.headerless:read_optovue", True),
+    Format("images", (), lambda path, _: path.is_dir(), f"{_HERE}.images:read_images"),
 )  # fmt: skip
-_FOLDER = Format("images", (), lambda path, _: path.is_dir(), f"{_HERE}.images:read_images")
-_SINGLE = ("tiff", "heyex_xml", "zeiss_img")  # a suffix that other things bear, too: content and name decide
-_OPEN = ("nifti", "metaimage", "npy", "npz", "mat", "tiff")  # may lie beside B-scan images, as masks do
-_BY_NAME = {format.name: format for format in (*FORMATS, _FOLDER)}
-SUFFIXES = frozenset(suffix for format in FORMATS for suffix in format.suffixes)
-MULTI_SCAN_SUFFIXES = frozenset(suffix for format in FORMATS for suffix in format.suffixes if format.several)
+for _format in _BUILT_IN:
+    FORMATS.register(_format.name)(_format)
+_CONTENT_ONLY = ("tiff", "heyex_xml", "zeiss_img")  # other files have these suffixes, too: content and name decide
+_ALLOWED_BESIDE_IMAGES = ("nifti", "metaimage", "npy", "npz", "mat", "tiff")  # masks of the same scan
+
+
+@cache
+def all_formats() -> tuple[Format, ...]:
+    """Every format, the built-in ones first, in the order in which their signatures are checked."""
+    built_in = [format.name for format in _BUILT_IN]
+    return tuple(FORMATS.get(name) for name in dict.fromkeys((*built_in, *FORMATS.names())))
+
+
+def suffixes(multi_scan_only: bool = False) -> frozenset[str]:
+    """The suffixes of all formats, or of those whose files may hold several scans."""
+    return frozenset(
+        suffix for format in all_formats() if format.multi_scan or not multi_scan_only for suffix in format.suffixes
+    )
 
 
 def recognise(path: Path) -> str | None:
@@ -71,75 +159,86 @@ def recognise(path: Path) -> str | None:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise rejection("unreadable_file", error.strerror or str(error)) from None
-    for format in FORMATS:
-        if format.is_it(path, head):
+    for format in all_formats():
+        if format.matches(path, head):
             return format.name
     name = path.name.lower()
-    by_suffix = (format.name for format in FORMATS if name.endswith(format.suffixes) and format.name not in _SINGLE)
-    return next(by_suffix, None)
+    candidates = (format for format in all_formats() if format.name not in _CONTENT_ONLY)
+    return next((format.name for format in candidates if name.endswith(format.suffixes)), None)
 
 
 def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:
-    """Whether `folder`, whose files are called `names`, holds its B-scans as images, and no DICOM or vendor's file.
+    """Whether `folder`, whose files are called `names`, holds its B-scans as images, and no DICOM or vendor file.
 
-    By names alone where the folder is not on this disk. A folder of several sequences counts: its reader says what is
-    wrong with it.
+    By names alone where the folder is not on this disk. A folder of several sequences counts: its reader reports what
+    is wrong with it.
     """
-    found = sequences(names)
-    if not found:
+    image_sequences = sequences(names)
+    if not image_sequences:
         return False
-    first = folder / found[0][0][1]
-    if first.suffix.lower() in _BY_NAME["tiff"].suffixes and first.is_file() and recognise(first) == "tiff":
+    first = folder / image_sequences[0][0][1]
+    if first.suffix.lower() in FORMATS.get("tiff").suffixes and first.is_file() and recognise(first) == "tiff":
         return False  # every file is a scan
-    closed = tuple(suffix for format in FORMATS if format.name not in _OPEN for suffix in format.suffixes)
+    excluded = [format for format in all_formats() if format.name not in _ALLOWED_BESIDE_IMAGES]
+    excluded_suffixes = tuple(suffix for format in excluded for suffix in format.suffixes)
     for name in names:
         path = folder / name
-        if name.startswith(".") or not (name.lower().endswith(closed) or not path.suffix):
+        if name.startswith(".") or not (name.lower().endswith(excluded_suffixes) or not path.suffix):
             continue
         if not path.is_file():
             if path.suffix:
                 return False
-        elif recognise(path) not in (None, *_OPEN):
+        elif recognise(path) not in (None, *_ALLOWED_BESIDE_IMAGES):
             return False
     return True
 
 
 def companion_names(name: str) -> tuple[str, ...]:
-    """What files that belong to a scan called `name` may be called: its JSON, its voxels, its text; () for DICOM."""
+    """Possible names of files that belong to a scan called `name`: its JSON, voxels and text; () for DICOM."""
     lower = name.lower()
-    if not lower.endswith(tuple(SUFFIXES)) or lower.endswith(_BY_NAME["dicom"].suffixes):
+    if not lower.endswith(tuple(suffixes())) or lower.endswith(FORMATS.get("dicom").suffixes):
         return ()
     stem = name[: -len(".nii.gz")] if lower.endswith(".nii.gz") else name.rpartition(".")[0]
     return tuple(stem + suffix for suffix in (".json", ".raw", ".zraw", ".txt"))
 
 
 def list_scans(path: Path) -> tuple[str, ...]:
-    """The scans in a file that holds several (both eyes of a patient), else nothing. Raises VolumeRejected."""
-    format = recognise(path) if path.suffix.lower() in MULTI_SCAN_SUFFIXES and path.is_file() else None
-    if format is None or not _BY_NAME[format].several:
+    """The members of a file that holds several scans (both eyes of a patient), else (). Raises VolumeRejected."""
+    name = recognise(path) if path.suffix.lower() in suffixes(multi_scan_only=True) and path.is_file() else None
+    if name is None or not FORMATS.get(name).multi_scan:
         return ()
-    found: tuple[str, ...] = import_module(_BY_NAME[format].reader.partition(":")[0]).members(path)
-    return found if len(found) > 1 else ()
+    members: tuple[str, ...] = import_module(FORMATS.get(name).reader.partition(":")[0]).members(path)
+    return members if len(members) > 1 else ()
 
 
 def read_scan(path: Path, format: str, member: str = "") -> RawScan:
-    """The scan at `path`, of a format that `recognise` named; `member` one of `members`. Raises VolumeRejected."""
+    """The scan at `path`, of a format that `recognise` named; `member` one of `list_scans`. Raises VolumeRejected."""
     try:
         if path.is_file() and path.stat().st_size == 0:
             raise rejection("empty_file", "zero bytes")
     except OSError as error:
         raise rejection("unreadable_file", error.strerror or str(error)) from None
-    if path.is_file() and format != "dicom" and (strange := signs.foreign(path)):
-        raise rejection("unknown_format", f"{strange}, whatever its name says")
-    module, _, function = _BY_NAME[format].reader.partition(":")
-    chosen = {"member": member} if member else {}
-    scan: RawScan = getattr(import_module(module), function)(path, **chosen)
+    if path.is_file() and format != "dicom" and (other := _failed_download(path)):
+        raise rejection("unknown_format", f"{other}, whatever its name says")
+    module, _, function = FORMATS.get(format).reader.partition(":")
+    selection = {"member": member} if member else {}
+    scan: RawScan = getattr(import_module(module), function)(path, **selection)
     return scan if format == "dicom" else with_sidecar(scan, path)
 
 
-def library(name: str, extra: str) -> ModuleType:
-    """A library that an extra brings. Raises VolumeRejected no_decoder, with the command that installs it."""
+def _failed_download(path: Path) -> str:
+    """What a file of no scan format is, as a failed download leaves it; "" where it may be a scan."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html")) or (text.startswith(b"<?xml") and b"<html" in text):
+        return "an HTML page"
+    return "a PDF document" if head.startswith(b"%PDF-") else ""
+
+
+def import_extra(library: str, extra: str) -> ModuleType:
+    """A library that an extra installs. Raises VolumeRejected no_decoder, with the command that installs it."""
     try:
-        return import_module(name)
+        return import_module(library)
     except ImportError:
-        raise rejection("no_decoder", f"{name} is not installed: {to_install(extra)}") from None
+        raise rejection("no_decoder", f"{library} is not installed: {to_install(extra)}") from None

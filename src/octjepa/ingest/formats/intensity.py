@@ -1,4 +1,4 @@
-"""Values of any number type to 8-bit grey, with a note of what was changed; what is no grey image is refused."""
+"""Values of any number type to 8-bit intensities, with a note of what was changed; what is no scan is refused."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Num, UInt8
+from jaxtyping import Float, Num, UInt8
 
 from octjepa.ingest.pixels import MAX_BYTES
 from octjepa.ingest.reasons import rejection
 
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
-_COLOUR_SPREAD = 16  # a grey image stored as RGB differs between its channels by compression alone
+FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.store.fill` masks it
+_COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its channels by compression alone
 
 
 def check_size(shape: Sequence[int], itemsize: int) -> None:
-    """Before anything is allocated. Raises VolumeRejected size_implausible, unsupported_pixels."""
+    """Checks an array before it is allocated. Raises VolumeRejected: size_implausible, unsupported_pixels."""
+    text = " x ".join(map(str, shape))
     if any(length < 1 for length in shape):
-        raise rejection("unsupported_pixels", f"its shape is {' x '.join(map(str, shape))}: it holds no values")
+        raise rejection("unsupported_pixels", f"its shape is {text}: it holds no values")
     size = math.prod(map(int, shape)) * itemsize
     if size > MAX_BYTES:
-        said = " x ".join(map(str, shape))
-        raise rejection("size_implausible", f"{said} of {itemsize} bytes is {size / 2**30:.1f} GiB")
+        raise rejection("size_implausible", f"{text} of {itemsize} bytes is {size / 2**30:.1f} GiB")
 
 
 def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
@@ -35,7 +36,7 @@ def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
     scale = 1 << (8 * (values.itemsize - 1))
     typical = float(np.mean(np.abs(red.astype(np.int32) - blue))) / scale
     if typical > _COLOUR_SPREAD:
-        raise rejection("not_structural_oct", "a colour picture: red and blue differ by far more than in stored grey")
+        raise rejection("not_structural_oct", "a colour picture: red and blue differ by far more than in a stored scan")
     if spread / scale > _COLOUR_SPREAD:
         notes.append("colour_dropped")
     weights = np.array([0.299, 0.587, 0.114], np.float32)
@@ -47,14 +48,13 @@ def _refuse_labels(values: np.ndarray) -> None:
     if values.dtype.kind == "b":
         raise rejection("not_structural_oct", "truth values: it is a mask")
     step = max(1, values.size // 2_000_000)
-    seen = np.unique(values.reshape(-1)[::step])
-    if len(seen) > FEW_VALUES:
+    if len(np.unique(values.reshape(-1)[::step])) > FEW_VALUES:
         return
-    seen = np.unique(values)
-    if len(seen) <= 1:
+    different = len(np.unique(values))
+    if different <= 1:
         raise rejection("unsupported_pixels", "every voxel has the same value")
-    if len(seen) <= FEW_VALUES:
-        raise rejection("not_structural_oct", f"only {len(seen)} different values: it looks like a segmentation")
+    if different <= FEW_VALUES:
+        raise rejection("not_structural_oct", f"only {different} different values: it looks like a segmentation")
 
 
 def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "..."]:
@@ -62,15 +62,12 @@ def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "...
     missing = int(values.size - np.count_nonzero(finite))
     if missing == values.size:
         raise rejection("unsupported_pixels", "no value is a finite number")
-    kept = values[finite] if missing else values
-    low, high = float(kept.min()), float(kept.max())
+    present = values[finite] if missing else values
+    low, high = float(present.min()), float(present.max())
     if missing:
         notes.append(f"not_finite_values={missing}")
-    whole = (
-        low >= 0
-        and high <= 255
-        and all(bool((np.trunc(part) == part).all()) for part in np.array_split(kept, min(len(kept), 64)))
-    )
+    parts = np.array_split(present, min(len(present), 64))
+    whole = low >= 0 and high <= 255 and all(bool((np.trunc(part) == part).all()) for part in parts)
     if whole and high > 1:
         notes.append("float_of_whole_numbers")
         low, high = 0.0, 255.0
@@ -78,16 +75,16 @@ def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "...
         notes.append("scaled_from_float")
     if high == low:
         raise rejection("unsupported_pixels", "every voxel has the same value")
-    grey = np.empty(values.shape, np.uint8)
+    intensities = np.empty(values.shape, np.uint8)
     for index, part in enumerate(values):  # a frame at a time: the copy in floats stays small
         frame = part.astype(np.float64)
         if missing:
             frame = np.nan_to_num(frame, nan=low, posinf=high, neginf=low)
-        grey[index] = np.rint((frame - low) * (255 / (high - low)))
-    return grey
+        intensities[index] = np.rint((frame - low) * (255 / (high - low)))
+    return intensities
 
 
-def to_grey(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndarray, "A B C"]:
+def to_uint8(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndarray, "A B C"]:
     """8-bit values stay as they are; deeper integers lose low bits, so that 12 in 16 bits do not go dark.
 
     Floats that hold whole numbers within 0 and 255 are those; others are scaled from their least to their largest
@@ -96,7 +93,7 @@ def to_grey(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndar
     """
     if values.dtype.kind not in "buif":
         raise rejection(
-            "unsupported_pixels", f"values of type {values.dtype.name}; expected numbers that are grey levels"
+            "unsupported_pixels", f"values of type {values.dtype.name}; expected numbers that are intensities"
         )
     _refuse_labels(values)
     if values.dtype.kind == "f":
@@ -112,7 +109,19 @@ def to_grey(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndar
     if bits > 8:
         notes.append(f"scaled_from_{bits}_bit")
     factor = 255.0 / (2**bits - 1)
-    grey = np.empty(values.shape, np.uint8)
+    intensities = np.empty(values.shape, np.uint8)
     for index, part in enumerate(values):
-        grey[index] = np.round((part.astype(np.float64) - low) * factor)
-    return grey
+        intensities[index] = np.round((part.astype(np.float64) - low) * factor)
+    return intensities
+
+
+def heyex_display(linear: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
+    """255 times the fourth root of a linear Spectralis intensity in [0, 1]; what is above 1 or no number is fill.
+
+    Heidelberg's raw export marks invalid pixels with the largest float32, .e2e with its own largest values, near 2.
+    Source: Heidelberg Engineering, Spectralis "Special Function: Exporting Raw Data": the display takes the fourth
+    root of the linear intensity. (eyepy fits a logarithm to HEYEX' contrast setting instead and turns fill black.)
+    """
+    valid = (linear >= 0) & (linear <= 1)
+    shown = np.sqrt(np.sqrt(np.where(valid, linear, 0).astype(np.float32)))
+    return np.where(valid, np.round(255 * shown), FILL).astype(np.uint8)

@@ -13,36 +13,36 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 IMAGE_SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
-LEAST_FRAMES = 4
+MIN_FRAMES = 4
 _DIGITS = re.compile(r"(\d+)")
 
 Sequence = list[tuple[int, str]]  # (frame number, name), in the order of the numbers
 
 
-def _runs(numbers: list[int]) -> bool:
-    """Whether the numbers are all different and without a gap."""
+def _without_gap(numbers: list[int]) -> bool:
+    """Whether the numbers are all different and consecutive."""
     return len(set(numbers)) == len(numbers) == max(numbers) - min(numbers) + 1
 
 
 def sequences(names: Iterable[str]) -> list[Sequence]:
     """The sequences of four images or more, the longest first; other files and hidden ones are left out."""
-    alike: defaultdict[tuple[str, ...], list[tuple[list[int], str]]] = defaultdict(list)
+    patterns: defaultdict[tuple[str, ...], list[tuple[list[int], str]]] = defaultdict(list)
     for name in names:
         path = PurePath(name)
         if path.suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
             parts = _DIGITS.split(path.stem.lower())
-            alike[(*parts[::2], path.suffix.lower())].append(([int(digits) for digits in parts[1::2]], name))
-    found: list[Sequence] = []
-    for members in alike.values():
+            patterns[(*parts[::2], path.suffix.lower())].append(([int(digits) for digits in parts[1::2]], name))
+    result: list[Sequence] = []
+    for members in patterns.values():
         columns = list(zip(*(numbers for numbers, _ in members), strict=True))
         varying = [index for index, column in enumerate(columns) if len(set(column)) > 1]
-        running = [index for index in varying if _runs(list(columns[index]))]
+        consecutive = [index for index in varying if _without_gap(list(columns[index]))]
         if not varying:
             continue
-        frame = (running or varying)[-1]
+        frame = (consecutive or varying)[-1]
         scans: defaultdict[tuple[int, ...], Sequence] = defaultdict(list)
         for numbers, name in members:
-            others = () if running else tuple(numbers[index] for index in varying if index != frame)
+            others = () if consecutive else tuple(numbers[index] for index in varying if index != frame)
             scans[others].append((numbers[frame], name))
-        found += [sorted(scan) for scan in scans.values() if len(scan) >= LEAST_FRAMES]
-    return sorted(found, key=lambda scan: (-len(scan), scan[0][1]))
+        result += [sorted(scan) for scan in scans.values() if len(scan) >= MIN_FRAMES]
+    return sorted(result, key=lambda scan: (-len(scan), scan[0][1]))

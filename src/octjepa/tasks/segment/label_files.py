@@ -213,10 +213,10 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
 
 
 def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
-    from octjepa.ingest.formats.nifti import read_values
+    from octjepa.ingest.formats.itk import read_nifti_values
 
     try:
-        values, spacing = read_values(file)
+        values, spacing = read_nifti_values(file)
     except VolumeRejected as error:
         raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
     return LabelVolume(_codes(values, names, file), names, (float(spacing[0]), float(spacing[1]), float(spacing[2])))

@@ -13,8 +13,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from octjepa.ingest.formats.intensity import to_grey
-from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size
+from octjepa.ingest.formats.intensity import to_uint8
+from octjepa.ingest.formats.vendor import check_length, check_shape, file_size, member_names, more_scans, positive
 from octjepa.ingest.raw_scan import FrameGeometry, HeaderFields, RawScan
 from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern
@@ -80,7 +80,7 @@ def _read_header(path: Path) -> _Header:
         raise rejection("frames_missing", f"{frames} B-scans in the file, its volumes are of more")
     volumes, frames_per_volume = (times * scans, 1) if scan_type == _LINEAR else (times, scans)
     dz, dy, dx = (
-        length / count if np.isfinite(length) and length > 0 else None
+        None if positive(length) is None else length / count
         for length, count in zip(lengths_mm, (frames_per_volume, depth, columns), strict=True)
     )
     return _Header(frames, columns, depth, scan_type, volumes, frames_per_volume, (dz, dy, dx), first_frame)
@@ -88,7 +88,7 @@ def _read_header(path: Path) -> _Header:
 
 def members(path: Path) -> tuple[str, ...]:
     """The volumes in the file, "1", "2", ..., in order of time. Raises VolumeRejected."""
-    return tuple(str(number + 1) for number in range(_read_header(path).volumes))
+    return member_names(_read_header(path).volumes)
 
 
 def _read_frames(path: Path, header: _Header, first: int, count: int) -> tuple[np.ndarray, str]:
@@ -138,10 +138,8 @@ def read_bioptigen(path: Path, member: str = "") -> RawScan:
         )
     values, visit = _read_frames(path, header, (int(member or 1) - 1) * count, count)
     notes: list[str] = []
-    pixels = to_grey(values, notes)
+    pixels = to_uint8(values, notes)
     eye = _EYE.search(path.stem)
-    if not member and header.volumes > 1:
-        notes.append(f"more_scans_in_file={header.volumes - 1}")
     return RawScan(
         format="bioptigen_oct",
         pixels=pixels,
@@ -149,6 +147,6 @@ def read_bioptigen(path: Path, member: str = "") -> RawScan:
         header=HeaderFields(laterality=eye[1] if eye else "", manufacturer="Bioptigen", visit=visit),
         spacing_mm=header.spacing_mm,
         pattern=_PATTERNS.get(header.scan_type),
-        notes=tuple(notes),
+        notes=(*notes, *more_scans(member, header.volumes)),
         personal=("StudyDate",),
     )

@@ -1,9 +1,9 @@
 """Heidelberg's database export (.e2e): a tree of patients, studies, series and slices, read with eyepy.
 
-eyepy 0.21 names the pieces. What it does wrong is gone round: its index follows jumps that can lead back (a damaged
-file never ends), so the chain of directories is walked here first; a series without layer lines, or with a slice
-missing, is dropped in silence by its `volumes`, so the slices are asked for one by one; it reads the mantissa of a
-pixel with its bits turned round, up to 38 of 255 grey levels off, as oct-converter 0.7 does; and it gives no spacing.
+eyepy 0.21 names the pieces. Its faults are avoided: its index follows jumps that can lead back (a damaged file never
+ends), so the chain of directories is checked here first; its `volumes` drop a series without layer lines, or with a
+slice missing, so the slices are read one after the other; it reads the mantissa of a pixel with its bits reversed, up
+to 38 of 255 intensities off, as oct-converter 0.7 does; and it gives no spacing.
 
 Across, a Spectralis .e2e holds angles only. Degrees become millimetres by the standard eye's 0.2896 mm, eyepy's
 constant, a few per cent from what HEYEX makes of the eye's own curvature: slice and column spacing are uncertain.
@@ -22,10 +22,19 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.formats import library
-from octjepa.ingest.formats.vendor.bounds import check_length, check_shape, file_size, line_facts, mend
-from octjepa.ingest.formats.vendor.intensity import heyex_grey
-from octjepa.ingest.raw_scan import HeaderFields, RawScan
+from octjepa.ingest.formats import import_extra
+from octjepa.ingest.formats.intensity import heyex_display
+from octjepa.ingest.formats.vendor import (
+    check_length,
+    check_shape,
+    file_size,
+    fill_broken,
+    filled_fields,
+    line_geometry,
+    member_names,
+    more_scans,
+)
+from octjepa.ingest.raw_scan import AxisSpacing, HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 
 MM_PER_DEGREE = 0.2896
@@ -34,28 +43,28 @@ _CIRCLE, _STAR = 2, 5
 _BSCAN_IMAGE = 35652097
 
 
-def check_directories(path: Path) -> None:
-    """Follows the directories as eyepy will, which stops where no directory is and never where one leads back.
+def _check_directories(path: Path) -> None:
+    """Follows the directories as eyepy does, which stops where no directory is and never where one leads back.
 
     The last directory of a sound file ends in empty entries and so leads to the file's start, where none is.
     Raises VolumeRejected: broken_header, truncated.
     """
     size = file_size(path)
-    at, seen = _FILE_HEADER + _DIRECTORY, set[int]()
+    at, visited = _FILE_HEADER + _DIRECTORY, set[int]()
     with path.open("rb") as file:
         if file.read(4) != b"CMDb":
             raise rejection("broken_header", "no CMDb mark at the start: no .e2e, or one of several joined databases")
-        while at not in seen:
+        while at not in visited:
             file.seek(at)
             head = file.read(_DIRECTORY)
             entries = struct.unpack_from("<I", head, 36)[0] if len(head) == _DIRECTORY else 0
             marked, last = head.startswith(b"MDbDir"), at + _DIRECTORY + (entries - 1) * _ENTRY
             if not entries or last + _ENTRY > size:
-                if marked or not seen:
+                if marked or not visited:
                     raise rejection("truncated", "the file ends in its first directory, or in one that lists it on")
                 return
             file.seek(last)
-            seen.add(at)
+            visited.add(at)
             _, start, length = struct.unpack("<3I", file.read(12))
             at = start + length + _CONTAINER
             if marked and at > size:
@@ -64,55 +73,65 @@ def check_directories(path: Path) -> None:
 
 
 @dataclass(frozen=True)
+class _Database:
+    """An open file: eyepy's reader, its module of formats, the file's size."""
+
+    reader: Any
+    formats: Any
+    size: int
+
+    def content(self, folder: Any) -> bytes:
+        """A folder's bytes. Raises VolumeRejected truncated where they are not all in the file."""
+        check_length(folder.start + _CONTAINER + folder.size, self.size)
+        folder.file_object.seek(folder.start + _CONTAINER)
+        content: bytes = folder.file_object.read(folder.size)  # eyepy's own keeps every image in memory
+        return content
+
+    def parse_first(self, folders: list[Any], layout: Any) -> Any:
+        """The first folder by a layout of eyepy's formats, None where there is no folder."""
+        return layout.parse(self.content(folders[0])) if folders else None
+
+    def is_bscan(self, image: Any) -> bool:
+        """Whether an image folder holds a B-scan, not a localizer. Raises VolumeRejected truncated."""
+        check_length(image.start + _CONTAINER + _IMAGE_HEADER, self.size)
+        image.file_object.seek(image.start + _CONTAINER + 4)
+        return int.from_bytes(image.file_object.read(4), "little") == _BSCAN_IMAGE
+
+    def series(self) -> list[_Series]:
+        """All series that hold B-scans. Raises VolumeRejected not_structural_oct."""
+        result = []
+        kinds = self.formats.TypesEnum
+        for tree in self.reader.series:
+            slices = []
+            for piece in tree.slices.values():
+                metas = piece.folders.get(kinds.bscanmeta, [])
+                scans = [image for image in piece.folders.get(kinds.image, []) if self.is_bscan(image)]
+                if metas and scans:
+                    slices.append((self.formats.type10004_format.parse(self.content(metas[0])), scans[0]))
+            if slices:
+                result.append(_Series(tree, sorted(slices, key=lambda entry: int(entry[0].aktImage))))
+        if not result:
+            raise rejection("not_structural_oct", "no series in the file holds a B-scan")
+        return result
+
+
+@dataclass(frozen=True)
 class _Series:
-    """One series of the tree with its B-scans: (place on the fundus, folder of the image) each, in order of place."""
+    """One series of the tree with its B-scans: (position on the fundus, folder of the image), in order of position."""
 
     tree: Any
     slices: list[tuple[Any, Any]]
 
 
-def _bounded(folder: Any, size: int) -> bytes:
-    """A folder's bytes. Raises VolumeRejected truncated where they are not all in the file."""
-    check_length(folder.start + _CONTAINER + folder.size, size)
-    folder.file_object.seek(folder.start + _CONTAINER)
-    content: bytes = folder.file_object.read(folder.size)  # eyepy's own keeps every image in memory
-    return content
-
-
-def _kind(image: Any, size: int) -> int:
-    """What an image folder holds: a B-scan, a localizer. Raises VolumeRejected truncated."""
-    check_length(image.start + _CONTAINER + _IMAGE_HEADER, size)
-    image.file_object.seek(image.start + _CONTAINER + 4)
-    return int.from_bytes(image.file_object.read(4), "little")
-
-
-def _series(reader: Any, formats: Any, size: int) -> list[_Series]:
-    """All series that hold B-scans. Raises VolumeRejected not_structural_oct."""
-    found = []
-    kinds = formats.TypesEnum
-    for tree in reader.series:
-        slices = []
-        for piece in tree.slices.values():
-            metas, images = piece.folders.get(kinds.bscanmeta, []), piece.folders.get(kinds.image, [])
-            scans = [image for image in images if _kind(image, size) == _BSCAN_IMAGE]
-            if metas and scans:
-                slices.append((formats.type10004_format.parse(_bounded(metas[0], size)), scans[0]))
-        if slices:
-            found.append(_Series(tree, sorted(slices, key=lambda entry: int(entry[0].aktImage))))
-    if not found:
-        raise rejection("not_structural_oct", "no series in the file holds a B-scan")
-    return found
-
-
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """(eyepy's reader, its module of formats) after the file was checked; what eyepy raises becomes broken_header."""
-    library("eyepy", "vendor")
-    formats = library("eyepy.io.he.e2e_format", "vendor")
-    check_directories(path)
+def _opened(path: Path) -> Iterator[_Database]:
+    """The database after the file was checked; what eyepy raises becomes broken_header."""
+    import_extra("eyepy", "vendor")
+    formats = import_extra("eyepy.io.he.e2e_format", "vendor")
+    _check_directories(path)
     try:
-        with library("eyepy.io.he.e2e_reader", "vendor").HeE2eReader(path) as reader:
-            yield reader, formats
+        with import_extra("eyepy.io.he.e2e_reader", "vendor").HeE2eReader(path) as reader:
+            yield _Database(reader, formats, file_size(path))
     except (VolumeRejected, MemoryError):
         raise
     except Exception as error:  # construct raises what the bytes made of its parsers
@@ -120,121 +139,111 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """The scans in the file, "1", "2", ..., in order of their series number."""
-    with _opened(path) as (reader, formats):
-        return tuple(str(number + 1) for number in range(len(_series(reader, formats, file_size(path)))))
+    """The scans in the file, "1", "2", ..., in order of their series number. Raises VolumeRejected."""
+    with _opened(path) as database:
+        return member_names(len(database.series()))
 
 
-def _image(content: bytes) -> UInt8[np.ndarray, "H W"]:
+def _decode_image(content: bytes) -> UInt8[np.ndarray, "H W"]:
     """A B-scan from unsigned 16-bit floats: 6 bits of exponent, 10 of mantissa.
 
     Raises ValueError for a size that is not that of the content.
     """
-    _, _, count, rows, columns = struct.unpack_from("<5I", content)
-    if count != rows * columns or _IMAGE_HEADER + count * 2 > len(content):
+    _, _, count, depth, columns = struct.unpack_from("<5I", content)
+    if count != depth * columns or _IMAGE_HEADER + count * 2 > len(content):
         raise ValueError("an image whose size is not that of its content")
-    check_shape(1, rows, columns)
-    codes = np.frombuffer(content, "<u2", count, _IMAGE_HEADER).reshape(rows, columns)
-    return heyex_grey(np.ldexp(1 + (codes & 1023) / 1024, (codes >> 10).astype(np.int32) - 63))
+    check_shape(1, depth, columns)
+    codes = np.frombuffer(content, "<u2", count, _IMAGE_HEADER).reshape(depth, columns)
+    return heyex_display(np.ldexp(1 + (codes & 1023) / 1024, (codes >> 10).astype(np.int32) - 63))
 
 
-def _pixels(series: _Series, size: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(pixels [F, H, W], notes). Raises VolumeRejected frames_broken."""
+def _pixels(series: _Series, database: _Database) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(pixels [D, H, W], notes). Raises VolumeRejected frames_broken."""
     pixels: np.ndarray | None = None
     broken: list[int] = []
-    fault = ""
+    first_error = ""
     for index, (_, folder) in enumerate(series.slices):
         try:
-            image = _image(_bounded(folder, size))
+            image = _decode_image(database.content(folder))
             if pixels is None:
                 check_shape(len(series.slices), *image.shape)
                 pixels = np.zeros((len(series.slices), *image.shape), np.uint8)
             pixels[index] = image
         except (ValueError, struct.error) as error:
             broken.append(index)
-            fault = fault or error_origin(error)
+            first_error = first_error or error_origin(error)
     if pixels is None:
-        raise rejection("frames_broken", f"none of {len(series.slices)} B-scans decodes; {fault}")
-    return pixels, mend(pixels, broken, fault)
+        raise rejection("frames_broken", f"none of {len(series.slices)} B-scans decodes; {first_error}")
+    return pixels, fill_broken(pixels, broken, first_error)
 
 
-def _text(tree: Any, kind: Any, index: int, size: int, formats: Any) -> str:
-    folders = tree._folders_for(tree, kind)
-    if not folders:
-        return ""
-    texts = formats.type9000_format.parse(_bounded(folders[0], size)).text
-    return str(texts[index]).strip("\0 ") if index < len(texts) else ""
-
-
-def _said(series: _Series, formats: Any, size: int) -> tuple[HeaderFields, tuple[str, ...]]:
-    kinds, tree = formats.TypesEnum, series.tree
+def _header(series: _Series, database: _Database) -> tuple[HeaderFields, tuple[str, ...]]:
+    """(header fields, names of the filled fields of personal data)."""
+    formats, tree = database.formats, series.tree
+    kinds = formats.TypesEnum
     eyes = tree.folders.get(kinds.laterality, [])
-    eye = _bounded(eyes[0], size)[14:15] if eyes else b""
+    eye = database.content(eyes[0])[14:15] if eyes else b""
+    texts = database.parse_first(tree._folders_for(tree, kinds.scanpattern), formats.type9000_format)
     people = tree.patient.folders.get(kinds.patient, []) if tree.patient else []
-    person = formats.type9_format.parse(_bounded(people[0], size)) if people else None
-    name = f"{person.surname.strip()} {person.firstname.strip()}".strip() if person else ""
+    person = database.parse_first(people, formats.type9_format)
+    person_name = f"{person.surname.strip()} {person.firstname.strip()}".strip() if person else ""
     # The birth date's coding is disputed among readers of .e2e; only the one form that all know is taken.
-    born = str(person.birthdate) if person and 18800000 < person.birthdate < 22000000 else ""
+    birth_date = str(person.birthdate) if person and 18800000 < person.birthdate < 22000000 else ""
     number = tree.patient.id if tree.patient else None
     visit = str(series.slices[0][0].acquisitionTime)[:10]
-    held = {
-        "PatientName": name,
+    header = HeaderFields(
+        person_id=(person.patient_id.strip() if person else "") or ("" if number is None else f"heyex-{number}"),
+        person_name=person_name,
+        birth_date=birth_date,
+        laterality=eye.decode("ascii", "replace"),
+        manufacturer="Heidelberg Engineering",
+        model="Spectralis",
+        protocol=str(texts.text[0]).strip("\0 ").lower() if texts and len(texts.text) else "",
+        visit=visit,
+    )
+    personal = {
+        "PatientName": person_name,
         "PatientBirthDate": person is not None and person.birthdate,
         "PatientSex": person is not None and person.sex.strip("\0 "),
         "StudyDate": visit,
     }
-    said = HeaderFields(
-        person_id=(person.patient_id.strip() if person else "") or ("" if number is None else f"heyex-{number}"),
-        person_name=name,
-        birth_date=born,
-        laterality=eye.decode("ascii", "replace"),
-        manufacturer="Heidelberg Engineering",
-        model="Spectralis",
-        protocol=_text(tree, kinds.scanpattern, 0, size, formats).lower(),
-        visit=visit,
-    )
-    return said, tuple(field for field, value in held.items() if value)
+    return header, filled_fields(personal)
 
 
-def _spacing(metas: list[Any]) -> tuple[float | None, float | None, float | None]:
-    """(slice, depth, column) mm; slice and column by the standard eye."""
-    first = metas[0]
-    wide = float(np.hypot(first.end_x - first.start_x, first.end_y - first.start_y))
-    column = wide * MM_PER_DEGREE / first.imgSizeWidth if wide and first.imgSizeWidth else None
-    return None, float(first.scale_y) or None, column
+def _spacing(meta: Any) -> AxisSpacing:
+    """(slice, depth, column) mm of a B-scan; the column by the standard eye, the slice by the B-scans' positions."""
+    length = float(np.hypot(meta.end_x - meta.start_x, meta.end_y - meta.start_y))
+    column = length * MM_PER_DEGREE / meta.imgSizeWidth if length and meta.imgSizeWidth else None
+    return None, float(meta.scale_y) or None, column
 
 
 def read_e2e(path: Path, member: str = "") -> RawScan:
     """One scan of an .e2e file; without `member` the first, with a note of how many more there are.
 
-    Raises VolumeRejected: broken_header, truncated, not_structural_oct, too_few_frames, frames_broken,
+    Raises VolumeRejected: broken_header, truncated, not_structural_oct, too_few_frames, frames_broken, frames_missing,
     size_implausible, no_decoder.
     """
-    size = file_size(path)
-    with _opened(path) as (reader, formats):
-        found = _series(reader, formats, size)
-        series = found[int(member or 1) - 1]
+    with _opened(path) as database:
+        scans = database.series()
+        series = scans[int(member or 1) - 1]
         metas = [meta for meta, _ in series.slices]
         if metas[0].scan_pattern == _CIRCLE:
             raise rejection("too_few_frames", f"a circle scan: {len(metas)} B-scan, no volume")
-        pixels, gaps = _pixels(series, size)
-        said, personal = _said(series, formats, size)
-    starts = np.array([[meta.start_x, meta.start_y] for meta in metas]) * MM_PER_DEGREE
-    ends = np.array([[meta.end_x, meta.end_y] for meta in metas]) * MM_PER_DEGREE
-    notes = ["fourth_root_display", "degrees_by_standard_eye", *gaps]
+        pixels, gaps = _pixels(series, database)
+        header, personal = _header(series, database)
     promised = int(metas[0].n_bscans)
     if promised > len(metas):
         raise rejection("frames_missing", f"{len(metas)} B-scans in the file, its series was of more")
-    if not member and len(found) > 1:
-        notes.append(f"more_scans_in_file={len(found) - 1}")
+    starts = np.array([[meta.start_x, meta.start_y] for meta in metas]) * MM_PER_DEGREE  # [D, 2]
+    ends = np.array([[meta.end_x, meta.end_y] for meta in metas]) * MM_PER_DEGREE
     return RawScan(
         format="heidelberg_e2e",
         pixels=pixels,
-        frame_geometry=line_facts(starts, ends),
-        header=said,
-        spacing_mm=_spacing(metas),
+        frame_geometry=line_geometry(starts, ends),
+        header=header,
+        spacing_mm=_spacing(metas[0]),
         uncertain=("slice", "column"),
         pattern="radial" if metas[0].scan_pattern == _STAR else None,
-        notes=tuple(notes),
+        notes=("fourth_root_display", "degrees_by_standard_eye", *gaps, *more_scans(member, len(scans))),
         personal=personal,
     )

@@ -1,4 +1,4 @@
-"""HEYEX' XML export: one .xml that lists the B-scan images beside it, with scale and place of each.
+"""HEYEX' XML export: one .xml that lists the B-scan images beside it, with scale and position of each.
 
 Read here because eyepy 0.21 needs every patient field and the localizer picture: it crashes on an anonymised export.
 The images come in the order of the list, never of their names; a name may not lead out of the folder.
@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, ParseError, fromstring
 
 import numpy as np
 
-from octjepa.ingest.formats.vendor.bounds import check_shape, day, file_size, line_facts
+from octjepa.ingest.formats.vendor import (
+    check_shape,
+    date_text,
+    file_size,
+    filled_fields,
+    line_geometry,
+    member_names,
+    more_scans,
+)
 from octjepa.ingest.raw_scan import HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 
-MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
+_MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
 _CONTEXT = "OphthalmicAcquisitionContext"
 
 
-def _root(path: Path) -> ElementTree.Element:
-    if file_size(path) > MAX_XML_BYTES:
-        raise rejection("size_implausible", f"an XML of more than {MAX_XML_BYTES >> 20} MiB")
+def _root(path: Path) -> Element:
+    if file_size(path) > _MAX_XML_BYTES:
+        raise rejection("size_implausible", f"an XML of more than {_MAX_XML_BYTES >> 20} MiB")
     raw = path.read_bytes()
     if b"<!ENTITY" in raw:
         raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
     try:
-        root = ElementTree.fromstring(raw)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        root = fromstring(raw)
+    except (ParseError, ValueError, LookupError) as error:
         whole = raw.rstrip().endswith(b">") and b"</HEDX" in raw[-64:]
         raise rejection("broken_header" if whole else "truncated", f"the XML: {error_origin(error)}") from None
     if root.find(".//Series") is None:
@@ -36,39 +44,39 @@ def _root(path: Path) -> ElementTree.Element:
     return root
 
 
-def _images(series: ElementTree.Element) -> list[ElementTree.Element]:
+def _images(series: Element) -> list[Element]:
     return [image for image in series.iter("Image") if image.findtext("ImageType/Type", "").strip() == "OCT"]
 
 
-def _scans(root: ElementTree.Element) -> list[ElementTree.Element]:
+def _scans(root: Element) -> list[Element]:
     """The Series that hold B-scans. Raises VolumeRejected not_structural_oct."""
-    series = [item for item in root.iter("Series") if _images(item)]
+    series = [element for element in root.iter("Series") if _images(element)]
     if not series:
         raise rejection("not_structural_oct", "the XML lists no OCT image")
     return series
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """The scans in the file, "1", "2", ..., in its order."""
-    return tuple(str(number + 1) for number in range(len(_scans(_root(path)))))
+    """The scans in the file, "1", "2", ..., in its order. Raises VolumeRejected."""
+    return member_names(len(_scans(_root(path))))
 
 
-def _number(element: ElementTree.Element, where: str) -> float:
+def _number(element: Element, xpath: str) -> float:
     try:
-        return float(element.findtext(where, "").strip().replace(",", "."))
+        return float(element.findtext(xpath, "").strip().replace(",", "."))
     except ValueError:
         return float("nan")
 
 
-def _date(element: ElementTree.Element | None, where: str) -> str:
-    date = None if element is None else element.find(where)
+def _date(element: Element | None, xpath: str) -> str:
+    date = None if element is None else element.find(xpath)
     if date is None:
         return ""
     parts = [_number(date, part) for part in ("Year", "Month", "Day")]
-    return day(*(int(part) for part in parts)) if np.isfinite(parts).all() else ""
+    return date_text(*(int(part) for part in parts)) if np.isfinite(parts).all() else ""
 
 
-def _picture(folder: Path, image: ElementTree.Element, number: int) -> np.ndarray:
+def _picture(folder: Path, image: Element, number: int) -> np.ndarray:
     """The B-scan's pixels [H, W]. Raises VolumeRejected: frames_missing, frames_broken."""
     from PIL import Image
 
@@ -84,7 +92,8 @@ def _picture(folder: Path, image: ElementTree.Element, number: int) -> np.ndarra
         raise rejection("frames_broken", f"B-scan {number}: {error_origin(error)}") from None
 
 
-def _pixels(folder: Path, images: list[ElementTree.Element]) -> np.ndarray:
+def _pixels(folder: Path, images: list[Element]) -> np.ndarray:
+    """[D, H, W]. Raises VolumeRejected unsupported_pixels."""
     first = _picture(folder, images[0], 1)
     check_shape(len(images), *first.shape)
     pixels = np.empty((len(images), *first.shape), np.uint8)
@@ -96,16 +105,16 @@ def _pixels(folder: Path, images: list[ElementTree.Element]) -> np.ndarray:
     return pixels
 
 
-def _shared(images: list[ElementTree.Element], field: str) -> float | None:
-    """The scale that the B-scans share, or None. Millimetres a pixel."""
+def _median_scale(images: list[Element], field: str) -> float | None:
+    """The B-scans' scale in mm a pixel, or None."""
     values = np.array([_number(image, f"{_CONTEXT}/{field}") for image in images])
     values = values[np.isfinite(values) & (values > 0)]
     return float(np.median(values)) if len(values) else None
 
 
-def _ends(images: list[ElementTree.Element], which: str) -> np.ndarray:
-    """[F, 2] x and y of every line's `which` ("Start", "End") on the localizer, mm."""
-    return np.array([[_number(image, f"{_CONTEXT}/{which}/Coord/{axis}") for axis in "XY"] for image in images])
+def _line_ends(images: list[Element], end: str) -> np.ndarray:
+    """[D, 2] x and y of every line's `end` ("Start", "End") on the localizer, mm."""
+    return np.array([[_number(image, f"{_CONTEXT}/{end}/Coord/{axis}") for axis in "XY"] for image in images])
 
 
 def read_xml(path: Path, member: str = "") -> RawScan:
@@ -121,29 +130,29 @@ def read_xml(path: Path, member: str = "") -> RawScan:
     if len(images) < 2:
         raise rejection("too_few_frames", "a line or circle scan: one B-scan, no volume")
     patient = next(iter(root.iter("Patient")), None)
-    said: dict[str, str] = {
-        name: "" if patient is None else patient.findtext(name, "").strip()
+    person_id, number, last, first, sex = (
+        "" if patient is None else patient.findtext(name, "").strip()
         for name in ("PatientID", "ID", "LastName", "FirstNames", "Sex")
-    }
-    name = f"{said['LastName']} {said['FirstNames']}".strip()
-    born = _date(patient, "Birthdate/Date")
+    )
+    person_name = f"{last} {first}".strip()
+    birth_date = _date(patient, "Birthdate/Date")
     visit = next((date for study in root.iter("Study") if (date := _date(study, "StudyDate/Date"))), "")
-    held = {"PatientName": name, "PatientBirthDate": born, "StudyDate": visit, "PatientSex": said["Sex"]}
-    starts, ends = _ends(images, "Start"), _ends(images, "End")
     return RawScan(
         format="heyex_xml",
         pixels=_pixels(path.parent, images),
-        frame_geometry=line_facts(starts, ends),
+        frame_geometry=line_geometry(_line_ends(images, "Start"), _line_ends(images, "End")),
         header=HeaderFields(
-            person_id=said["PatientID"] or (f"heyex-{said['ID']}" if said["ID"] else ""),
-            person_name=name,
-            birth_date=born,
+            person_id=person_id or (f"heyex-{number}" if number else ""),
+            person_name=person_name,
+            birth_date=birth_date,
             laterality=series.findtext("Laterality", "").strip(),
             manufacturer="Heidelberg Engineering",
             model="Spectralis",
             visit=visit,
         ),
-        spacing_mm=(None, _shared(images, "ScaleY"), _shared(images, "ScaleX")),
-        notes=(f"more_scans_in_file={len(scans) - 1}",) if not member and len(scans) > 1 else (),
-        personal=tuple(field for field, value in held.items() if value),
+        spacing_mm=(None, _median_scale(images, "ScaleY"), _median_scale(images, "ScaleX")),
+        notes=more_scans(member, len(scans)),
+        personal=filled_fields(
+            {"PatientName": person_name, "PatientBirthDate": birth_date, "StudyDate": visit, "PatientSex": sex}
+        ),
     )
