@@ -64,7 +64,7 @@ def test_vol_agrees_with_eyepy(tmp_path: Path) -> None:
         read_vol(path).pixels, heyex_display(np.stack([bscan.data for bscan in theirs.parsed_file.bscans]))
     )
     assert read_vol(path).spacing_mm == (theirs.meta["scale_z"], theirs.meta["scale_y"], theirs.meta["scale_x"])
-    assert read_vol(path).said.laterality == theirs.meta["laterality"]
+    assert read_vol(path).header.laterality == theirs.meta["laterality"]
 
 
 def test_vol_frames_are_ordered_by_their_place_and_fill_is_told(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_vol_with_a_patient_id_beyond_ascii_is_read(tmp_path: Path) -> None:
     path, written = tmp_path / "scan.vol", bytearray(vol_bytes(LINEAR, lines(6)))
     written[140:164] = "Müller".encode("latin-1").ljust(24, b"\0")
     path.write_bytes(written)
-    assert read_vol(path).said.person_id == "Müller"
+    assert read_vol(path).header.person_id == "Müller"
 
 
 @pytest.mark.parametrize("anonymised", [False, True])
@@ -132,7 +132,7 @@ def test_xml_of_two_eyes_holds_two_scans(tmp_path: Path) -> None:
     assert heyex_xml.members(path) == ("1", "2")
     second = heyex_xml.read_xml(path, "2")
     np.testing.assert_array_equal(second.pixels, 250 - PIXELS)
-    assert second.said.laterality == "L"
+    assert second.header.laterality == "L"
     assert "more_scans_in_file=1" in heyex_xml.read_xml(path).notes
     assert "more_scans_in_file=1" not in second.notes
 
@@ -167,16 +167,16 @@ def test_e2e_series_are_read_one_by_one_with_what_they_say(tmp_path: Path) -> No
     first, second = heyex_e2e.read_e2e(path), heyex_e2e.read_e2e(path, "2")
     np.testing.assert_array_equal(first.pixels, PIXELS)
     np.testing.assert_array_equal(second.pixels, PIXELS[::-1])
-    assert (first.said.laterality, second.said.laterality) == ("R", "L")
+    assert (first.header.laterality, second.header.laterality) == ("R", "L")
     assert "more_scans_in_file=1" in first.notes
     assert "more_scans_in_file=1" not in second.notes
-    assert (first.said.person_id, first.said.person_name) == ("P-77", "Müller Ada")
-    assert first.said.birth_date == "19500203"
-    assert first.said.protocol == "oct art volume"
+    assert (first.header.person_id, first.header.person_name) == ("P-77", "Müller Ada")
+    assert first.header.birth_date == "19500203"
+    assert first.header.protocol == "oct art volume"
     assert first.personal == ("PatientName", "PatientBirthDate", "PatientSex", "StudyDate")
     # 20 degrees over 48 columns, 0.5 degrees between lines, of a standard eye
     assert first.spacing_mm[1:] == pytest.approx((0.003872, 20 * 0.2896 / 48))
-    assert np.diff(first.facts.positions_mm[:, 1]) == pytest.approx(-0.5 * 0.2896)
+    assert np.diff(first.frame_geometry.positions_mm[:, 1]) == pytest.approx(-0.5 * 0.2896)
     assert first.uncertain == ("slice", "column")
 
 

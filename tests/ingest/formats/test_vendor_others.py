@@ -52,7 +52,7 @@ def test_fda_keeps_pixels_spacing_and_identity(tmp_path: Path) -> None:
     assert volume.personal == (
         "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "DeviceSerialNumber",
     )  # fmt: skip
-    assert read_topcon(path).said.person_name == "Lovelace Ada"
+    assert read_topcon(path).header.person_name == "Lovelace Ada"
 
 
 @pytest.mark.parametrize(("chunk", "kind"), [("@IMG_SCAN_03", "FDS"), ("@IMG_MOT_COMP_03", "FDA")])
@@ -179,9 +179,9 @@ def test_bioptigen_keeps_axes_spacing_and_every_volume(tmp_path: Path) -> None:
     np.testing.assert_allclose(first.pixels, DEEP / 4095 * 255, atol=0.51)
     np.testing.assert_array_equal(second.pixels, first.pixels[:, ::-1])
     assert first.spacing_mm == pytest.approx((0.1, 0.003, 0.01))
-    assert first.said.laterality == "OD"
+    assert first.header.laterality == "OD"
     assert first.pattern == "raster"
-    assert first.said.visit == "20200506"
+    assert first.header.visit == "20200506"
     assert "more_scans_in_file=1" in first.notes
     assert "more_scans_in_file=1" not in second.notes
 
