@@ -72,7 +72,7 @@ def write_headers(folder: Path, count: int) -> None:
 def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
     """In the place of `ingest_one`: a row like that of a real scan and a chunk folder of two small files."""
     from octjepa.files import write_new_folder
-    from octjepa.store.folder import COLUMNS, TEXT_COLUMNS
+    from octjepa.store.index import COLUMNS, TEXT_COLUMNS
     from octjepa.store.one_file import state
 
     content = hashlib.sha256(source.name.encode()).hexdigest()

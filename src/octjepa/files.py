@@ -1,8 +1,8 @@
-"""Writing so that a crash leaves the old file or the new one, never half of one."""
+"""Files on disk: written atomically (a crash leaves the old file or the new one), journals, locks."""
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import os
 import shutil
@@ -12,41 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
 from octjepa.errors import OctjepaError, UsageError
 
-CHUNK_FILES = ("pixels.npy", "geometry.npz")  # the files of a chunk
 
-
-def chunk_hash(parts: Mapping[str, Path]) -> str:
-    """SHA-256 over the files of a chunk as they were written, one after the other: {name of `CHUNK_FILES`: path}."""
-    digest = hashlib.sha256()
-    for name in CHUNK_FILES:
-        with parts[name].open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def clear_folder(folder: Path, keep: str) -> None:
-    """Removes all that `folder` holds but `keep`."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != keep:
-            path.unlink()
-
-
-def _told(error: OSError, path: Path) -> OctjepaError:
-    import errno
-
-    # NumPy tells of a write that came out short in words of its own, without a number.
+def _write_error(error: OSError, path: Path) -> OctjepaError:
+    # NumPy reports a short write without an error number.
     if error.errno in {errno.ENOSPC, errno.EDQUOT, None}:
         return OctjepaError(f"the disk is full while writing {path}; free some space and run the same command again")
     return OctjepaError(f"cannot write {path}: {error.strerror or error}")
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """`write(file)` into a temporary neighbour, flushed to disk, then renamed to `path`. Raises OctjepaError."""
+    """Calls `write(file)` on a temporary file beside `path`, flushes it to disk, renames it. Raises OctjepaError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -56,10 +35,11 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise _told(error, path) from error
+        raise _write_error(error, path) from error
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Writes `value` as JSON with sorted keys, atomically. Raises OctjepaError."""
     text = json.dumps(value, indent=1, sort_keys=True)
     write_atomic(path, lambda file: file.write(text.encode()))
 
@@ -79,31 +59,31 @@ def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     except OSError as error:
-        raise _told(error, parent) from error
+        raise _write_error(error, parent) from error
     return temporary
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Puts the folder `new` in the place of `path`, whole; who has the old one open keeps it. Raises OctjepaError."""
+    """Renames the folder `new` to `path`; whoever has the old one open keeps it. Raises OctjepaError."""
     old = new.with_name(new.name.replace(".new-", ".old-"))
     try:
         if path.is_dir():
             os.replace(path, old)
         os.replace(new, path)
     except OSError as error:
-        raise _told(error, path) from error
+        raise _write_error(error, path) from error
     shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_unfinished(chunks: Path) -> None:
-    """Takes out what `write_new_folder` and `replace_folder` left behind when they were killed."""
+    """Removes what killed calls of `write_new_folder` and `replace_folder` left in the folders of `chunks`."""
     for pattern in ("*/.new-*", "*/.old-*"):
         for left in chunks.glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def read_json_object(path: Path, to_do: str) -> dict[str, Any]:
-    """The JSON object in `path`. Raises OctjepaError ending in `to_do`: absent, another thing, or half of one."""
+    """Reads the JSON object in `path`. Raises OctjepaError ending in `to_do`: absent, damaged, or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
@@ -153,7 +133,7 @@ class Journal:
                     line = b"\n" + line
                 file.write(line)
         except OSError as error:
-            raise _told(error, self.path) from error
+            raise _write_error(error, self.path) from error
 
     def truncate(self, update: int, *added: Mapping[str, Any]) -> None:
         """Removes the entries whose `update` is above `update` and adds `added`, in one atomic write.
@@ -186,8 +166,6 @@ def writer_lock(folder: Path) -> Iterator[None]:
 
     A forked child does not inherit the lock, so that it ends with the process that took it.
     """
-    from filelock import FileLock, Timeout
-
     lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -14,7 +14,7 @@ import pytest
 from octjepa.config import load_recipe
 from octjepa.report.viewer.scans import Scans
 from octjepa.store import Store
-from octjepa.store.chunk import save_chunk
+from octjepa.store.storage import save_chunk
 from synthetic import volume
 from viewer_server import served
 

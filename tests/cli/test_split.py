@@ -33,16 +33,16 @@ def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
     found = call("inspect", "phantom-tiny", "--json")
     assert (found.json["kind"], found.json["recipe"], found.json["dim"]) == ("checkpoint", "phantom-tiny", 192)
     assert "of the package (phantom-tiny)" in call("inspect", "phantom-tine").err
-    assigned = call("split", store, "--deal-rest", "--against", "phantom-tiny", "--json")
+    assigned = call("split", store, "--assign-rest", "--against", "phantom-tiny", "--json")
     assert assigned.code == 0, assigned.err
     assert assigned.json["leaks"] == []  # no eye of this store was drawn for it
-    assert "of the package (phantom-tiny)" in call("split", store, "--deal-rest", "--against", "phantom-tine").err
+    assert "of the package (phantom-tiny)" in call("split", store, "--assign-rest", "--against", "phantom-tine").err
 
 
 def test_people_without_a_recommendation_are_reported_of_and_can_be_assigned(store: Path) -> None:
     refused = call("split", store)
-    assert (refused.code, "--deal-rest" in refused.err) == (2, True)
-    assigned = call("split", store, "--deal-rest", "--json")
+    assert (refused.code, "--assign-rest" in refused.err) == (2, True)
+    assigned = call("split", store, "--assign-rest", "--json")
     assert assigned.json["test"] >= 2
     assert set(Store.open(store).table.set_index("person_id")["split"][["1001", "1002"]]) == {"test"}
 
@@ -66,7 +66,7 @@ def test_shares_that_are_none_are_refused(store: Path, shares: str) -> None:
 def test_against_a_store_splits_nothing_and_tells_whom_it_knows(store: Path, tmp_path: Path) -> None:
     rows = [index_entry(0, split="train"), index_entry(50, split="train"), index_entry(52, split="test")]
     store_of(tmp_path / "before", rows)
-    call("split", store, "--deal-rest")
+    call("split", store, "--assign-rest")
     before = (store / "volumes.parquet").read_bytes()
     outcome = call("split", store, "--against", tmp_path / "before", "--json")
     assert outcome.code == 0, outcome.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import namedtuple
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 
 from command_line import call
 from octjepa.config import load_recipe
-from octjepa.doctor import codecs, devices, inputs, install, machine
+from octjepa.doctor import inputs, install, machine
+from octjepa.doctor.checks import Check, Setup
 from octjepa.errors import UsageError
 from octjepa.extras import to_install
 from octjepa.train.plan import plan
@@ -23,8 +25,15 @@ from tiny_frames import CODED, frames
 Usage = namedtuple("Usage", "total used free")
 
 
-def by_name(checks):
-    return {check.name: check for check in checks}
+def by_name(found: Iterable[Check]) -> dict[str, Check]:
+    return {check.name: check for check in found}
+
+
+def only_cheap_checks(monkeypatch):
+    """Leaves out the decoders and devices, which take seconds."""
+    monkeypatch.setattr(install, "NATIVE", ())
+    monkeypatch.setattr(install, "compressed", dict)
+    monkeypatch.setattr(machine, "every_device", list)
 
 
 def test_all_is_well_here(tmp_path):
@@ -52,8 +61,7 @@ def test_all_is_well_here(tmp_path):
 
 
 def test_a_failed_check_is_shown_with_what_to_do_and_exits_1(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "checks", list)
-    monkeypatch.setattr(codecs, "checks", list)
+    only_cheap_checks(monkeypatch)
     said = call("doctor", "--out", tmp_path, "--store", tmp_path / "none")
     assert said.code == 1
     assert "octjepa: failed: store; what to do stands with each" in said.err
@@ -74,26 +82,26 @@ def test_a_recipe_that_is_none_is_a_usage_error(tmp_path):
 
 
 def test_every_syntax_that_is_read_has_a_frame():
-    assert set(codecs.compressed()) == {*(str(kind.syntax) for kind in CODED), "1.2.840.10008.1.2.5"}
-    assert set(frames()) == set(codecs.compressed())
+    assert set(install.compressed()) == {*(str(kind.syntax) for kind in CODED), "1.2.840.10008.1.2.5"}
+    assert set(frames()) == set(install.compressed())
 
 
 def test_lossless_frames_are_exact():
     lossless = [str(kind.syntax) for kind in CODED if kind.error == 0]
-    for syntax in (*codecs.NATIVE, "1.2.840.10008.1.2.5", *lossless):
-        assert np.array_equal(codecs._read(syntax)[0], codecs.frame()), syntax
+    for syntax in (*install.NATIVE, "1.2.840.10008.1.2.5", *lossless):
+        assert np.array_equal(install.decoded(syntax)[0], install.frame()), syntax
 
 
 def test_a_decoder_that_lies_or_fails_is_named(monkeypatch):
-    whole = codecs.compressed()
+    whole = install.compressed()
     bad = {**whole, "1.2.840.10008.1.2.4.80": whole["1.2.840.10008.1.2.4.80"][:40]}
-    monkeypatch.setattr(codecs, "compressed", lambda: bad)
-    (check,) = codecs.checks()
+    monkeypatch.setattr(install, "compressed", lambda: bad)
+    (check,) = install.codec_check(Setup(Path()))
     assert check.state == "failed"
     assert check.found.startswith("JPEG-LS Lossless")
     assert check.found.count("(") == 1
-    monkeypatch.setattr(codecs, "_read", lambda syntax: np.zeros((4, 16, 16), np.uint8))
-    (check,) = codecs.checks()
+    monkeypatch.setattr(install, "decoded", lambda syntax: np.zeros((4, 16, 16), np.uint8))
+    (check,) = install.codec_check(Setup(Path()))
     assert "off by" in check.found
 
 
@@ -101,8 +109,8 @@ def test_a_decoder_that_lies_or_fails_is_named(monkeypatch):
 
 
 def test_a_device_without_gradient_fails_and_one_without_bf16_warns(monkeypatch):
-    monkeypatch.setattr(devices, "gradient_norm", lambda device, precision, recipe: 0.0)
-    found = by_name(devices.checks())
+    monkeypatch.setattr(machine, "gradient_norm", lambda device, precision, recipe: 0.0)
+    found = by_name(machine.device_checks(Setup(Path())))
     assert found["device cpu"].state == "failed"
     assert found["bf16 on cpu"].state == "warning"
     assert "train.precision=fp32" in found["bf16 on cpu"].to_do
@@ -112,13 +120,16 @@ def test_a_device_that_raises_is_told_not_raised(monkeypatch):
     def broken(device, precision, recipe):
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(devices, "gradient_norm", broken)
-    assert by_name(devices.checks())["device cpu"].found == "RuntimeError: no kernel image is available"
+    monkeypatch.setattr(machine, "gradient_norm", broken)
+    assert (
+        by_name(machine.device_checks(Setup(Path())))["device cpu"].found
+        == "RuntimeError: no kernel image is available"
+    )
 
 
 def test_the_gradient_is_that_of_the_whole_model():
     recipe = load_recipe("smoke_test")
-    fp32, bf16 = (devices.gradient_norm(torch.device("cpu"), kind, recipe) for kind in ("fp32", "bf16"))
+    fp32, bf16 = (machine.gradient_norm(torch.device("cpu"), kind, recipe) for kind in ("fp32", "bf16"))
     assert 0.01 < fp32 < 100
     assert fp32 == pytest.approx(bf16, rel=0.1)
     assert fp32 != bf16
@@ -134,7 +145,7 @@ def requires(monkeypatch, *needs):
 def test_libraries_and_extras_are_held_against_their_limits(monkeypatch):
     extras = ["nothing-such>=1; extra == 'far'", "numpy>=99; extra == 'new'", "numpy>=1; extra == 'here'"]
     requires(monkeypatch, "torch<2.1,>=2.0", "numpy>=1.26", *extras, "octjepa[far]; extra == 'dev'")
-    found = by_name(install.checks())
+    found = by_name(install.library_checks(Setup(Path())))
     assert found["libraries"].state == "failed"
     assert found["libraries"].found == f"torch {torch.__version__} is not < 2.1"
     assert (found["extra far"].state, found["extra far"].to_do) == ("ok", to_install("far"))
@@ -145,7 +156,7 @@ def test_libraries_and_extras_are_held_against_their_limits(monkeypatch):
 
 
 def test_what_pyproject_asks_for_is_understood():
-    found = by_name(install.checks())
+    found = by_name(install.library_checks(Setup(Path())))
     assert found["libraries"].state == "ok"
     assert int(found["libraries"].expected.split()[0]) > 15
 
@@ -154,7 +165,10 @@ def test_what_pyproject_asks_for_is_understood():
 
 
 def machine_with(tmp_path, recipe=None, planned=None):
-    return by_name(machine.checks(tmp_path, recipe, planned))
+    setup = Setup(tmp_path, recipe, planned)
+    found = [machine.thread_check, machine.memory_check, machine.disk_check, machine.shared_memory_check,
+             machine.output_check, machine.clock_check]  # fmt: skip
+    return by_name(check for function in found for check in function(setup))
 
 
 def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
@@ -189,7 +203,7 @@ def test_small_shared_memory_fails_only_with_loader_processes(tmp_path, monkeypa
 
 
 def test_threads_beyond_the_cores_are_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_cores", lambda: 2)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 8)
     found = machine_with(tmp_path)["threads"]
     assert (found.state, found.to_do) == ("warning", "set OMP_NUM_THREADS=2")
@@ -215,25 +229,29 @@ def opened(monkeypatch, store):
     monkeypatch.setattr(inputs.Store, "open", classmethod(lambda cls, location: store))
 
 
+def store_checked(recipe):
+    (found,) = inputs.store_check(Setup(Path(), recipe, store="somewhere"))
+    return found
+
+
 def test_a_store_is_opened_read_and_held_against_the_recipe(monkeypatch):
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing, train=6, val=2)
     opened(monkeypatch, store)
-    found = inputs.store_check("somewhere", recipe)
+    found = store_checked(recipe)
     assert (found.state, found.found) == ("ok", "8 volumes (train 6, val 2); one was read")
     other = small_recipe(preprocessing={"image_size": [8, 128, 64]})
-    found = inputs.store_check("somewhere", other)
+    found = store_checked(other)
     assert found.state == "failed"
     assert "image_size: store (8, 64, 64), recipe (8, 128, 64)" in found.found
     store.table["split"] = ""
-    assert inputs.store_check("somewhere", recipe).state == "warning"
+    assert store_checked(recipe).state == "warning"
     store.table = store.table.iloc[:0]
-    assert inputs.store_check("somewhere", recipe).state == "failed"
+    assert store_checked(recipe).state == "failed"
 
 
 def test_a_recipe_whose_batch_cannot_be_dealt_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "checks", list)
-    monkeypatch.setattr(codecs, "checks", list)
+    only_cheap_checks(monkeypatch)
     recipe = tmp_path / "odd.yaml"
     recipe.write_text("tokens: {select: all}\ntrain: {max_updates: 4, global_batch: 4}\nmachine: {devices: 3}\n"
                       "tracking: {backends: [mlflow]}\n")  # fmt: skip
@@ -247,6 +265,6 @@ def test_a_recipe_whose_batch_cannot_be_dealt_fails(tmp_path, monkeypatch):
 
 
 def test_frames_are_small_enough_to_ship():
-    text = (Path(codecs.__file__).parent / "frames.json").read_text()
+    text = (Path(install.__file__).parent / "frames.json").read_text()
     assert len(text) < 10_000
     assert all(base64.b64decode(code) for code in json.loads(text).values())

@@ -40,8 +40,8 @@ def test_run_checkpoint_and_store_know_the_same(trained: Path) -> None:
     for source in (trained / "run", trained / "run" / "checkpoints" / "step-00000004"):
         of_run = training_volumes(source)
         assert of_run.volume_ids == of_store.volume_ids
-        assert of_run.rows is not None
-        assert set(of_run.rows["person_id"]) == {"1001", "1002", "1003"}
+        assert of_run.entries is not None
+        assert set(of_run.entries["person_id"]) == {"1001", "1002", "1003"}
 
 
 def test_a_person_of_an_evaluation_store_who_was_trained_on_is_found(trained: Path) -> None:

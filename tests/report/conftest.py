@@ -56,7 +56,7 @@ REFUSED = [
 def fill_store(path: Path) -> None:
     from octjepa.config import load_recipe
     from octjepa.store import CanonicalVolume, Store
-    from octjepa.store.chunk import save_chunk
+    from octjepa.store.storage import save_chunk
 
     recipe = load_recipe("tiny_cpu")
     store = Store.create(path, recipe.preprocessing)

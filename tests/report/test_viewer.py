@@ -25,7 +25,7 @@ from octjepa.errors import UsageError
 from octjepa.report.figures import masks
 from octjepa.report.viewer.scans import Scans
 from octjepa.report.viewer.server import open_scans, serve
-from octjepa.store.chunk import DamagedVolume
+from octjepa.store.storage import DamagedVolume
 from octjepa.views.tokens import TISSUE_SHARE
 from viewer_server import served
 

@@ -67,7 +67,7 @@ lossy.read = sometimes
 told["unread"] = pretrain(recipe, lossy, out / "unread")
 
 # the machine of one rank refuses
-from octjepa.store.chunk import MachineRefuses
+from octjepa.store.storage import MachineRefuses
 from octjepa.views import loader
 loader._WAITS_SECONDS = ()
 refusing = store(recipe)

@@ -173,12 +173,12 @@ def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkey
     url = join(bucket.url, "store")
     program = (
         "import sys\nfrom octjepa.store import bucket, build\nfrom octjepa.config import load_recipe\n"
-        "bucket._ROWS_PER_PART = 3\nsettle, count = build._settle, [0]\n"
+        "bucket.ENTRIES_PER_JOURNAL = 3\nrecord, count = build.record_result, [0]\n"
         "def slow(*args):\n"
         "    count[0] += 1\n"
         "    if count[0] == 8:\n        print('eight', flush=True)\n        import time; time.sleep(60)\n"
-        "    return settle(*args)\n"
-        "build._settle = slow\n"
+        "    return record(*args)\n"
+        "build.record_result = slow\n"
         "build.build_store([sys.argv[1]], sys.argv[2], load_recipe('tiny_cpu').preprocessing)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(tiny), url], stdout=subprocess.PIPE, text=True)
@@ -188,7 +188,7 @@ def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkey
     child.wait()
     child.stdout.close()
     left = Store.open(url)
-    assert len(left.table) == 6  # two parts of three rows; readers see them, with their chunks
+    assert len(left.table) == 6  # two journals of three entries; readers see them, with their chunks
     assert left.damaged() == []
     assert info(join(url, ".lock")) is not None
     result = ingest(bucket, tiny)  # takes over the lock of a process that is no more

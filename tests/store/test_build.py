@@ -39,7 +39,7 @@ def built(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def test_a_cohort_becomes_a_store(built: tuple[Path, dict], cohort: Path) -> None:
     from octjepa.store import Store
-    from octjepa.store.folder import COLUMNS
+    from octjepa.store.index import COLUMNS
 
     path, summary = built
     assert (summary["accepted"], summary["quarantined"], summary["people"], summary["eyes"]) == (8, 0, 4, 8)
@@ -307,7 +307,7 @@ def test_no_open_file_left_is_no_damage(built: tuple[Path, dict]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "told"),
-    [(errno.ENOMEM, "Cannot allocate memory.*fewer processes"), (errno.EIO, "Input/output error.*look after the disk")],
+    [(errno.ENOMEM, "Cannot allocate memory.*fewer processes"), (errno.EIO, "Input/output error.*check the disk")],
 )
 def test_no_memory_and_a_failing_disk_are_told_as_such(
     built: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, number: int, told: str

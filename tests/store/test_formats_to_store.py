@@ -109,7 +109,7 @@ def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> Non
         ("a,b,c", "not of the form"),
         ("47,2.6,11.7", "47 mm along slice"),
         ("0.047,0.02,0.0117", "0.02 mm along depth"),
-        ("nan,0.002,0.01", "between slices"),
+        ("nan,0.002,0.01", "along slice"),
     ],
 )
 def test_a_wrong_spacing_is_told(text: str, words: str) -> None:

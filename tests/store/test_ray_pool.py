@@ -62,9 +62,9 @@ def test_the_store_is_that_of_one_process(cluster: None, tiny: Path, tmp_path: P
 def reasons(files: list[SourceFile], store: Path, seconds: float = 60) -> dict[str, str]:
     from octjepa.store.ray_pool import ray_results
 
-    told = list(ray_results(files, obey, 2, seconds, store))
-    assert [file for file, _ in told] == files
-    return {file.name: row["refused"]["reason"] for file, row in told}
+    results = list(ray_results(files, obey, 2, seconds, store))
+    assert [file for file, _ in results] == files
+    return {file.name: row["refused"]["reason"] for file, row in results}
 
 
 @pytest.mark.slow
@@ -74,8 +74,8 @@ def test_files_that_crash_or_hang_are_named_there_too(cluster: None, tmp_path: P
     for name in names:
         (tmp_path / name).touch()
         files.append(SourceFile(tmp_path / name, name))
-    told = reasons(files, tmp_path / "store", seconds=1.0)
-    assert told == {
+    results = reasons(files, tmp_path / "store", seconds=1.0)
+    assert results == {
         **dict.fromkeys(("a", "b", "c", "once.dcm"), "read"),
         "segfault.dcm": "worker_died",
         "hang.dcm": "timed_out",
@@ -112,12 +112,12 @@ def test_a_lost_ray_worker_costs_its_file_in_the_end(
     from octjepa.store import ray_pool as module
 
     monkeypatch.setattr(module, "RETRIES", 1)
-    monkeypatch.setattr(module, "_on_a_machine", die_on_bad)
+    monkeypatch.setattr(module, "work_on_machine", die_on_bad)
     files = [SourceFile(tmp_path / name, name) for name in ("a", "bad", "c")]
     assert reasons(files, tmp_path / "store") == {"a": "read", "bad": "worker_died", "c": "read"}
 
 
-def test_a_cluster_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_cluster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from octjepa.store import ray_pool as module
 

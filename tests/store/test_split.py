@@ -10,7 +10,7 @@ import pytest
 
 from index_entries import index_entry, store_of
 from octjepa.errors import UsageError
-from octjepa.store.split import apply_split, read_shares, split_stratified, traits_of
+from octjepa.store.split import apply_split, read_shares, split_stratified, strata_of
 
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
@@ -28,16 +28,16 @@ def people_of_many_kinds(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_every_trait_comes_near_the_shares(tmp_path: Path, seed: int) -> None:
+def test_every_stratum_comes_near_the_shares(tmp_path: Path, seed: int) -> None:
     store = store_of(tmp_path / "store", people_of_many_kinds(200))
     labels = {(f"{1001 + person}", eye): "sick" if person % 4 == 0 else "well" for person in range(200) for eye in "RL"}
     splits = split_stratified(store, seed, labels=labels)
     assert Counter(splits.values()) == {"train": 160, "val": 20, "test": 20}
-    everybody = traits_of(store, labels)
-    for trait in {trait for found in everybody.values() for trait in found}:
-        having = [splits[person] for person, found in everybody.items() if trait in found]
+    everybody = strata_of(store, labels)
+    for stratum in {name for own in everybody.values() for name in own}:
+        having = [splits[person] for person, own in everybody.items() if stratum in own]
         for name, share in (("train", 0.8), ("val", 0.1), ("test", 0.1)):
-            assert abs(having.count(name) - share * len(having)) <= 2, (trait, name, Counter(having))
+            assert abs(having.count(name) - share * len(having)) <= 2, (stratum, name, Counter(having))
 
 
 def test_it_depends_on_the_seed_and_not_on_the_order_of_files(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_who_is_fixed_stays_and_counts(tmp_path: Path) -> None:
 def test_people_without_a_recommendation_are_refused_or_dealt(tmp_path: Path) -> None:
     told = [{"person_id": f"{1001 + person}", "recommended_split": "val"} for person in range(3)]
     store = store_of(tmp_path / "store", [index_entry(number) for number in range(20)], told)
-    with pytest.raises(UsageError, match=r"7 of 10 people have no recommended_split .* --deal-rest"):
+    with pytest.raises(UsageError, match=r"7 of 10 people have no recommended_split .* --assign-rest"):
         apply_split(store, "recommended")
-    said = apply_split(store, "recommended", deal_rest=True)
+    said = apply_split(store, "recommended", assign_rest=True)
     assert {row["split"] for row in store.entries() if row["person_id"] in {"1001", "1002", "1003"}} == {"val"}
     assert (said["train"] + said["val"] + said["test"], said["leaks"]) == (10, [])
     assert said["train"] >= 6
@@ -101,8 +101,8 @@ def test_options_that_the_way_does_not_use_are_refused(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(number) for number in range(8)])
     with pytest.raises(UsageError, match="unknown way to split 'random'"):
         apply_split(store, "random")
-    with pytest.raises(UsageError, match="--deal-rest is unused by --by stratified"):
-        apply_split(store, "stratified", deal_rest=True)
+    with pytest.raises(UsageError, match="--assign-rest is unused by --by stratified"):
+        apply_split(store, "stratified", assign_rest=True)
     with pytest.raises(UsageError, match="--shares and --labels are unused by --by recommended"):
         apply_split(store, "recommended", shares=(0.6, 0.2, 0.2))
 
@@ -110,15 +110,15 @@ def test_options_that_the_way_does_not_use_are_refused(tmp_path: Path) -> None:
 def test_labels_are_dealt_as_classes_or_by_quarters(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(number) for number in range(80)])
     ages = {(f"{1001 + person}", ""): str(20 + person) for person in range(40)}
-    found = Counter(trait for traits in traits_of(store, ages).values() for trait in traits if "label" in trait)
+    found = Counter(stratum for strata in strata_of(store, ages).values() for stratum in strata if "label" in stratum)
     assert found == {f"label quarter {number}": 10 for number in (1, 2, 3, 4)}
     eyes = {("1001", "OD"): "1", ("1001", "OS"): "0"}
-    assert {"label 0", "label 1"} <= traits_of(store, eyes)["1001"]
-    assert "label unknown" in traits_of(store, eyes)["1002"]
+    assert {"label 0", "label 1"} <= strata_of(store, eyes)["1001"]
+    assert "label unknown" in strata_of(store, eyes)["1002"]
     with pytest.raises(UsageError, match="none of the 1 labelled people is in the store"):
-        traits_of(store, {("9999", ""): "1"})
+        strata_of(store, {("9999", ""): "1"})
     with pytest.raises(UsageError, match="40 values that are no numbers"):
-        traits_of(store, {whose: f"id-{value}" for whose, value in ages.items()})
+        strata_of(store, {whose: f"id-{value}" for whose, value in ages.items()})
 
 
 def test_shares_are_three_numbers() -> None:

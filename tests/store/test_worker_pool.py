@@ -24,41 +24,41 @@ def sources(folder: Path, *names: str) -> list[SourceFile]:
 def reasons(files: list[SourceFile], workers: int = 2, seconds: float = 60) -> dict[str, tuple[str, str]]:
     from octjepa.store.worker_pool import WorkerPool
 
-    with WorkerPool(obey, workers, seconds) as crew:
-        told = list(crew.results(files))
-    assert [file for file, _ in told] == files
-    return {file.name: (row["refused"]["reason"], row["refused"].get("detail", "")) for file, row in told}
+    with WorkerPool(obey, workers, seconds) as pool:
+        refusals = list(pool.results(files))
+    assert [file for file, _ in refusals] == files
+    return {file.name: (row["refused"]["reason"], row["refused"].get("detail", "")) for file, row in refusals}
 
 
 def test_a_file_that_ends_its_process_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     names = ["a", "segfault.dcm", "b", "slow.1", "killed.dcm", "c", "once.dcm", "d", "e", "f"]
-    told = reasons(sources(tmp_path, *names))
-    assert told.pop("segfault.dcm") == ("worker_died", "the process ended with SIGSEGV, twice")
-    assert told.pop("killed.dcm") == ("worker_died", "the process ended with SIGKILL (out of memory?), twice")
-    assert {reason for reason, _ in told.values()} == {"read"}
-    assert len(told) == 8
+    refusals = reasons(sources(tmp_path, *names))
+    assert refusals.pop("segfault.dcm") == ("worker_died", "the process ended with SIGSEGV, twice")
+    assert refusals.pop("killed.dcm") == ("worker_died", "the process ended with SIGKILL (out of memory?), twice")
+    assert {reason for reason, _ in refusals.values()} == {"read"}
+    assert len(refusals) == 8
 
 
 def test_a_file_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
-    told = reasons(sources(tmp_path, "a", "hang.dcm", "b", "slow.1", "c", "d"), seconds=1.0)
-    assert told.pop("hang.dcm") == ("timed_out", "not done after 1 s")
-    assert {reason for reason, _ in told.values()} == {"read"}
+    refusals = reasons(sources(tmp_path, "a", "hang.dcm", "b", "slow.1", "c", "d"), seconds=1.0)
+    assert refusals.pop("hang.dcm") == ("timed_out", "not done after 1 s")
+    assert {reason for reason, _ in refusals.values()} == {"read"}
 
 
 def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.store import worker_pool as module
 
     at_once: dict[str, int] = {}
-    give = module._Worker.give
+    assign = module.Worker.assign
 
-    def watched(worker: module._Worker, number: int, files: list[SourceFile], seconds: float) -> None:
-        give(worker, number, files, seconds)
-        busy = [other for other in crew._workers if other.number is not None]
-        at_once[f"{files[number].name} {crew._suspects}"] = len(busy)
+    def watched(worker: module.Worker, number: int, files: list[SourceFile], seconds: float) -> None:
+        assign(worker, number, files, seconds)
+        busy = [other for other in pool.workers if other.number is not None]
+        at_once[f"{files[number].name} {pool.suspects}"] = len(busy)
 
-    monkeypatch.setattr(module._Worker, "give", watched)
-    with module.WorkerPool(obey, 2, 60) as crew:
-        list(crew.results(sources(tmp_path, "pair.1", "pair.2", "once.dcm", "slow.1", "slow.2", "slow.3")))
+    monkeypatch.setattr(module.Worker, "assign", watched)
+    with module.WorkerPool(obey, 2, 60) as pool:
+        list(pool.results(sources(tmp_path, "pair.1", "pair.2", "once.dcm", "slow.1", "slow.2", "slow.3")))
     assert at_once["once.dcm {2}"] == 1
     assert max(at_once.values()) == 2
 
@@ -71,10 +71,10 @@ def test_what_is_no_file_s_fault_ends_the_work(tmp_path: Path) -> None:
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
     from octjepa.store.worker_pool import WorkerPool
 
-    with WorkerPool(obey, 2, 60) as crew:
-        results = crew.results(sources(tmp_path, "a", "hang", "b"))
+    with WorkerPool(obey, 2, 60) as pool:
+        results = pool.results(sources(tmp_path, "a", "hang", "b"))
         next(results)
-        processes = [worker._process.pid for worker in crew._workers]
+        processes = [worker._process.pid for worker in pool.workers]
         results.close()
     assert len(processes) == 2
     for process in processes:
@@ -86,21 +86,21 @@ def test_few_results_wait_for_a_slow_one(tmp_path: Path, monkeypatch: pytest.Mon
     from octjepa.store import worker_pool as module
 
     given: list[int] = []
-    give = module._Worker.give
+    assign = module.Worker.assign
 
-    def counted(worker: module._Worker, number: int, *rest: object) -> None:
+    def counted(worker: module.Worker, number: int, *rest: object) -> None:
         given.append(number)
-        give(worker, number, *rest)  # type: ignore[arg-type]
+        assign(worker, number, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module._Worker, "give", counted)
-    with module.WorkerPool(obey, 2, 60) as crew:
-        results = crew.results(sources(tmp_path, "gate", *(f"fast.{number}" for number in range(40))))
+    monkeypatch.setattr(module.Worker, "assign", counted)
+    with module.WorkerPool(obey, 2, 60) as pool:
+        results = pool.results(sources(tmp_path, "gate", *(f"fast.{number}" for number in range(40))))
         next(results)
         results.close()
     assert given == list(range(2 * module.AHEAD))
 
 
-def test_a_poisonous_file_stands_in_the_ledger(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poisonous_file_is_quarantined(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.store import Store, build, build_store
 
     monkeypatch.setattr(build, "ingest_one", poisoned)
@@ -110,7 +110,7 @@ def test_a_poisonous_file_stands_in_the_ledger(tiny: Path, tmp_path: Path, monke
     assert (row["file"].rpartition("/")[2], row["stage"], row["reason"]) == ("eye3.dcm", "read", "worker_died")
 
 
-def test_wrong_settings_are_told(tiny: Path, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused(tiny: Path, tmp_path: Path) -> None:
     from octjepa.store import build_store
 
     with pytest.raises(UsageError, match="above 0"):

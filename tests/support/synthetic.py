@@ -10,6 +10,7 @@ import pandas as pd
 from octjepa.config import recipe_from
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import CanonicalVolume, Store
+from octjepa.store.storage import DiskStorage
 
 
 def small_recipe(**sections: dict) -> Recipe:
@@ -60,6 +61,7 @@ class MemoryStore(Store):
     def __init__(self, preprocessing: Preprocessing, train: int = 12, val: int = 8) -> None:
         self.preprocessing = preprocessing
         self.path = Path("memory")
+        self.storage = DiskStorage(self.path)
         self.volumes = {f"volume{n:04d}": volume(preprocessing, n) for n in range(train + val)}
         self.table = pd.DataFrame(
             {

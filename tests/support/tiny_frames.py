@@ -9,17 +9,17 @@ from pathlib import Path
 from pydicom.pixels.encoders import RLELosslessEncoder
 from pydicom.uid import RLELossless
 
-from octjepa.doctor import codecs
+from octjepa.doctor import install
 from syntaxes import CODED
 
-OUT = Path(codecs.__file__).parent / "frames.json"
+OUT = Path(install.__file__).parent / "frames.json"
 
 
 def frames() -> dict[str, bytes]:
     shape = {"rows": 16, "columns": 16, "number_of_frames": 1, "samples_per_pixel": 1, "pixel_representation": 0}
     depth = {"bits_allocated": 8, "bits_stored": 8, "photometric_interpretation": "MONOCHROME2"}
-    coded = {str(RLELossless): bytes(RLELosslessEncoder.encode(codecs.frame(), **shape, **depth))}
-    return coded | {str(kind.syntax): kind.encode(codecs.frame(), 8) for kind in CODED}
+    coded = {str(RLELossless): bytes(RLELosslessEncoder.encode(install.frame(), **shape, **depth))}
+    return coded | {str(kind.syntax): kind.encode(install.frame(), 8) for kind in CODED}
 
 
 if __name__ == "__main__":

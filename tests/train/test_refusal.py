@@ -17,7 +17,7 @@ from octjepa.errors import MachineRefuses, OctjepaError
 from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.store.chunk import reading_chunk
+from octjepa.store.storage import reading_chunk
 from octjepa.train.loop import pretrain
 from octjepa.views import loader
 from octjepa.views.loader import TrainingDataset

@@ -166,8 +166,8 @@ def split(
     ] = "recommended",
     shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.8,0.1,0.1",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed deals anew.")] = 0,
-    deal_rest: Annotated[
-        bool, typer.Option("--deal-rest", help="Deal the people of whom participants.tsv says nothing.")
+    assign_rest: Annotated[
+        bool, typer.Option("--assign-rest", help="Assign the people without a recommendation too.")
     ] = False,
     labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV with person_id and the --target.")] = None,
     target: Annotated[
@@ -197,7 +197,7 @@ def split(
         if labels is None or target is None:
             raise UsageError("--labels and --target belong together: name the file and its column")
         values = read_labels(labels, [target]).values[target]
-    print_result(apply_split(opened, by, seed, read_shares(shares), deal_rest, values), as_json)
+    print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values), as_json)
 
 
 def _cores(workers: int | None) -> int:

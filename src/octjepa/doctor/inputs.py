@@ -1,43 +1,64 @@
-"""What the run is to be made of: the recipe, and the store it would read."""
+"""What the run would be made of: the recipe, its trackers, and the store it would read."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+from collections.abc import Iterator
 
-from octjepa.doctor.check import Check
-from octjepa.recipe import Recipe
+from octjepa.doctor.checks import Check, Setup, register
+from octjepa.extras import to_install
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
+from octjepa.train.tracking.backends import NEEDS
 
 _STORE = "a store that opens, a volume that reads, the recipe's preprocessing, people in split train"
 
 
-def recipe_check(planned: dict[str, Any]) -> Check:
-    """`planned`: `octjepa plan` went through, so rates, batch and masks are sound."""
-    batch, lr = planned["batch"], planned["lr"]
+@register("recipe", "a recipe that can be planned")
+def recipe_check(setup: Setup) -> Iterator[Check]:
+    """What `octjepa plan` computed: it went through, so rates, batch and masks are sound."""
+    if setup.planned is None:
+        return
+    batch, lr = setup.planned["batch"], setup.planned["lr"]
     found = (
-        f"{planned['recipe']}: batch {planned['effective_batch']} = {batch['devices']} devices x {batch['micro']} x "
-        f"{batch['accumulation']}, {planned['updates']} updates, rate {lr['first']:.2g} to {lr['peak']:.2g} to "
-        f"{lr['last']:.2g}"
+        f"{setup.planned['recipe']}: batch {setup.planned['effective_batch']} = {batch['devices']} devices x "
+        f"{batch['micro']} x {batch['accumulation']}, {setup.planned['updates']} updates, rate {lr['first']:.2g} to "
+        f"{lr['peak']:.2g} to {lr['last']:.2g}"
     )
-    return Check("recipe", "ok", found, "a batch that deals evenly, a rate that is positive and falls after warm-up")
+    yield Check("recipe", "ok", found, "a batch that divides evenly, a rate that is positive and falls after warm-up")
 
 
-def store_check(location: str, recipe: Recipe | None) -> Check:
+@register("trackers", "installed")
+def tracker_checks(setup: Setup) -> Iterator[Check]:
+    """A run leaves out a tracker that is configured but not installed, which few would notice in time."""
+    for backend in setup.recipe.tracking.backends if setup.recipe is not None else ():
+        module, extra = NEEDS[backend]
+        if importlib.util.find_spec(module) is not None:
+            yield Check(f"tracker {backend}", "ok", "installed", "installed")
+        else:
+            yield Check(f"tracker {backend}", "warning", "not installed", "installed", to_install(extra))
+
+
+@register("store", "a store that can be read", "name a store that octjepa ingest made, and that you may read")
+def store_check(setup: Setup) -> Iterator[Check]:
     """Opens the store and reads one volume. Raises what the store raises."""
-    store = Store.open(location)
-    about = store.describe()
-    splits = ", ".join(f"{name or 'no split'} {count}" for name, count in about["by_split"].items())
-    found = f"{about['volumes']} volumes ({splits})"
+    if setup.store is None:
+        return
+    store = Store.open(setup.store)
+    described = store.describe()
+    splits = ", ".join(f"{name or 'no split'} {count}" for name, count in described["by_split"].items())
+    found, to_do = f"{described['volumes']} volumes ({splits})", ""
     if not len(store.table):
-        return Check(
-            "store", "failed", found, _STORE, "octjepa ingest scans into it; its quarantine says why none are in"
-        )
+        to_do = "octjepa ingest scans into it; its quarantine says why none are in"
+        yield Check("store", "failed", found, _STORE, to_do)
+        return
     store.read(str(store.table["volume_id"].iloc[0]))
-    differing = [] if recipe is None else contract_differences(store.preprocessing, recipe)
-    if differing:
-        found = f"{found}; made otherwise: {'; '.join(differing)}"
-        return Check("store", "failed", found, _STORE, "ingest into a new store with --recipe, or choose one that fits")
-    if not about["by_split"].get("train"):
-        return Check("store", "warning", found, _STORE, "octjepa split deals people into train, val and test")
-    return Check("store", "ok", f"{found}; one was read", _STORE)
+    differences = [] if setup.recipe is None else contract_differences(store.preprocessing, setup.recipe)
+    if differences:
+        found = f"{found}; made otherwise: {'; '.join(differences)}"
+        to_do = "ingest into a new store with --recipe, or choose one that fits"
+        yield Check("store", "failed", found, _STORE, to_do)
+    elif not described["by_split"].get("train"):
+        yield Check("store", "warning", found, _STORE, "octjepa split assigns people to train, val and test")
+    else:
+        yield Check("store", "ok", f"{found}; one was read", _STORE)

@@ -1,63 +1,126 @@
-"""The machine around a run: threads, memory, disk, whether the output folder can be written, the clock."""
+"""The machine around a run: devices, threads, memory, disk, output folder, clock."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
-from octjepa.doctor.check import Check, gigabytes, tried
+from octjepa.config import load_recipe
+from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
 from octjepa.files import write_atomic, writer_lock
+from octjepa.model import VJEPA3D
+from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.train.plan import JOURNAL_BYTES
+from octjepa.views.sample import token_positions
 
-_LITTLE = 2e9  # bytes of memory or disk that even the smallest run wants
-_SHARED = 256e6  # bytes of shared memory that loader processes want; containers often give 64 MB
-_OLDEST = datetime(2026, 1, 1, tzinfo=UTC)
+_MINIMUM_BYTES = 2e9  # of memory or disk that even the smallest run needs
+_SHARED_BYTES = 256e6  # of shared memory that loader processes need
+_EARLIEST_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 _SKEW_SECONDS = 5.0
+_WRITABLE = "a folder that can be written, renamed in and locked"
+_GRADIENT = "a finite gradient norm above 0 after one forward and backward pass"
 
 
-def checks(out: Path, recipe: Recipe | None, planned: dict[str, Any] | None) -> Iterator[Check]:
-    """`planned` is what `octjepa plan` says of `recipe`."""
-    yield _threads()
-    yield tried("memory", "what the recipe plans", "", lambda: _memory(planned))
-    yield tried("disk", "room for the checkpoints", "", lambda: _disk(out, recipe, planned))
-    yield tried("shared memory", f"{gigabytes(_SHARED)} for loader processes", "", lambda: _shared(recipe))
-    place = nearest(out)
-    expected = "a folder that can be written, renamed in and locked"
-    to_do = "give --out a folder that you may write to, on a file system with locks"
-    yield tried("output folder", expected, to_do, lambda: _writable(place, expected))
-    yield tried("clock", "one clock, set", "set the clock", lambda: _clock(place))
+def every_device() -> list[torch.device]:
+    """The CPU, and each accelerator that torch knows."""
+    devices = [torch.device("cpu")]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None:
+        devices += [torch.device(accelerator.type, n) for n in range(torch.accelerator.device_count())]
+    return devices
+
+
+@register("devices", _GRADIENT)
+def device_checks(setup: Setup) -> Iterator[Check]:
+    """One forward and one backward pass of the small model on every device, in both precisions."""
+    alone = "run octjepa doctor again with this device alone visible; if it fails again, check its driver and torch"
+    fp32 = "train there with train.precision=fp32"
+    for device in every_device():
+        yield from attempt(f"device {device}", _GRADIENT, alone, partial(_fp32, device))
+        expected = "as in fp32, under bf16 autocast"
+        yield from attempt(f"bf16 on {device}", expected, fp32, partial(_bf16, device, expected, fp32))
+
+
+def _fp32(device: torch.device) -> list[Check]:
+    started = time.perf_counter()
+    norm = gradient_norm(device, "fp32", load_recipe("smoke_test"))
+    seconds = time.perf_counter() - started
+    size = f"{torch.get_num_threads()} threads"
+    if device.type != "cpu":
+        free, total = torch.accelerator.get_memory_info(device)
+        size = f"{gigabytes(free)} of {gigabytes(total)} free"
+    found = f"{size}; gradient norm {norm:.3g}, {seconds:.2f} s"
+    if math.isfinite(norm) and norm > 0:
+        return [Check(f"device {device}", "ok", found, _GRADIENT)]
+    return [Check(f"device {device}", "failed", found, _GRADIENT, "do not train there: check its driver and torch")]
+
+
+def _bf16(device: torch.device, expected: str, to_do: str) -> list[Check]:
+    norm = gradient_norm(device, "bf16", load_recipe("smoke_test"))
+    name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}"
+    if math.isfinite(norm) and norm > 0:
+        return [Check(name, "ok", found, expected)]
+    return [Check(name, "warning", found, expected, to_do)]
+
+
+def gradient_norm(device: torch.device, precision: str, recipe: Recipe) -> float:
+    """The gradient norm of the whole model of `recipe` after one sample of noise; `precision` is fp32 or bf16."""
+    torch.manual_seed(0)
+    model = VJEPA3D.from_recipe(recipe).to(device)
+    index = np.arange(recipe.token_count)
+    positions = torch.from_numpy(token_positions(index, recipe)).to(device)[None]
+    view = torch.randn(1, len(index), math.prod(recipe.tokens.patch_size)).to(device)
+    order = torch.randperm(len(index))
+    seen, hidden = recipe.mask_counts
+    context = order[:seen].sort().values[None].to(device)
+    target = order[seen : seen + hidden].sort().values[None].to(device)
+    compute = torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+    with compute:
+        outcome = model.predict(view, view, positions, context, target)
+    steps = token_steps(torch.from_numpy(index)[None].to(device), recipe.grid)
+    loss, _ = training_loss(recipe.objective, outcome, steps, context, target, 0)
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return float(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients])))
 
 
 def nearest(out: Path) -> Path:
-    """`out`, or the first folder above it that is there."""
+    """`out`, or the nearest folder above it that exists."""
     out = out.absolute()
     return next(path for path in (out, *out.parents) if path.exists())
 
 
-def _cores() -> int:
+def cores() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _threads() -> Check:
-    threads, cores = torch.get_num_threads(), _cores()
-    found, expected = f"{threads} threads on {cores} cores", "no more threads than cores"
-    if threads > cores:
-        return Check("threads", "warning", found, expected, f"set OMP_NUM_THREADS={cores}")
-    return Check("threads", "ok", found, expected)
+@register("threads", "no more threads than cores")
+def thread_check(setup: Setup) -> Iterator[Check]:
+    """PyTorch's threads against the cores."""
+    threads, available_cores = torch.get_num_threads(), cores()
+    found, expected = f"{threads} threads on {available_cores} cores", "no more threads than cores"
+    if threads > available_cores:
+        yield Check("threads", "warning", found, expected, f"set OMP_NUM_THREADS={available_cores}")
+    else:
+        yield Check("threads", "ok", found, expected)
 
 
 def free_memory() -> float:
-    """Bytes that may still be taken: of the machine, and of the container if that is less."""
+    """Bytes that can still be allocated: on the machine, or in the container if that is less."""
     free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -70,66 +133,79 @@ def free_memory() -> float:
 
 
 def available() -> tuple[float, str]:
-    """Bytes free where the model will lie, and where that is."""
+    """Bytes free where the model will be, and the name of that place."""
     if torch.accelerator.is_available():
         return float(torch.accelerator.get_memory_info()[0]), "the accelerator"
     return free_memory(), "this machine"
 
 
-def _memory(planned: dict[str, Any] | None) -> Check:
+def _enough(name: str, found: str, enough: bool, expected: str, to_do: str, required: bool) -> Check:
+    """Too little is a failure where the run is known to need it, else a warning."""
+    if enough:
+        return Check(name, "ok", found, expected)
+    return Check(name, "failed" if required else "warning", found, expected, to_do)
+
+
+@register("memory", "what the recipe plans")
+def memory_check(setup: Setup) -> Iterator[Check]:
+    """Free memory against the planned peak."""
     free, where = available()
-    wanted = _LITTLE if planned is None else float(planned["peak_memory_bytes"])
-    found, expected = f"{gigabytes(free)} free on {where}", f"{gigabytes(wanted)} at least"
-    if free >= wanted:
-        return Check("memory", "ok", found, expected)
+    needed = _MINIMUM_BYTES if setup.planned is None else float(setup.planned["peak_memory_bytes"])
+    found, expected = f"{gigabytes(free)} free on {where}", f"{gigabytes(needed)} at least"
     to_do = "use a smaller machine.micro_batch, machine.recompute=true, or a machine with more memory"
-    return Check("memory", "warning" if planned is None else "failed", found, expected, to_do)
+    yield _enough("memory", found, free >= needed, expected, to_do, required=setup.planned is not None)
 
 
-def _disk(out: Path, recipe: Recipe | None, planned: dict[str, Any] | None) -> Check:
-    place, wanted, expected = out, _LITTLE, f"{gigabytes(_LITTLE)} at least"
-    if recipe is not None and planned is not None:
-        where = recipe.checkpoint.dir
-        local = where is not None and not is_remote(where)
-        wanted = float(planned["disk_bytes"] if local else JOURNAL_BYTES)
-        expected = f"{gigabytes(wanted)} for checkpoints and the journal"
-        place = out / where if local and where is not None else out
-    free = float(shutil.disk_usage(nearest(place)).free)
-    found = f"{gigabytes(free)} free"
-    if free >= wanted:
-        return Check("disk", "ok", found, expected)
+@register("disk", "room for the checkpoints")
+def disk_check(setup: Setup) -> Iterator[Check]:
+    """Free disk against the planned checkpoints and the journal."""
+    folder, needed, expected = setup.out, _MINIMUM_BYTES, f"{gigabytes(_MINIMUM_BYTES)} at least"
+    if setup.recipe is not None and setup.planned is not None:
+        checkpoints = setup.recipe.checkpoint.dir
+        local = checkpoints is not None and not is_remote(checkpoints)
+        needed = float(setup.planned["disk_bytes"] if local else JOURNAL_BYTES)
+        expected = f"{gigabytes(needed)} for checkpoints and the journal"
+        folder = setup.out / checkpoints if local and checkpoints is not None else setup.out
+    free = float(shutil.disk_usage(nearest(folder)).free)
     to_do = "free some space, give --out or checkpoint.dir another disk, or lower checkpoint.keep_last"
-    return Check("disk", "warning" if planned is None else "failed", found, expected, to_do)
+    required = setup.planned is not None
+    yield _enough("disk", f"{gigabytes(free)} free", free >= needed, expected, to_do, required)
 
 
-def _shared(recipe: Recipe | None) -> Check:
-    folder, expected = Path("/dev/shm"), f"{gigabytes(_SHARED)} for loader processes"
+@register("shared memory", f"{gigabytes(_SHARED_BYTES)} for loader processes")
+def shared_memory_check(setup: Setup) -> Iterator[Check]:
+    """/dev/shm, which loader processes need; containers often give 64 MB."""
+    folder, expected = Path("/dev/shm"), f"{gigabytes(_SHARED_BYTES)} for loader processes"
     if not folder.is_dir():
-        return Check("shared memory", "ok", "not limited by a folder on this system", expected)
+        yield Check("shared memory", "ok", "not limited by a folder on this system", expected)
+        return
     free = shutil.disk_usage(folder).free
-    needed = recipe is not None and recipe.machine.loader_workers > 0
-    if free >= _SHARED:
-        return Check("shared memory", "ok", f"{gigabytes(free)} free", expected)
     to_do = "start the container with --shm-size=1g, or train with machine.loader_workers=0"
-    return Check("shared memory", "failed" if needed else "warning", f"{gigabytes(free)} free", expected, to_do)
+    required = setup.recipe is not None and setup.recipe.machine.loader_workers > 0
+    yield _enough("shared memory", f"{gigabytes(free)} free", free >= _SHARED_BYTES, expected, to_do, required)
 
 
-def _writable(place: Path, expected: str) -> Check:
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
+@register("output folder", _WRITABLE, "give --out a folder that you may write to, on a file system with locks")
+def output_check(setup: Setup) -> Iterator[Check]:
+    """Writes, renames and locks a file beside the output folder. Raises what the file system raises."""
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=nearest(setup.out)) as folder:
         write_atomic(Path(folder) / "written", lambda file: file.write(b"octjepa"))
         with writer_lock(Path(folder)):
             pass
-    return Check("output folder", "ok", "written, renamed and locked", expected)
+    yield Check("output folder", "ok", "written, renamed and locked", _WRITABLE)
 
 
-def _clock(place: Path) -> Check:
+@register("clock", "one clock, set", "set the clock")
+def clock_check(setup: Setup) -> Iterator[Check]:
+    """The date, and the difference between this machine's clock and the file server's."""
     now = datetime.now(UTC)
-    with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=place) as file:
+    with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=nearest(setup.out)) as file:
         before = time.time()
         os.utime(file.fileno())
         skew = os.fstat(file.fileno()).st_mtime - before
     found = f"{now.isoformat(timespec='seconds')}; files are dated {skew:+.1f} s from it"
-    expected = f"a date after {_OLDEST.date()}, files dated within {_SKEW_SECONDS:.0f} s of it"
-    if now < _OLDEST or abs(skew) > _SKEW_SECONDS:
-        return Check("clock", "warning", found, expected, "set the clock (NTP) of this machine and of its file server")
-    return Check("clock", "ok", found, expected)
+    expected = f"a date after {_EARLIEST_DATE.date()}, files dated within {_SKEW_SECONDS:.0f} s of it"
+    if now < _EARLIEST_DATE or abs(skew) > _SKEW_SECONDS:
+        yield Check("clock", "warning", found, expected, "set the clock (NTP) of this machine and of its file server")
+    else:
+        yield Check("clock", "ok", found, expected)

@@ -54,7 +54,7 @@ def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     if not trained.volume_ids:
         return 0
     exact = rows.drop(columns="enface_hash", errors="ignore")
-    known = None if trained.rows is None else trained.rows.drop(columns="enface_hash", errors="ignore")
+    known = None if trained.entries is None else trained.entries.drop(columns="enface_hash", errors="ignore")
     leaks = pretraining_overlap(exact, TrainingSet(trained.volume_ids, known))["leaks"]
     met = {volume for leak in leaks for volume in leak["volumes"]}
     return int(rows.loc[rows["volume_id"].isin(met), "person_id"].nunique())

@@ -207,7 +207,7 @@ def _leaks(table: pd.DataFrame) -> str:
 
 
 def _labels(store: Store) -> str:
-    from octjepa.store.labels import labels_of
+    from octjepa.store.index import labels_of
 
     counts = Counter(name for row in store.entries() for name in labels_of(row))
     rows = [(name, str(number)) for name, number in sorted(counts.items())]

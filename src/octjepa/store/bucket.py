@@ -1,10 +1,10 @@
 """A store in a gs:// or s3:// bucket: laid out as on a disk, so that a copy of it is a store.
 
 Reading takes a snapshot of the index files (a folder in the cache that never changes again) and fetches chunks through
-the cache when they are asked for. Writing works on a folder in the cache: chunks go up as they are made, what the
-journal says of them follows in parts `journal-<number>.jsonl`, and the index when it is written. A row goes up after
-its chunk, an index before the journal it replaces is removed: whoever reads meanwhile, or after a kill, sees a store
-that is whole. One object, `.lock`, keeps a second writer out.
+the cache on demand. Writing works on a folder in the cache: chunks are uploaded as they are made, then the journal
+lines that name them, as objects `journal-<number>.jsonl`, and at the end the index. An entry goes up after its chunk,
+an index before the journal it replaces is removed, so whoever reads meanwhile, or after a kill, sees a whole store.
+One object, `.lock`, keeps a second writer out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -28,57 +28,72 @@ from typing import Any
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import CHUNK_FILES, clear_folder, writer_lock
-from octjepa.store.chunk import DamagedVolume
+from octjepa.files import writer_lock
+from octjepa.store.storage import CHUNK_FILES, MARKER, DamagedVolume, chunk_folder
 
 _log = logging.getLogger(__name__)
-_INDEX = {".json", ".jsonl", ".parquet", ".tsv"}
-_UPLOADS, _WAITING = 4, 16  # at once; chunks that may wait for their turn
-_ROWS_PER_PART = 32  # what a killed ingest may lose
+ENTRIES_PER_JOURNAL = 32  # what a killed ingest may lose
+_INDEX_SUFFIXES = {".json", ".jsonl", ".parquet", ".tsv"}
+_UPLOADS, _QUEUED = 4, 16  # uploads at once; chunks that may wait for theirs
 _OLD_SECONDS = 30 * 24 * 3600
 
 
-class Bucket:
-    """The place of a store in a bucket. Picklable: loader processes open connections of their own."""
+class BucketStorage:
+    """The `Storage` of a store in a bucket. Picklable: loader processes open connections of their own."""
+
+    verify = True
 
     def __init__(self, url: str) -> None:
         self.url = remote.join(url)
-        self._listed: dict[str, dict[str, remote.RemoteObject]] = {}
+        self._listings: dict[str, dict[str, remote.RemoteObject]] = {}  # first two letters of the id -> its objects
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self.url
 
     @property
     def _cache(self) -> Path:
         return remote.cache_folder("stores", hashlib.sha256(self.url.encode()).hexdigest()[:24])
 
-    def files(self) -> list[remote.RemoteObject]:
-        """The objects of the store's own folder, chunks left out."""
+    def index_objects(self) -> list[remote.RemoteObject]:
+        """The objects directly in the store's folder, so without the chunks."""
         return remote.list_objects(self.url, recursive=False)
+
+    def create(self, marker: str) -> None:
+        """Uploads store.json. Raises UsageError: other objects are there."""
+        if any(not found.url.endswith("/.lock") for found in self.index_objects()):
+            raise UsageError(f"{self.url} holds objects and is no store: name an empty or a new place")
+        remote.put_bytes(marker.encode(), remote.join(self.url, MARKER), only_if_absent=True)
 
     # -- reading --
 
     def snapshot(self) -> Path | None:
         """A folder with the index files as they are now; None where there is no store. Raises as `octjepa.remote`."""
         for _ in range(8):
-            found = [one for one in self.files() if Path(one.url).suffix in _INDEX]
-            if not any(one.url.endswith("/store.json") for one in found):
+            objects = [found for found in self.index_objects() if Path(found.url).suffix in _INDEX_SUFFIXES]
+            if not any(found.url.endswith(f"/{MARKER}") for found in objects):
                 return None
-            state = "\n".join(f"{one.url} {one.version} {one.size}" for one in found)
-            folder = self._cache / hashlib.sha256(state.encode()).hexdigest()[:24]
+            version = "\n".join(f"{found.url} {found.version} {found.size}" for found in objects)
+            folder = self._cache / hashlib.sha256(version.encode()).hexdigest()[:24]
             if folder.is_dir():
                 return folder
             try:
-                return self._take(found, folder)
+                return self._download_index(objects, folder)
             except OctjepaError:
-                if self.files() == found:  # not the work of a writer who changed them meanwhile
+                if self.index_objects() == objects:  # not the work of a writer who changed them meanwhile
                     raise
         raise OctjepaError(f"the index of {self.url} changes faster than it can be read: try again in a minute")
 
-    def _take(self, found: list[remote.RemoteObject], folder: Path) -> Path:
-        self._forget_old()
+    def _download_index(self, objects: list[remote.RemoteObject], folder: Path) -> Path:
+        for old in self._cache.iterdir():
+            if old.name != "writing" and time.time() - old.stat().st_mtime > _OLD_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
         arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=self._cache))
         try:
-            for one in found:
-                with remote.local_copy(one) as copy:
-                    shutil.copyfile(copy, arriving / one.url.rpartition("/")[2])
+            for found in objects:
+                with remote.local_copy(found) as copy:
+                    shutil.copyfile(copy, arriving / found.url.rpartition("/")[2])
             try:
                 os.replace(arriving, folder)
             except OSError:
@@ -90,154 +105,150 @@ class Bucket:
         finally:
             shutil.rmtree(arriving, ignore_errors=True)
 
-    def _forget_old(self) -> None:
-        for folder in self._cache.iterdir():
-            if folder.name != "writing" and time.time() - folder.stat().st_mtime > _OLD_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+    def chunk_url(self, volume_id: str, name: str) -> str:
+        """The URL of one file of a chunk."""
+        return remote.join(self.url, "chunks", volume_id[:2], volume_id, name)
 
-    def _chunk(self, volume_id: str) -> dict[str, remote.RemoteObject]:
-        """File name -> object of one chunk; one listing serves all chunks of a prefix."""
+    def _chunk_objects(self, volume_id: str) -> dict[str, remote.RemoteObject]:
+        """{file name: object} of one chunk; one listing serves all chunks whose ids begin alike."""
         prefix = volume_id[:2]
-        if prefix not in self._listed:
-            found = remote.list_objects(remote.join(self.url, "chunks", prefix))
-            self._listed[prefix] = {"/".join(one.url.rsplit("/", 2)[1:]): one for one in found}
-        listed = self._listed[prefix]
-        return {part: listed[f"{volume_id}/{part}"] for part in CHUNK_FILES if f"{volume_id}/{part}" in listed}
+        if prefix not in self._listings:
+            objects = remote.list_objects(remote.join(self.url, "chunks", prefix))
+            self._listings[prefix] = {"/".join(found.url.rsplit("/", 2)[1:]): found for found in objects}
+        listing = self._listings[prefix]
+        return {name: listing[f"{volume_id}/{name}"] for name in CHUNK_FILES if f"{volume_id}/{name}" in listing}
+
+    def forget_listing(self, volume_id: str) -> None:
+        """Lists this volume's chunk anew when it is next asked for."""
+        self._listings.pop(volume_id[:2], None)
 
     def has_chunk(self, volume_id: str) -> bool:
-        return len(self._chunk(volume_id)) == len(CHUNK_FILES)
+        """Whether all files of a chunk are in the bucket."""
+        return len(self._chunk_objects(volume_id)) == len(CHUNK_FILES)
 
     @contextmanager
     def chunk(self, volume_id: str) -> Iterator[dict[str, Path]]:
-        """File name -> local copy of one chunk, held while the context is open. Raises DamagedVolume: there is none."""
-        found = self._chunk(volume_id)
-        if len(found) < len(CHUNK_FILES):
+        """{file name: local copy} of a chunk, held in the cache within the context. Raises DamagedVolume: no chunk."""
+        objects = self._chunk_objects(volume_id)
+        if len(objects) < len(CHUNK_FILES):
             raise DamagedVolume(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
-        with ExitStack() as held:
-            yield {part: held.enter_context(remote.local_copy(one)) for part, one in found.items()}
+        with ExitStack() as stack:
+            yield {name: stack.enter_context(remote.local_copy(found)) for name, found in objects.items()}
 
     # -- writing --
 
     @contextmanager
-    def writing(self) -> Iterator[Writer]:
-        """A `Writer` with the index as it is now, while this process is the only one. Raises UsageError: it is not."""
+    def writing(self) -> Iterator[BucketWriter]:
+        """A writer whose folder holds the index as it is now. Raises UsageError: another process writes."""
         folder = self._cache / "writing"
         folder.mkdir(exist_ok=True)
-        with ExitStack() as alone:
+        with ExitStack() as locks:
             try:
-                alone.enter_context(writer_lock(folder))
+                locks.enter_context(writer_lock(folder))
             except UsageError:
                 raise UsageError(f"another process of this machine is writing to {self.url}: wait for it") from None
-            alone.enter_context(_remote_lock(remote.join(self.url, ".lock")))
-            clear_folder(folder, keep=".lock")
+            locks.enter_context(_remote_lock(remote.join(self.url, ".lock")))
+            _clear(folder)
             snapshot = self.snapshot()
             if snapshot is not None:
                 shutil.copytree(snapshot, folder, dirs_exist_ok=True)
-            with Writer(self, folder) as writer:
-                yield writer
-            clear_folder(folder, keep=".lock")
+            with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="upload") as pool:
+                try:
+                    yield BucketWriter(self, folder, pool)
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
+            _clear(folder)
 
-    def forget(self, volume_id: str) -> None:
-        """The listing with this volume's chunk is no longer true."""
-        self._listed.pop(volume_id[:2], None)
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
 
 
-class Writer:
-    """Carries what is written in `folder` into the bucket; uploads run beside the work."""
+class BucketWriter:
+    """The `Writer` that uploads what is put into `folder`; uploads of chunks run beside the work."""
 
-    def __init__(self, bucket: Bucket, folder: Path) -> None:
-        self.bucket, self.folder = bucket, folder
-        self._uploads = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="upload")
-        self._waiting: deque[Future[None]] = deque()
-        self._rows: list[str] = []
-        self._gone: list[str] = []
-        self._sent = {path.name: path.read_bytes() for path in self._index()}
-        self._part = max((int(path.stem.partition("-")[2]) for path in folder.glob("journal-*.jsonl")), default=0)
-        self._failed: OctjepaError | None = None
+    def __init__(self, bucket: BucketStorage, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self.bucket, self.folder, self._pool = bucket, folder, pool
+        self._uploads: deque[Future[None]] = deque()
+        self._failure: OctjepaError | None = None
+        self._lines: list[str] = []
+        self._dropped: list[str] = []
+        self._sent = {path.name: path.read_bytes() for path in self._index_files()}
+        self._journals = max((int(path.stem.partition("-")[2]) for path in folder.glob("journal-*.jsonl")), default=0)
 
-    def __enter__(self) -> Writer:
-        return self
+    def _index_files(self) -> list[Path]:
+        """The index files in the folder; journal.jsonl goes up in numbered objects instead."""
+        return sorted(p for p in self.folder.iterdir() if p.suffix in _INDEX_SUFFIXES and p.name != "journal.jsonl")
 
-    def __exit__(self, *_: object) -> None:
-        self._uploads.shutdown(wait=True, cancel_futures=True)
-
-    def _index(self) -> list[Path]:
-        """The index files in the folder; the journal goes up in parts instead."""
-        return sorted(path for path in self.folder.iterdir() if path.suffix in _INDEX and path.name != "journal.jsonl")
-
-    def add(self, entry: dict[str, Any], chunk_of: Callable[[str], Path]) -> None:
-        """One line of the journal, and the chunk it speaks of, whose local files are removed when they are up."""
-        if "volume" in entry:
-            volume_id = str(entry["volume"]["volume_id"])
-            while len(self._waiting) >= _WAITING:
-                self._settle(self._waiting.popleft())
-            self.bucket.forget(volume_id)
-            self._waiting.append(self._uploads.submit(self._send_chunk, chunk_of(volume_id), volume_id))
-        self._rows.append(json.dumps(entry))
-        if len(self._rows) >= _ROWS_PER_PART:
-            self.flush()
+    def add(self, change: dict[str, Any]) -> None:
+        """Uploads one journal line after the chunk it names, whose local files are then removed."""
+        if "volume" in change:
+            volume_id = str(change["volume"]["volume_id"])
+            self._wait_for_uploads(_QUEUED - 1)
+            self.bucket.forget_listing(volume_id)
+            self._uploads.append(self._pool.submit(self._upload_chunk, volume_id))
+        self._lines.append(json.dumps(change) + "\n")
+        if len(self._lines) >= ENTRIES_PER_JOURNAL:
+            self._wait_for_uploads()
+            self._journals += 1
+            url = remote.join(self.bucket.url, f"journal-{self._journals:08d}.jsonl")
+            remote.put_bytes("".join(self._lines).encode(), url)
+            self._lines.clear()
 
     def drop(self, volume_id: str) -> None:
-        """The chunk is to be removed as soon as no index names it."""
-        self._gone.append(volume_id)
+        """Removes a chunk when the index that no longer names it is in the bucket."""
+        self._dropped.append(volume_id)
 
-    def _send_chunk(self, chunk: Path, volume_id: str) -> None:
-        for part in CHUNK_FILES:
-            remote.put(chunk / part, remote.join(self.bucket.url, "chunks", volume_id[:2], volume_id, part))
+    def _upload_chunk(self, volume_id: str) -> None:
+        chunk = chunk_folder(self.folder, volume_id)
+        for name in CHUNK_FILES:
+            remote.put(chunk / name, self.bucket.chunk_url(volume_id, name))
         shutil.rmtree(chunk, ignore_errors=True)
 
-    def _settle(self, upload: Future[None]) -> None:
-        try:
-            upload.result()
-        except OctjepaError as error:
-            self._failed = self._failed or error
-        if self._failed is not None:  # for ever: an index that names a chunk which is not there must not go up
-            raise self._failed
+    def _wait_for_uploads(self, remaining: int = 0) -> None:
+        """Raises OctjepaError once an upload has failed, and ever after: no index may name an absent chunk."""
+        while len(self._uploads) > remaining:
+            try:
+                self._uploads.popleft().result()
+            except OctjepaError as error:
+                self._failure = self._failure or error
+        if self._failure is not None:
+            raise self._failure
 
-    def flush(self) -> None:
-        """All chunks so far are in the bucket, and after them what the journal says."""
-        while self._waiting:
-            self._settle(self._waiting.popleft())
-        if self._failed is not None:
-            raise self._failed
-        if self._rows:
-            self._part += 1
-            lines = "".join(row + "\n" for row in self._rows)
-            remote.put_bytes(lines.encode(), remote.join(self.bucket.url, f"journal-{self._part:08d}.jsonl"))
-            self._rows.clear()
-
-    def send_index(self) -> None:
-        """The index files that changed, store.json last; then journal parts and chunks that nothing names any more."""
-        while self._waiting:
-            self._settle(self._waiting.popleft())
-        if self._failed is not None:
-            raise self._failed
-        for path in sorted(self._index(), key=lambda path: path.name == "store.json"):
+    def publish(self) -> None:
+        """Uploads the index files that changed, store.json last, then removes journals and chunks it replaces."""
+        self._wait_for_uploads()
+        for path in sorted(self._index_files(), key=lambda path: path.name == MARKER):
             content = path.read_bytes()
             if self._sent.get(path.name) != content:
                 remote.put(path, remote.join(self.bucket.url, path.name))
                 self._sent[path.name] = content
-        if not (self.folder / "journal.jsonl").exists():
-            self._rows.clear()
-            for one in self.bucket.files():
-                name = one.url.rpartition("/")[2]
-                if name.startswith("journal") and not (self.folder / name).exists():
-                    remote.remove(one.url)
-            for volume_id in self._gone:
-                for part in CHUNK_FILES:
-                    remote.remove(remote.join(self.bucket.url, "chunks", volume_id[:2], volume_id, part))
-                self.bucket.forget(volume_id)
-            self._gone.clear()
+        if (self.folder / "journal.jsonl").exists():
+            return  # the index does not hold all of it yet
+        self._lines.clear()
+        for found in self.bucket.index_objects():
+            name = found.url.rpartition("/")[2]
+            if name.startswith("journal") and not (self.folder / name).exists():
+                remote.remove(found.url)
+        for volume_id in self._dropped:
+            for name in CHUNK_FILES:
+                remote.remove(self.bucket.chunk_url(volume_id, name))
+            self.bucket.forget_listing(volume_id)
+        self._dropped.clear()
 
 
 def _machine() -> str:
-    """Names this machine since it was started, and the process numbers that are seen here."""
+    """Identifies this machine since its start, and the namespace of its process numbers."""
     parts = [socket.gethostname()]
     for path, read in (("/proc/sys/kernel/random/boot_id", Path.read_text), ("/proc/self/ns/pid", Path.readlink)):
         try:
             parts.append(str(read(Path(path))).strip())
         except OSError:
-            continue  # no Linux: the host's name has to do
+            continue  # not Linux: the host name has to do
     return " ".join(parts)
 
 
@@ -253,7 +264,7 @@ def _is_alive(process: int) -> bool:
 
 @contextmanager
 def _remote_lock(url: str) -> Iterator[None]:
-    """Holds the lock object. What a killed process of this machine left is taken away; another's is told."""
+    """Holds the lock object. One left by a killed process of this machine is replaced; UsageError names any other."""
     me = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -265,9 +276,9 @@ def _remote_lock(url: str) -> Iterator[None]:
     while not remote.put_bytes(mine, url, only_if_absent=True):
         holder = _holder(url)
         if holder is None:
-            continue  # it was let go of in this moment
+            continue  # released in this moment
         if holder.get("machine") == me["machine"] and not _is_alive(int(holder.get("process", 0))):
-            _log.warning("%s was left by process %s, which is no more: taken over", url, holder["process"])
+            _log.warning("%s was left by process %s, which has ended: taken over", url, holder["process"])
             remote.remove(url)
             continue
         raise UsageError(
@@ -281,13 +292,14 @@ def _remote_lock(url: str) -> Iterator[None]:
         if _holder(url) == me:
             remote.remove(url)
         else:
-            _log.warning("%s was taken away while this process was writing: look whether another one wrote too", url)
+            _log.warning("%s was removed while this process was writing: check whether another process wrote too", url)
 
 
 def _holder(url: str) -> dict[str, Any] | None:
+    """What the lock object says of its process; {} where it is unreadable, None where there is no lock."""
     try:
-        found = json.loads(remote.read_bytes(url))
-        return found if isinstance(found, dict) else {}
+        content = json.loads(remote.read_bytes(url))
+        return content if isinstance(content, dict) else {}
     except ValueError:
         return {}
     except OctjepaError:

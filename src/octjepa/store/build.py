@@ -1,7 +1,7 @@
 """The ingest job: files to store, over several processes or machines, resumable and idempotent.
 
-Workers read and canonicalise and write pixels; the parent alone writes index and ledger, in the order of the
-files' names, so that which of two duplicates is kept depends on neither speed nor worker count.
+Workers read, canonicalise and write pixels; the parent alone writes index and quarantine, in the order of the files'
+names, so that which of two duplicates is accepted depends on neither speed nor the number of workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import volume_id
 from octjepa.store.cohort_flow import record_ignored
-from octjepa.store.folder import Store, file_key, people_unknown
+from octjepa.store.folder import Store
+from octjepa.store.index import file_key, people_unknown
 from octjepa.store.near_duplicates import near_duplicates_across_people
-from octjepa.store.one_file import Result, Spacing, by_hand, ingest_one, is_done, refused, sha256
+from octjepa.store.one_file import Result, Spacing, has_given_spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.ray_pool import ray_results
 from octjepa.store.split import split_the_rest
 from octjepa.store.worker_pool import Work, WorkerPool
@@ -38,76 +39,71 @@ Engine = Literal["local", "ray"]
 SECONDS_PER_FILE = 600.0  # a hundred times what the largest known scan takes
 
 
-def _results(
+def run_files(
     files: Sequence[SourceFile], work: Work, engine: Engine, workers: int | None, seconds_per_file: float, store: Path
 ) -> Generator[tuple[SourceFile, Result], None, None]:
-    """Results in the order of `files`, from this process, from others of this machine or from a Ray cluster."""
+    """(file, result of `work`) in the order of `files`, from this process, a pool of processes or a Ray cluster."""
     if engine == "ray":
         yield from ray_results(files, work, workers, seconds_per_file, store)
     elif workers == 1:
         for file in files:
             yield file, work(file)
     else:
-        with WorkerPool(work, workers or 1, seconds_per_file) as crew:
-            yield from crew.results(files)
+        with WorkerPool(work, workers or 1, seconds_per_file) as pool:
+            yield from pool.results(files)
 
 
-class _Seen:
-    """Contents and SOP UIDs that stand in the store, to tell a second copy from a file that moved or changed.
+class DuplicateCheck:
+    """Tells a second copy of a scan from a file that moved or changed, by content hash and SOP instance UID.
 
-    A row counts where its file is among this run's sources and done. What lies elsewhere may have moved here: the same
-    pixels then take over its row. Other pixels under its SOP UID are refused, for it may still be there.
+    A content counts as present where its file is among this run's `files` and is not read again: a volume from
+    elsewhere may have moved here, and the same pixels then take over its entry. Other pixels under its SOP UID are
+    refused, for it may still be there.
     """
 
     def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:
         here, again = {file.key for file in files}, {file.key for file in todo}
-        self.by_content: dict[str, str] = {}  # content -> whose it is
-        self.strangers = 0  # second copies under another person's id
-        self.by_uid: dict[str, str] = {}
-        for row in store.entries():
-            if file_key(row) in again:
+        self.across_people = 0  # second copies under another person's id
+        self._person_by_content: dict[str, str] = {}
+        self._content_by_uid: dict[str, str] = {}
+        for entry in store.entries():
+            if file_key(entry) in again:
                 continue
-            if file_key(row) in here:
-                self.by_content[row["content_hash"]] = row["person_id"]
-            if row["sop_instance_uid"]:
-                self.by_uid[row["sop_instance_uid"]] = row["content_hash"]
+            if file_key(entry) in here:
+                self._person_by_content[entry["content_hash"]] = entry["person_id"]
+            if entry["sop_instance_uid"]:
+                self._content_by_uid[entry["sop_instance_uid"]] = entry["content_hash"]
 
-    def judge(self, row: dict[str, Any]) -> tuple[str, str] | None:
-        """(reason, detail) for a duplicate, else None."""
-        content, uid = row["content_hash"], row["sop_instance_uid"]
-        if content in self.by_content:
-            stranger = self.by_content[content] != row["person_id"]
-            self.strangers += stranger
-            whose = ", which stands under another person id" if stranger else ""
-            return "duplicate_content", f"the same pixels as volume {row['volume_id']}{whose}"
-        first = self.by_uid.get(uid, content) if uid else content
+    def refusal(self, entry: dict[str, Any]) -> tuple[str, str] | None:
+        """(reason, detail) for a duplicate; None for a new scan, which is remembered."""
+        content, uid = entry["content_hash"], entry["sop_instance_uid"]
+        if content in self._person_by_content:
+            another = self._person_by_content[content] != entry["person_id"]
+            self.across_people += another
+            whose = ", which stands under another person id" if another else ""
+            return "duplicate_content", f"the same pixels as volume {entry['volume_id']}{whose}"
+        first = self._content_by_uid.get(uid, content) if uid else content
         if first != content:
             return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
-        self.by_content[content] = row["person_id"]
+        self._person_by_content[content] = entry["person_id"]
         if uid:
-            self.by_uid[uid] = content
+            self._content_by_uid[uid] = content
         return None
 
 
-def _settle(
-    store: Store, seen: _Seen, source: SourceFile, result: Result, splits: dict[str, str], sites: dict[str, str]
-) -> Result:
-    """Writes one result to index or ledger; a duplicate becomes a ledger row."""
-    row = result.get("volume")
-    if row is None:
-        store.refuse(result["refused"])
-        return result
-    judged = seen.judge(row)
-    if judged is None:
-        row["split"] = splits.get(row["person_id"], "")
-        row["site"] = sites.get(row["person_id"]) or row["site"]
-        replace_folder(result["chunk"], store.chunk_folder(row["volume_id"]))
-        store.add(row)
-        return result
-    shutil.rmtree(result["chunk"], ignore_errors=True)
-    duplicate = refused(source, "index", *judged, sha256(source))
-    store.refuse(duplicate["refused"])
-    return duplicate
+def record_result(store: Store, duplicates: DuplicateCheck, source: SourceFile, result: Result) -> Result:
+    """Writes one result to index or quarantine and returns it; a duplicate becomes a refusal."""
+    entry = result.get("volume")
+    if entry is not None:
+        refusal = duplicates.refusal(entry)
+        if refusal is None:
+            replace_folder(result["chunk"], store.chunk_folder(entry["volume_id"]))
+            store.add(entry)
+            return result
+        shutil.rmtree(result["chunk"], ignore_errors=True)
+        result = refused(source, "index", *refusal, sha256(source))
+    store.refuse(result["refused"])
+    return result
 
 
 def build_store(
@@ -124,23 +120,24 @@ def build_store(
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
     `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes or hangs a
-    decoder takes with it. With `engine` "ray" they are files at once, None for one a CPU of the cluster. A file that
-    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) precedes that of the files;
-    another one reads them again, "file" those that were read with one. None keeps it and says so.
+    decoder takes with it. With `engine` "ray" they are files at once, None for one per CPU of the cluster. A file that
+    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) takes precedence over what
+    the files say; another one reads them again, "file" those that were read with one. None keeps what was given
+    before and warns.
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people,
-    spacing_overridden, people_at_several_sites, personal_data, people, eyes, seconds, volumes_per_second}:
+    recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people, spacing_overridden,
+    people_at_several_sites, personal_data, people, eyes, seconds, volumes_per_second}:
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
-    `by_reason`, of which `lost` count against `max_lost`; `notes` counts the codes noted on the new volumes, `split_by`
+    `by_reason`, of which `lost` count against `max_lost`; `notes` counts the note codes of the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
     `near_duplicates_across_people` pairs of equal or near-duplicate scans under two person ids,
     `spacing_overridden` skipped volumes whose spacing an earlier run was given,
     `people_at_several_sites` ids that more than one institution uses,
-    `personal_data` this run's files by field of personal data that they hold (it stays there).
+    `personal_data` this run's files by the field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), OctjepaError (disk
-    full, no workers to be had); after all work is done TooManyLostError, or NothingReadError where the store holds no
-    volume. Ctrl-C leaves a store that the next run continues.
+    full, no worker can be started); after all work is done TooManyLostError, or NothingReadError where the store holds
+    no volume. Ctrl-C leaves a store that the next run continues.
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be 1 at least, got {workers}")
@@ -149,144 +146,142 @@ def build_store(
     if not seconds_per_file > 0:
         raise UsageError(f"seconds per file must be above 0, got {seconds_per_file}")
     start = time.monotonic()
-    found = discover(sources)
+    discovery = discover(sources)
     opened = Store.create(store, preprocessing)
     with opened.writing():
+        record_ignored(opened.path, sources, discovery.ignored)
+        known = opened.known_files()
+        todo = [file for file in discovery.files if not is_done(file, known.get(file.key), spacing_mm)]
+        read_now = {file.key for file in todo}
+        overridden = sum(has_given_spacing(known.get(f.key)) for f in discovery.files if f.key not in read_now)
+        if overridden and spacing_mm is None:
+            _log.warning(
+                "%d volumes keep the spacing that an earlier run was given by hand (--spacing). `--spacing file` reads "
+                "them again with what their files say.",
+                overridden,
+            )
+        duplicates = DuplicateCheck(opened, discovery.files, todo)
         work = partial(ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm)
-        record_ignored(opened.path, sources, found.ignored)
+        results = run_files(todo, work, engine, workers, seconds_per_file, opened.path)
+        try:
+            accepted, refusals = _ingest(opened, discovery, duplicates, results, len(todo))
+            split_by = split_the_rest(opened, seed)
+        finally:
+            remove_unfinished(opened.path / "chunks")
+            opened.consolidate()
+        alike = duplicates.across_people
+        if accepted:
+            alike += len(near_duplicates_across_people(opened.table))
+        summary = _summary(opened, discovery, accepted, refusals, alike)
+        summary["skipped"] = len(discovery.files) - len(todo)
+        summary["split_by"], summary["spacing_overridden"] = split_by, overridden
+        summary["seconds"] = time.monotonic() - start
+        summary["volumes_per_second"] = len(accepted) / max(summary["seconds"], 1e-9)
+        _check_lost(opened, summary, refusals, len(discovery.files), max_lost)
+        return summary
 
-        def results(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile, Result], None, None]:
-            return _results(files, work, engine, workers, seconds_per_file, opened.path)
 
-        return _build(opened, found, results, max_lost, seed, start, spacing_mm)
-
-
-def _build(
+def _ingest(
     store: Store,
-    found: Discovery,
-    results_of: Callable[[Sequence[SourceFile]], Generator[tuple[SourceFile, Result], None, None]],
-    max_lost: float,
-    seed: int,
-    start: float,
-    spacing_mm: Spacing,
-) -> dict[str, Any]:
-    known = store.known_files()
-    todo = [file for file in found.files if not is_done(file, known.get(file.key), spacing_mm)]
-    skipped = len(found.files) - len(todo)
-    unread = {file.key for file in todo}
-    kept = sum(by_hand(known.get(file.key)) for file in found.files if file.key not in unread)
-    if kept and spacing_mm is None:
-        _log.warning(
-            "%d volumes keep the spacing that an earlier run was given by hand (--spacing). `--spacing file` reads "
-            "them again with what their files say.",
-            kept,
-        )
-    splits = {row["person_id"]: row["split"] for row in store.entries() if row["split"]}
-    sites = {str(person["person_id"]): str(person["clinical_site"]) for person in found.participants}
+    discovery: Discovery,
+    duplicates: DuplicateCheck,
+    results: Generator[tuple[SourceFile, Result], None, None],
+    count: int,
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Records every result: (index entries of the accepted volumes, quarantine entries of the refused files)."""
+    splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
+    sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
     accepted: list[dict[str, Any]] = []
-    lines: list[dict[str, str]] = []
-    seen = _Seen(store, found.files, todo)
+    refusals: list[dict[str, str]] = []
     remove_unfinished(store.path / "chunks")
-    try:
-        store.add_participants(found.participants)
-        with (
-            bar("ingest", len(found.files), "files", done=skipped) as progress,
-            closing(results_of(todo)) as results,
-        ):
-            for file, result in results:
-                settled = _settle(store, seen, file, result, splits, sites)
-                if "volume" in settled:
-                    accepted.append(settled["volume"])
-                else:
-                    lines.append(settled["refused"])
-                progress.advance()
-        for source, reason, detail in found.refused:
-            line = refused(source, "discover", reason, detail)["refused"]
-            store.refuse(line)
-            lines.append(line)
-        split_by = split_the_rest(store, seed)
-    finally:
-        remove_unfinished(store.path / "chunks")
-        store.consolidate()
-    seconds = time.monotonic() - start
-    notes = Counter(note.partition("=")[0] for row in accepted for note in row["notes"].split(";") if note)
-    by_reason = Counter(row["reason"] for row in lines)
-    lost = sum(count for reason, count in by_reason.items() if REASONS[reason].lost)
+    store.add_participants(discovery.participants)
+    total = len(discovery.files)
+    with bar("ingest", total, "files", done=total - count) as progress, closing(results):
+        for file, result in results:
+            if entry := result.get("volume"):
+                entry["split"] = splits.get(entry["person_id"], "")
+                entry["site"] = sites.get(entry["person_id"]) or entry["site"]
+            recorded = record_result(store, duplicates, file, result)
+            if "volume" in recorded:
+                accepted.append(recorded["volume"])
+            else:
+                refusals.append(recorded["refused"])
+            progress.advance()
+    for source, reason, detail in discovery.refused:
+        entry = refused(source, "discover", reason, detail)["refused"]
+        store.refuse(entry)
+        refusals.append(entry)
+    return accepted, refusals
+
+
+def _summary(
+    store: Store,
+    discovery: Discovery,
+    accepted: Sequence[dict[str, Any]],
+    refusals: Sequence[dict[str, str]],
+    near_duplicates: int,
+) -> dict[str, Any]:
+    """Counts over this run and the store; warns of what needs the user's attention."""
     table = store.table
-    unknown = people_unknown(table)
-    alike = seen.strangers + (len(near_duplicates_across_people(table)) if accepted else 0)
-    if alike:
-        _log.warning(
-            "%d pairs of volumes look like the same eye under two person ids: a copy without its name, or one person "
-            "with two. `octjepa split %s` lists those that stand on two sides (near_duplicate).",
-            alike,
-            store.path,
-        )
-    if unknown:
-        _log.warning(
-            "%d volumes of %s have no person id: each counts as a person of its own, so that two eyes of one person "
-            "can come to stand in training and in test. Give a manifest.tsv with person_id and filepath and ingest "
-            "again.",
-            unknown,
-            store.location,
-        )
-    odd = sum("extent_implausible" in row["notes"].split(";") for row in accepted)
-    if odd:
-        _log.warning(
-            "%d volumes are smaller or larger than any OCT (note extent_implausible): their spacing may be wrong and "
-            "is marked uncertain. `octjepa inspect FILE` says where it comes from.",
-            odd,
-        )
-    of_each = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
-    elsewhere = int((of_each > 1).sum())
-    if elsewhere:
-        _log.warning(
-            "%d person ids of %s come from several institutions: two people may share an id. Where they do, give a "
-            "manifest.tsv with ids of their own and ingest again.",
-            elsewhere,
-            store.location,
-        )
-    summary = {
+    notes = Counter(note.partition("=")[0] for entry in accepted for note in entry["notes"].split(";") if note)
+    by_reason = Counter(entry["reason"] for entry in refusals)
+    personal = count_fields(entry["personal"] for entry in accepted)
+    sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
+    unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
+    for count, message in (
+        (near_duplicates, "pairs of volumes look like the same eye under two person ids: a copy without its name, or "
+         f"one person with two. `octjepa split {store.path}` lists those in two splits (near_duplicate)."),
+        (unknown, f"volumes of {store.location} have no person id: each counts as a person of its own, so that two "
+         "eyes of one person can come to stand in training and in test. Give a manifest.tsv with person_id and "
+         "filepath and ingest again."),
+        (notes["extent_implausible"], "volumes are smaller or larger than any OCT (note extent_implausible): their "
+         "spacing may be wrong and is marked uncertain. `octjepa inspect FILE` says where it comes from."),
+        (several_sites, f"person ids of {store.location} come from several institutions: two people may share an id. "
+         "Where they do, give a manifest.tsv with ids of their own and ingest again."),
+    ):  # fmt: skip
+        if count:
+            _log.warning("%d %s", count, message)
+    return {
         "accepted": len(accepted),
-        "skipped": skipped,
-        "quarantined": len(lines),
-        "lost": lost,
+        "quarantined": len(refusals),
+        "lost": sum(count for reason, count in by_reason.items() if REASONS[reason].lost),
         "by_reason": dict(sorted(by_reason.items())),
-        "by_device": dict(sorted(Counter(row["device"] for row in accepted).items())),
-        "ignored": dict(sorted(found.ignored.items())),
-        "files_without_row": found.files_without_row,
+        "by_device": dict(sorted(Counter(entry["device"] for entry in accepted).items())),
+        "ignored": dict(sorted(discovery.ignored.items())),
+        "files_without_row": discovery.files_without_row,
         "notes": dict(sorted(notes.items())),
-        "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in found.participants),
-        "split_by": split_by,
+        "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in discovery.participants),
         "people_unknown": unknown,
-        "near_duplicates_across_people": alike,
-        "spacing_overridden": kept,
-        "people_at_several_sites": elsewhere,
-        "personal_data": {name: of["files"] for name, of in count_fields(row["personal"] for row in accepted).items()},
+        "near_duplicates_across_people": near_duplicates,
+        "people_at_several_sites": several_sites,
+        "personal_data": {field: counts["files"] for field, counts in personal.items()},
         "people": int(table["person_id"].nunique()),
-        "eyes": int(table[["person_id", "eye"]].drop_duplicates().shape[0]),
-        "seconds": seconds,
-        "volumes_per_second": len(accepted) / max(seconds, 1e-9),
+        "eyes": len(table[["person_id", "eye"]].drop_duplicates()),
     }
-    if not len(table):
-        raise NothingReadError(f"none of the {len(found.files)} files can be read:\n{_lost_table(lines)}", summary)
-    share = lost / max(1, len(accepted) + skipped + lost)
-    if share > max_lost:
+
+
+def _check_lost(
+    store: Store, summary: dict[str, Any], refusals: Sequence[dict[str, str]], files: int, max_lost: float
+) -> None:
+    """Raises NothingReadError where the store is empty, TooManyLostError where more than `max_lost` are lost."""
+    counts = Counter(
+        (parse_device(entry["file"]) or "unknown device", entry["reason"])
+        for entry in refusals
+        if REASONS[entry["reason"]].lost
+    )
+    width = max((len(device) for device, _ in counts), default=0)
+    lines = "\n".join(
+        f"  {device:<{width}}  {count:>5}  {reason}: {REASONS[reason].meaning}; {REASONS[reason].action}"
+        for (device, reason), count in sorted(counts.items())
+    )
+    if not len(store.table):
+        raise NothingReadError(f"none of the {files} files can be read:\n{lines}", summary)
+    lost = summary["lost"]
+    total = summary["accepted"] + summary["skipped"] + lost
+    if lost / max(1, total) > max_lost:
         raise TooManyLostError(
-            f"ingest is finished, but {lost} of {len(accepted) + skipped + lost} files ({share:.0%}) are lost, more "
-            f"than the allowed {max_lost:.0%}:\n{_lost_table(lines)}\n"
+            f"ingest is finished, but {lost} of {total} files ({lost / total:.0%}) are lost, more "
+            f"than the allowed {max_lost:.0%}:\n{lines}\n"
             f"see quarantine.jsonl in {store.location}; raise --max-lost if that is as it should be",
             summary,
         )
-    return summary
-
-
-def _lost_table(refused: Sequence[dict[str, str]]) -> str:
-    """Device (by path) and reason against count, with what to do."""
-    counts = Counter((parse_device(row["file"]) or "unknown device", row["reason"]) for row in refused)
-    width = max((len(device) for device, _ in counts), default=0)
-    return "\n".join(
-        f"  {device:<{width}}  {count:>5}  {reason}: {REASONS[reason].meaning}; {REASONS[reason].action}"
-        for (device, reason), count in sorted(counts.items())
-        if REASONS[reason].lost
-    )

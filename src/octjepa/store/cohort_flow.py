@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -41,7 +41,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Stage:
-    """What is left after one step, and what the step took out. `why` says by which rule."""
+    """What is left after one step of a selection and what the step took out; `why` states its rule."""
 
     name: str
     why: str
@@ -53,23 +53,23 @@ class Stage:
 
 @dataclass(frozen=True)
 class CohortFlow:
-    """The stages of a selection, the whole store first; each stage is a part of the one before."""
+    """The stages of a selection, the whole store first; each stage is a subset of the one before."""
 
     stages: tuple[Stage, ...]
 
     @classmethod
-    def from_json(cls, payload: Sequence[Mapping[str, Any]]) -> CohortFlow:
-        """What `payload` was made of, read back."""
+    def from_json(cls, stages: Sequence[Mapping[str, Any]]) -> CohortFlow:
+        """The flow that `to_json` gave."""
 
-        def counts(given: Mapping[str, Any]) -> dict[str, Counts]:
-            return {name: Counts(**one) for name, one in given.items()}
+        def by_value(counts: Mapping[str, Any]) -> dict[str, Counts]:
+            return {name: Counts(**one) for name, one in counts.items()}
 
         return cls(tuple(
             Stage(
-                one["name"], one["why"], Counts(**one["left"]), Counts(**one["lost"]), counts(one["by_device"]),
-                counts(one["by_site"]),
+                one["name"], one["why"], Counts(**one["left"]), Counts(**one["lost"]), by_value(one["by_device"]),
+                by_value(one["by_site"]),
             )
-            for one in payload
+            for one in stages
         ))  # fmt: skip
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -77,23 +77,20 @@ class CohortFlow:
         return [asdict(stage) for stage in self.stages]
 
     def lines(self) -> list[str]:
-        """An aligned table, a line a stage."""
-        cells: list[tuple[str, ...]] = [("", "people", "eyes", "volumes", "lost", "by device", "by site")]
+        """An aligned table with a line per stage."""
+        table: list[tuple[str, ...]] = [("", "people", "eyes", "volumes", "lost", "by device", "by site")]
         for stage in self.stages:
-            devices, sites = (_listed(part) for part in (stage.by_device, stage.by_site))
-            lost = str(stage.lost.volumes) if stage.lost.volumes else ""
-            left = (str(number) for number in (stage.left.people, stage.left.eyes, stage.left.volumes))
-            cells.append((stage.why, *left, lost, devices, sites))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        aligned = [
-            [f"{cell:>{width}}" if 1 <= place <= 4 else f"{cell:<{width}}" for place, (cell, width) in enumerate(row)]
-            for row in (list(zip(line, widths, strict=True)) for line in cells)
+            numbers = (stage.left.people, stage.left.eyes, stage.left.volumes, stage.lost.volumes or "")
+            groups = (
+                ", ".join(f"{name} {counts.volumes}" for name, counts in group.items()) or "none"
+                for group in (stage.by_device, stage.by_site)
+            )
+            table.append((stage.why, *map(str, numbers), *groups))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return [
+            "  ".join(f"{cell:{'>' if 1 <= i <= 4 else '<'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
+            for line in table
         ]
-        return ["  ".join(line).rstrip() for line in aligned]
-
-
-def _listed(counts: Mapping[str, Counts]) -> str:
-    return ", ".join(f"{name} {counted.volumes}" for name, counted in counts.items()) or "none"
 
 
 def text_column(column: pd.Series) -> pd.Series:
@@ -101,43 +98,41 @@ def text_column(column: pd.Series) -> pd.Series:
     return column.astype(object).where(column.notna(), "").astype(str)
 
 
-def count_entries(rows: pd.DataFrame) -> Counts:
-    """Counts of rows of a store's index."""
-    named = text_column(rows["file_key"])
-    files = named.where(named != "", rows["volume_id"])
-    eyes = rows[["person_id", "eye"]].drop_duplicates()
-    return Counts(int(rows["person_id"].nunique()), len(eyes), len(rows), int(files.nunique()))
+def count_entries(entries: pd.DataFrame) -> Counts:
+    """Counts the people, eyes, volumes and files among entries of a store's index."""
+    key = text_column(entries["file_key"])
+    files = key.where(key != "", entries["volume_id"])
+    eyes = entries[["person_id", "eye"]].drop_duplicates()
+    return Counts(int(entries["person_id"].nunique()), len(eyes), len(entries), int(files.nunique()))
 
 
-def count_by(rows: pd.DataFrame, column: str) -> dict[str, Counts]:
-    """value of `column` -> counts, sorted; "" is told as "unknown"."""
-    return {
-        str(name): count_entries(part) for name, part in rows.groupby(text_column(rows[column]).replace("", UNKNOWN))
-    }
+def count_by(entries: pd.DataFrame, column: str) -> dict[str, Counts]:
+    """{value of `column`: counts}, sorted; "" is called "unknown"."""
+    values = text_column(entries[column]).replace("", UNKNOWN)
+    return {str(value): count_entries(group) for value, group in entries.groupby(values)}
 
 
-def stage(name: str, why: str, before: pd.DataFrame | None, rows: pd.DataFrame) -> Stage:
-    """The stage that leaves `rows` of `before`."""
-    left = count_entries(rows)
+def stage(name: str, why: str, before: pd.DataFrame | None, entries: pd.DataFrame) -> Stage:
+    """The stage that leaves `entries` of `before`."""
+    left = count_entries(entries)
     was = left if before is None else count_entries(before)
-    gone = (was.people - left.people, was.eyes - left.eyes, was.volumes - left.volumes, was.files - left.files)
-    return Stage(name, why, left, Counts(*gone), count_by(rows, "device"), count_by(rows, "site"))
+    lost = Counts(*(a - b for a, b in zip(asdict(was).values(), asdict(left).values(), strict=True)))
+    return Stage(name, why, left, lost, count_by(entries, "device"), count_by(entries, "site"))
+
+
+def _site_by_person(store: Store) -> dict[str, str]:
+    known = store.participants
+    if "clinical_site" not in known:
+        return {}
+    sites = text_column(known["clinical_site"])
+    return {str(person): site for person, site in zip(known["person_id"], sites, strict=True) if site}
 
 
 def cohort_table(store: Store) -> pd.DataFrame:
     """The store's index with `site` filled from participants.tsv where the file itself names none; "" stays unknown."""
-    table = store.table.copy()
-    known = store.participants
-    sites: dict[str, str] = {}
-    if "clinical_site" in known:
-        sites = {
-            str(person): str(site)
-            for person, site in zip(known["person_id"], known["clinical_site"], strict=True)
-            if site is not None and str(site) not in {"", "nan"}
-        }
-    own = text_column(table["site"])
-    table["site"] = own.where(own != "", [sites.get(person, "") for person in table["person_id"]])
-    return table
+    own = text_column(store.table["site"])
+    given = store.table["person_id"].map(_site_by_person(store))
+    return store.table.assign(site=own.where(own != "", text_column(given)))
 
 
 @dataclass(frozen=True)
@@ -155,8 +150,8 @@ class RefusedFiles:
 class SourceFlow:
     """From the files found to the volumes accepted: found = ignored + refused + accepted files.
 
-    `ignored` counts side files (tables, pictures, hidden ones) by kind. Files refused have device and site as far as
-    their path tells them: nothing else of them is known.
+    `ignored` counts side files (tables, pictures, hidden ones) by kind. Device and site of refused files are known only
+    as far as their path names them.
     """
 
     ignored: dict[str, int]
@@ -170,62 +165,57 @@ class SourceFlow:
 
     @property
     def found(self) -> int:
+        """All files."""
         return self.scans + sum(self.ignored.values())
 
     @property
     def lost(self) -> int:
+        """Files that were refused but should have become volumes."""
         return sum(one.files for one in self.refused if one.lost)
 
 
 def source_flow(store: Store) -> SourceFlow:
     """What became of every file that was ingested into `store`, over all its ingests."""
-    known = store.participants
-    sites = dict(zip(known["person_id"], known["clinical_site"], strict=True)) if "clinical_site" in known else {}
-    devices: dict[str, Counter[str]] = defaultdict(Counter)
-    places: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in store.quarantine:
-        seen = identify(HeaderFields(), PurePath(str(row["file"])), None)
-        devices[row["reason"]][seen.device or UNKNOWN] += 1
-        places[row["reason"]][seen.site or str(sites.get(seen.person_id) or UNKNOWN)] += 1
+    sites = _site_by_person(store)
+    devices: dict[str, Counter[str]] = {}
+    places: dict[str, Counter[str]] = {}
+    for entry in store.quarantine:
+        by_path = identify(HeaderFields(), PurePath(str(entry["file"])), None)
+        site = by_path.site or sites.get(by_path.person_id) or UNKNOWN
+        devices.setdefault(entry["reason"], Counter())[by_path.device or UNKNOWN] += 1
+        places.setdefault(entry["reason"], Counter())[site] += 1
     refused = [
         RefusedFiles(
             reason,
-            sum(found.values()),
+            by_device.total(),
             REASONS[reason].lost if reason in REASONS else True,
-            dict(sorted(found.items())),
+            dict(sorted(by_device.items())),
             dict(sorted(places[reason].items())),
         )
-        for reason, found in devices.items()
+        for reason, by_device in devices.items()
     ]
     refused.sort(key=lambda one: (not one.lost, -one.files, one.reason))
-    return SourceFlow(_ignored(store.path), tuple(refused), count_entries(store.table))
+    ignored = sum((Counter(counts) for counts in _read_ignored(store.path).values()), Counter())
+    return SourceFlow(dict(sorted(ignored.items())), tuple(refused), count_entries(store.table))
 
 
 def record_ignored(store: Path, sources: Sequence[str | Path], ignored: Mapping[str, int]) -> None:
-    """Keeps what one ingest left aside, in the place of what an earlier ingest of the same `sources` did.
+    """Writes what one ingest left aside, replacing the record of an earlier ingest of the same `sources`.
 
     The sources are named by a hash: no path enters the store. Two ingests whose sources overlap count a file twice.
     """
-    named = "\0".join(
-        sorted(str(source) if "://" in str(source) else str(Path(source).resolve()) for source in sources)
-    )
-    key = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    write_json(store / _FILE, {"ignored": {**_read(store), key: dict(sorted(ignored.items()))}})
+    names = sorted(str(source) if "://" in str(source) else str(Path(source).resolve()) for source in sources)
+    key = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    write_json(store / _FILE, {"ignored": {**_read_ignored(store), key: dict(sorted(ignored.items()))}})
 
 
-def _ignored(store: Path) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for counts in _read(store).values():
-        total.update(counts)
-    return dict(sorted(total.items()))
-
-
-def _read(store: Path) -> dict[str, dict[str, int]]:
+def _read_ignored(store: Path) -> dict[str, dict[str, int]]:
+    """{hash of sources: {kind of file: count}}; empty for a store from before this file was written."""
     path = store / _FILE
     if not path.is_file():
-        return {}  # a store from before this file was kept
+        return {}
     try:
-        found: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))["ignored"]
-        return {key: {str(kind): int(number) for kind, number in counts.items()} for key, counts in found.items()}
+        content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))["ignored"]
+        return {key: {str(kind): int(number) for kind, number in counts.items()} for key, counts in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OctjepaError(f"{path} is damaged: remove it and ingest again, which writes it anew") from None

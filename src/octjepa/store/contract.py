@@ -1,4 +1,4 @@
-"""store.json: the schema of a store and the contract its volumes were made with."""
+"""store.json: the schema of a store and the preprocessing contract its volumes were made with."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store.canonical import CANONICAL_VERSION
+from octjepa.store.storage import MARKER
 
-MARKER = "store.json"
 SCHEMA_VERSION = 1
 
 
-def contract_of(preprocessing: Preprocessing) -> dict[str, Any]:
-    """What store.json says of a store that is made now."""
-    return {
+def contract_text(preprocessing: Preprocessing) -> str:
+    """The text of store.json for a store that is made now."""
+    contract = {
         "schema_version": SCHEMA_VERSION,
         "canonical_version": CANONICAL_VERSION,
         "contract": preprocessing.model_dump(mode="json"),
         "contract_hash": science_hash(preprocessing),
     }
+    return json.dumps(contract, indent=1, sort_keys=True)
 
 
 def read_contract(store: Path) -> tuple[Preprocessing, int]:
-    """(preprocessing, version of the canonicalisation). Raises UsageError: not a store, a newer schema, damaged."""
+    """(preprocessing, canonical version) of the store in a folder.
+
+    Raises UsageError: not a store, a newer schema, a damaged store.json.
+    """
     marker = store / MARKER
     if not marker.is_file():
         raise UsageError(f"{store} is no store (it has no {MARKER}): make one with `octjepa ingest`")
     try:
-        found = json.loads(marker.read_text(encoding="utf-8"))
-        schema = int(found["schema_version"])
+        content: dict[str, Any] = json.loads(marker.read_text(encoding="utf-8"))
+        schema = int(content["schema_version"])
         if schema > SCHEMA_VERSION:
             raise UsageError(
                 f"the store {store} has schema {schema}, this octjepa reads up to {SCHEMA_VERSION}: update octjepa"
             )
-        preprocessing = Preprocessing.model_validate(found["contract"])
-        return preprocessing, int(found.get("canonical_version", 0))  # the first stores did not say
+        preprocessing = Preprocessing.model_validate(content["contract"])
+        return preprocessing, int(content.get("canonical_version", 0))  # the first stores did not record it
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -51,21 +55,25 @@ def contract_differences(preprocessing: Preprocessing, recipe: Recipe) -> list[s
     return [f"{name}: store {ours[name]}, recipe {theirs[name]}" for name in theirs if theirs[name] != ours[name]]
 
 
-def refuse_another_contract(location: str, made_with: tuple[Preprocessing, int], asked: Preprocessing) -> None:
-    """Raises ContractError: another canonicalisation made the store at `location`, or every field that differs."""
-    preprocessing, canonical_version = made_with
+def check_same_contract(
+    location: str, preprocessing: Preprocessing, canonical_version: int, requested: Preprocessing
+) -> None:
+    """Raises ContractError where volumes made with `requested` would not be comparable with those of the store.
+
+    The message names both canonical versions, or every field that differs.
+    """
     if canonical_version != CANONICAL_VERSION:
         raise ContractError(
             f"the store {location} was made by canonicalisation {canonical_version}, this octjepa makes "
             f"{CANONICAL_VERSION}: volumes of both would not be comparable; ingest into a new --store folder"
         )
-    if science_hash(preprocessing) == science_hash(asked):
+    if science_hash(preprocessing) == science_hash(requested):
         return
-    ours, theirs = preprocessing.model_dump(mode="json"), asked.model_dump(mode="json")
-    diff = "\n".join(
+    ours, theirs = preprocessing.model_dump(mode="json"), requested.model_dump(mode="json")
+    differing = "\n".join(
         f"  preprocessing.{key}: store {ours[key]}, asked {theirs[key]}" for key in ours if ours[key] != theirs[key]
     )
     raise ContractError(
-        f"the store {location} was made with another preprocessing contract:\n{diff}\n"
+        f"the store {location} was made with another preprocessing contract:\n{differing}\n"
         "name another --store folder for these settings, or use a recipe with the store's"
     )

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int16, UInt8
 
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
-from octjepa.store.chunk import reading_chunk
+from octjepa.store.storage import reading_chunk
 
 if TYPE_CHECKING:
     from octjepa.store.folder import Store
@@ -47,8 +47,8 @@ class NativeMap:
         row = rows[0]
         with (
             reading_chunk(store.chunk_location(volume_id)),
-            store.chunk_files(volume_id) as parts,
-            parts["geometry.npz"].open("rb") as file,
+            store.storage.chunk(volume_id) as files,
+            files["geometry.npz"].open("rb") as file,
             np.load(file, allow_pickle=False) as geometry,
         ):
             shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]

@@ -1,4 +1,4 @@
-"""The same work as `crew`, as tasks of a Ray cluster: many machines, one store that all of them see.
+"""The work of `worker_pool` as tasks of a Ray cluster: many machines, one store that all of them see.
 
 Each Ray worker keeps one process of its own beside it (a `WorkerPool` of one), so that a decoder that crashes or hangs
 costs one file there as it does here. What Ray adds is other machines; when one is lost, its files are given to others.
@@ -28,14 +28,14 @@ from octjepa.store.one_file import Result, refused
 from octjepa.store.worker_pool import AHEAD, Work, WorkerPool
 
 RETRIES = 3  # of a task whose machine or Ray worker was lost; then its file is refused with `worker_died`
-_OBJECT_STORE_BYTES = 128 << 20  # of a cluster that is started here: rows travel through it, pixels do not
+_OBJECT_STORE_BYTES = 128 << 20  # of a cluster that is started here: index entries go through it, pixels do not
 # No usage report to Ray's makers; and no change of Ray's to the environment of workers without an accelerator.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What all tasks of one ingest share. `mark` is a folder within the store: who sees it sees this very store."""
+    """What all tasks of one ingest share. A machine that sees the folder `mark` sees this store."""
 
     work: Work
     seconds_per_file: float
@@ -54,7 +54,7 @@ def ray_results(
     store = store.resolve()
     with cluster(workers) as ray:
         at_once = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_on_a_machine)
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(work_on_machine)
         job = ray.put(_Job(work, seconds_per_file, write_new_folder(store / "chunks" / "00", {})))
         todo = iter(files)
         waiting: deque[tuple[SourceFile, Any]] = deque()
@@ -81,19 +81,22 @@ def ray_results(
 
 @contextmanager
 def cluster(workers: int | None) -> Iterator[Any]:
-    """The module `ray`, connected: what was begun here is ended, a cluster that was there goes on. UsageError."""
+    """The module `ray`, connected to RAY_ADDRESS or to a cluster that is started here and stopped at the end.
+
+    Raises UsageError: Ray is not installed, or there is no such cluster.
+    """
     os.environ.update(_ENVIRONMENT)  # read while Ray is imported
     try:
         import ray
     except ImportError:
         raise UsageError(f"--engine ray needs Ray: {to_install('ray')}") from None
-    if ray.is_initialized():  # by the program that called: its connection stays
+    if ray.is_initialized():  # by the calling program: its connection stays
         yield ray
         return
     address = os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {"num_cpus": workers, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    with redirect_stdout(sys.stderr):  # Ray prints what befalls its workers; stdout is the result's
+    with redirect_stdout(sys.stderr):  # Ray prints about its workers; stdout is for the result
         try:
             _check_reachable(address)
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **(own if address == "local" else {}))
@@ -107,26 +110,26 @@ def cluster(workers: int | None) -> Iterator[Any]:
         try:
             if threading.current_thread() is threading.main_thread():
                 for number, handler in before.items():
-                    signal.signal(number, handler)  # how a stopped ingest ends is the command line's to say
+                    signal.signal(number, handler)  # Ray replaces them; the command line decides how ingest stops
             yield ray
         finally:
             ray.shutdown()
 
 
 def worker_error(error: Any) -> Exception:
-    """What to raise for Ray's RayTaskError: what the worker said where that is meant for the user, else its cause."""
+    """The exception to raise for Ray's RayTaskError: the worker's own where it is meant for the user."""
     cause = error.cause or error
     if isinstance(cause, OctjepaError | OSError):
         return cause
-    said = str(cause).strip().splitlines() or ["no message"]
+    message = str(cause).strip().splitlines() or ["no message"]
     return OctjepaError(
-        f"a Ray worker failed with {type(cause).__name__}: {said[0][:300]}. What was finished is kept. Try --engine "
+        f"a Ray worker failed with {type(cause).__name__}: {message[0][:300]}. What was finished is kept. Try --engine "
         f"local; if that works, is octjepa {version('octjepa')} on every machine of the cluster?"
     )
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError where nobody listens at "host:port": Ray itself would try for minutes."""
+    """Raises OSError where nothing listens at "host:port": Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
@@ -148,14 +151,14 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
         return refused(file, "read", "worker_died", detail)
     except ray.exceptions.RayError as error:
         raise OctjepaError(
-            f"the Ray cluster failed ({type(error).__name__}); what was finished is in the store: run the same "
-            "command again to go on"
+            f"the Ray cluster failed ({type(error).__name__}); finished files are in the store: run the same "
+            "command again to continue"
         ) from error
-    blind = result.get("unseen")
-    if blind is None:
+    not_visible = result.get("not_visible")
+    if not_visible is None:
         return result
-    machine, store_is_seen = blind
-    if not store_is_seen:
+    machine, store_is_visible = not_visible
+    if not store_is_visible:
         raise UsageError(
             f"the machine {machine} of the Ray cluster does not see the store {store}: give --store a folder on a disk "
             "that all machines share under the same path, or, for a store in a bucket, let OCTJEPA_CACHE name one"
@@ -170,22 +173,22 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
 
 # -- on the machines of the cluster --
 
-_crew: tuple[_Job, WorkerPool] | None = None  # of this Ray worker, kept from task to task
+_pool: tuple[_Job, WorkerPool] | None = None  # of this Ray worker, reused by its next tasks
 
 
-def _on_a_machine(file: SourceFile, job: _Job) -> Result:
-    """One file on whatever machine Ray chose: {"unseen": (machine, whether it sees the store)} or a result."""
-    store_is_seen = job.mark.is_dir()
-    if not store_is_seen or file.state() is None:
-        return {"unseen": (socket.gethostname(), store_is_seen)}
-    ((_, result),) = _crew_of(job).results([file])
+def work_on_machine(file: SourceFile, job: _Job) -> Result:
+    """Works on one file where Ray chose: a result, or {"not_visible": (machine, whether it sees the store)}."""
+    store_is_visible = job.mark.is_dir()
+    if not store_is_visible or file.state() is None:
+        return {"not_visible": (socket.gethostname(), store_is_visible)}
+    ((_, result),) = _pool_for(job).results([file])
     return result
 
 
-def _crew_of(job: _Job) -> WorkerPool:
-    global _crew
-    if _crew is None or _crew[0].mark != job.mark:
-        if _crew is not None:
-            _crew[1].__exit__(None, None, None)
-        _crew = job, WorkerPool(job.work, 1, job.seconds_per_file)
-    return _crew[1]
+def _pool_for(job: _Job) -> WorkerPool:
+    global _pool
+    if _pool is None or _pool[0].mark != job.mark:
+        if _pool is not None:
+            _pool[1].__exit__(None, None, None)
+        _pool = job, WorkerPool(job.work, 1, job.seconds_per_file)
+    return _pool[1]

@@ -1,8 +1,8 @@
-"""Files worked on by processes of this machine, each by itself: one that crashes or hangs costs one file.
+"""A pool of processes on this machine in which a file that crashes or hangs costs that file alone.
 
 A C decoder can end its process (segmentation fault, out of memory) or never return. Every worker therefore has one
-file at a time and a pipe of its own, so that whose file it was is known when it dies, and only it is killed when time
-is up. `concurrent.futures` knows neither: there one death breaks the whole pool.
+file at a time and a pipe of its own, so that the file is known when the worker dies, and only that worker is killed
+when time is up. `concurrent.futures` offers neither: there one death breaks the whole pool.
 """
 
 from __future__ import annotations
@@ -28,89 +28,89 @@ AHEAD = 4  # results that may wait for an earlier file, per worker: enough to ke
 
 
 class WorkerPool:
-    """`size` processes that do `work`, which is pickled; OctjepaError and OSError come home from it.
+    """`size` processes that call `work` (which must pickle) on files; its OctjepaError and OSError are raised here.
 
-    A file whose process dies is tried once more, with the machine to itself (another's memory may have been the
+    A file whose process dies is tried once more while no other file is worked on (another's memory may have been the
     cause), and then refused with `worker_died`; one that takes longer than `seconds_per_file` with `timed_out`.
-    Leaving the context kills what still works: what it was writing lies in hidden folders that the parent clears away.
+    Leaving the context kills the workers; what they were writing is in hidden folders that the parent removes.
     """
 
     def __init__(self, work: Work, size: int, seconds_per_file: float) -> None:
         self._work, self._size, self._seconds = work, size, seconds_per_file
-        self._workers: list[_Worker] = []
-        self._suspects: set[int] = set()
+        self.workers: list[Worker] = []
+        self.suspects: set[int] = set()
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.kill()
-        self._workers.clear()
+        self.workers.clear()
 
     def results(self, files: Sequence[SourceFile]) -> Generator[tuple[SourceFile, Result], None, None]:
         """Results in the order of `files`. Raises what `work` raises; OctjepaError: no process can be started."""
         todo = deque(range(len(files)))
         done: dict[int, Result] = {}
-        for turn, file in enumerate(files):
-            while turn not in done:
-                self._hand_out(todo, files, turn + AHEAD * self._size)
+        for index, file in enumerate(files):
+            while index not in done:
+                self._assign(todo, files, index + AHEAD * self._size)
                 self._collect(todo, files, done)
-            yield file, done.pop(turn)
+            yield file, done.pop(index)
 
-    def _hand_out(self, todo: deque[int], files: Sequence[SourceFile], limit: int) -> None:
-        """Gives each idle worker a file below `limit`, but a suspect only where no other file is worked on."""
-        busy = [worker for worker in self._workers if worker.number is not None]
-        while len(self._workers) < min(self._size, len(todo) + len(busy)):
-            self._workers.append(_Worker(self._work))
-        for worker in self._workers:
+    def _assign(self, todo: deque[int], files: Sequence[SourceFile], limit: int) -> None:
+        """Gives each idle worker a file below `limit`; a suspect waits until no other file is worked on."""
+        busy = [worker for worker in self.workers if worker.number is not None]
+        while len(self.workers) < min(self._size, len(todo) + len(busy)):
+            self.workers.append(Worker(self._work))
+        for worker in self.workers:
             if not todo or todo[0] >= limit:
                 return
-            if busy and (todo[0] in self._suspects or busy[0].number in self._suspects):
+            if busy and (todo[0] in self.suspects or busy[0].number in self.suspects):
                 return
             if worker.ready and worker.number is None:
-                worker.give(todo.popleft(), files, self._seconds)
+                worker.assign(todo.popleft(), files, self._seconds)
                 busy.append(worker)
 
     def _collect(self, todo: deque[int], files: Sequence[SourceFile], done: dict[int, Result]) -> None:
-        """Waits for news of any worker: a result, a death, the end of a file's time."""
-        until = min(worker.until for worker in self._workers)
+        """Waits until any worker has a result, has died, or has used up the time of its file."""
+        until = min(worker.until for worker in self.workers)
         wait(
-            [worker.pipe for worker in self._workers], None if until == math.inf else max(0.0, until - time.monotonic())
+            [worker.pipe for worker in self.workers], None if until == math.inf else max(0.0, until - time.monotonic())
         )
-        for worker in list(self._workers):
+        for worker in list(self.workers):
             number = worker.number
             try:
                 if worker.pipe.poll():
                     result = worker.receive()
                     if number is not None:
-                        self._suspects.discard(number)
+                        self.suspects.discard(number)
                         done[number] = result
                     continue
             except EOFError:
-                self._workers.remove(worker)
+                self.workers.remove(worker)
                 cause = worker.cause_of_death()
                 if number is None:
                     if not worker.ready:
                         raise OctjepaError(
                             f"a worker process ended before it began to work ({cause}); try again with --workers 1"
                         ) from None
-                elif number in self._suspects:
-                    self._suspects.discard(number)
+                elif number in self.suspects:
+                    self.suspects.discard(number)
                     done[number] = refused(files[number], "read", "worker_died", f"{cause}, twice")
                 else:
-                    self._suspects.add(number)
+                    self.suspects.add(number)
                     todo.appendleft(number)
                 continue
             if number is not None and time.monotonic() >= worker.until:
-                self._workers.remove(worker)
-                self._suspects.discard(number)
+                self.workers.remove(worker)
+                self.suspects.discard(number)
                 worker.kill()
                 done[number] = refused(files[number], "read", "timed_out", f"not done after {self._seconds:g} s")
 
 
-class _Worker:
-    """One process and the pipe to it. `number` is its file's place in the list, None while it has none."""
+class Worker:
+    """One process and the pipe to it. `number` is the index of its file, None while it is idle."""
 
     def __init__(self, work: Work) -> None:
         # Spawned, not forked: the parent may hold threads (BLAS, progress bar) that a fork would freeze.
@@ -131,26 +131,27 @@ class _Worker:
         self.number: int | None = None
         self.until = math.inf
 
-    def give(self, number: int, files: Sequence[SourceFile], seconds: float) -> None:
+    def assign(self, number: int, files: Sequence[SourceFile], seconds: float) -> None:
+        """Sends one file, to be answered within `seconds`."""
         self.number, self.until = number, time.monotonic() + seconds
         try:
             self.pipe.send(files[number])
         except OSError:
-            return  # it died while idle: the pipe tells so when it is read
+            return  # it died while idle: reading the pipe raises EOFError
 
     def receive(self) -> Result:
-        """Raises what the work raised; EOFError where the process is gone."""
+        """The result of the assigned file. Raises what the work raised; EOFError where the process has ended."""
         try:
-            said, value = self.pipe.recv()
+            failure, value = self.pipe.recv()
         except OSError as error:
             raise EOFError from error
         self.number, self.until, self.ready = None, math.inf, True
-        if said is not None:
-            raise said
+        if failure is not None:
+            raise failure
         return value
 
     def cause_of_death(self) -> str:
-        """ "the process ended with SIGSEGV"."""
+        """A sentence such as "the process ended with SIGSEGV"."""
         self._process.join(5)
         code = self._process.exitcode
         self.kill()
@@ -160,6 +161,7 @@ class _Worker:
         return f"the process ended with {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
     def kill(self) -> None:
+        """Kills the process and closes the pipe."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -167,7 +169,7 @@ class _Worker:
 
 
 def _work_on(pipe: Connection[Any, Any], work: Work) -> None:
-    """The life of a worker: says that it is ready, then answers each file with (error or None, result or None)."""
+    """The main function of a worker: reports ready, then answers each file with (error or None, result or None)."""
     from threadpoolctl import threadpool_limits
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's

@@ -17,8 +17,8 @@ from jaxtyping import UInt8
 
 from octjepa.report.figures import eyes, masks, tokens
 from octjepa.report.html import file_name
-from octjepa.store.chunk import DamagedVolume
 from octjepa.store.cohort_flow import cohort_table, text_column
+from octjepa.store.storage import DamagedVolume
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder

@@ -70,8 +70,8 @@ def _read_header(path: Path) -> _Header:
             first_frame = file.tell()
         keys = ("FRAMECOUNT", "LINECOUNT", "LINELENGTH", "SCANTYPE", "FRAMES", "SCANS")
         frames, columns, depth, scan_type, times, scans = (int.from_bytes(entries[key], "little") for key in keys)
-        keys = ("ELSCANLENGTH", "SCANDEPTH", "AZSCANLENGTH")
-        lengths_mm = [struct.unpack("<d", entries[key])[0] for key in keys]
+        length_keys = ("ELSCANLENGTH", "SCANDEPTH", "AZSCANLENGTH")
+        lengths_mm = [struct.unpack("<d", entries[key])[0] for key in length_keys]
     except (KeyError, ValueError, struct.error):
         raise rejection("broken_header", "its list of values is damaged, or lacks one that every scan has") from None
     check_shape(frames, depth, columns)

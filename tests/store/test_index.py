@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from octjepa.probe.labels import read_labels
-from octjepa.store.labels import labels_of, labels_table, labels_text
+from octjepa.store.index import labels_json, labels_of, labels_table
 
 FIRST, SECOND = {"glaucoma": 1.0, "age": 61.5, "eye": "x"}, {"glaucoma": 0.0, "stage": "mild\tnone"}
 ROWS = [
-    {"volume_id": "b", "person_id": "P2", "eye": "OS", "labels": labels_text(SECOND)},
-    {"volume_id": "a", "person_id": "P1", "eye": "OD", "labels": labels_text(FIRST)},
+    {"volume_id": "b", "person_id": "P2", "eye": "OS", "labels": labels_json(SECOND)},
+    {"volume_id": "a", "person_id": "P1", "eye": "OD", "labels": labels_json(FIRST)},
     {"volume_id": "c", "person_id": "P3", "eye": "", "labels": ""},
     {"volume_id": "d", "person_id": "P4", "eye": "OD", "labels": float("nan")},
     {"volume_id": "e", "person_id": "P5", "eye": "OD"},

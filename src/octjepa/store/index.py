@@ -1,0 +1,130 @@
+"""What a store knows of its volumes, refused files, people and labels.
+
+`volumes.parquet` has an entry per volume with the columns `COLUMNS`; `quarantine.jsonl` has an entry per refused file;
+`participants.parquet` has one per person; `labels.tsv` lists the labels that came inside the files, for
+`octjepa probe`, with the columns volume_id, person_id, eye and one per label.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXT_COLUMNS = (
+    "volume_id", "content_hash", "person_id", "eye", "laterality_source", "device", "protocol", "region", "pattern",
+    "sop_instance_uid", "source", "visit", "site", "format", "personal",
+    "enface_hash", "labels",
+)  # fmt: skip
+COLUMNS = (
+    *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",
+    "provenance_slice", "provenance_depth", "provenance_column", "uncertain", "notes", "mirrored",
+    "tissue_mean", "tissue_std", "tissue_share", "quality", "snr_db", "blank_share", "clipped_share", "motion_um",
+    "fill_share", "split", "chunk_hash",
+    "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
+)  # fmt: skip
+PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
+LABELS_FILE = "labels.tsv"
+_LABEL_KEYS = ("volume_id", "person_id", "eye")
+# Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
+_NOT_READ = {"unreadable_file", "manifest_row_without_file"}
+_log = logging.getLogger(__name__)
+
+
+def file_key(entry: Mapping[str, Any]) -> str:
+    """The key of the file that an index or quarantine entry came from; its relative path where it has no key."""
+    return str(entry.get("file_key") or entry["file"])
+
+
+class Index:
+    """Entries in memory: `volumes` by volume id, `quarantine` by file key. A file is in one of the two."""
+
+    def __init__(self, volumes: Iterable[dict[str, Any]], quarantine: Iterable[dict[str, str]]) -> None:
+        self.volumes = {str(entry["volume_id"]): entry for entry in volumes}
+        self.quarantine = {file_key(entry): entry for entry in quarantine}
+        self._volume_by_file = {file_key(entry): name for name, entry in self.volumes.items()}
+
+    def apply(self, change: Mapping[str, Any]) -> str:
+        """Applies a journal line {"volume": entry} or {"refused": entry}.
+
+        Returns the id of the volume that this removes from the index, or "".
+        """
+        entry = dict(change.get("volume") or change.get("refused") or {})
+        if not entry:
+            return ""
+        file = file_key(entry)
+        before = self._volume_by_file.get(file, "")
+        if "refused" in change:
+            self.quarantine[file] = entry
+            removed = "" if entry["reason"] in _NOT_READ else before
+        else:
+            removed = before if before != entry["volume_id"] else ""
+        if removed:
+            del self.volumes[removed], self._volume_by_file[file]
+        if "volume" in change:
+            self.quarantine.pop(file, None)
+            if replaced := self.volumes.get(entry["volume_id"]):
+                self._volume_by_file.pop(file_key(replaced), None)
+            self.volumes[entry["volume_id"]] = entry
+            self._volume_by_file[file] = entry["volume_id"]
+        return removed
+
+
+def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> pd.DataFrame:
+    """One entry per person, sorted by id; the last one counts. Warns where entries of one person differ."""
+    import pandas as pd
+
+    columns = list(PARTICIPANT_COLUMNS)
+    merged = pd.DataFrame([*known.to_dict("records"), *added], columns=columns)
+    changed = int((merged.astype(str).drop_duplicates().groupby("person_id").size() > 1).sum())
+    if changed:
+        _log.warning(
+            "participants.tsv differs from before for %d people (split, site, group or age): the later table "
+            "counts. Splits already assigned are kept; `octjepa split STORE --by recommended` follows the table. Two "
+            "studies may use the same ids by chance: ingest them into stores of their own.",
+            changed,
+        )
+    merged = merged.drop_duplicates("person_id", keep="last")
+    return merged.sort_values("person_id", key=lambda ids: ids.astype(str), ignore_index=True)
+
+
+def people_unknown(table: pd.DataFrame) -> int:
+    """Volumes of a store's table whose person no source names: each counts as a person of its own."""
+    return sum("person_unknown" in str(notes).split(";") for notes in table["notes"])
+
+
+def labels_json(labels: Mapping[str, float | str]) -> str:
+    """The labels of one volume as its index entry keeps them; "" for none."""
+    return json.dumps(dict(labels), sort_keys=True, allow_nan=False) if labels else ""
+
+
+def labels_of(entry: Mapping[str, Any]) -> dict[str, float | str]:
+    """The labels of an index entry; the first stores have no such column."""
+    text = entry.get("labels")
+    labels: dict[str, float | str] = json.loads(text) if isinstance(text, str) and text else {}
+    return labels
+
+
+def labels_table(entries: Iterable[Mapping[str, Any]]) -> str:
+    """The text of labels.tsv, sorted by volume; "" where no volume has labels.
+
+    A label named like one of the first three columns gets a trailing "_". A volume without a label has an empty cell.
+    """
+    import pandas as pd
+
+    lines = []
+    for entry in entries:
+        if labels := labels_of(entry):
+            named = {f"{name}_" if name in _LABEL_KEYS else name: value for name, value in labels.items()}
+            shown = {k: f"{value:.12g}" if isinstance(value, float | int) else value for k, value in named.items()}
+            lines.append({**{key: str(entry[key]) for key in _LABEL_KEYS}, **shown})
+    if not lines:
+        return ""
+    table = pd.DataFrame(lines).sort_values("volume_id")
+    names = sorted(set(table.columns) - set(_LABEL_KEYS))
+    text: str = table[[*_LABEL_KEYS, *names]].to_csv(sep="\t", index=False, lineterminator="\n")
+    return text

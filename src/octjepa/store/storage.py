@@ -1,0 +1,194 @@
+"""Where the files of a store are: the files of one volume (a chunk), and the folder of all on a disk.
+
+A store in a bucket (`octjepa.store.bucket`) offers the same functions as `DiskStorage`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from zipfile import BadZipFile
+
+import numpy as np
+
+from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
+from octjepa.files import replace_folder, write_atomic, write_new_folder, writer_lock
+from octjepa.store.canonical import CanonicalVolume
+
+MARKER = "store.json"
+CHUNK_FILES = ("pixels.npy", "geometry.npz")
+_ADVICE = {
+    errno.ENOMEM: "use fewer processes or a smaller batch, or give the machine more memory",
+    errno.EMFILE: MORE_FILES,
+    errno.ENFILE: "end other programs on this machine, or let the administrator raise fs.file-max",
+    errno.EACCES: "let its owner give you the right to read it",
+    errno.EPERM: "let its owner give you the right to read it",
+    errno.EIO: "check the disk and its connection",
+    errno.ESTALE: "check the network disk and mount it again",
+    errno.ETIMEDOUT: "check the network disk and mount it again",
+}  # for errors of the machine, which leave the volume intact
+_OTHER_ADVICE = "check the disk or network that holds it"
+_DAMAGE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)  # no such file; NumPy's own errors have no number
+
+
+class DamagedVolume(OctjepaError):
+    """The files of a volume are absent, or were read and differ from what was written."""
+
+
+@contextmanager
+def reading_chunk(name: str) -> Iterator[None]:
+    """Translates errors while the chunk `name` is read. Raises MachineRefuses with the cause, or DamagedVolume."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGE:
+            advice = _ADVICE.get(error.errno or 0, _OTHER_ADVICE)
+            message = f"{name} cannot be read: {error.strerror}. The volume is not at fault: {advice}"
+            raise MachineRefuses(message) from None
+        raise DamagedVolume(f"{name} is damaged ({error}): delete it and ingest again") from None
+
+
+def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
+    """Writes pixels and geometry of one volume into a hidden folder beside `folder`, for `replace_folder` to rename."""
+    return write_new_folder(
+        folder.parent,
+        {
+            "pixels.npy": lambda file: np.save(file, volume.pixels, allow_pickle=False),
+            "geometry.npz": lambda file: np.savez(file, allow_pickle=False, **volume.geometry()),
+        },
+    )
+
+
+def save_chunk(folder: Path, volume: CanonicalVolume) -> None:
+    """Writes pixels and geometry of one volume to `folder`, whole or not at all, and replaces what was there."""
+    replace_folder(stage_chunk(folder, volume), folder)
+
+
+@lru_cache(maxsize=4096)
+def read_geometry(path: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tissue band [2, D, W], shifts [D, W]) of a chunk, cached: opening the archive costs more than mapping pixels.
+
+    `mtime_ns` is the archive's, so that a chunk that was written again is read again.
+    """
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as geometry:
+        return geometry["band"], geometry["shifts"]
+
+
+def chunk_hash(files: Mapping[str, Path]) -> str:
+    """SHA-256 over the `CHUNK_FILES` of a chunk, one after the other, given as {file name: path}."""
+    digest = hashlib.sha256()
+    for name in CHUNK_FILES:
+        with files[name].open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Publishes what the one writing process puts into `folder`, a local folder laid out as the store."""
+
+    folder: Path
+
+    def add(self, change: dict[str, Any]) -> None:
+        """Publishes one journal line and the chunk it names."""
+
+    def drop(self, volume_id: str) -> None:
+        """Removes a chunk that no entry names any more."""
+
+    def publish(self) -> None:
+        """Publishes the index files in `folder`."""
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """What a `Store` needs of the place its files are in."""
+
+    verify: bool  # whether a chunk is compared with the SHA-256 of its entry when it is first read
+
+    @property
+    def location(self) -> str:
+        """Path or URL, for messages."""
+
+    def snapshot(self) -> Path | None:
+        """A local folder with the index files as they are now; None where there is nothing."""
+
+    def create(self, marker: str) -> None:
+        """Makes an empty store whose store.json is `marker`. Raises UsageError where something else is there."""
+
+    def has_chunk(self, volume_id: str) -> bool: ...
+
+    def chunk(self, volume_id: str) -> AbstractContextManager[dict[str, Path]]:
+        """{file name: local path} of a chunk, valid within the context."""
+
+    def writing(self) -> AbstractContextManager[Writer]:
+        """Makes this process the only writer. Raises UsageError: another process writes."""
+
+
+class DiskStorage:
+    """A store in a folder of a disk: what is written there is published at once, so it is its own `Writer`."""
+
+    verify = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    def snapshot(self) -> Path | None:
+        """The folder itself; None where there is none."""
+        return self.folder if self.folder.is_dir() else None
+
+    def create(self, marker: str) -> None:
+        """Makes the folder. Raises UsageError: it is a file, holds something, or cannot be made."""
+        path = self.folder
+        if path.exists() and (not path.is_dir() or any(child.name != ".lock" for child in path.iterdir())):
+            raise UsageError(f"{path} exists and is no store: name an empty or a new folder")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make a store at {path}: {error.strerror or error}") from None
+        write_atomic(path / MARKER, lambda file: file.write(marker.encode()))
+
+    def _chunk_files(self, volume_id: str) -> dict[str, Path]:
+        folder = chunk_folder(self.folder, volume_id)
+        return {name: folder / name for name in CHUNK_FILES}
+
+    def has_chunk(self, volume_id: str) -> bool:
+        """Whether all files of a chunk are there."""
+        return all(path.is_file() for path in self._chunk_files(volume_id).values())
+
+    @contextmanager
+    def chunk(self, volume_id: str) -> Iterator[dict[str, Path]]:
+        """{file name: path} of a chunk, whether or not the files are there."""
+        yield self._chunk_files(volume_id)
+
+    @contextmanager
+    def writing(self) -> Iterator[DiskStorage]:
+        """Holds the lock of the folder."""
+        with writer_lock(self.folder):
+            yield self
+
+    def add(self, change: dict[str, Any]) -> None:
+        """Nothing to do: the chunk is in the folder."""
+
+    def drop(self, volume_id: str) -> None:
+        """Deletes a chunk."""
+        shutil.rmtree(chunk_folder(self.folder, volume_id), ignore_errors=True)
+
+    def publish(self) -> None:
+        """Nothing to do: the index is in the folder."""
+
+
+def chunk_folder(folder: Path, volume_id: str) -> Path:
+    """The folder of one chunk in a store's folder."""
+    return folder / "chunks" / volume_id[:2] / volume_id
