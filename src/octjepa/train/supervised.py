@@ -208,7 +208,7 @@ def _accumulate(terms: Iterator[Tensor]) -> Tensor | None:
     """The sum of the terms, detached, after the gradient of each; None where there is no term."""
     total: Tensor | None = None
     for term in terms:
-        term.backward()  # type: ignore[no-untyped-call]
+        term.backward()
         total = term.detach() if total is None else total + term.detach()
     return total
 

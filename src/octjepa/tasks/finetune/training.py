@@ -61,7 +61,7 @@ class TuningTask(SupervisedTask[Batch]):
         blocks = self.recipe.learning_blocks(update, self.depth)
         first = update * self.recipe.batch + self.runtime.rank * size  # position in the stream
         for start in range(0, size, micro_batch):
-            part = batch.part(start, start + micro_batch)
+            part = batch.micro_batch(start, start + micro_batch)
             positions = range(first + start, first + start + len(part.volume_ids))
             paths = draw_paths(self.recipe, self.depth, blocks, positions)
             with self.runtime.autocast():
