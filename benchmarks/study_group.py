@@ -25,7 +25,7 @@ import octjepa
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.phantom import LESIONS, write_cohort
-from octjepa.probe.probe import run_probes
+from octjepa.probe.probe import ProbeSettings, run_probes
 from octjepa.probe.results import ProbeResult
 from octjepa.store import Store, build_store
 
@@ -69,7 +69,8 @@ def with_truth(table: Embeddings, cohort: Path) -> Embeddings:
 
 def probed(table: Embeddings, labels: Path, work: Path) -> ProbeResult:
     pools = [pool for pool in ("mean", "mean_std_max") if pool == "mean" or table.encoder != "oracle"]
-    return run_probes([table], labels, TARGETS, ["linear"], pools=pools, level="person", ledger_folder=work / "uses")
+    settings = ProbeSettings(["linear"], pools=pools, level="person")
+    return run_probes([table], labels, TARGETS, settings, ledger_folder=work / "uses")
 
 
 def primary(result: ProbeResult, names: tuple[str, ...] | None = None) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from octjepa.leaderboard.choose import Option, choose, without_test
 from octjepa.leaderboard.page import NAMES, write_board
 from octjepa.probe.features import plan_selection as choosing_of
 from octjepa.probe.labels import read_labels
-from octjepa.probe.probe import run_probes
+from octjepa.probe.probe import ProbeSettings, run_probes
 from octjepa.probe.targets import join_labels
 
 
@@ -290,7 +290,9 @@ def test_eyes_and_people_are_cases_of_their_own(made):
     person = boards["person"]
     assert person.comparisons[0]["n_people"] == 45
     assert any("eyes of" in note and "the worse eye's is the person's" in note for note in person.notes)
-    both = run_probes([read_embeddings(good)], labels, ["lesion0"], ["linear"], level="person", bootstrap=50)
+    both = run_probes(
+        [read_embeddings(good)], labels, ["lesion0"], ProbeSettings(["linear"], level="person", bootstrap=50)
+    )
     (theirs,) = [row["value"] for row in both.rows if (row["name"], row["metric"], row["pool"]) ==
                  ("good", "auroc", person.trainings[0]["pool"])]  # fmt: skip
     assert _row(person, "good")["value"] == pytest.approx(theirs)

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from invented_cohort import probe_with
 from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import Predictions
 from octjepa.probe.aggregation import average_scores, group_cases, read_visit_order
-from octjepa.probe.probe import run_probes
 from octjepa.probe.results import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -131,7 +131,7 @@ def probed(cohort: Cohort, tmp_path: Path) -> Callable[..., ProbeResult]:
         labels.to_csv(tmp_path / "labels.tsv", sep="\t", index=False)
         table = read_embeddings(write_embeddings(tmp_path / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w"))
         given = {"probes": ["linear"], "pools": ["mean_std_max"], "bootstrap": 100, **options}
-        return run_probes([table], tmp_path / "labels.tsv", ["lesion0"], **given)
+        return probe_with([table], tmp_path / "labels.tsv", ["lesion0"], **given)
 
     return run
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from invented_cohort import probe_with
 from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.probe import probe_training
-from octjepa.probe.probe import PROBES, run_probes
 from octjepa.probe.results import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -38,6 +38,9 @@ def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
     return table, TokenFolder.open(folder / "tokens")
 
 
+NAMES = ("linear", "knn", "mlp", "attentive")
+
+
 @pytest.fixture(scope="module")
 def run(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], ProbeResult]:
     def probe(shuffled: bool) -> ProbeResult:
@@ -50,8 +53,8 @@ def run(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> Callable[[b
         table, tokens = written(frame, folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(probe_training, "EPOCHS", 25)
-            return run_probes(
-                [read_embeddings(table)], folder / "labels.tsv", ["lesion0"], PROBES, pools=["mean_std_max"],
+            return probe_with(
+                [read_embeddings(table)], folder / "labels.tsv", ["lesion0"], probes=NAMES, pools=["mean_std_max"],
                 bootstrap=400, tokens=[tokens],
             )  # fmt: skip
 
@@ -63,8 +66,8 @@ def test_a_planted_effect_is_recovered_above_all_baselines_by_every_probe(run: C
     rows = [row for row in result.rows if row["metric"] == "auroc"]
     baselines = [row for row in rows if row["name"] != "octjepa"]
     assert {row["name"] for row in baselines} == {"untrained", "histogram", "covariates", "majority"}
-    assert {(row["name"], row["probe"]) for row in rows} >= {("untrained", probe) for probe in PROBES}
-    for probe in PROBES:
+    assert {(row["name"], row["probe"]) for row in rows} >= {("untrained", probe) for probe in NAMES}
+    for probe in NAMES:
         (ours,) = [row for row in rows if row["name"] == "octjepa" and row["probe"] == probe]
         assert ours["low"] > max(row["value"] for row in baselines), probe
         (paired,) = [one for one in result.comparisons if one["probe"] == probe]
@@ -77,7 +80,7 @@ def test_a_planted_effect_is_recovered_above_all_baselines_by_every_probe(run: C
 def test_shuffled_labels_leave_chance_in_every_interval(run: Callable[[bool], ProbeResult]) -> None:
     result = run(True)
     rows = [row for row in result.rows if row["metric"] == "auroc" and row["low"] is not None]
-    assert {row["probe"] for row in rows} == set(PROBES)
+    assert {row["probe"] for row in rows} == set(NAMES)
     for row in rows:
         assert row["low"] <= 0.5 <= row["high"], row
     for one in result.comparisons:

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.probe.probe import run_probes
 from octjepa.probe.results import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -24,7 +24,7 @@ def told(saved: Save) -> Callable[..., ProbeResult]:
     def run(frame: pd.DataFrame, labels: pd.DataFrame, **options: Any) -> ProbeResult:
         table, tsv = saved(frame, labels)
         given = {"targets": ["lesion0"], "probes": ["knn"], "pools": ["mean"], "bootstrap": 50, **options}
-        return run_probes([read_embeddings(table)], tsv, **given)
+        return probe_with([read_embeddings(table)], tsv, **given)
 
     return run
 
@@ -76,7 +76,7 @@ def test_a_constant_quantity_is_named(cohort: Cohort, told: Callable[..., ProbeR
     labels["lesion0"] = np.random.default_rng(0).normal(300, 20, len(labels))
     (fault,) = told(frame, labels, probes=["linear"]).faults
     assert fault["kind"] == "constant_predictor"
-    assert "of every test case of lesion0: a constant predictor" in fault["what"]
+    assert "for every test case of lesion0: a constant predictor" in fault["what"]
 
 
 def test_labels_in_one_cell_are_a_target_each(cohort: Cohort, told: Callable[..., ProbeResult]) -> None:

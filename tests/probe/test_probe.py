@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.leaderboard.board import run_board
@@ -23,7 +24,7 @@ THREE = ["lesion0", "lesion1", "lesion2"]
 
 def _run(saved: Save, frame: pd.DataFrame, labels: pd.DataFrame, targets: list[str], **options: object) -> ProbeResult:
     table, tsv = saved(frame, labels)
-    return run_probes([read_embeddings(table)], tsv, targets, **{"bootstrap": 300, **options})  # type: ignore[arg-type]
+    return probe_with([read_embeddings(table)], tsv, targets, **{"bootstrap": 300, **options})
 
 
 def _row(result: ProbeResult, **wanted: str) -> dict[str, object]:
@@ -40,7 +41,7 @@ def planted(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> ProbeRe
     folder = tmp_path_factory.mktemp("planted")
     labels.to_csv(folder / "labels.tsv", sep="\t", index=False)
     table = read_embeddings(write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64))
-    return run_probes([table], folder / "labels.tsv", THREE, bootstrap=500)
+    return probe_with([table], folder / "labels.tsv", THREE, bootstrap=500)
 
 
 def test_a_planted_signal_is_found_and_baselines_are_at_chance(planted: ProbeResult) -> None:
@@ -198,7 +199,7 @@ def test_two_encoders_are_cut_to_their_common_volumes(cohort: Cohort, saved: Sav
     first, tsv = saved(frame, labels)
     second, _ = saved(weak.assign(vector=weak["untrained"]).iloc[:-1], labels, "second")
     tables = [read_embeddings(first), read_embeddings(second), read_embeddings(first)]
-    result = run_probes(tables, tsv, ["lesion0"], probes=["linear"], pools=["mean"], bootstrap=100)
+    result = probe_with(tables, tsv, ["lesion0"], probes=["linear"], pools=["mean"], bootstrap=100)
     names = {row["name"] for row in result.rows}
     assert names == {"octjepa", "octjepa#2", "second", "untrained", "histogram", "majority", "covariates"}
     (fault,) = [fault for fault in result.faults if fault["kind"] == "different_labels"]
@@ -234,8 +235,8 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
         ({"probes": ["svm"]}, "no probe svm: known are linear, knn, mlp, attentive"),
         ({"pools": ["median"]}, "no pool median"),
         ({"pools": []}, "no pool given"),
-        ({"metric_names": ["accuracy"]}, "no metric accuracy"),
-        ({"metric_names": ["r2"]}, "none of the metrics asked for fits"),
+        ({"metrics": ["accuracy"]}, "no metric accuracy"),
+        ({"metrics": ["r2"]}, "none of the metrics asked for fits"),
         ({"task": "survival"}, "no task 'survival'"),
         ({"task": "ordinal"}, "at least 3 grades"),
         ({"level": "retina"}, "no level 'retina': known are volume, eye, person"),
@@ -254,7 +255,7 @@ def test_wrong_options_name_what_is_known(cohort: Cohort, saved: Save, options: 
 
 
 def test_only_the_metrics_asked_for(cohort: Cohort, saved: Save) -> None:
-    result = _run(saved, *cohort(people=60), ["lesion0"], probes=["knn"], metric_names=["balanced_accuracy"])
+    result = _run(saved, *cohort(people=60), ["lesion0"], probes=["knn"], metrics=["balanced_accuracy"])
     assert {row["metric"] for row in result.rows} == {"balanced_accuracy"}
     assert result.paired["metric"] == "auroc"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,6 +59,13 @@ def cohort() -> Callable[..., tuple[pd.DataFrame, pd.DataFrame]]:
         return frame, labels
 
     return make
+
+
+def probe_with(tables: list[Any], labels: Path, targets: list[str], tokens: Sequence[Any] = (), **settings: Any) -> Any:
+    """`run_probes` with the fields of `ProbeSettings` by keyword."""
+    from octjepa.probe.probe import ProbeSettings, run_probes
+
+    return run_probes(tables, labels, targets, ProbeSettings(**settings), tokens)
 
 
 @pytest.fixture

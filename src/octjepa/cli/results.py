@@ -80,16 +80,17 @@ def probe(
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
     from octjepa.probe.aggregation import read_visit_order
-    from octjepa.probe.probe import DEFAULT_PROBES, run_probes
+    from octjepa.probe.probe import DEFAULT_PROBES, ProbeSettings, run_probes
 
     if out is not None:
         check_output_file(out)
-    payload = run_probes(
-        [read_embeddings(path) for path in embeddings], labels, target, kind or DEFAULT_PROBES, task, pool,
-        level=level, several=several, visit_order=None if visit_order is None else read_visit_order(visit_order),
-        tokens=[TokenFolder.open(folder) for folder in tokens or ()], label_smoothing=label_smoothing,
-        ledger_folder=ledger,
-    ).payload()  # fmt: skip
+    order = None if visit_order is None else read_visit_order(visit_order)
+    settings = ProbeSettings(
+        kind or DEFAULT_PROBES, task, pool, level=level, several=several, visit_order=order,
+        label_smoothing=label_smoothing,
+    )  # fmt: skip
+    tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
+    payload = run_probes(tables, labels, target, settings, folders, ledger).payload()
     if out is not None:
         write_json(out, payload)
     print_probe(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)

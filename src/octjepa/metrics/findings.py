@@ -1,14 +1,15 @@
-"""What a result says in words: faults, which a reader must see before any figure, and notes on what was left out."""
+"""What a result reports in words: faults, which a reader must see before any number, and notes on what was left out."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Rows that know nothing of an encoder, in the order in which they stand beside it.
+# Results that use no trained encoder, in the order in which they are shown beside it.
 BASELINES = ("untrained", "intensity", "histogram", "covariates", "majority")
 
 # Every kind of fault, as its heading in print.
@@ -27,9 +28,9 @@ FAULT_KINDS = {
 
 @dataclass
 class Findings:
-    """faults: {kind, what}, kinds of KINDS, named first in every output. notes: what was left out or degraded.
+    """faults: {kind, what}, kinds of FAULT_KINDS, shown first in every output. notes: what was left out or degraded.
 
-    uses: how often each test set was looked at; empty where no ledger was kept.
+    uses: how often each test set was used; empty where no ledger was kept.
     """
 
     faults: list[dict[str, str]] = field(default_factory=list)
@@ -37,13 +38,18 @@ class Findings:
     uses: list[dict[str, Any]] = field(default_factory=list)
 
     def add_note(self, text: str) -> None:
-        """Keeps a note once and says it on the log."""
+        """Adds a note once and logs it."""
         if text and text not in self.notes:
             self.notes.append(text)
             log.warning("%s", text)
 
+    def add_notes(self, texts: Iterable[str]) -> None:
+        """Adds every note of `texts`."""
+        for text in texts:
+            self.add_note(text)
+
     def add_fault(self, kind: str, what: str) -> None:
-        """Keeps a fault once and says it on the log."""
+        """Adds a fault once and logs it."""
         fault = {"kind": kind, "what": what}
         if fault not in self.faults:
             self.faults.append(fault)

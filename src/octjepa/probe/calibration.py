@@ -1,7 +1,7 @@
-"""From held-out scores to a setting and to the decision between the classes.
+"""From held-out scores to a probe's setting and to calibrated class probabilities.
 
-The setting of least held-out loss is taken; the same held-out predictions place the decision between the classes, so
-that each class weighs the same. The test split is only ever predicted, once.
+The setting with the least held-out loss is selected; the same held-out predictions balance the decision between the
+classes, so that each class weighs the same. The test split is only predicted, once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octjepa.probe.targets import Target
 
 @dataclass(frozen=True)
 class ProbeFit:
-    """Predictions on the test split, the chosen setting, and how many fits stopped before they converged."""
+    """Predictions on the test split, the selected setting, and how many fits stopped before they converged."""
 
     predictions: Predictions
     setting: float
@@ -25,11 +25,20 @@ class ProbeFit:
 
 
 def class_shares(target: Target) -> Float[np.ndarray, " classes"]:
-    """How common each class is among the training volumes."""
+    """The share of each class among the training volumes."""
     return np.bincount(target.values["train"], minlength=len(target.classes)) / len(target.values["train"])
 
 
-def apply_logit_shift(scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]) -> np.ndarray:
+def class_weights(truth: Int[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " classes"]:
+    """Inverse frequency: every class weighs the same in total, a volume 1 on average; 0 where a class is absent."""
+    counts = np.bincount(truth, minlength=classes)
+    weights: np.ndarray = np.divide(len(truth), classes * counts, out=np.zeros(classes), where=counts > 0)
+    return weights
+
+
+def apply_logit_shift(
+    scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]
+) -> Float[np.ndarray, "n classes"]:
     """Class probabilities with `shift` added to their logarithms."""
     logits = np.log(np.clip(scores, 1e-12, 1)) + shift
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -40,16 +49,17 @@ def apply_logit_shift(scores: Float[np.ndarray, "n classes"], shift: Float[np.nd
 def _balancing_shift(
     scores: Float[np.ndarray, "n classes"], weight: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " classes"]:
-    """The shift of the class logits of least weighted log loss: every class is then expected as often as the others.
+    """The shift of the class logits with the least weighted log loss: every class is then expected equally often.
 
     Newton's method; `weight` sums to 1 and gives every class the same share.
     """
     classes = scores.shape[1]
     shift = np.zeros(classes)
     for _ in range(25):
-        said = apply_logit_shift(scores, shift)
-        gradient = weight @ said - 1 / classes
-        curvature = np.diag(weight @ said) - (said * weight[:, None]).T @ said
+        probabilities = apply_logit_shift(scores, shift)
+        expected = weight @ probabilities  # [classes]
+        gradient = expected - 1 / classes
+        curvature = np.diag(expected) - (probabilities * weight[:, None]).T @ probabilities
         step = np.linalg.solve(curvature + 1e-6 * np.eye(classes), gradient)
         shift -= np.clip(step, -1, 1)
         if np.abs(gradient).max() < 1e-8:
@@ -60,7 +70,7 @@ def _balancing_shift(
 def select_setting(
     target: Target, truth: np.ndarray, held_out: list[Float[np.ndarray, "n classes"]]
 ) -> tuple[int, Float[np.ndarray, " classes"]]:
-    """Place of the setting of least held-out loss (the first of equals), and its shift of the class logits.
+    """Index of the setting with the least held-out loss (the first of equals), and its shift of the class logits.
 
     Loss: log loss in which every class weighs the same, after the shift; mean squared error in regression. The shift is
     needed because with more features than volumes, class weights alone leave every unseen volume on the side of the
@@ -71,9 +81,9 @@ def select_setting(
     counts = np.bincount(truth, minlength=len(target.classes))
     weight = 1 / (len(counts) * counts[truth])
     shifts = [_balancing_shift(scores, weight) for scores in held_out]
-    right = np.arange(len(truth)), truth
+    correct = np.arange(len(truth)), truth
     losses = [
-        -weight @ np.log(np.clip(apply_logit_shift(scores, shift)[right], 1e-12, 1))
+        -weight @ np.log(np.clip(apply_logit_shift(scores, shift)[correct], 1e-12, 1))
         for scores, shift in zip(held_out, shifts, strict=True)
     ]
     best = int(np.argmin(losses))
@@ -90,15 +100,10 @@ def calibrated_predictions(
     return Predictions(target.values["test"], balanced, at_class_shares(balanced, class_shares(target)))
 
 
-def at_class_shares(balanced: Float[np.ndarray, "n classes"], common: Float[np.ndarray, " classes"]) -> np.ndarray:
-    """Balanced probabilities of n volumes brought to classes that are as common as `common` says."""
-    calibrated = balanced * common
-    of_each: np.ndarray = calibrated / calibrated.sum(axis=1, keepdims=True)
-    return of_each
-
-
-def class_weights(truth: Int[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " classes"]:
-    """Inverse frequency: every class weighs the same in total, a volume 1 on average; 0 where a class is absent."""
-    counts = np.bincount(truth, minlength=classes)
-    weights: np.ndarray = np.divide(len(truth), classes * counts, out=np.zeros(classes), where=counts > 0)
-    return weights
+def at_class_shares(
+    balanced: Float[np.ndarray, "n classes"], shares: Float[np.ndarray, " classes"]
+) -> Float[np.ndarray, "n classes"]:
+    """Balanced probabilities brought to a population with these class shares."""
+    calibrated = balanced * shares
+    probabilities: np.ndarray = calibrated / calibrated.sum(axis=1, keepdims=True)
+    return probabilities

@@ -1,16 +1,16 @@
-"""Frozen probes: what can be read from an encoder's features by a model too small to learn it by itself.
+"""Frozen probes: what a model too small to learn it by itself reads from an encoder's features.
 
-Embedding tables and a label file go in; rows {name, target, probe, pool, metric, value, low, high, n} come out, always
-with majority, covariates, histogram and untrained beside the encoder's, and the paired difference to the untrained
-encoder. Probes are fitted on split train, chosen on val (or inside train), and measured on test once. Fails with
-UsageError on people in two splits, on labels that meet no scan and on targets that cannot be measured; with several
-targets such a target is left out and said.
+Embedding tables and a label file go in; results {name, target, probe, pool, metric, value, low, high, n} come out,
+always with majority, covariates, histogram and untrained beside the encoder's, and the paired difference to the
+untrained encoder. Probes are fitted on split train, their settings selected on val (or inside train), and measured on
+test once. Fails with UsageError on people in two splits, on labels that match no scan and on targets that cannot be
+measured; of several targets such a target is left out with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,175 +25,233 @@ from octjepa.errors import UsageError
 from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import METRICS
-from octjepa.probe import probe_training
-from octjepa.probe.aggregation import Cases, PreparedTarget, aggregation_notes, group_cases, prepare_targets
+from octjepa.probe.aggregation import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.probe.calibration import ProbeFit
-from octjepa.probe.features import FeatureSpace, Selection, covariate_features, feature_space, majority_predictions
+from octjepa.probe.features import (
+    PROBES,
+    TOKEN_PROBES,
+    FeatureSpace,
+    covariate_features,
+    feature_space,
+    majority_predictions,
+)
 from octjepa.probe.labels import read_labels, split_multilabel
-from octjepa.probe.linear_knn import fit_knn, fit_linear
-from octjepa.probe.results import ProbeResult as ProbeResult
-from octjepa.probe.results import ResultKey, add_macro, compare_with_untrained, estimate_metrics
-from octjepa.probe.targets import Target, check_people, test_set_hash
+from octjepa.probe.results import (
+    MACRO,
+    ProbeResult,
+    ResultKey,
+    compare_with_untrained,
+    describe_target,
+    measure_predictions,
+)
+from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.progress import bar
 
-PROBES = ("linear", "knn", "mlp", "attentive")
 DEFAULT_PROBES = ("linear", "knn")
 COMMAND = "octjepa probe"
-ATTENTION = "attention"  # the pooling of the attentive probe, learned from labels
+ATTENTION = "attention"  # the pooling of token probes, learned from labels
+
+Fits = Iterator[tuple[ResultKey, PreparedTarget, ProbeFit]]
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How embeddings are probed.
+
+    probes: names in PROBES and TOKEN_PROBES. task: one of `targets.TASKS`. pools: default, all that every table holds.
+    metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `aggregation`.
+    label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
+    any test figure is seen; where that probe or pool is not run, the last of those that are.
+    """
+
+    probes: Sequence[str] = DEFAULT_PROBES
+    task: str = "auto"
+    pools: Sequence[str] | None = None
+    metrics: Sequence[str] | None = None
+    bootstrap: int = 2000
+    seed: int = 0
+    paired_probe: str = "linear"
+    paired_pool: str = "mean_std_max"
+    level: str = "volume"
+    several: str = "features"
+    visit_order: Mapping[str, float] | None = None
+    label_smoothing: float = 0.0
 
 
 def run_probes(
     embeddings: Sequence[Embeddings],
     labels_path: str | Path,
     targets: Sequence[str],
-    probes: Sequence[str] = DEFAULT_PROBES,
-    task: str = "auto",
-    pools: Sequence[str] | None = None,
-    metric_names: Sequence[str] | None = None,
-    bootstrap: int = 2000,
-    seed: int = 0,
-    paired_probe: str = "linear",
-    paired_pool: str = "mean_std_max",
-    level: str = "volume",
-    several: str = "features",
-    visit_order: Mapping[str, float] | None = None,
+    settings: ProbeSettings | None = None,
     tokens: Sequence[TokenFolder] = (),
-    label_smoothing: float = 0.0,
     ledger_folder: Path | None = None,
 ) -> ProbeResult:
-    """Probes every table for every target. See the module's text for what comes out.
+    """Probes every table for every target.
 
-    pools: default, all that every table holds. level and several: what is a case and what becomes of its volumes
-    (`protocol`). tokens: a folder for each table, for the attentive probe. label_smoothing: of mlp and attentive.
-    paired_probe and paired_pool name the comparison reported in `paired` before any test figure is seen; where that
-    probe or pool is not run, the last of those that are. ledger_folder: counts the uses of each test set, beside the
-    labels where none is named.
-    Raises UsageError: nothing to probe, an unknown probe, pool, metric, task, level or rule, tables or tokens that do
-    not fit together, a ledger that cannot be written, and everything that `read_labels`, `check_people` and, for a
-    single target, `join` raise.
+    tokens: a folder for each table, for token probes. ledger_folder: counts the uses of each test set; default beside
+    the labels. Raises UsageError: nothing to probe, an unknown probe, pool, metric, task, level or rule, tables or
+    tokens that do not fit together, a ledger that cannot be written, and everything that `read_labels`, `check_people`
+    and, for a single target, `join_labels` raise.
     """
-    pools = _checked(embeddings, probes, pools, metric_names, label_smoothing)
-    targets = list(dict.fromkeys(targets))
-    labels = read_labels(labels_path, targets)
-    looks = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
-    test_set_ledger.check_writable(looks)
+    settings = settings or ProbeSettings()
+    pools = _check_settings(embeddings, settings)
+    names = list(dict.fromkeys(targets))
+    labels = read_labels(labels_path, names)
+    ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
+    test_set_ledger.check_writable(ledger)
     result = ProbeResult()
     tables = name_tables(align_tables(embeddings, result), result.add_note)
     frame = tables[0][1].frame
-    for text in check_people(frame):
-        result.add_note(text)
+    result.add_notes(check_people(frame))
     leaked = max(table.leaked for table in embeddings)
     if leaked:
         raise UsageError(
             f"leak: the encoder was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
             "would be too good. Give the store the split it was trained with, or pretrain anew, then embed again."
         )
-    for text in labels.notes:
-        result.add_note(text)
+    result.add_notes(labels.notes)
+    task = settings.task
     if task == "multilabel":
-        labels, targets = split_multilabel(labels, targets)
+        labels, names = split_multilabel(labels, names)
         task = "binary"
-    cases = group_cases(frame, level, several, visit_order)
+    cases = group_cases(frame, settings.level, settings.several, settings.visit_order)
     result.protocol = cases.about
-    aggregation_notes(cases, result)
-    by_volume = several == "scores" and level != "volume"
-    merged: NamedTables = [(name, cases.aggregate(table)) for name, table in tables]
-    asked = prepare_targets(labels, tables, merged, targets, task, cases if by_volume else None, level, seed, result)
-    learnt_on = tables if by_volume else merged
+    result.add_notes(cases.notes())
+    prepared = prepare_targets(labels, frame, cases, names, task, settings.seed, result)
+    test_targets = [one.test_target for one in prepared]
+    result.targets = [describe_target(target) for target in test_targets]
+    people = cases.frame(frame)["person_id"].to_numpy(dtype=str)
+    tested = {target.name: people[target.indices["test"]].tolist() for target in test_targets}
+    draws = Draws([person for some in tested.values() for person in some], settings.bootstrap, settings.seed)
 
-    people = merged[0][1].frame["person_id"].to_numpy(dtype=str)
-    people_of = {one.test_target.name: people[one.test_target.indices["test"]].tolist() for one in asked}
-    draws = Draws([person for some in people_of.values() for person in some], bootstrap, seed)
-    token_views, token_frame = [], frame
-    if "attentive" in probes:
-        token_views = list(token_sets(tables, tokens))
-        token_frame = frame.iloc[_token_rows(cases, by_volume, len(frame))]
-    of_vectors = [probe for probe in probes if probe != "attentive"]
-    fits: dict[str, Callable[[FeatureSpace, Target, Selection], ProbeFit]] = {
-        "linear": fit_linear,
-        "knn": fit_knn,
-        "mlp": partial(probe_training.mlp, smoothing=label_smoothing, seed=seed),
-    }
-    attend = partial(_attend, smoothing=label_smoothing, seed=seed)
-    read = [
-        test_set_ledger.fingerprint(features, probe)
-        for _, _, features in feature_sets(learnt_on, pools if of_vectors else ())
-        for probe in of_vectors or ("linear",)
-    ]
-    read += [f"{folder.weights} {view} attentive" for _, folder, view in token_views]
-    test_sets = {one.test_target.name: test_set_hash(labels, frame, one.test_target.name) for one in asked}
-    test_set_ledger.record_uses(looks, COMMAND, test_sets, dict.fromkeys(test_sets, read), result)
-    for one in asked:
-        result.predicted[ResultKey("majority", one.test_target.name, "constant", "none")] = (
-            one.test_target,
-            majority_predictions(one.test_target),
-        )
+    inputs = _Inputs(tables, cases, prepared, pools, settings, tokens)
+    test_sets = {target.name: test_set_hash(labels, frame, target.name) for target in test_targets}
+    fingerprints = dict.fromkeys(test_sets, inputs.fingerprints())
+    test_set_ledger.record_uses(ledger, COMMAND, test_sets, fingerprints, result)
+    for target in test_targets:
+        key = ResultKey("majority", target.name, "constant", "none")
+        result.predicted[key] = target, majority_predictions(target)
     # One thread: these matrices are small, and the result then does not depend on the number of cores.
     with bar("probes", None, "fit") as shown, threadpool_limits(1):
-        for name, pool, features in feature_sets(learnt_on, pools if of_vectors else ()):
-            for one, space in _spaces(features, asked):
-                for probe in of_vectors or ("linear",):
-                    probed = fits[probe](space, one.fit_target, one.selection)
-                    _keep(ResultKey(name, one.test_target.name, probe, pool), probed, one, result)
-                    shown.advance()
-        for name, folder, view in token_views:
-            for one, probed in zip(asked, attend(folder, view, token_frame, asked), strict=True):
-                _keep(ResultKey(name, one.test_target.name, "attentive", ATTENTION), probed, one, result)
-                shown.advance()
-        for one in asked:
-            features, notes = covariate_features(learnt_on[0][1].frame, one.fit_target)
-            for text in notes:
-                result.add_note(text)
-            probed = fit_linear(feature_space(features, one.fit_target), one.fit_target, one.selection)
-            _keep(ResultKey("covariates", one.test_target.name, "linear", "none"), probed, one, result)
+        for key, one, fit in inputs.fits(result):
+            result.predicted[key] = one.test_target, one.predictions(fit.predictions)
+            choice = {"setting": fit.setting, "by": one.selection.by, "unconverged": fit.unconverged}
+            result.choices.append({**vars(key), **choice})
+            if fit.unconverged:
+                result.add_note(
+                    f"{fit.unconverged} fit(s) of {key.name} ({key.probe}, {key.pool}) for {key.target} stopped before "
+                    "convergence"
+                )
             shown.advance()
 
-    measured_targets = [one.test_target for one in asked]
-    estimates = estimate_metrics(result.predicted, people_of, draws, metric_names, result)
-    add_macro(measured_targets, estimates, people_of, result)
-    headline = paired_probe if paired_probe in probes else probes[-1]
-    pool = ATTENTION if headline == "attentive" else paired_pool if paired_pool in pools else pools[-1]
-    compare_with_untrained(measured_targets, tables, estimates, result, headline, pool)
+    measured = measure_predictions(result.predicted, tested, draws, settings.metrics, result)
+    result.rows, result.confusions = measured.rows, measured.confusions
+    result.comparisons = compare_with_untrained(test_targets, tables, measured.estimates)
+    probe = settings.paired_probe if settings.paired_probe in settings.probes else settings.probes[-1]
+    pool = settings.paired_pool if settings.paired_pool in pools else pools[-1]
+    compared = {one["target"] for one in result.comparisons}
+    headline = {
+        "name": tables[0][0],
+        "target": MACRO if MACRO in compared else test_targets[0].name,
+        "probe": probe,
+        "pool": ATTENTION if probe in TOKEN_PROBES else pool,
+    }
+    result.paired = next((one for one in result.comparisons if headline.items() <= one.items()), {})
     return result
 
 
-def _checked(
-    embeddings: Sequence[Embeddings],
-    probes: Sequence[str],
-    pools: Sequence[str] | None,
-    metric_names: Sequence[str] | None,
-    label_smoothing: float,
-) -> tuple[str, ...]:
+def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -> tuple[str, ...]:
     """The pools to read. Raises UsageError for a name that is not known."""
     if not embeddings:
         raise UsageError("no embeddings to probe: give at least one .parquet file of octjepa embed")
-    for what, given, known in (("probe", probes, PROBES), ("metric", metric_names, tuple(METRICS))):
+    known_probes = (*PROBES.names(), *TOKEN_PROBES.names())
+    for kind, given, known in (("probe", settings.probes, known_probes), ("metric", settings.metrics, tuple(METRICS))):
         unknown = [name for name in given or () if name not in known]
         if unknown or (given is not None and not given):
-            raise UsageError(f"no {what} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
-    if not 0 <= label_smoothing < 1:
-        raise UsageError(f"label smoothing is {label_smoothing}, expected a share from 0 to below 1")
-    if pools is not None:
-        return pooling.check_pools(pools)
+            raise UsageError(f"no {kind} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
+    if not 0 <= settings.label_smoothing < 1:
+        raise UsageError(f"label smoothing is {settings.label_smoothing}, expected a share from 0 to below 1")
+    if settings.pools is not None:
+        return pooling.check_pools(settings.pools)
     common = set(pooling.POOL_WIDTHS).intersection(*(pooling.readable_pools(table.pools) for table in embeddings))
     if not common:
         raise UsageError("the tables share no pooling: embed them again with the same --pool")
     return tuple(name for name in pooling.POOL_WIDTHS if name in common)
 
 
-def _spaces(features: np.ndarray, asked: Sequence[PreparedTarget]) -> Iterator[tuple[PreparedTarget, FeatureSpace]]:
-    """Targets with the same labelled rows share standardised, rotated features and neighbour lists."""
-    spaces: dict[bytes, FeatureSpace] = {}
-    for one in asked:
-        same = b"|".join(rows.tobytes() for rows in one.fit_target.indices.values())
-        if same not in spaces:
-            spaces[same] = feature_space(features, one.fit_target)
-        yield one, spaces[same]
+class _Inputs:
+    """Everything that probes are fitted to: feature sets, token folders and covariates, for every prepared target."""
+
+    def __init__(
+        self,
+        tables: NamedTables,
+        cases: Cases,
+        prepared: Sequence[PreparedTarget],
+        pools: Sequence[str],
+        settings: ProbeSettings,
+        tokens: Sequence[TokenFolder],
+    ) -> None:
+        self.prepared, self.settings = prepared, settings
+        by_tokens = [name for name in settings.probes if name in TOKEN_PROBES]
+        self.token_probes = by_tokens
+        self.feature_probes = [name for name in settings.probes if name not in by_tokens]
+        # With token probes alone, the baselines without a pool are still read, by the linear probe.
+        self.pools = tuple(pools) if self.feature_probes else ()
+        self.tables = tables if cases.averages_scores else [(name, cases.aggregate(table)) for name, table in tables]
+        self.token_sets = list(token_sets(tables, tokens)) if by_tokens else []
+        volumes = tables[0][1].frame
+        self.token_frame = volumes.iloc[_token_positions(cases, len(volumes))] if by_tokens else volumes
+
+    def fingerprints(self) -> list[str]:
+        """What identifies each thing measured, for the ledger of test sets."""
+        found = [
+            test_set_ledger.fingerprint(features, probe)
+            for _, _, features in feature_sets(self.tables, self.pools)
+            for probe in self.feature_probes or ("linear",)
+        ]
+        return found + [
+            f"{folder.weights} {view} {probe}" for _, folder, view in self.token_sets for probe in self.token_probes
+        ]
+
+    def fits(self, result: ProbeResult) -> Fits:
+        """Fits every probe to every input; notes on covariates go to `result`."""
+        options = {"smoothing": self.settings.label_smoothing, "seed": self.settings.seed}
+        for name, pool, features in feature_sets(self.tables, self.pools):
+            for one, space in self._spaces(features):
+                for probe in self.feature_probes or ("linear",):
+                    key = ResultKey(name, one.test_target.name, probe, pool)
+                    yield key, one, PROBES.get(probe)(space, one.fit_target, one.selection, **options)
+        targets, selections = [one.fit_target for one in self.prepared], [one.selection for one in self.prepared]
+        ids = self.token_frame["volume_id"].tolist()
+        train = np.flatnonzero((self.token_frame["split"] == "train").to_numpy())
+        for name, folder, view in self.token_sets:
+            for probe in self.token_probes:
+                fits = TOKEN_PROBES.get(probe)(folder, view, ids, train, targets, selections, **options)
+                for one, fit in zip(self.prepared, fits, strict=True):
+                    yield ResultKey(name, one.test_target.name, probe, ATTENTION), one, fit
+        for one in self.prepared:
+            features, notes = covariate_features(self.frame, one.fit_target)
+            result.add_notes(notes)
+            fit = PROBES.get("linear")(feature_space(features, one.fit_target), one.fit_target, one.selection)
+            yield ResultKey("covariates", one.test_target.name, "linear", "none"), one, fit
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        return self.tables[0][1].frame
+
+    def _spaces(self, features: np.ndarray) -> Iterator[tuple[PreparedTarget, FeatureSpace]]:
+        """Targets with the same labelled volumes share standardised, rotated features and neighbour lists."""
+        spaces: dict[bytes, FeatureSpace] = {}
+        for one in self.prepared:
+            same = b"|".join(positions.tobytes() for positions in one.fit_target.indices.values())
+            if same not in spaces:
+                spaces[same] = feature_space(features, one.fit_target)
+            yield one, spaces[same]
 
 
-def _token_rows(cases: Cases, by_volume: bool, volumes: int) -> np.ndarray:
-    """The volume whose tokens stand for each row that is learnt from."""
-    if by_volume:
+def _token_positions(cases: Cases, volumes: int) -> np.ndarray:
+    """The volume whose tokens stand for each volume or case that is fitted."""
+    if cases.averages_scores:
         return np.arange(volumes)
     many = sum(len(case) > 1 for case in cases.members)
     if many:
@@ -202,24 +260,3 @@ def _token_rows(cases: Cases, by_volume: bool, volumes: int) -> np.ndarray:
             "best_quality, or without the attentive probe"
         )
     return np.concatenate(cases.members)
-
-
-def _attend(
-    folder: TokenFolder, view: str, frame: pd.DataFrame, asked: Sequence[PreparedTarget], smoothing: float, seed: int
-) -> list[ProbeFit]:
-    """The attentive probe for every target; `frame` are the rows that are learnt from."""
-    train = np.flatnonzero((frame["split"] == "train").to_numpy())
-    targets, hows = [one.fit_target for one in asked], [one.selection for one in asked]
-    return probe_training.attentive(folder, view, frame["volume_id"].tolist(), train, targets, hows, smoothing, seed)
-
-
-def _keep(row: ResultKey, probed: ProbeFit, one: PreparedTarget, result: ProbeResult) -> None:
-    """Records predictions and the chosen setting, and says where a fit did not converge."""
-    result.predicted[row] = (one.test_target, one.predictions(probed.predictions))
-    choice = {**vars(row), "setting": probed.setting, "by": one.selection.by, "unconverged": probed.unconverged}
-    result.choices.append(choice)
-    if probed.unconverged:
-        result.add_note(
-            f"{probed.unconverged} fit(s) of {row.name} ({row.probe}, {row.pool}) for {row.target} stopped before "
-            "convergence"
-        )

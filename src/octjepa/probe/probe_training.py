@@ -24,7 +24,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.metrics.scores import Task
 from octjepa.probe.calibration import ProbeFit, calibrated_predictions, class_weights, select_setting
-from octjepa.probe.features import FeatureSpace, Selection
+from octjepa.probe.features import PROBES, TOKEN_PROBES, FeatureSpace, Selection
 from octjepa.probe.networks import MLP, AttentiveProbe, loss
 from octjepa.probe.targets import Target
 from octjepa.train.learner import Learner, adamw
@@ -135,6 +135,7 @@ class ProbeTask(SupervisedTask[ProbeBatch]):
         ]
 
 
+@PROBES.register("mlp")
 def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 0.0, seed: int = 0) -> ProbeFit:
     """MLP on pooled features, one hidden layer of 64."""
     volumes = np.concatenate([target.indices[split] for split in ("train", "val", "test")])
@@ -152,6 +153,7 @@ def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 
     return probed
 
 
+@TOKEN_PROBES.register("attentive")
 def attentive(
     tokens: TokenFolder,
     view: str,

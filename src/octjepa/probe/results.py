@@ -1,9 +1,10 @@
-"""From predictions to what a probe run says: figures with intervals, their mean over labels, paired differences."""
+"""From test predictions to the result of a probe run: metrics with intervals, their macro mean, paired differences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ MACRO = "macro"
 
 @dataclass(frozen=True)
 class ResultKey:
-    """What was read (encoder or baseline), for which target, by which probe, from which pooling."""
+    """Encoder or baseline, target, probe and pooling of a result."""
 
     name: str
     target: str
@@ -38,15 +39,15 @@ Estimates = dict[tuple[ResultKey, str], Estimate]
 
 @dataclass
 class ProbeResult(Findings):
-    """What a probe run found; `payload` is what `octjepa probe` prints and the report draws.
+    """Result of a probe run; `payload` is what `octjepa probe` prints and the report draws.
 
-    rows: a figure each; value, low and high are None where the figure or an honest interval does not exist; n counts
+    rows: one metric each; value, low and high are None where the metric or a valid interval does not exist; n counts
         test cases (volumes, eyes or people), n_people the people behind them.
-    paired: the first encoder minus its untrained twin on the same people (empty if a figure is missing).
-    comparisons: the same for every encoder, target, probe and pool: for reading, not for picking the best.
-    choices: the setting chosen per row, how, and how many fits stopped early. confusions: counts on the test cases.
-    targets: task, classes, counts by split and class weights. protocol: what a case is and how its volumes became one.
-    predicted: target and test predictions of every row, in memory only.
+    paired: the first encoder minus its untrained twin on the same people (empty if one of the two is undefined).
+    comparisons: the same for every encoder, target, probe and pool; for reading, not for picking the best.
+    choices: setting, how it was selected and the number of unconverged fits per result. confusions: test case counts.
+    targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
+    predicted: target and test predictions by key; not part of the payload.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -59,116 +60,125 @@ class ProbeResult(Findings):
     predicted: PredictionsByKey = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """The result as plain data for JSON."""
         return {name: value for name, value in vars(self).items() if name != "predicted"}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Bootstrap estimates by key and metric, and the JSON `rows` and `confusions` of a result made from them."""
+
+    estimates: Estimates
+    rows: list[dict[str, Any]]
+    confusions: list[dict[str, Any]]
 
 
 def describe_target(target: Target) -> dict[str, Any]:
     """Plain data on a target: task, counts by split and class, and the class weights that every probe uses."""
-    found: dict[str, Any] = {"target": target.name, "task": target.task, "label_hash": target.label_hash}
+    about: dict[str, Any] = {"target": target.name, "task": target.task, "label_hash": target.label_hash}
     if not target.classes:
-        return found | {"counts": {split: len(target.indices[split]) for split in SPLITS}}
+        return about | {"counts": {split: len(target.indices[split]) for split in SPLITS}}
     counts = {split: np.bincount(target.values[split], minlength=len(target.classes)).tolist() for split in SPLITS}
     weights = class_weights(target.values["train"], len(target.classes))
-    return found | {"classes": list(target.classes), "counts": counts, "class_weights": weights.round(6).tolist()}
+    return about | {"classes": list(target.classes), "counts": counts, "class_weights": weights.round(6).tolist()}
 
 
-def estimate_metrics(
+def measure_predictions(
     predicted: PredictionsByKey,
-    people_of: Mapping[str, Sequence[str]],
+    people: Mapping[str, Sequence[str]],
     draws: Draws,
     metric_names: Sequence[str] | None,
-    result: ProbeResult,
-) -> Estimates:
-    """Every metric of every row with its bootstrap; fills rows, confusions and the notes on them.
+    findings: Findings,
+) -> Measurements:
+    """Estimates every metric of every prediction, and the macro AUROC of at least two binary targets.
 
-    people_of: the people of a target's test cases, in their order.
+    people: the people of each target's test cases, in order. metric_names: None for all of the task; the primary metric
+    is always estimated. Raises UsageError where none of `metric_names` fits a target's task.
     """
     estimates: Estimates = {}
-    for row, (target, predictions) in predicted.items():
-        people = list(people_of[target.name])
-        primary = PRIMARY_METRIC[target.task]
-        wanted = [name for name in TASK_METRICS[target.task] if metric_names is None or name in metric_names]
-        if not wanted and metric_names is not None:
-            known = ", ".join(TASK_METRICS[target.task])
-            raise UsageError(f"{target.name} is {target.task}: none of the metrics asked for fits; it has {known}")
-        for metric in dict.fromkeys((*wanted, primary)):
-
-            def statistic(weights: np.ndarray, metric: str = metric, of: Predictions = predictions) -> np.ndarray:
-                return measure(metric, of, weights)
-
+    rows, confusions = [], []
+    for key, (target, predictions) in predicted.items():
+        primary, known = PRIMARY_METRIC[target.task], TASK_METRICS[target.task]
+        shown = [name for name in known if metric_names is None or name in metric_names]
+        if not shown and metric_names is not None:
+            raise UsageError(
+                f"{target.name} is {target.task}: none of the metrics asked for fits; it has {', '.join(known)}"
+            )
+        for metric in dict.fromkeys((*shown, primary)):
+            statistic = partial(measure, metric, predictions)
             scale = scale_of(metric, predictions.scores)
-            estimate = draws.estimate(statistic, people, target.label_hash, metric == "ece", scale)
-            estimates[row, metric] = estimate
-            if metric in wanted:
-                result.rows.append(_as_row(row, metric, estimate))
-            lost = estimate.interval().undefined
-            if metric == primary and lost:
-                result.add_note(
-                    f"{target.name}: {lost} of {len(estimate.samples)} resamples of {estimate.n_people} test people "
-                    f"hold too few classes for {metric}; intervals cover the others"
+            ids = list(people[target.name])
+            estimate = draws.estimate(statistic, ids, target.label_hash, centred=metric == "ece", scale=scale)
+            estimates[key, metric] = estimate
+            if metric in shown:
+                rows.append(_result_row(key, metric, estimate))
+            undefined = estimate.interval().undefined
+            if metric == primary and undefined:
+                findings.add_note(
+                    f"{target.name}: {undefined} of {len(estimate.samples)} resamples of {estimate.n_people} test "
+                    f"people hold too few classes for {metric}; intervals cover the others"
                 )
         if target.classes:
-            result.confusions.append({**vars(row), "classes": list(target.classes), "counts": confusion(predictions)})
-        _tell_constant(row, target, predictions, result)
-    return estimates
+            confusions.append({**vars(key), "classes": list(target.classes), "counts": confusion(predictions)})
+        _report_constant(key, target, predictions, findings)
+    macro = _macro_estimates({target.name: target for target, _ in predicted.values()}, estimates, people)
+    rows += [_result_row(key, metric, estimate) for (key, metric), estimate in macro.items()]
+    return Measurements(estimates | macro, rows, confusions)
 
 
-def _tell_constant(row: ResultKey, target: Target, predictions: Predictions, result: ProbeResult) -> None:
-    """The founding failure of this kind of work: an encoder of which one answer is read for everybody."""
-    said = np.unique(predictions.predicted_classes() if target.classes else predictions.scores[:, 0].round(9))
-    if len(said) == 1 and row.name not in BASELINES:
-        answer = repr(target.classes[int(said[0])]) if target.classes else f"{said[0]:.4g}"
-        result.add_fault(
+def _report_constant(key: ResultKey, target: Target, predictions: Predictions, findings: Findings) -> None:
+    """Adds a fault for an encoder whose probe predicts one value for every test case."""
+    answers = np.unique(predictions.predicted_classes() if target.classes else predictions.scores[:, 0].round(9))
+    if len(answers) == 1 and key.name not in BASELINES:
+        answer = repr(target.classes[int(answers[0])]) if target.classes else f"{answers[0]:.4g}"
+        findings.add_fault(
             "constant_predictor",
-            f"{row.name} ({row.probe}, {row.pool}) says {answer} of every test case of {row.target}: a constant "
+            f"{key.name} ({key.probe}, {key.pool}) predicts {answer} for every test case of {key.target}: a constant "
             "predictor",
         )
 
 
-def _as_row(row: ResultKey, metric: str, estimate: Estimate) -> dict[str, Any]:
-    return {**vars(row), "metric": metric, **estimate.as_dict()}
+def _result_row(key: ResultKey, metric: str, estimate: Estimate) -> dict[str, Any]:
+    return {**vars(key), "metric": metric, **estimate.as_dict()}
+
+
+def _macro_estimates(
+    targets: Mapping[str, Target], estimates: Estimates, people: Mapping[str, Sequence[str]]
+) -> Estimates:
+    """The mean AUROC over the binary targets, resampled jointly; empty where there are fewer than two."""
+    binary = [name for name, target in targets.items() if target.task == "binary"]
+    if len(binary) < 2:
+        return {}
+    n_people = len({person for name in binary for person in people[name]})
+    macro: Estimates = {}
+    for key, metric in estimates:
+        if key.target == binary[0] and metric == "auroc":
+            parts = [estimates[ResultKey(key.name, name, key.probe, key.pool), metric] for name in binary]
+            macro[ResultKey(key.name, MACRO, key.probe, key.pool), metric] = mean_estimate(parts, n_people)
+    return macro
 
 
 def differences_by_name(
-    paired: Sequence[Mapping[str, Any]], named: Callable[[Mapping[str, Any]], str]
+    paired: Sequence[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, Any]:
-    """Paired differences as `inspect` says them: {value, low, high, n_people} by the name that `named` gives each."""
+    """Paired differences as `octjepa inspect` shows them: {value, low, high, n_people} under `name(pair)`."""
     return {
-        named(pair): {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
+        name(pair): {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
         for pair in paired
     }
 
 
-def add_macro(
-    targets: Sequence[Target], estimates: Estimates, people_of: Mapping[str, Sequence[str]], result: ProbeResult
-) -> None:
-    """Adds the mean AUROC over the binary targets, resampled jointly, where there are at least two."""
-    binary = [target for target in targets if target.task == "binary"]
-    if len(binary) < 2:
-        return
-    people = len({person for target in binary for person in people_of[target.name]})
-    for row, metric in [key for key in estimates if key[0].target == binary[0].name and key[1] == "auroc"]:
-        parts = [estimates[ResultKey(row.name, target.name, row.probe, row.pool), metric] for target in binary]
-        whole = ResultKey(row.name, MACRO, row.probe, row.pool)
-        estimates[whole, metric] = mean_estimate(parts, people)
-        result.rows.append(_as_row(whole, metric, estimates[whole, metric]))
-
-
 def compare_with_untrained(
-    targets: Sequence[Target], tables: NamedTables, estimates: Estimates, result: ProbeResult, probe: str, pool: str
-) -> None:
-    """Every encoder row against its untrained twin; the one named beforehand becomes `paired`."""
+    targets: Sequence[Target], tables: NamedTables, estimates: Estimates
+) -> list[dict[str, Any]]:
+    """The paired difference of every encoder result and its untrained twin, in the primary metric of each target."""
     metrics = {target.name: PRIMARY_METRIC[target.task] for target in targets} | {MACRO: "auroc"}
     twins = {name: untrained_name(tables, index) for index, (name, _) in enumerate(tables)}
-    for (row, metric), ours in estimates.items():
-        if row.name not in twins or metric != metrics[row.target]:
-            continue
-        reference = estimates[ResultKey(twins[row.name], row.target, row.probe, row.pool), metric]
-        paired = paired_difference(ours, reference)
-        result.comparisons.append({**vars(row), "metric": metric, "reference": twins[row.name], **vars(paired)})
-    names = {one["target"] for one in result.comparisons}
-    headline = MACRO if MACRO in names else targets[0].name
-    for one in result.comparisons:
-        if (one["name"], one["target"], one["probe"], one["pool"]) == (tables[0][0], headline, probe, pool):
-            result.paired = one
+    comparisons = []
+    for (key, metric), ours in estimates.items():
+        if key.name in twins and metric == metrics[key.target]:
+            twin = twins[key.name]
+            reference = estimates[ResultKey(twin, key.target, key.probe, key.pool), metric]
+            difference = paired_difference(ours, reference)
+            comparisons.append({**vars(key), "metric": metric, "reference": twin, **vars(difference)})
+    return comparisons

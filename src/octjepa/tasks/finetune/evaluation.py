@@ -28,8 +28,7 @@ from octjepa.probe.results import (
     PredictionsByKey,
     ProbeResult,
     ResultKey,
-    add_macro,
-    estimate_metrics,
+    measure_predictions,
 )
 from octjepa.progress import bar
 from octjepa.tasks.finetune.network import POOL
@@ -70,8 +69,8 @@ def evaluate(
             predicted[ResultKey(name, target.test_target.name, TUNED, POOL)] = target.test_target, predictions
     _add_frozen_probes(data, table, predicted, found)
     draws = Draws([person for some in data.people.values() for person in some], resamples, seed)
-    estimates = estimate_metrics(predicted, data.people, draws, None, found)
-    add_macro([target.test_target for target in data.targets], estimates, data.people, found)
+    measured = measure_predictions(predicted, data.people, draws, None, found)
+    found.rows, found.confusions, estimates = measured.rows, measured.confusions, measured.estimates
     metrics = dict(data.metrics)
     if any(row.target == MACRO for row, _ in estimates) and set(metrics.values()) == {"auroc"}:
         metrics = {MACRO: "auroc", **metrics}

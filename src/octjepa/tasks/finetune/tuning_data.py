@@ -17,17 +17,17 @@ from torch import Tensor
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.location import place_of
-from octjepa.embed.alignment import name_tables
+from octjepa.embed.alignment import result_names
 from octjepa.embed.embedding import add_participants, select_volumes
 from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
-from octjepa.embed.table import Embeddings, complete_keys
+from octjepa.embed.table import complete_keys
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
-from octjepa.probe.aggregation import PreparedTarget, aggregation_notes, group_cases, prepare_targets
+from octjepa.probe.aggregation import PreparedTarget, group_cases, prepare_targets
 from octjepa.probe.calibration import class_weights
 from octjepa.probe.features import MIN_VAL_PEOPLE
 from octjepa.probe.labels import read_labels, split_multilabel
-from octjepa.probe.results import ProbeResult
+from octjepa.probe.results import ProbeResult, describe_target
 from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.store import Store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
@@ -95,29 +95,23 @@ def prepare_tuning_data(
     labels = read_labels(labels_path, targets)
     volumes = select_volumes(encoder, store)
     frame = complete_keys(add_participants(volumes, store.participants))
-    for text in check_people(frame):
-        result.add_note(text)
+    result.add_notes(check_people(frame))
     refuse_leaks(volumes, encoder, checkpoint)
-    for text in labels.notes:
-        result.add_note(text)
+    result.add_notes(labels.notes)
     task: str = recipe.task
     if task == "multilabel":
         labels, targets = split_multilabel(labels, targets)
         task = "binary"
     cases = group_cases(frame, recipe.level, "scores")
     result.protocol = cases.about
-    aggregation_notes(cases, result)
-    # Keys without features: what joins labels to volumes needs no more of a table.
-    nothing = np.zeros((len(frame), 0), np.float32)
-    tables = name_tables([Embeddings(frame, nothing, nothing, nothing, 0, encoder.name, "")], result.add_note)
-    merged = [(name, cases.aggregate(table)) for name, table in tables]
-    by_volume = cases if recipe.level != "volume" else None
-    prepared = prepare_targets(labels, tables, merged, targets, task, by_volume, recipe.level, recipe.seed, result)
+    result.add_notes(cases.notes())
+    prepared = prepare_targets(labels, frame, cases, targets, task, recipe.seed, result)
+    result.targets = [describe_target(target.test_target) for target in prepared]
     _report_small_validation(prepared, frame["person_id"].to_numpy(dtype=str), result)
-    people = merged[0][1].frame["person_id"].to_numpy(dtype=str)
+    people = cases.frame(frame)["person_id"].to_numpy(dtype=str)
     return TuningData(
         frame,
-        tables[0][0],
+        result_names([encoder.name], result.add_note)[0],
         prepared,
         [_training_labels(target, len(frame), recipe.class_weights) for target in prepared],
         {target.test_target.name: people[target.test_target.indices["test"]].tolist() for target in prepared},
