@@ -92,13 +92,13 @@ def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Call
     assert "90 volumes are in no split and belong to no person's case" in result.notes
 
 
-def test_what_nobody_said_is_asked_for(tmp_path: Path) -> None:
+def test_unknown_visit_order_and_quality_are_errors(tmp_path: Path) -> None:
     table = four_volumes()
     with pytest.raises(UsageError, match="has 2 visits and the order of 2 is unknown"):
         group_cases(table.frame, "eye", "first_visit")
     with pytest.raises(UsageError, match="order of 1 is unknown"):
         group_cases(table.frame, "eye", "first_visit", {"v1": 1.0})
-    with pytest.raises(UsageError, match="does not say the quality"):
+    with pytest.raises(UsageError, match="has no quality of volumes"):
         group_cases(table.frame.assign(quality=np.nan), "eye", "best_quality")
     (tmp_path / "order.tsv").write_text("visit\torder\nv1\t0\nv2\t365\n")
     assert read_visit_order(tmp_path / "order.tsv") == {"v1": 0.0, "v2": 365.0}

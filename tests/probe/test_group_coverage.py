@@ -51,7 +51,7 @@ def test_a_device_on_one_side_of_the_split_is_named(cohort: Cohort, told: Callab
     faults = {fault["what"]: fault["kind"] for fault in told(frame, labels).faults}
     assert faults == {
         "lesion0: device cirrus is tested and has nothing to train on": "one_sided_group",
-        "lesion0: device spectralis is trained on and never tested: the figures do not speak of it": "one_sided_group",
+        "lesion0: device spectralis is trained on and never tested: the figures do not describe it": "one_sided_group",
     }
 
 

@@ -1,14 +1,10 @@
-"""How sure a figure is: the bootstrap by person, and differences on the same resamples.
+"""The bootstrap by person: a metric's value with its resamples.
 
 The two eyes and the repeated scans of a person are not independent, so whole people are drawn with replacement (cluster
-bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007). The interval is Student's: the figure plus and minus t standard
-errors, the error being the spread of the copies times sqrt(n / (n - 1)) and t that of n - 1 people; on the scale that
-follows from what the figure is (`scales`), so that no interval leaves what the figure can be. Plain percentiles are too
-narrow for 30 people and fewer: `benchmarks/coverage.py` counts how often each kind holds the truth.
-
-All figures of a run share one set of draws, which makes every difference between two rows a paired one. Before two rows
-are compared their label hashes must be equal: the same test volumes with the same labels. Probes are not refitted in a
-resample, so an interval holds the chance of who is in the test set, not the chance of training.
+bootstrap; Efron & Tibshirani 1993, Field & Welsh 2007). All results of a run share one set of draws, which makes every
+difference between two of them a paired one; before two are compared their label hashes must be equal: the same test
+volumes with the same labels. Probes are not refitted in a resample, so an interval covers the choice of test people,
+not that of training.
 """
 
 from __future__ import annotations
@@ -25,15 +21,15 @@ from octjepa import keys
 from octjepa.errors import UsageError
 from octjepa.metrics.intervals import Interval, Scale, student_interval
 
-CHUNK_CELLS = 40_000  # weights looked at together: 0.3 MB stays in the cache, four times faster than all at once
+CHUNK_CELLS = 40_000  # weights used together: 0.3 MB stays in the cache, four times faster than all at once
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, its bootstrap copies, and what it was measured on.
+    """A metric's value, its bootstrap samples, and what it was measured on.
 
-    samples: the figure in every resample, NaN where it does not exist. n: volumes; n_people: people behind them.
-    scale: what the figure is by definition (`scales`).
+    samples: the value in every resample, NaN where it is undefined. n: volumes; n_people: people behind them.
+    scale: of the metric, see `intervals`.
     """
 
     value: float
@@ -45,10 +41,11 @@ class Estimate:
     scale: Scale = "share"
 
     def interval(self) -> Interval:
+        """The confidence interval of the value."""
         return student_interval(self.value, self.samples, self.n_people, self.scale)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; None where the figure or an honest interval does not exist."""
+        """For JSON; None where the value or a valid interval does not exist."""
         interval = self.interval()
         value = self.value if np.isfinite(self.value) else None
         return {
@@ -80,32 +77,32 @@ class Draws:
         centred: bool = False,
         scale: Scale = "share",
     ) -> Estimate:
-        """`statistic` of weights [n, resamples] on n volumes whose people are `person_ids`, with its bootstrap copies.
+        """`statistic` of weights [n, resamples] on n volumes whose people are `person_ids`, with its bootstrap samples.
 
-        centred: shift the copies so that their mean is the value. For figures that grow with noise, such as a
+        centred: shift the samples so that their mean is the value. For metrics that grow with noise, such as a
         calibration error, every resample reads higher than the sample it is drawn from; the shift removes that bias.
         scale: as in Estimate.
         Raises UsageError if a person is not among those drawn.
         """
-        place = {person: index for index, person in enumerate(self.people)}
-        unknown = {person for person in person_ids if person not in place}
+        index = {person: number for number, person in enumerate(self.people)}
+        unknown = {person for person in person_ids if person not in index}
         if unknown:
-            raise UsageError(f"{len(unknown)} people of this figure are not among the {len(place)} people drawn")
-        rows = np.array([place[person] for person in person_ids], dtype=np.int64)
-        value = float(statistic(np.ones((len(rows), 1)))[0])
-        step = max(1, CHUNK_CELLS // max(1, len(rows)))
+            raise UsageError(f"{len(unknown)} people of this figure are not among the {len(index)} people drawn")
+        people = np.array([index[person] for person in person_ids], dtype=np.int64)
+        value = float(statistic(np.ones((len(people), 1)))[0])
+        step = max(1, CHUNK_CELLS // max(1, len(people)))
         samples = np.concatenate(
-            [statistic(self.counts[rows, start : start + step]) for start in range(0, self.counts.shape[1], step)]
+            [statistic(self.counts[people, start : start + step]) for start in range(0, self.counts.shape[1], step)]
         )
         if centred and np.isfinite(samples).any():
             samples = np.maximum(samples - np.nanmean(samples) + value, 0.0)
-        return Estimate(value, samples, len(rows), len(set(person_ids)), label_hash, self.id, scale)
+        return Estimate(value, samples, len(people), len(set(person_ids)), label_hash, self.id, scale)
 
 
 def mean_estimate(estimates: Sequence[Estimate], n_people: int) -> Estimate:
-    """The plain mean of several figures of one run (the macro row), resampled jointly.
+    """The plain mean of several estimates of one run (the macro result), resampled jointly.
 
-    A resample in which one of them does not exist is undefined for the mean. `n_people`: people behind any of them.
+    A resample in which one of them is undefined is undefined for the mean. `n_people`: people behind any of them.
     Raises UsageError if they do not share their draws.
     """
     if len({estimate.draws_id for estimate in estimates}) != 1:

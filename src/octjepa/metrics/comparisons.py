@@ -1,9 +1,10 @@
-"""Many comparisons at once: p-values that stay honest when a family of them is read together.
+"""Comparisons of results: paired differences on the same people, several seeds of one recipe, families of p-values.
 
-Holm's step-down rule bounds the chance of even one false claim in the family, whatever the dependence between its
-members (Holm 1979). Benjamini and Hochberg's bounds the expected share of false claims among those made; it holds for
-independent and positively dependent ones, such as rows measured on the same people (Benjamini & Hochberg 1995,
-Benjamini & Yekutieli 2001). The family is everything that was compared, not what looked worth showing.
+The value of training s on test people t is modelled as mu + a_s + b_t + noise. The trainings of one recipe are tested
+on the same people, so their mean has two sources of error that do not shrink together: b shrinks with more people, a
+with more seeds. The interval of the mean over seeds holds b alone: "these trained networks, other people". The recipe's
+interval adds the spread of a: "this recipe, trained anew, on other people". A single training does not estimate a, so
+it has no such interval (Bouthillier et al. 2021, Accounting for variance in machine learning benchmarks).
 """
 
 from __future__ import annotations
@@ -12,50 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Estimate
-from octjepa.metrics.intervals import (
-    Interval,
-    combined_error,
-    standard_error,
-    student_interval,
-)
-
-
-def holm(p: Sequence[float | None]) -> list[float | None]:
-    """Adjusted p-values in the order given; None (no p-value exists) stays None and is not counted in the family."""
-
-    def adjusted(ordered: Float[np.ndarray, " family"]) -> Float[np.ndarray, " family"]:
-        steps: np.ndarray = np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1))
-        return steps
-
-    return _over_family(p, adjusted)
-
-
-def benjamini_hochberg(p: Sequence[float | None]) -> list[float | None]:
-    """As `holm`, for the false discovery rate."""
-
-    def adjusted(ordered: Float[np.ndarray, " family"]) -> Float[np.ndarray, " family"]:
-        steps = ordered * len(ordered) / np.arange(1, len(ordered) + 1)
-        from_above: np.ndarray = np.minimum.accumulate(steps[::-1])[::-1]
-        return from_above
-
-    return _over_family(p, adjusted)
-
-
-def _over_family(p: Sequence[float | None], adjusted: Callable[[np.ndarray], np.ndarray]) -> list[float | None]:
-    known = [index for index, one in enumerate(p) if one is not None]
-    values = np.array([p[index] for index in known], dtype=np.float64)
-    if ((values < 0) | (values > 1) | np.isnan(values)).any():
-        raise UsageError("a family of comparisons holds a p-value outside 0..1")
-    order = np.argsort(values, kind="stable")
-    found: list[float | None] = [None] * len(p)
-    if len(known):
-        for place, value in zip(order, np.minimum(adjusted(values[order]), 1.0), strict=True):
-            found[known[place]] = float(value)
-    return found
+from octjepa.metrics.intervals import Interval, combined_error, standard_error, student_interval
 
 
 @dataclass(frozen=True)
@@ -79,8 +40,6 @@ def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
 
     Raises UsageError if the two were not measured on the same volumes with the same labels, or not on the same draws.
     """
-    from scipy.stats import t
-
     if ours.label_hash != reference.label_hash:
         raise UsageError(
             f"the two rows were measured on different labels (hash {ours.label_hash[:12]} against "
@@ -90,16 +49,20 @@ def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
         raise UsageError("the two rows were resampled with different draws: probe both in one run with one seed")
     difference, samples, people = ours.value - reference.value, ours.samples - reference.samples, ours.n_people
     interval = student_interval(difference, samples, people, "difference")
-    p = None
-    if interval.low is not None:
-        error = standard_error(samples, people)
-        p = float(2 * t.sf(abs(difference) / error, people - 1)) if error else None
+    error = standard_error(samples, people) if interval.low is not None else None
+    p = _two_sided_p(difference, error, people - 1) if error else None
     return PairedDifference(difference, interval.low, interval.high, interval.undefined, people, p)
+
+
+def _two_sided_p(difference: float, error: float, freedom: float) -> float:
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(difference) / error, freedom))
 
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """Of one arm's figure over its seeds. sd: sample standard deviation, None for one seed; low, high: the extremes."""
+    """Over the seeds of one recipe. sd: sample standard deviation, None for one seed; low, high: the extremes."""
 
     seeds: int
     sd: float | None
@@ -117,7 +80,7 @@ def seed_spread(estimates: Sequence[Estimate]) -> SeedSpread:
 
 
 def mean_over_seeds(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean figure of an arm with its joint resamples: its `interval` is that of these trained networks.
+    """The mean over the seeds of a recipe with its joint resamples: its `interval` is that of these trained networks.
 
     Raises UsageError: none given, or not all on the same test volumes, labels and draws.
     """
@@ -132,37 +95,71 @@ def mean_over_seeds(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def recipe_interval(estimates: Sequence[Estimate]) -> Interval:
-    """Interval of an arm's mean that holds both the people and the seeds; empty for a single seed."""
+    """Interval of the mean over seeds that holds both the people and the seeds; empty for a single seed."""
     mean = mean_over_seeds(estimates)
-    undefined = int((~np.isfinite(mean.samples)).sum())
     if len(estimates) < 2:
-        return Interval(None, None, undefined)
-    return student_interval(mean.value, mean.samples, mean.n_people, mean.scale, more=[_of_seeds(estimates)])
+        return Interval(None, None, int((~np.isfinite(mean.samples)).sum()))
+    return student_interval(mean.value, mean.samples, mean.n_people, mean.scale, more=[_seed_variance(estimates)])
 
 
 def recipe_difference(
     ours: Sequence[Estimate], reference: Sequence[Estimate]
 ) -> tuple[PairedDifference, Interval, float | None]:
-    """Mean of one arm minus mean of another on the same people: of these networks, and of the two recipes.
+    """Mean of one recipe minus mean of another on the same people: of these networks, and of the two recipes.
 
-    The recipes' interval and p-value are empty unless both arms have at least two seeds. `paired_difference` tells what
-    is refused.
+    The recipes' interval and p-value are empty unless both have at least two seeds. Raises UsageError as
+    `paired_difference` does.
     """
-    from scipy.stats import t
-
     first, second = mean_over_seeds(ours), mean_over_seeds(reference)
     paired = paired_difference(first, second)
     samples = first.samples - second.samples
     error = standard_error(samples, first.n_people)
     if error is None or len(ours) < 2 or len(reference) < 2:
         return paired, Interval(None, None, paired.undefined), None
-    more = [_of_seeds(ours), _of_seeds(reference)]
+    more = [_seed_variance(ours), _seed_variance(reference)]
     interval = student_interval(paired.difference, samples, first.n_people, "difference", more=more)
-    total, freedom = combined_error(error, first.n_people, more)
-    return paired, interval, float(2 * t.sf(abs(paired.difference) / total, freedom))
+    return paired, interval, _two_sided_p(paired.difference, *combined_error(error, first.n_people, more))
 
 
-def _of_seeds(estimates: Sequence[Estimate]) -> tuple[float, int]:
-    """Variance that the choice of seeds gives an arm's mean, and its degrees of freedom."""
+def _seed_variance(estimates: Sequence[Estimate]) -> tuple[float, int]:
+    """Variance of a mean over seeds due to their choice, and its degrees of freedom."""
     values = [estimate.value for estimate in estimates]
     return float(np.var(values, ddof=1)) / len(values), len(values) - 1
+
+
+def holm(p: Sequence[float | None]) -> list[float | None]:
+    """p-values adjusted so that the chance of even one false claim in the family is bounded (Holm 1979).
+
+    The family is everything that was compared. The order is kept; None (no p-value exists) stays None and is not
+    counted. Raises UsageError for a value outside 0..1.
+    """
+
+    def adjust(values: np.ndarray) -> np.ndarray:
+        order = np.argsort(values, kind="stable")
+        adjusted = np.empty_like(values)
+        adjusted[order] = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
+        return np.minimum(adjusted, 1.0)
+
+    return _over_family(p, adjust)
+
+
+def benjamini_hochberg(p: Sequence[float | None]) -> list[float | None]:
+    """As `holm`, bounding the expected share of false claims among those made (Benjamini & Hochberg 1995).
+
+    It holds for independent and positively dependent comparisons, such as those on the same people (Benjamini &
+    Yekutieli 2001).
+    """
+    from scipy.stats import false_discovery_control
+
+    return _over_family(p, false_discovery_control)
+
+
+def _over_family(p: Sequence[float | None], adjust: Callable[[np.ndarray], np.ndarray]) -> list[float | None]:
+    known = [index for index, one in enumerate(p) if one is not None]
+    values = np.array([p[index] for index in known], dtype=np.float64)
+    if ((values < 0) | (values > 1) | np.isnan(values)).any():
+        raise UsageError("a family of comparisons holds a p-value outside 0..1")
+    adjusted: list[float | None] = [None] * len(p)
+    for index, value in zip(known, adjust(values) if known else (), strict=True):
+        adjusted[index] = float(value)
+    return adjusted

@@ -25,7 +25,7 @@ ECE_BINS = 10
 
 @dataclass(frozen=True)
 class Predictions:
-    """Test truth and what a probe says of it.
+    """Truth and predictions of a test set.
 
     truth: class codes 0..classes-1 [n], or the quantity itself (regression).
     scores: [n, classes], probabilities as if every class were equally common (their largest is the decision);
@@ -41,6 +41,10 @@ class Predictions:
         """The class with the largest score; the first of equals."""
         return self.scores.argmax(axis=1)
 
+    def subset(self, mask: Bool[np.ndarray, " n"]) -> Predictions:
+        """The predictions of the test volumes in `mask`."""
+        return Predictions(self.truth[mask], self.scores[mask], self.calibrated[mask])
+
 
 def _tie_groups(
     positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], weights: Weights
@@ -55,16 +59,16 @@ def _tie_groups(
     return positives, negatives
 
 
-def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    """top / bottom, NaN where bottom is 0."""
+def ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    """top / bottom elementwise, NaN where bottom is 0."""
     return np.divide(top, bottom, out=np.full(np.broadcast(top, bottom).shape, np.nan), where=bottom != 0)
 
 
 def weighted_auroc(positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], weights: Weights) -> Figures:
     """Area under the ROC curve as the Mann-Whitney share of ordered pairs, ties counted half (Hanley & McNeil 1982)."""
     positives, negatives = _tie_groups(positive, score, weights)
-    seen = np.cumsum(positives, axis=0) - 0.5 * positives  # positives above each score, and half of those at it
-    return _ratio((negatives * seen).sum(axis=0), positives.sum(axis=0) * negatives.sum(axis=0))
+    above = np.cumsum(positives, axis=0) - 0.5 * positives  # positives above each score, and half of those at it
+    return ratio((negatives * above).sum(axis=0), positives.sum(axis=0) * negatives.sum(axis=0))
 
 
 def weighted_average_precision(
@@ -74,18 +78,32 @@ def weighted_average_precision(
     positives, negatives = _tie_groups(positive, score, weights)
     hits = np.cumsum(positives, axis=0)
     drawn = hits + np.cumsum(negatives, axis=0)
-    return _ratio((positives * hits / np.maximum(drawn, 1e-300)).sum(axis=0), hits[-1])
+    return ratio((positives * hits / np.maximum(drawn, 1e-300)).sum(axis=0), hits[-1])
 
 
 def weighted_sensitivity(
     positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], weights: Weights, specificity: float
 ) -> Figures:
-    """The largest sensitivity of any threshold whose specificity is at least `specificity`, read off the ROC curve."""
+    """The largest sensitivity of any threshold on the ROC curve whose specificity is at least `specificity`."""
     positives, negatives = _tie_groups(positive, score, weights)
     false_alarms, hits = np.cumsum(negatives, axis=0), np.cumsum(positives, axis=0)
     allowed = false_alarms <= (1 - specificity + 1e-12) * false_alarms[-1]
     best = np.where(allowed, hits, 0.0).max(axis=0)
-    return np.where(false_alarms[-1] > 0, _ratio(best, hits[-1]), np.nan)
+    return np.where(false_alarms[-1] > 0, ratio(best, hits[-1]), np.nan)
+
+
+def forecasts(predictions: Predictions) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """Stated probability of an event and whether it happened; more than two classes: of the predicted class."""
+    calibrated, truth = predictions.calibrated, predictions.truth
+    if calibrated.shape[1] == 2:
+        return calibrated[:, 1], truth == 1
+    return calibrated.max(axis=1), calibrated.argmax(axis=1) == truth
+
+
+def calibration_bins(stated: Float[np.ndarray, " n"], bins: int) -> Int[np.ndarray, " n"]:
+    """The bin, of `bins` of equal mass, of each stated probability."""
+    edges = np.quantile(stated, np.linspace(0, 1, bins + 1)[1:-1])
+    return np.searchsorted(edges, stated, side="right")
 
 
 def expected_calibration_error(predictions: Predictions, weights: Weights) -> Figures:
@@ -95,30 +113,35 @@ def expected_calibration_error(predictions: Predictions, weights: Weights) -> Fi
     with a few hundred volumes most equal-width bins are nearly empty (Nixon et al. 2019). The bins are those of the
     full test set in every resample. On few volumes it reads above zero even for a perfect model.
     """
-    calibrated, truth = predictions.calibrated, predictions.truth
-    if calibrated.shape[1] == 2:
-        stated, happened = calibrated[:, 1], truth == 1
-    else:
-        stated, happened = calibrated.max(axis=1), calibrated.argmax(axis=1) == truth
-    edges = np.quantile(stated, np.linspace(0, 1, ECE_BINS + 1)[1:-1])
-    member = np.searchsorted(edges, stated, side="right")[:, None] == np.arange(ECE_BINS)
+    stated, happened = forecasts(predictions)
+    member = calibration_bins(stated, ECE_BINS)[:, None] == np.arange(ECE_BINS)  # [n, bins]
     gap = np.abs((member * (stated - happened)[:, None]).T @ weights).sum(axis=0)
-    return _ratio(gap, weights.sum(axis=0))
+    return ratio(gap, weights.sum(axis=0))
+
+
+def brier(predictions: Predictions, weights: Weights) -> Figures:
+    """Mean squared distance between stated probabilities and the truth, 0 to 1 (Brier 1950).
+
+    Two classes: as scikit-learn's `brier_score_loss`. More: half the sum over classes, so that 1 is the worst again.
+    """
+    truth = predictions.truth[:, None] == np.arange(predictions.calibrated.shape[1])
+    squares = ((predictions.calibrated - truth) ** 2).sum(axis=1) / 2
+    return ratio(squares @ weights, weights.sum(axis=0))
 
 
 def _per_class_hits(predictions: Predictions, weights: Weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight of hits, of the truth and of the decisions per class, each [classes, resamples]."""
+    """Weight of correct predictions, of the truth and of the predictions per class, each [classes, resamples]."""
     codes = np.arange(predictions.scores.shape[1])
     truth = predictions.truth[:, None] == codes
-    decided = predictions.predicted_classes()[:, None] == codes
-    hits, happened, said = (which.T.astype(float) @ weights for which in (truth & decided, truth, decided))
-    return hits, happened, said
+    predicted = predictions.predicted_classes()[:, None] == codes
+    correct, true, called = (which.T.astype(float) @ weights for which in (truth & predicted, truth, predicted))
+    return correct, true, called
 
 
 def _balanced_accuracy(predictions: Predictions, weights: Weights) -> Figures:
     hits, truth, _ = _per_class_hits(predictions, weights)
     present = np.isin(np.arange(len(truth)), predictions.truth)
-    return _ratio(hits, truth)[present].mean(axis=0)
+    return ratio(hits, truth)[present].mean(axis=0)
 
 
 def _f1_macro(predictions: Predictions, weights: Weights) -> Figures:
@@ -126,9 +149,9 @@ def _f1_macro(predictions: Predictions, weights: Weights) -> Figures:
 
     A false call of a class that it lacks is a miss of the true class, and no class of its own.
     """
-    hits, truth, decided = _per_class_hits(predictions, weights)
+    hits, truth, predicted = _per_class_hits(predictions, weights)
     present = np.isin(np.arange(len(truth)), predictions.truth)
-    return np.nan_to_num(_ratio(2 * hits, truth + decided))[present].mean(axis=0)
+    return np.nan_to_num(ratio(2 * hits, truth + predicted))[present].mean(axis=0)
 
 
 def _over_classes(curve: Callable[..., Figures]) -> Callable[[Predictions, Weights], Figures]:
@@ -150,27 +173,27 @@ def _r2(predictions: Predictions, weights: Weights) -> Figures:
     # Centring first keeps the weighted variance, E[y^2] - E[y]^2, from cancelling.
     centred = truth - truth.mean()
     squares = centred**2 @ weights
-    spread = squares - _ratio((centred @ weights) ** 2, weights.sum(axis=0))
+    spread = squares - ratio((centred @ weights) ** 2, weights.sum(axis=0))
     spread = np.where(spread > 1e-12 * squares, spread, 0.0)
-    return 1 - _ratio(error**2 @ weights, spread)
+    return 1 - ratio(error**2 @ weights, spread)
 
 
 def _mean_absolute_error(predictions: Predictions, weights: Weights) -> Figures:
-    return _ratio(np.abs(predictions.truth - predictions.scores[:, 0]) @ weights, weights.sum(axis=0))
+    return ratio(np.abs(predictions.truth - predictions.scores[:, 0]) @ weights, weights.sum(axis=0))
 
 
 def _quadratic_kappa(predictions: Predictions, weights: Weights) -> Figures:
     """Agreement beyond chance of ordered classes, errors weighing by their squared distance (Cohen 1968)."""
     codes = np.arange(predictions.scores.shape[1])
-    decided = predictions.predicted_classes()
-    truths, said = ((which[:, None] == codes).T.astype(float) @ weights for which in (predictions.truth, decided))
+    predicted = predictions.predicted_classes()
+    truths, calls = ((which[:, None] == codes).T.astype(float) @ weights for which in (predictions.truth, predicted))
     squares = (codes[:, None] - codes) ** 2.0
-    by_chance = _ratio(np.einsum("ij,ir,jr->r", squares, truths, said), weights.sum(axis=0))
-    return 1 - _ratio((predictions.truth - decided) ** 2.0 @ weights, by_chance)
+    by_chance = ratio(np.einsum("ij,ir,jr->r", squares, truths, calls), weights.sum(axis=0))
+    return 1 - ratio((predictions.truth - predicted) ** 2.0 @ weights, by_chance)
 
 
 def _mean_absolute_rank_error(predictions: Predictions, weights: Weights) -> Figures:
-    return _ratio(np.abs(predictions.truth - predictions.predicted_classes()) @ weights, weights.sum(axis=0))
+    return ratio(np.abs(predictions.truth - predictions.predicted_classes()) @ weights, weights.sum(axis=0))
 
 
 METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
@@ -223,7 +246,7 @@ def metric_value(name: str, predictions: Predictions) -> float:
 
 
 def confusion(predictions: Predictions) -> list[list[int]]:
-    """Counts of test volumes: rows are the true classes, columns the decided ones."""
+    """Counts of test volumes: rows are the true classes, columns the predicted ones."""
     from sklearn.metrics import confusion_matrix
 
     codes = np.arange(predictions.scores.shape[1])
@@ -231,22 +254,3 @@ def confusion(predictions: Predictions) -> list[list[int]]:
         predictions.truth, predictions.predicted_classes(), labels=codes
     ).tolist()
     return matrix
-
-
-def brier(predictions: Predictions, weights: Weights) -> Figures:
-    """Mean squared distance between stated probabilities and what happened, 0 to 1 (Brier 1950).
-
-    Two classes: as scikit-learn's `brier_score_loss`. More: half the sum over classes, so that 1 is the worst again.
-    """
-    truth = predictions.truth[:, None] == np.arange(predictions.calibrated.shape[1])
-    squares = ((predictions.calibrated - truth) ** 2).sum(axis=1) / 2
-    total = weights.sum(axis=0)
-    return np.divide(squares @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
-
-
-def forecasts(predictions: Predictions) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """The probability that is judged, and whether its event happened."""
-    calibrated, truth = predictions.calibrated, predictions.truth
-    if calibrated.shape[1] == 2:
-        return calibrated[:, 1], truth == 1
-    return calibrated.max(axis=1), calibrated.argmax(axis=1) == truth

@@ -1,9 +1,10 @@
-"""How often a test set was looked at. A figure chosen among many looks is too good, and nobody remembers the looks.
+"""How often a test set was used. A result chosen among many uses is too good, and nobody remembers the uses.
 
-One line per look is added to a file named after the hash of the test volumes and their labels (`labels.test_set_hash`),
-in a folder that the user names; kept beside the label table it counts for everyone who shares the table. A line holds
-when, which command, the target, and hashes of what was measured: no person, no label. Reusing a test set to choose
-makes its figures optimistic (Dwork et al. 2015, The reusable holdout); the ledger does not forbid it, it says it.
+One line per use is added to a file named after the hash of the test volumes and their labels
+(`targets.test_set_hash`), in a folder that the user names; beside the label table it counts for everyone who shares the
+table. A line holds when, which command, the target, and hashes of what was measured: no person, no label. Reusing a
+test set to choose makes its results optimistic (Dwork et al. 2015, The reusable holdout); the ledger does not forbid
+it, it reports it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,12 @@ FOLDER = "octjepa_test_uses"
 
 @dataclass(frozen=True)
 class TestSetUse:
-    """looks: of this test set, this one included. measured: different things measured on it in all of them.
+    """looks: uses of this test set, this one included. measured: different things measured on it in all of them.
 
-    again: how many of this look's were measured before. file: where it stands.
+    again: how many of this use's were measured before. file: the ledger's.
     """
+
+    __test__ = False  # no class of tests, whatever its name begins with
 
     target: str
     looks: int
@@ -40,17 +43,17 @@ class TestSetUse:
     again: int
     file: Path
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"target": self.target, "looks": self.looks, "measured": self.measured, "file": str(self.file)}
+        return {name: str(v) if name == "file" else v for name, v in asdict(self).items() if name != "again"}
 
 
-def reuse_warning(many: Sequence[TestSetUse]) -> str:
-    """One sentence on the test sets that were looked at before; "" where none was."""
+def reuse_warning(uses: Sequence[TestSetUse]) -> str:
+    """One sentence on the test sets that were used before; "" where none was."""
     again = [
-        f"{uses.target} for the {_ordinal(uses.looks)} time ({uses.measured} different rows measured on it so far)"
-        for uses in many
-        if uses.looks > 1
+        f"{use.target} for the {_ordinal(use.looks)} time ({use.measured} different rows measured on it so far)"
+        for use in uses
+        if use.looks > 1
     ]
     if not again:
         return ""
@@ -71,69 +74,66 @@ def default_folder(labels: Path) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Finds out before the work whether a look can be written down. Raises UsageError."""
+    """Makes the ledger's folder. Raises UsageError where a use cannot be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(_refused(folder, error)) from None
+        raise _write_error(folder, error) from None
     if not os.access(folder, os.W_OK):
         raise UsageError(f"the ledger of test uses in {folder} may not be written: name another folder with --ledger")
 
 
-def fingerprint(features: Float[np.ndarray, "rows features"], probe: str) -> str:
-    """What tells one thing measured from another: the features themselves, and the probe that reads them."""
+def fingerprint(features: Float[np.ndarray, "volumes features"], probe: str) -> str:
+    """What distinguishes one thing measured from another: the features themselves, and the probe that reads them."""
     return f"{hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()} {probe}"
 
 
 def record_uses(
-    folder: Path, command: str, test_sets: Mapping[str, str], measured: Mapping[str, Sequence[str]], found: Findings
+    folder: Path, command: str, test_sets: Mapping[str, str], measured: Mapping[str, Sequence[str]], findings: Findings
 ) -> None:
-    """Records a look at the test set of every target, and says in `found` how often each was used.
+    """Records a use of the test set of every target, and reports in `findings` how often each was used.
 
     test_sets, measured: by target, as in `record_use`. To be called before anything is predicted on test people. Raises
     UsageError as `record_use` does.
     """
-    many = [record_use(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
-    found.uses = [one.plain() for one in many]
-    again = reuse_warning(many)
-    if again:
-        found.add_fault("test_used_before", again)
+    uses = [record_use(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
+    findings.uses = [use.as_dict() for use in uses]
+    warning = reuse_warning(uses)
+    if warning:
+        findings.add_fault("test_used_before", warning)
 
 
 def record_use(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> TestSetUse:
-    """Writes a look down, before its figures are shown, and says how many there were.
+    """Writes a use down, before its results are shown, and counts those before.
 
-    test_set: `labels.test_set_hash`. measured: the `fingerprint` of each thing measured. Raises UsageError: a ledger
-    that was damaged or cannot be written: a look that is not counted must not happen.
+    test_set: `targets.test_set_hash`. measured: the `fingerprint` of each thing measured. Raises UsageError: a ledger
+    that was damaged or cannot be written; a use that is not counted must not happen.
     """
     check_writable(folder)
     file = folder / f"{test_set[:32]}{SUFFIX}"
     before = _read(file)
     keys = sorted({hashlib.sha256(one.encode()).hexdigest()[:16] for one in measured})
-    line = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "target": target,
-        "rows": len(measured),
-        "measured": keys,
-    }
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    line = {"when": when, "command": command, "target": target, "rows": len(measured), "measured": keys}
     try:
         with file.open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(line) + "\n")
             opened.flush()
             os.fsync(opened.fileno())
     except OSError as error:
-        raise UsageError(_refused(file, error)) from None
-    known = {key for look in before for key in look}
+        raise _write_error(file, error) from None
+    known = {key for use in before for key in use}
     return TestSetUse(target, len(before) + 1, len(known | set(keys)), len(known & set(keys)), file)
 
 
-def _refused(place: Path, error: OSError) -> str:
-    return f"the ledger of test uses {place} cannot be written ({error.strerror}): name another folder with --ledger"
+def _write_error(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"the ledger of test uses {path} cannot be written ({error.strerror}): name another folder with --ledger"
+    )
 
 
 def _read(file: Path) -> list[list[str]]:
-    """The keys measured in each look so far."""
+    """The keys measured in each use so far."""
     if not file.is_file():
         return []
     try:

@@ -1,8 +1,9 @@
-"""Thresholds and what they cost: chosen on validation people, carried to test people unchanged.
+"""Thresholds and probabilities in use: chosen on validation people and applied to test people unchanged.
 
-`sensitivity_at_specificity_90` of the probes reads the best point of the test's own ROC curve, which nobody has before
-the test. Here a threshold is chosen where labels were allowed, and both its sensitivity and its specificity are told
-where it is used. Decision curves say at which stakes a model does more good than treating everyone or no one.
+The probes' `sensitivity_at_specificity_90` takes the best point of the test's own ROC curve, which is not known before
+the test. Here a threshold is chosen where labels were allowed, and its sensitivity and specificity are measured where
+it is used. Decision curves show at which stakes a model does more good than treating everyone or no one; the
+reliability curve shows whether stated probabilities come true (Guo et al. 2017).
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from jaxtyping import Bool, Float
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.scores import ECE_BINS, Figures, Predictions, Weights, forecasts
+from octjepa.metrics.scores import ECE_BINS, Figures, Predictions, Weights, calibration_bins, forecasts, ratio
 
 
 def threshold_at_specificity(
     positive: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"], specificity: float
 ) -> float:
-    """The lowest threshold t, of the scores seen, at which "score >= t" has at least this specificity.
+    """The lowest threshold t, of the given scores, at which "score >= t" has at least this specificity.
 
-    Where no seen score is high enough, the next number above the highest: nobody is called positive.
-    Raises UsageError: no negative case, or a specificity outside 0..1.
+    Where no score is high enough, the next number above the highest: nobody is called positive.
+    Raises UsageError: no negative case, scores that are not finite, or a specificity outside 0..1.
     """
     if not 0 <= specificity <= 1:
         raise UsageError(f"specificity is {specificity}, expected 0 to 1")
@@ -59,24 +60,21 @@ def threshold_scores(
     """Sensitivity and specificity of "score >= threshold" on test volumes, resampled by person."""
     called = score >= threshold
 
-    def rate(right: np.ndarray, among: np.ndarray, weights: Weights) -> Figures:
-        total = among.astype(float) @ weights
-        return np.divide((right & among) @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
+    def rate(correct: np.ndarray, among: np.ndarray) -> Estimate:
+        def statistic(weights: Weights) -> Figures:
+            return ratio((correct & among) @ weights, among.astype(float) @ weights)
 
-    return ThresholdScores(
-        threshold,
-        draws.estimate(lambda weights: rate(called, positive, weights), person_ids, label_hash),
-        draws.estimate(lambda weights: rate(~called, ~positive, weights), person_ids, label_hash),
-    )
+        return draws.estimate(statistic, person_ids, label_hash)
+
+    return ThresholdScores(threshold, rate(called, positive), rate(~called, ~positive))
 
 
 def net_benefit(
     positive: Bool[np.ndarray, " n"], called: Bool[np.ndarray, " n"], weights: Weights, threshold: float
 ) -> Figures:
     """True positives per person less false ones at the exchange rate of the threshold (Vickers & Elkin 2006)."""
-    total = weights.sum(axis=0)
     gain = (called & positive) @ weights - (called & ~positive) @ weights * threshold / (1 - threshold)
-    return np.divide(gain, total, out=np.full(total.shape, np.nan), where=total > 0)
+    return ratio(gain, weights.sum(axis=0))
 
 
 def decision_curve(
@@ -91,7 +89,7 @@ def decision_curve(
     `over_best` is the model less the better of the two, with its interval on the same people. Probabilities must be
     those of the population, `Predictions.calibrated`. Raises UsageError on a threshold outside 0..1.
     """
-    rows = []
+    points = []
     everyone = np.ones(len(positive), dtype=bool)
     for threshold in thresholds:
         if not 0 < threshold < 1:
@@ -102,21 +100,21 @@ def decision_curve(
             treat_all = net_benefit(positive, everyone, weights, threshold)
             return net_benefit(positive, called, weights, threshold) - np.maximum(treat_all, 0)
 
-        found = draws.estimate(over_best, person_ids, "", scale="difference")
-        interval = found.interval()
+        estimate = draws.estimate(over_best, person_ids, "", scale="difference")
+        interval = estimate.interval()
         ones = np.ones((len(positive), 1))
-        rows.append(
+        points.append(
             {
                 "threshold": threshold,
                 "model": float(net_benefit(positive, called, ones, threshold)[0]),
                 "all": float(net_benefit(positive, everyone, ones, threshold)[0]),
                 "none": 0.0,
-                "over_best": found.value,
+                "over_best": estimate.value,
                 "low": interval.low,
                 "high": interval.high,
             }
         )
-    return rows
+    return points
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,11 @@ def reliability_curve(
 ) -> list[ReliabilityBin]:
     """Points of at most `bins` bins of equal mass, from low to high; the bins of `expected_calibration_error`.
 
-    A bin in which all or none came true, or that holds too few people, has no interval: see Interval.
+    Read are `Predictions.calibrated`, probabilities at the training set's class shares. A bin in which all or none came
+    true, or that holds too few people, has no interval: see Interval.
     """
     stated, happened = forecasts(predictions)
-    edges = np.quantile(stated, np.linspace(0, 1, bins + 1)[1:-1])
-    member = np.searchsorted(edges, stated, side="right")
+    member = calibration_bins(stated, bins)
     people = np.array(person_ids)
     points = []
     for number in np.unique(member):
@@ -148,11 +146,10 @@ def reliability_curve(
         events = happened[inside].astype(float)
 
         def frequency(weights: Weights, events: np.ndarray = events) -> Figures:
-            total = weights.sum(axis=0)
-            return np.divide(events @ weights, total, out=np.full(total.shape, np.nan), where=total > 0)
+            return ratio(events @ weights, weights.sum(axis=0))
 
-        found = draws.estimate(frequency, people[inside].tolist(), "")
-        interval = found.interval()
+        estimate = draws.estimate(frequency, people[inside].tolist(), "")
+        interval = estimate.interval()
         mean = float(stated[inside].mean())
-        points.append(ReliabilityBin(mean, found.value, interval.low, interval.high, found.n, found.n_people))
+        points.append(ReliabilityBin(mean, estimate.value, interval.low, interval.high, estimate.n, estimate.n_people))
     return points

@@ -1,9 +1,11 @@
-"""What another scanner or hospital does to a result: one group left out of the labels, one threshold carried over.
+"""Results by group: fairness within each subgroup, transfer to another site or scanner, and groups that are missing.
 
-Leave-one-vendor-out: the probe is fitted without a single label of a vendor and tested on that vendor's people, beside
-the same people under the probe that knew all vendors. The difference also holds what fewer training people cost. A
-threshold carried from site to site keeps its number while the scores move: its specificity where it is used is often
-not the one it was chosen for, and that is told for every pair of sites.
+ES-AUC = AUC / (1 + sum over groups of |AUC - AUC of the group|): equal to the AUC when every group has it, smaller
+otherwise (Luo et al. 2024, FairVision). Groups in which the metric cannot be measured are named, never averaged away.
+Leave one group out: the probe is fitted without a single label of a group (a vendor, a site) and tested on that group's
+people, beside the same people under the probe with all groups; the difference also holds what fewer training people
+cost. A threshold carried from site to site keeps its value while the scores shift, so its specificity is measured for
+every pair of sites.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,62 @@ from octjepa.metrics.thresholds import threshold_at_specificity, threshold_score
 from octjepa.probe.labels import LabelTable
 from octjepa.probe.targets import Target
 
+GROUP_COLUMNS = ("clinical_site", "device")
 Fit = Callable[[Target], Predictions]
-_Figure = Callable[[Weights], Figures]
+_Statistic = Callable[[Weights], Figures]
+
+
+@dataclass(frozen=True)
+class SubgroupScores:
+    """groups: an estimate per group that can be measured. scaled: the equity-scaled metric over these, or None.
+
+    left_out: group -> why it cannot be measured.
+    """
+
+    groups: dict[str, Estimate]
+    scaled: Estimate | None
+    left_out: dict[str, str]
+
+
+def subgroup_scores(
+    metric: str, predictions: Predictions, groups: np.ndarray, draws: Draws, person_ids: list[str], label_hash: str
+) -> SubgroupScores:
+    """`metric` within every group of test volumes ("" is a group of its own, "unknown").
+
+    scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
+    better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
+    unequal it is would make unequal groups look better. It is resampled jointly; a resample in which a group has no
+    value is undefined.
+    """
+    names = np.array([str(group) or "unknown" for group in groups])
+    people = np.array(person_ids)
+    estimates: dict[str, Estimate] = {}
+    left_out: dict[str, str] = {}
+    measured: list[tuple[np.ndarray, _Statistic]] = []
+    for name in np.unique(names).tolist():
+        inside = names == name
+        count = len(set(people[inside].tolist()))
+        missing = len(np.unique(predictions.truth)) - len(np.unique(predictions.truth[inside]))
+        if count < MIN_PEOPLE:
+            left_out[name] = f"{count} test people, at least {MIN_PEOPLE} are needed"
+            continue
+        if missing and predictions.scores.shape[1] > 1:
+            left_out[name] = f"{missing} of the classes are missing among its {count} test people"
+            continue
+        of_group = predictions.subset(inside)
+        statistic = partial(measure, metric, of_group)
+        scale = scale_of(metric, of_group.scores)
+        estimates[name] = draws.estimate(statistic, people[inside].tolist(), f"{label_hash}\x1f{name}", scale=scale)
+        measured.append((inside, statistic))
+    scaled = None
+    if len(measured) > 1 and METRIC_SCALE[metric] == "share" and metric not in LOWER_IS_BETTER:
+
+        def equity(weights: Weights) -> Figures:
+            overall = measure(metric, predictions, weights)
+            return overall / (1 + sum(np.abs(overall - of_group(weights[inside])) for inside, of_group in measured))
+
+        scaled = draws.estimate(equity, person_ids, label_hash)
+    return SubgroupScores(estimates, scaled, left_out)
 
 
 @dataclass(frozen=True)
@@ -51,82 +108,74 @@ def leave_one_group_out(
 ) -> LeaveOneGroupOut:
     """`metric` within each group with and without the group's own labels.
 
-    groups, person_ids: of every row of the embedding table. full: what the probe that knew all groups says of the test
-    volumes of `target`. fit: fits and chooses on a target's train and val rows and says what it thinks of its test
-    rows; it is called once per group.
+    groups, person_ids: of every volume of the embedding table. full: predictions for the test volumes of `target` by
+    the probe with all groups. fit: fits and selects on a target's train and val volumes and predicts its test volumes;
+    it is called once per group.
     """
-    rows, reasons = [], {}
-    drops: list[_Figure] = []
+    rows, left_out = [], {}
+    drops: list[tuple[np.ndarray, _Statistic]] = []
     test = target.indices["test"]
     for group in np.unique(groups[test]).tolist():
-        here = groups[test] == group
-        held = _held_out(target, groups, group)
-        why = _unfit(target, held, person_ids)
-        if why:
-            reasons[str(group) or "unknown"] = why
+        name = str(group) or "unknown"
+        inside = groups[test] == group
+        others = _without_group(target, groups, group)
+        reason = _why_not_measurable(target, others, person_ids)
+        if reason:
+            left_out[name] = reason
             continue
-        without = fit(held)
-        with_it = Predictions(full.truth[here], full.scores[here], full.calibrated[here])
+        without_it, with_it = fit(others), full.subset(inside)
 
-        def drop(weights: Weights, with_it: Predictions = with_it, without: Predictions = without) -> Figures:
-            return measure(metric, with_it, weights) - measure(metric, without, weights)
+        def drop(weights: Weights, with_it: Predictions = with_it, without_it: Predictions = without_it) -> Figures:
+            return measure(metric, with_it, weights) - measure(metric, without_it, weights)
 
-        people = person_ids[test[here]].tolist()
-        found = draws.estimate(drop, people, "", scale="difference")
-        interval = found.interval()
-        once = np.ones((int(here.sum()), 1))
+        estimate = draws.estimate(drop, person_ids[test[inside]].tolist(), "", scale="difference")
+        interval = estimate.interval()
+        ones = np.ones((int(inside.sum()), 1))
         rows.append(
             {
-                "group": str(group) or "unknown",
-                "with_it": float(measure(metric, with_it, once)[0]),
-                "without_it": float(measure(metric, without, once)[0]),
-                "drop": found.value,
+                "group": name,
+                "with_it": float(measure(metric, with_it, ones)[0]),
+                "without_it": float(measure(metric, without_it, ones)[0]),
+                "drop": estimate.value,
                 "low": interval.low,
                 "high": interval.high,
-                "n": found.n,
-                "n_people": found.n_people,
+                "n": estimate.n,
+                "n_people": estimate.n_people,
             }
         )
-
-        def part(weights: Weights, here: np.ndarray = here, drop: _Figure = drop) -> Figures:
-            return drop(weights[here])
-
-        drops.append(part)
+        drops.append((inside, drop))
     mean: dict[str, Any] | None = None
     if drops:
-        people = person_ids[test].tolist()
-        found = draws.estimate(
-            lambda weights: np.mean([one(weights) for one in drops], axis=0), people, "", scale="difference"
-        )
-        interval = found.interval()
-        mean = {"drop": found.value, "low": interval.low, "high": interval.high, "groups": len(drops)}
-    return LeaveOneGroupOut(rows, mean, reasons)
+
+        def mean_drop(weights: Weights) -> Figures:
+            return np.mean([of_group(weights[inside]) for inside, of_group in drops], axis=0)
+
+        estimate = draws.estimate(mean_drop, person_ids[test].tolist(), "", scale="difference")
+        interval = estimate.interval()
+        mean = {"drop": estimate.value, "low": interval.low, "high": interval.high, "groups": len(drops)}
+    return LeaveOneGroupOut(rows, mean, left_out)
 
 
-def _held_out(target: Target, groups: np.ndarray, group: str) -> Target:
-    """`target` trained and chosen on the other groups, tested on this one."""
-    kept = {
-        split: (groups[rows] == group) if split == "test" else (groups[rows] != group)
-        for split, rows in target.indices.items()
-    }
+def _without_group(target: Target, groups: np.ndarray, group: str) -> Target:
+    """`target` trained and selected on the other groups, tested on this one."""
+    masks = {split: (groups[at] == group) == (split == "test") for split, at in target.indices.items()}
     return replace(
         target,
-        indices={split: target.indices[split][which] for split, which in kept.items()},
-        values={split: target.values[split][which] for split, which in kept.items()},
+        indices={split: target.indices[split][mask] for split, mask in masks.items()},
+        values={split: target.values[split][mask] for split, mask in masks.items()},
     )
 
 
-def _unfit(target: Target, held: Target, person_ids: np.ndarray) -> str:
-    people = len(set(person_ids[held.indices["test"]].tolist()))
+def _why_not_measurable(target: Target, others: Target, person_ids: np.ndarray) -> str:
+    people = len(set(person_ids[others.indices["test"]].tolist()))
     if people < MIN_PEOPLE:
         return f"{people} test people, at least {MIN_PEOPLE} are needed"
     if target.classes:
-        codes = set(np.unique(target.values["test"]).tolist())
-        if codes - set(np.unique(held.values["test"]).tolist()):
+        if set(target.values["test"].tolist()) - set(others.values["test"].tolist()):
             return f"a class is missing among its {people} test people"
-        if set(range(len(target.classes))) - set(np.unique(held.values["train"]).tolist()):
+        if set(range(len(target.classes))) - set(others.values["train"].tolist()):
             return "no other group has a training label of every class"
-    elif len(held.values["train"]) < 2:
+    elif len(others.values["train"]) < 2:
         return "no other group has training labels"
     return ""
 
@@ -140,133 +189,62 @@ def transfer_thresholds(
     draws: Draws,
     specificity: float = 0.9,
 ) -> list[dict[str, Any]]:
-    """A threshold chosen on the validation people of each site, and what it does to the test people of every site.
+    """A threshold chosen on the validation people of each site, measured on the test people of every site.
 
-    sites, person_ids: of every row of the embedding table; scores of the validation and test volumes of a two-class
+    sites, person_ids: of every volume of the embedding table; scores of the validation and test volumes of a two-class
     `target`, in its order. Rows {chosen_at, used_at, threshold, sensitivity, specificity, each with low and high, n,
-    n_people}. A site without a negative validation case chooses none; one with fewer than LEAST_PEOPLE test people is
-    not judged.
+    n_people}. A site without a negative validation case chooses none; one with fewer than MIN_PEOPLE test people is
+    left out.
     """
     rows = []
     val, test = target.indices["val"], target.indices["test"]
     val_positive, test_positive = target.values["val"] == 1, target.values["test"] == 1
     for source in np.unique(sites[val]).tolist():
-        chosen_on = sites[val] == source
-        if val_positive[chosen_on].all():
+        at_source = sites[val] == source
+        if val_positive[at_source].all():
             continue
-        threshold = threshold_at_specificity(val_positive[chosen_on], val_score[chosen_on], specificity)
-        for place in np.unique(sites[test]).tolist():
-            here = sites[test] == place
-            people = person_ids[test[here]].tolist()
+        threshold = threshold_at_specificity(val_positive[at_source], val_score[at_source], specificity)
+        for site in np.unique(sites[test]).tolist():
+            inside = sites[test] == site
+            people = person_ids[test[inside]].tolist()
             if len(set(people)) < MIN_PEOPLE:
                 continue
-            found = threshold_scores(threshold, test_positive[here], test_score[here], draws, people, "")
-            row: dict[str, Any] = {"chosen_at": source or "unknown", "used_at": place or "unknown"}
+            scores = threshold_scores(threshold, test_positive[inside], test_score[inside], draws, people, "")
+            row: dict[str, Any] = {"chosen_at": source or "unknown", "used_at": site or "unknown"}
             row["threshold"] = threshold
-            for name, estimate in (("sensitivity", found.sensitivity), ("specificity", found.specificity)):
-                interval = estimate.interval()
-                value = estimate.value if np.isfinite(estimate.value) else None
-                row |= {name: value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-            rows.append(row | {"n": int(here.sum()), "n_people": len(set(people))})
+            for name, estimate in (("sensitivity", scores.sensitivity), ("specificity", scores.specificity)):
+                figure = estimate.as_dict()
+                row |= {name: figure["value"], f"{name}_low": figure["low"], f"{name}_high": figure["high"]}
+            rows.append(row | {"n": int(inside.sum()), "n_people": len(set(people))})
     return rows
 
 
-@dataclass(frozen=True)
-class SubgroupScores:
-    """groups: an estimate per group that can be measured. scaled: the equity-scaled figure over these, or None.
-
-    left_out: group -> why it cannot be measured.
-    """
-
-    groups: dict[str, Estimate]
-    scaled: Estimate | None
-    left_out: dict[str, str]
-
-
-def subgroup_scores(
-    metric: str, predictions: Predictions, groups: np.ndarray, draws: Draws, person_ids: list[str], label_hash: str
-) -> SubgroupScores:
-    """`metric` within every group of test volumes ("" is a group of its own, "unknown").
-
-    scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
-    better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
-    unequal it is would make unequal groups look better. It is resampled jointly; a resample in which a group has no
-    figure is undefined.
-    """
-    names = np.array([str(group) or "unknown" for group in groups])
-    people = np.array(person_ids)
-    found: dict[str, Estimate] = {}
-    left_out: dict[str, str] = {}
-    parts: list[_Figure] = []
-    for name in np.unique(names).tolist():
-        inside = names == name
-        count = len(set(people[inside].tolist()))
-        missing = len(np.unique(predictions.truth)) - len(np.unique(predictions.truth[inside]))
-        if count < MIN_PEOPLE:
-            left_out[name] = f"{count} test people, at least {MIN_PEOPLE} are needed"
-            continue
-        if missing and predictions.scores.shape[1] > 1:
-            left_out[name] = f"{missing} of the classes are missing among its {count} test people"
-            continue
-        cut = Predictions(predictions.truth[inside], predictions.scores[inside], predictions.calibrated[inside])
-
-        def figure(weights: Weights, cut: Predictions = cut) -> Figures:
-            return measure(metric, cut, weights)
-
-        estimate = draws.estimate(
-            figure, people[inside].tolist(), f"{label_hash}\x1f{name}", scale=scale_of(metric, cut.scores)
-        )
-        found[name] = estimate
-
-        def part(weights: Weights, inside: np.ndarray = inside, figure: _Figure = figure) -> Figures:
-            return figure(weights[inside])
-
-        parts.append(part)
-    scaled = None
-    if len(found) > 1 and METRIC_SCALE[metric] == "share" and metric not in LOWER_IS_BETTER:
-
-        def equity(weights: Weights) -> Figures:
-            overall = measure(metric, predictions, weights)
-            return overall / (1 + sum(np.abs(overall - part(weights)) for part in parts))
-
-        scaled = draws.estimate(equity, person_ids, label_hash)
-    return SubgroupScores(found, scaled, left_out)
-
-
-GROUP_COLUMNS = ("clinical_site", "device")
-
-
-LOST, ONE_SIDED = "lost_group", "one_sided_group"
-
-
 def coverage_faults(
-    frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str] = GROUP_COLUMNS
+    frame: pd.DataFrame, labels: LabelTable, target: Target, columns: Sequence[str] = GROUP_COLUMNS
 ) -> Iterator[tuple[str, str]]:
     """Faults (kind, text): groups without a labelled scan, sites without any scan, groups on one side of the split.
 
-    `frame` are the scans or cases that the rows of `target` count.
+    `frame`: the scans or cases that `target.indices` point to. A total over all groups would hide such a loss.
     """
-    for kind, text in _lost(frame, labels, target, groups):
-        yield kind, f"{target.name}: {text}"
-
-
-def _lost(frame: pd.DataFrame, labels: LabelTable, target: Target, groups: Sequence[str]) -> Iterator[tuple[str, str]]:
     used = np.concatenate(list(target.indices.values()))
-    for column in groups:
+    lost, one_sided = "lost_group", "one_sided_group"
+    for column in columns:
         names = frame[column]
-        kept = set(names.iloc[used])
+        present = set(names.iloc[used])
         for name, count in sorted(Counter(names).items()):
-            if name and name not in kept:
-                yield LOST, f"{column} {name} is lost: none of its {count} scans or cases has a label and a split"
-        sides = {split: set(names.iloc[target.indices[split]]) - {""} for split in ("train", "test")}
-        for name in sorted(sides["test"] - sides["train"]):
-            yield ONE_SIDED, f"{column} {name} is tested and has nothing to train on"
-        for name in sorted(sides["train"] - sides["test"]):
-            yield ONE_SIDED, f"{column} {name} is trained on and never tested: the figures do not speak of it"
-    scanned = set(frame["person_id"])
+            if name and name not in present:
+                text = f"{column} {name} is lost: none of its {count} scans or cases has a label and a split"
+                yield lost, f"{target.name}: {text}"
+        train, test = (set(names.iloc[target.indices[split]]) - {""} for split in ("train", "test"))
+        for name in sorted(test - train):
+            yield one_sided, f"{target.name}: {column} {name} is tested and has nothing to train on"
+        for name in sorted(train - test):
+            text = f"{column} {name} is trained on and never tested: the figures do not describe it"
+            yield one_sided, f"{target.name}: {text}"
     labelled = {person for person, _ in labels.values[target.name]}
     by_site = Counter(labels.sites.get(person, "") for person in labelled)
-    here = Counter(labels.sites.get(person, "") for person in labelled & scanned)
+    scanned = Counter(labels.sites.get(person, "") for person in labelled & set(frame["person_id"]))
     for site, count in sorted(by_site.items()):
-        if site and not here[site]:
-            yield LOST, f"site {site} is lost: none of its {count} people with a label has an embedded scan"
+        if site and not scanned[site]:
+            text = f"site {site} is lost: none of its {count} people with a label has an embedded scan"
+            yield lost, f"{target.name}: {text}"
