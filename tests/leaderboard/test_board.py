@@ -17,14 +17,14 @@ from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.leaderboard import board as board_module
-from octjepa.leaderboard import choose as choosing
+from octjepa.leaderboard import selection
 from octjepa.leaderboard.board import Board, run_board
-from octjepa.leaderboard.choose import Option, choose, without_test
-from octjepa.leaderboard.page import NAMES, write_board
-from octjepa.probe.features import plan_selection as choosing_of
+from octjepa.leaderboard.selection import Option, select_option, without_test
+from octjepa.probe.features import plan_selection
 from octjepa.probe.labels import read_labels
 from octjepa.probe.probe import ProbeSettings, run_probes
 from octjepa.probe.targets import join_labels
+from octjepa.report.leaderboard import NAMES, write_leaderboard
 
 
 def _run(labels: Path, *entries: str | Path, **options: Any) -> Board:
@@ -119,7 +119,7 @@ def test_classes_and_quantities_stand_on_one_board_and_on_paper(made, tmp_path):
     assert all(row["p_holm"] >= row["p"] for row in board.comparisons)
     assert [bool(one["reliability"]) for one in board.details] == [True, False, True]
     (tmp_path / "board").mkdir()
-    write_board(board.payload(), tmp_path / "board")
+    write_leaderboard(board.payload(), tmp_path / "board")
     page = (tmp_path / "board" / "leaderboard.html").read_text()
     assert all(f"<h2>{target}</h2>" in page for target in primary)
 
@@ -206,11 +206,11 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
     good[test], poor[test] = 0.0, target.values["test"][:, None] * np.ones(8)
     options = [Option("step-1", "mean", "linear", poor), Option("step-2", "mean", "linear", good)]
     asked: list[Any] = []
-    linear = choosing.PROBES["linear"]
-    monkeypatch.setitem(choosing.PROBES, "linear", lambda space, of, how: asked.append(of) or linear(space, of, how))
-    chosen = choose(options, target, choosing_of(seen, people, 0))
+    linear = selection.PROBES["linear"]
+    monkeypatch.setitem(selection.PROBES, "linear", lambda space, of, how: asked.append(of) or linear(space, of, how))
+    chosen = select_option(options, target, plan_selection(seen, people, 0))
     assert chosen.option.checkpoint == "step-2"
-    assert [name for name, _ in chosen.judged] == ["step-1 mean linear", "step-2 mean linear"]
+    assert [name for name, _ in chosen.scored] == ["step-1 mean linear", "step-2 mean linear"]
     for one in asked:
         assert not set(np.concatenate(list(one.indices.values()))) & set(test)
 
@@ -252,7 +252,7 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
     for _ in range(2):
         board = _run(labels, table("good", 2.5), flat).payload()
     (tmp_path / "board").mkdir()
-    paths = write_board(board, tmp_path / "board")
+    paths = write_leaderboard(board, tmp_path / "board")
     assert [path.name for path in paths] == list(NAMES)
     page, text = (
         (tmp_path / "board" / "leaderboard.html").read_text(),
@@ -329,9 +329,9 @@ def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     about = {"encoder": "good", "weights": "", "contract": "c" * 64, "dim": 8}
     token_folder.write_index(tmp_path / "tokens", {"a": ids.tolist()}, about)
     tokens = token_folder.TokenFolder.open(tmp_path / "tokens")
-    known = board_module.featured
+    known = board_module.embed_entries
     monkeypatch.setattr(
-        board_module, "featured", lambda *given: [replace(one, tokens=tokens) for one in known(*given[:3])]
+        board_module, "embed_entries", lambda *given: [replace(one, tokens=tokens) for one in known(*given[:3])]
     )
     board = _run(labels, path, probes=["linear", "attentive"])
     asked = [one["option"] for one in board.choices if one["name"] == "good"]

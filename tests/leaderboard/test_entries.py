@@ -13,8 +13,7 @@ from octjepa.checkpoint.encoder import load_encoder
 from octjepa.checkpoint.export import export
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.leaderboard.board import run_board
-from octjepa.leaderboard.embedding import featured
-from octjepa.leaderboard.entries import read_entries
+from octjepa.leaderboard.entries import embed_entries, read_entries
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -51,7 +50,7 @@ def test_a_run_is_opened_to_its_checkpoints_and_a_checkpoint_is_one(run: Path, t
     assert [candidate.label for candidate in whole.candidates] == [step.name for step in steps]
     assert len(steps) == 2
     assert [len(entry.candidates) for entry in (one, file, other)] == [1, 1, 1]
-    assert [entry.arm for entry in (whole, one, file, other)] == ["run", f"run-{steps[0].name}", "out", "mine"]
+    assert [entry.name for entry in (whole, one, file, other)] == ["run", f"run-{steps[0].name}", "out", "mine"]
 
 
 def test_one_given_name_is_one_arm_and_one_found_name_is_not(run: Path, tmp_path: Path) -> None:
@@ -59,8 +58,8 @@ def test_one_given_name_is_one_arm_and_one_found_name_is_not(run: Path, tmp_path
         (tmp_path / place).mkdir()
         (tmp_path / place / "eyes.parquet").write_bytes(b"")
     paths = [str(tmp_path / place / "eyes.parquet") for place in ("a", "b")]
-    assert [(one.arm, one.seed) for one in read_entries([f"x={path}" for path in paths])] == [("x", 1), ("x", 2)]
-    assert [(one.arm, one.seed) for one in read_entries(paths)] == [("eyes", 1), ("eyes#2", 1)]
+    assert [(one.name, one.seed) for one in read_entries([f"x={path}" for path in paths])] == [("x", 1), ("x", 2)]
+    assert [(one.name, one.seed) for one in read_entries(paths)] == [("eyes", 1), ("eyes#2", 1)]
     with pytest.raises(UsageError, match="is no entry"):
         read_entries(["=x"])
     (tmp_path / "empty").mkdir()
@@ -90,7 +89,9 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
     assert any("vit: its files do not say what it was pretrained on" in note for note in board.notes)
     (histogram,) = [row for row in board.rows if row["name"] == "histogram" and row["primary"]]
     assert histogram["value"] > 0.9
-    vectors = {one.entry.arm: one.table.vector for one in featured(read_entries([str(run)]), store, tmp_path / "kept")}
+    vectors = {
+        one.entry.name: one.table.vector for one in embed_entries(read_entries([str(run)]), store, tmp_path / "kept")
+    }
     expected = load_encoder(run).embed(store.read("volume0000"), "mean_std_max")
     assert np.allclose(vectors["run"][0], expected, atol=1e-4)
 
@@ -99,16 +100,16 @@ def test_tables_are_kept_until_the_store_changes(
     run: Path, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = read_entries([str(run)])
-    first = featured(entries, store, tmp_path)
+    first = embed_entries(entries, store, tmp_path)
     assert len(list(tmp_path.glob("*.parquet"))) == 2
     reads: list[str] = []
     read = MemoryStore.read
     monkeypatch.setattr(MemoryStore, "read", lambda self, name: reads.append(name) or read(self, name))
-    again = featured(entries, store, tmp_path)
+    again = embed_entries(entries, store, tmp_path)
     assert reads == []
     assert np.array_equal(first[1].table.vector, again[1].table.vector)
     store.table.loc[40, "split"] = "val"
-    changed = featured(entries, store, tmp_path)
+    changed = embed_entries(entries, store, tmp_path)
     assert changed[0].table.frame.set_index("volume_id").loc["volume0040", "split"] == "val"
     assert len(reads) == 2 * 42
 

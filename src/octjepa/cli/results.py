@@ -127,17 +127,17 @@ def leaderboard(
     corrected.
     """
     from octjepa.leaderboard.board import run_board
-    from octjepa.leaderboard.choose import DEFAULT
-    from octjepa.leaderboard.page import ready, write_board
+    from octjepa.leaderboard.selection import DEFAULT
+    from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
-    ready(out)
+    prepare_folder(out)
     opened = None if store is None else Store.open(store)
     board = run_board(
         entries, labels, target, opened, out / "embeddings", reference, task, ledger,
         level=level, probes=kind or DEFAULT,
     ).payload()  # fmt: skip
-    files = [str(path) for path in write_board(board, out)]
+    files = [str(path) for path in write_leaderboard(board, out)]
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)

@@ -1,31 +1,49 @@
-"""What stands on the board: each entry named, and each run opened to its checkpoints.
+"""The entries of a leaderboard: what the user names, opened to its checkpoints, with an embedding table for each.
 
 An entry is `PATH` or `NAME=PATH`: a run (all its checkpoints are candidates), a checkpoint, exported weights, weights
 of the package by name, a folder of another project's encoder, or a table that `octjepa embed` wrote. Several entries of
-one given name are the seeds of one arm.
+one given name are seeds of one recipe. Tables are computed once: each is stored under the hash of weights, store,
+splits and participants, so that another board over the same runs reads it again and a changed split or store never
+meets an old table.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octjepa.checkpoint.encoder import EXPORTED, newest
+import numpy as np
+from torch import nn
+
+from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.encoder import EXPORTED, newest, pooled
 from octjepa.checkpoint.folder import list_folders
 from octjepa.checkpoint.location import holds, name_of, place_of
+from octjepa.config import science_hash
+from octjepa.distributed.runtime import Runtime
+from octjepa.embed.embedding import add_participants, embed_store
+from octjepa.embed.shard import intensity_histogram
+from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
+from octjepa.embed.token_folder import INDEX, TokenFolder
 from octjepa.errors import UsageError
-from octjepa.leaderboard.adapters import is_foreign
+from octjepa.leaderboard.encoders import is_external, load_external
 from octjepa.metrics.findings import BASELINES
+from octjepa.progress import bar
 from octjepa.shipped import shipped
+from octjepa.store import Store
+from octjepa.views import geometry
 
 RESERVED = (*BASELINES, "macro")
 TABLE = ".parquet"
+PATTERNS = ("raster",)  # that external encoders are given; ours name theirs in their recipe
+_TABLE_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One set of features to choose among. label: what tells it from the entry's other candidates, "" if none does."""
+    """One set of weights to choose among. label: distinguishes it from the entry's other candidates, "" if alone."""
 
     source: str
     label: str
@@ -33,40 +51,54 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Entry:
-    """One training. arm: its name in rows, shared by the seeds of an arm; seed counts them from 1."""
+    """One training: its row's name, shared by the seeds of a recipe, and its seed, counted from 1."""
 
-    arm: str
+    name: str
     seed: int
     candidates: tuple[Candidate, ...]
 
     @property
-    def name(self) -> str:
-        return self.arm if self.seed == 1 else f"{self.arm} (seed {self.seed})"
+    def label(self) -> str:
+        """The name, with the seed where there are several."""
+        return self.name if self.seed == 1 else f"{self.name} (seed {self.seed})"
 
 
-def read_entries(given: Sequence[str]) -> list[Entry]:
+@dataclass(frozen=True)
+class EmbeddedCandidate:
+    """A candidate of an entry with its table, and its tokens where they are needed."""
+
+    entry: Entry
+    candidate: Candidate
+    table: Embeddings
+    external: bool
+    tokens: TokenFolder | None = None
+
+
+def read_entries(texts: Sequence[str]) -> list[Entry]:
     """Entries in the order given.
 
     Raises UsageError: none, a name that is taken by a baseline, the same path twice; CheckpointError: no checkpoint.
     """
-    if not given:
+    if not texts:
         raise UsageError("nothing to compare: give at least one run, checkpoint, weights folder or embedding table")
     entries: list[Entry] = []
-    sources: set[str] = set()
-    for text in given:
-        name, path = _named(text)
-        if path in sources:
+    paths: set[str] = set()
+    for text in texts:
+        given, path = _split_name(text)
+        if path in paths:
             raise UsageError(f"{path} is given twice: a figure twice is not two trainings")
-        sources.add(path)
-        arm = name or _free(_name_of(path), [entry.arm for entry in entries])
-        if arm in RESERVED or arm.partition(":")[0] in RESERVED:
-            raise UsageError(f"{text}: the name {arm!r} is that of a baseline row; write NAME={path} with another name")
-        seed = 1 + sum(entry.arm == arm for entry in entries)
-        entries.append(Entry(arm, seed, _candidates(path)))
+        paths.add(path)
+        name = given or _unused(_default_name(path), [entry.name for entry in entries])
+        if name in RESERVED or name.partition(":")[0] in RESERVED:
+            raise UsageError(
+                f"{text}: the name {name!r} is that of a baseline row; write NAME={path} with another name"
+            )
+        seed = 1 + sum(entry.name == name for entry in entries)
+        entries.append(Entry(name, seed, _candidates(path)))
     return entries
 
 
-def _named(text: str) -> tuple[str, str]:
+def _split_name(text: str) -> tuple[str, str]:
     """(name or "", path). A path that exists is a path, whatever signs it holds."""
     name, sign, path = text.partition("=")
     if not sign or Path(text).exists() or "/" in name:
@@ -76,7 +108,7 @@ def _named(text: str) -> tuple[str, str]:
     return name.strip(), path
 
 
-def _name_of(path: str) -> str:
+def _default_name(path: str) -> str:
     name = name_of(place_of(path)) or path
     if name.startswith("step-") and not path.endswith(TABLE):
         # a checkpoint is called after its run, two folders up
@@ -84,17 +116,17 @@ def _name_of(path: str) -> str:
     return name.removesuffix(TABLE).removesuffix(".safetensors")
 
 
-def _free(name: str, taken: list[str]) -> str:
-    found, number = name, 2
-    while found in taken or found in RESERVED:
-        found, number = f"{name}#{number}", number + 1
-    return found
+def _unused(name: str, taken: list[str]) -> str:
+    unused, number = name, 2
+    while unused in taken or unused in RESERVED:
+        unused, number = f"{name}#{number}", number + 1
+    return unused
 
 
 def _candidates(path: str) -> tuple[Candidate, ...]:
     place = place_of(path)
     single = (Candidate(path, ""),)
-    if path.endswith(TABLE) or shipped(path) is not None or is_foreign(place):
+    if path.endswith(TABLE) or shipped(path) is not None or is_external(place):
         return single
     if isinstance(place, Path) and not place.exists():
         raise UsageError(f"nothing at {path}: give a run, a checkpoint, weights, or a table of octjepa embed")
@@ -103,5 +135,89 @@ def _candidates(path: str) -> tuple[Candidate, ...]:
     last = newest(place)
     if last == place:
         return single
-    saves = last.rpartition("/")[0] if isinstance(last, str) else last.parent
-    return tuple(Candidate(str(one), name_of(one)) for one in list_folders(saves))
+    checkpoints = last.rpartition("/")[0] if isinstance(last, str) else last.parent
+    return tuple(Candidate(str(folder), name_of(folder)) for folder in list_folders(checkpoints))
+
+
+def embed_entries(
+    entries: Sequence[Entry], store: Store | None, folder: Path, with_tokens: bool = False
+) -> list[EmbeddedCandidate]:
+    """The tables of all candidates, and their tokens with `with_tokens`; computed ones are stored in `folder`.
+
+    Raises UsageError: an entry needs a store and none was given, tokens of an entry that has none, and what reading and
+    embedding raise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    embedded = []
+    for entry in entries:
+        for candidate in entry.candidates:
+            external = is_external(place_of(candidate.source))
+            tokens = None
+            if with_tokens and (external or candidate.source.endswith(TABLE)):
+                raise UsageError(
+                    f"{candidate.source} has no tokens to read: the attentive probe works on boards of runs, "
+                    "checkpoints and weights of octjepa alone"
+                )
+            if candidate.source.endswith(TABLE):
+                table = read_embeddings(candidate.source)
+            elif store is None:
+                raise UsageError(f"{candidate.source} is no table of octjepa embed: name the store with --store")
+            elif external:
+                table = _embed_external(candidate, store, folder)
+            else:
+                table, tokens = _embed(candidate, store, folder, with_tokens)
+            label = entry.label + (f" {candidate.label}" if candidate.label else "")
+            embedded.append(EmbeddedCandidate(entry, candidate, replace(table, encoder=label), external, tokens))
+    return embedded
+
+
+def _embed(
+    candidate: Candidate, store: Store, folder: Path, with_tokens: bool
+) -> tuple[Embeddings, TokenFolder | None]:
+    encoder = load_encoder(candidate.source)
+    path = folder / f"{_table_key(encoder.encoder, store)}{TABLE}"
+    tokens = path.with_suffix(".tokens") if with_tokens else None
+    if not path.is_file() or (tokens is not None and not (tokens / INDEX).is_file()):
+        embed_store(candidate.source, store, path, tokens=tokens)
+    return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens)
+
+
+def _embed_external(candidate: Candidate, store: Store, folder: Path) -> Embeddings:
+    """Mean, spread and maximum over the tokens of each volume, of the weights and of the same network untrained."""
+    device = Runtime("fp32").device
+    encoder = load_external(candidate.source).to(device)
+    path = folder / f"{_table_key(encoder.network, store)}{TABLE}"
+    if path.is_file():
+        return read_embeddings(path)
+    networks = {"vector": encoder, "untrained": encoder.untrained().to(device)}
+    rasters = store.table[store.table["pattern"].isin(PATTERNS)].sort_values("volume_id")
+    if rasters.empty:
+        raise UsageError(f"store {store.location} holds no {' or '.join(PATTERNS)} volume to embed")
+    frame = add_participants(rasters, store.participants)
+    blocks: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}
+    dim, preprocessing = 0, store.preprocessing
+    with bar("embed", len(rasters), "volume") as progress:
+        for volume_id in rasters["volume_id"]:
+            volume = store.read(volume_id)
+            view = geometry.apply_geometry(volume.pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
+            for name, network in networks.items():
+                tokens: np.ndarray = network.tokens(view)  # [tokens, dim]
+                dim = tokens.shape[1]
+                blocks[name].append(pooled(tokens, "mean_std_max").astype(np.float32))
+            blocks["histogram"].append(intensity_histogram(volume, preprocessing))
+            progress.advance()
+    for name, values in blocks.items():
+        frame[name] = list(np.stack(values))
+    write_embeddings(path, frame, dim, encoder.name, science_hash(preprocessing))
+    return read_embeddings(path)
+
+
+def _table_key(network: nn.Module, store: Store) -> str:
+    """Hash of the weights and of all of the store that a table holds or depends on."""
+    digest = hashlib.sha256(f"{_TABLE_VERSION}{type(network).__name__}{science_hash(store.preprocessing)}".encode())
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(name.encode() + np.ascontiguousarray(value.detach().cpu().float().numpy()).tobytes())
+    columns = ["volume_id", "content_hash", "person_id", "eye", "device", "pattern", "split"]
+    digest.update(store.table.sort_values("volume_id")[columns].to_csv(index=False).encode())
+    digest.update(store.participants.to_csv(index=False).encode())
+    return digest.hexdigest()[:32]

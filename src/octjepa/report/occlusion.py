@@ -130,7 +130,7 @@ def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
     tuned = load_tuned(path, _device())
     require_same_contract(tuned.encoder, store, path)
     head = tuned.heads[0]
-    cases = test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
+    cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
     if not cases:
         return None
     index = {str(row["volume_id"]): row for row in eyes.records(store.table)}
@@ -144,7 +144,7 @@ def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
     return replace(maps, target=head.target, classes=bool(head.classes))
 
 
-def test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> list[dict[str, str]]:
+def select_test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> list[dict[str, str]]:
     """Test volumes {volume_id, prediction, caption} to show, `MAX_CASES` at most.
 
     Of each class the first by id that was recognised and the first that was not; of a quantity the volume of median

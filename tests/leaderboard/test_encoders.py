@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.extras import to_install
-from octjepa.leaderboard.adapters import is_foreign, load_adapter
+from octjepa.leaderboard import encoders
+from octjepa.leaderboard.encoders import ENCODERS, ExternalEncoder, is_external, load_external
+from octjepa.registry import Registry
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 
@@ -55,7 +57,7 @@ def _monai(folder: Path, network: str, arguments: dict, **more: object) -> Path:
 
 
 def test_a_vision_transformer_sees_every_b_scan(vit):
-    encoder = load_adapter(vit)
+    encoder = load_external(vit)
     tokens = encoder.tokens(VIEW)
     assert tokens.shape == (6 * 5, 16)  # 6 B-scans of 4 patches and the class token
     assert np.array_equal(encoder.embed(VIEW), tokens.mean(axis=0))
@@ -74,13 +76,13 @@ def test_a_convolutional_network_gives_the_places_of_its_map(tmp_path):
 
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
     ResNetModel(config).save_pretrained(tmp_path / "resnet")
-    tokens = load_adapter(tmp_path / "resnet").tokens(VIEW)
+    tokens = load_external(tmp_path / "resnet").tokens(VIEW)
     assert tokens.shape[1] == 16
     assert len(tokens) % 6 == 0
 
 
 def test_video_weights_see_b_scans_as_frames(tmp_path):
-    encoder = load_adapter(_video(tmp_path / "video"))
+    encoder = load_external(_video(tmp_path / "video"))
     tokens = encoder.tokens(VIEW)
     assert tokens.shape == (2 * 2 * 2, 24)
     moved = VIEW.copy()
@@ -102,7 +104,7 @@ def test_video_weights_see_b_scans_as_frames(tmp_path):
     ],
 )  # fmt: skip
 def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width):
-    encoder = load_adapter(_monai(tmp_path / "net", network, arguments, input_size=[32, 32, 32]))
+    encoder = load_external(_monai(tmp_path / "net", network, arguments, input_size=[32, 32, 32]))
     tokens = encoder.tokens(VIEW)
     assert tokens.ndim == 2
     assert width in (None, tokens.shape[1])
@@ -113,7 +115,7 @@ def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width
 
 
 def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
-    encoder = load_adapter(vit)
+    encoder = load_external(vit)
     torch.manual_seed(3)
     before = torch.get_rng_state()
     first, second = encoder.untrained(), encoder.untrained()
@@ -125,7 +127,7 @@ def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
 def test_a_pickle_is_never_read(vit):
     (vit / "model.safetensors").rename(vit / "pytorch_model.bin")
     with pytest.raises(UsageError, match="safetensors alone"):
-        load_adapter(vit)
+        load_external(vit)
 
 
 def test_code_beside_weights_is_never_run(vit):
@@ -135,7 +137,7 @@ def test_code_beside_weights_is_never_run(vit):
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (vit / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match="transformers does not read"):
-        load_adapter(vit)
+        load_external(vit)
     assert not marker.exists()
 
 
@@ -144,18 +146,18 @@ def test_weights_that_would_be_random_in_part_are_refused(vit, tmp_path):
     kept = {name: value for name, value in weights.items() if "layernorm_before" not in name}
     save_file(kept, vit / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="would be random"):
-        load_adapter(vit)
+        load_external(vit)
     without_pooler = {name: value for name, value in weights.items() if not name.startswith("pooler")}
     save_file(without_pooler, vit / "model.safetensors", {"format": "pt"})
-    load_adapter(vit)  # it is not used
+    load_external(vit)  # it is not used
     arguments = {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}
     net = _monai(tmp_path / "net", "resnet10", arguments)
     save_file({"conv1.weight": torch.zeros(1)}, net / "model.safetensors")
     with pytest.raises(CheckpointError, match="does not fit"):
-        load_adapter(net)
+        load_external(net)
     (net / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(CheckpointError, match="damaged"):
-        load_adapter(net)
+        load_external(net)
 
 
 @pytest.mark.parametrize(
@@ -169,12 +171,12 @@ def test_weights_that_would_be_random_in_part_are_refused(vit, tmp_path):
 )
 def test_descriptions_that_describe_nothing_are_refused(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
-    assert is_foreign(tmp_path)
+    assert is_external(tmp_path)
     with pytest.raises(UsageError, match=words):
-        load_adapter(tmp_path)
+        load_external(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(UsageError, match="no known encoder"):
-        load_adapter(tmp_path)
+        load_external(tmp_path)
 
 
 def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monkeypatch):
@@ -182,8 +184,33 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monk
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match=re.escape(to_install("hf"))):
-        load_adapter(vit)
+        load_external(vit)
     (tmp_path / "monai.json").write_text('{"network": "resnet10", "arguments": {}}')
     monkeypatch.setitem(sys.modules, "monai.networks", None)
     with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
-        load_adapter(tmp_path)
+        load_external(tmp_path)
+
+
+def test_another_format_is_a_registered_class(tmp_path, monkeypatch):
+    class Flat(ExternalEncoder):
+        @classmethod
+        def matches(cls, folder):
+            return (folder / "flat.txt").is_file()
+
+        @classmethod
+        def build(cls, folder, trained):
+            return cls(torch.nn.Linear(1, 1), {}, folder)
+
+        def features(self, view):
+            return view.flatten(1)
+
+    formats = Registry("encoder format", "octjepa.encoders")
+    formats.register("flat")(Flat)
+    monkeypatch.setattr(encoders, "ENCODERS", formats)
+    (tmp_path / "flat.txt").write_text("")
+    assert is_external(tmp_path)
+    assert load_external(tmp_path).tokens(VIEW).shape == (6, 32 * 32)
+
+
+def test_the_built_in_formats_are_registered():
+    assert {"transformers", "vjepa2", "monai"} <= set(ENCODERS.names())

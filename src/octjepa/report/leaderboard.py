@@ -1,0 +1,208 @@
+"""The leaderboard as files: CSV for machines, Markdown for a paper's supplement, one HTML page for readers.
+
+Every form begins with what is wrong, how many comparisons were made and how often the test set was used. Figures
+without an honest interval say so; nothing is ranked by a figure that validation did not select.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import UsageError
+from octjepa.files import write_atomic
+from octjepa.metrics.findings import FAULT_KINDS
+from octjepa.metrics.intervals import LOWER_IS_BETTER
+from octjepa.report.figures.forest import forest
+from octjepa.report.headlines import Contrast, Headline, paired_headline
+from octjepa.report.html import render_template
+
+NAMES = (
+    "leaderboard.html",
+    "leaderboard.md",
+    "leaderboard.csv",
+    "comparisons.csv",
+    "trainings.csv",
+    "leaderboard.json",
+)
+_MAX_HEADLINES = 12
+
+
+def prepare_folder(out: Path) -> None:
+    """Makes the folder before the work. Raises UsageError where it cannot be one."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be a folder for the board ({error.strerror}): name another --out") from None
+
+
+def write_leaderboard(board: Mapping[str, Any], out: Path) -> list[Path]:
+    """Writes all forms of `Board.payload` into `out` and returns their paths. Raises OctjepaError: the disk refuses."""
+    texts = {
+        "leaderboard.html": leaderboard_html(board),
+        "leaderboard.md": leaderboard_markdown(board),
+        "leaderboard.csv": csv_text(board["rows"]),
+        "comparisons.csv": csv_text(board["comparisons"]),
+        "trainings.csv": csv_text(board["trainings"]),
+        "leaderboard.json": json.dumps(board, indent=1, allow_nan=False) + "\n",
+    }
+    for name in NAMES:
+        text = texts[name].encode()
+        write_atomic(out / name, lambda file, text=text: file.write(text))  # type: ignore[misc]
+    return [out / name for name in NAMES]
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line per row; an absent figure is an empty cell. A name that a spreadsheet would execute is quoted."""
+    if not rows:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows([["" if value is None else _cell(value) for value in row.values()] for row in rows])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+def leaderboard_markdown(board: Mapping[str, Any]) -> str:
+    """Faults, uses of the test set, the primary figure of every row, the comparisons, what validation chose, notes."""
+    lines = ["# Leaderboard", ""]
+    if board["faults"]:
+        lines += ["## Read this first", ""]
+        lines += [f"- **{FAULT_KINDS[fault['kind']]}**: {fault['what']}" for fault in board["faults"]] + [""]
+    lines += [f"- {sentence}" for sentence in summary(board)] + [""]
+    table: list[tuple[str, ...]]
+    for target, rows in _primary_rows(board).items():
+        table = [
+            (row["name"], figure_text(row), f"{row['n']} ({row['n_people']})", seeds_text(row),
+             figure_text(row, None, "recipe_low", "recipe_high"),
+             " ".join(part for part in (row["probe"], row["pool"]) if part != "none"))
+            for row in rows
+        ]  # fmt: skip
+        lines += _section(target, ("row", rows[0]["metric"], "n (people)", "seeds", "recipe", "read by"), table)
+    if board["comparisons"]:
+        table = [
+            (row["name"], row["target"], figure_text(row, "difference"),
+             *(p_text(row[key]) for key in ("p", "p_holm", "q_bh")), row["p_of"])
+            for row in board["comparisons"]
+        ]  # fmt: skip
+        head = ("row", "target", f"minus {board['reference']}", "p", "p (Holm)", "q (BH)", "p of")
+        lines += _section("Differences on the same people", head, table)
+    if board.get("strongest"):
+        table = [
+            (row["name"], row["target"], row["reference"], figure_text(row, "difference")) for row in board["strongest"]
+        ]
+        head = ("row", "target", "strongest baseline, by its test figure", "difference")
+        lines += _section("Against the strongest baseline", head, table)
+    table = [
+        (row["name"], *(str(row[key]) for key in ("seed", "target", "checkpoint", "pool", "probe")),
+         "" if row["validation"] is None else f"{row['validation']:.3f}", figure_text(row))
+        for row in board["trainings"]
+    ]  # fmt: skip
+    head = ("row", "seed", "target", "checkpoint", "pool", "probe", "validation", "test")
+    lines += _section("What validation chose", head, table)
+    lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in board["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A heading and a table, with an empty line after each."""
+    table = [head, ["---"] * len(head), *rows]
+    return [f"## {title}", "", *("| " + " | ".join(map(_escaped, line)) + " |" for line in table), ""]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def leaderboard_html(board: Mapping[str, Any]) -> str:
+    """One self-contained page in the report's style: no script, nothing fetched."""
+    primary = _primary_rows(board)
+    return render_template(
+        "leaderboard.html.j2",
+        board=board,
+        summary=summary(board),
+        headlines=strongest_headlines(board),
+        forests={target: forest(rows, ordered=True)[0] for target, rows in primary.items()},
+        kinds=FAULT_KINDS,
+        figure_text=figure_text,
+        seeds_text=seeds_text,
+        p_text=p_text,
+        version=version("octjepa"),
+    )
+
+
+def strongest_headlines(board: Mapping[str, Any]) -> list[Headline]:
+    """Every entry against the strongest baseline of each target; none where they are too many to read."""
+    pairs = board.get("strongest", [])
+    if len(pairs) > _MAX_HEADLINES:
+        return []
+    return [
+        paired_headline(
+            pair,
+            Contrast(
+                f"{pair['target']}: {pair['name']} minus {pair['reference']}",
+                f"{pair['name']} scores {{0}} than",
+                f"{pair['reference']}, the strongest baseline on these people,",
+                f"{pair['name']} and {pair['reference']}, the strongest baseline on these people,",
+                "the encoder",
+            ),
+            pair["metric"] in LOWER_IS_BETTER,
+        )
+        for pair in pairs
+    ]
+
+
+def summary(board: Mapping[str, Any]) -> list[str]:
+    """What a reader must know beside any figure: the reference, the family, the uses, the meaning of an interval."""
+    differences, family = len(board["comparisons"]), sum(row["p"] is not None for row in board["comparisons"])
+    return [
+        f"{differences} differences to {board['reference']!r} were taken on the same people; {family} have a p-value, "
+        "corrected over all of them (Holm; Benjamini and Hochberg)",
+        f"{len(board['choices'])} readings (checkpoint, pooling, probe) were compared on validation; the test set was "
+        "read once for what validation chose",
+        *(
+            f"the test set of {use['target']} has been used {use['looks']} time(s), for {use['measured']} different "
+            "rows"
+            for use in board["uses"]
+        ),
+        board["protocol"]["text"],
+        "95 % intervals are by person; 'recipe' also holds the spread of the seeds",
+    ]
+
+
+def _primary_rows(board: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """target -> its rows of the primary metric: encoders in the order given, then the baselines."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in board["rows"]:
+        if row["primary"]:
+            rows.setdefault(row["target"], []).append(row)
+    return rows
+
+
+def figure_text(row: Mapping[str, Any], value: str | None = "value", low: str = "low", high: str = "high") -> str:
+    """`0.812 [0.74, 0.87]`; the interval alone where `value` is None, "-" where there is nothing."""
+    interval = "" if row[low] is None or row[high] is None else f"[{row[low]:.2f}, {row[high]:.2f}]"
+    if value is None:
+        return interval or "-"
+    return "-" if row[value] is None else f"{row[value]:.3f} {interval or '(no interval)'}"
+
+
+def seeds_text(row: Mapping[str, Any]) -> str:
+    """The number of seeds, and their standard deviation where there are several."""
+    return "1" if row["seed_sd"] is None else f"{row['seeds']}, SD {row['seed_sd']:.3f}"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value as papers print it; "-" where there is none."""
+    if p is None:
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
