@@ -70,5 +70,5 @@ def shaped_eye(
     surfaces[:] = np.maximum.accumulate(surfaces, axis=0) if shape == "macular_hole" else surfaces
     pixels = render(anatomy, disease, dialect, grid, generator("light", seed, light, device))
     rows = surfaces / (grid.spacing_mm[1] * 1000)
-    inner = rows[ILM] - disease.membrane_um / (grid.spacing_mm[1] * 1000)  # the band begins at a membrane on the ILM
+    inner = rows[ILM] - disease.epiretinal_um / (grid.spacing_mm[1] * 1000)  # the band begins at a membrane on the ILM
     return ShapedEye(as_volume(pixels, grid.spacing_mm, eye), inner, rows[BM])

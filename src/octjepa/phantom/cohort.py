@@ -2,7 +2,7 @@
 
     retinal_oct/structural_oct/{device}/{id}/{id}_{protocol}_oct_{l|r}_{SOPInstanceUID}.dcm
     retinal_oct/manifest.tsv      participants.tsv      truth/eyes.tsv      truth/{SOPInstanceUID}.npz
-    truth/broken.tsv (a row per broken file: its kind and what must become of it)
+    truth/broken.tsv (a line per broken file: its defect and what must become of it)
 
 Every person is scanned on one device, both eyes. Equal arguments give equal bytes, whatever the number of workers.
 """
@@ -14,16 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from octjepa.errors import UsageError
 from octjepa.keys import key
 from octjepa.phantom.dialect import Size, dialect_of
-from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, write_eye
-from octjepa.phantom.extents import Difficulty
-from octjepa.phantom.eye import Eye, make_eye
-from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, make_person
-from octjepa.phantom.truth import write_truth
+from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
+from octjepa.phantom.eye import Eye, make_eye, write_truth
+from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, make_person
 from octjepa.phantom.zoo import DEFECTS, defects_for, write_broken
 from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.progress import bar
@@ -31,85 +29,47 @@ from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
 MANIFEST_COLUMNS: Final = (
-    "person_id",
-    "manufacturer",
-    "manufacturers_model_name",
-    "anatomic_region",
-    "imaging",
-    "laterality",
-    "height",
-    "width",
-    "number_of_frames",
-    "pixel_spacing",
-    "slice_thickness",
-    "sop_instance_uid",
-    "filepath",
-    "reference_instance_uid",
-    "reference_filepath",
-)
+    "person_id", "manufacturer", "manufacturers_model_name", "anatomic_region", "imaging", "laterality", "height",
+    "width", "number_of_frames", "pixel_spacing", "slice_thickness", "sop_instance_uid", "filepath",
+    "reference_instance_uid", "reference_filepath",
+)  # fmt: skip
 PARTICIPANT_COLUMNS: Final = (
-    "participant_id",
-    "clinical_site",
-    "study_group",
-    "age",
-    "study_visit_date",
-    "recommended_split",
-    "retinal_photography",
-    "retinal_oct",
-    "retinal_octa",
-)
+    "participant_id", "clinical_site", "study_group", "age", "study_visit_date", "recommended_split",
+    "retinal_photography", "retinal_oct", "retinal_octa",
+)  # fmt: skip
 TRUTH_COLUMNS: Final = (
-    "person_id",
-    "eye",
-    "device",
-    *LESIONS,
-    "fovea_slice_mm",
-    "fovea_column_mm",
-    "sop_instance_uid",
-    "filepath",
-)
+    "person_id", "eye", "device", *LESIONS, "fovea_slice_mm", "fovea_column_mm", "sop_instance_uid", "filepath",
+)  # fmt: skip
 BROKEN_COLUMNS: Final = (
-    "kind",
-    "level",
-    "fate",
-    "reasons",
-    "notes",
-    "doubtful",
-    "person_id",
-    "eye",
-    "device",
-    "frames",
-    "spacing_slice_mm",
-    "spacing_row_mm",
-    "spacing_column_mm",
-    "filepath",
-)
+    "kind", "level", "fate", "reasons", "notes", "doubtful", "person_id", "eye", "device", "frames",
+    "spacing_slice_mm", "spacing_row_mm", "spacing_column_mm", "filepath",
+)  # fmt: skip
 _SPLITS = ("train", "val", "test")
+_SIDES: Final = {"OD": "r", "OS": "l"}
 
 
 @dataclass(frozen=True)
-class _Written:
-    """What became of one task: its rows (empty where it has none) and how many files it left."""
+class _Task:
+    """One eye to write. `defect` names one of `octjepa.phantom.zoo.DEFECTS`, or is "" for a good file."""
+
+    out: Path
+    seed: int
+    person: int
+    laterality: Laterality
+    device: str
+    size: Size
+    difficulty: Difficulty
+    group_effect: float
+    defect: str = ""
+
+
+class _Written(NamedTuple):
+    """Lines of the tables for one eye ({} where it has none) and the number of its files."""
 
     manifest: dict[str, Any]
     truth: dict[str, Any]
     broken: dict[str, Any]
     files: int
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One eye to write. `broken` names one of `octjepa.phantom.zoo.DEFECTS`, or is "" for a good file."""
-
-    out: Path
-    seed: int
-    person: int
-    eye: Laterality
-    device: str
-    size: Size
-    broken: str = ""
-    difficulty: Difficulty = "plain"
-    group_effect: float = 1.0
 
 
 def write_cohort(
@@ -133,50 +93,40 @@ def write_cohort(
     `out` that is a file or holds something already.
     """
     _check(out, people, devices, size, split_shares, workers, broken)
+    common = (size, difficulty, group_effect)
     tasks = [
-        _Task(out, seed, person, eye, devices[person % len(devices)], size, "", difficulty, group_effect)
+        _Task(out, seed, person, laterality, devices[person % len(devices)], *common)
         for person in range(people)
-        for eye in EYES
+        for laterality in EYES
     ]
     defects = defects_for(tuple(devices))
-    tasks += [
-        _Task(
-            out,
-            seed,
-            people + i,
-            EYES[i % 2],
-            _device(defects[i % len(defects)], devices, i),
-            size,
-            defects[i % len(defects)].name,
-            difficulty,
-            group_effect,
-        )
-        for i in range(broken)
-    ]
+    for i in range(broken):
+        defect = defects[i % len(defects)]
+        device = _device(defect, devices, i)
+        tasks.append(_Task(out, seed, people + i, EYES[i % 2], device, *common, defect.name))
     (out / "truth").mkdir(parents=True, exist_ok=True)
-    done: list[_Written] = []
+    written: list[_Written] = []
     with bar("phantom eyes", len(tasks), "eyes") as progress:
-        for written in _run(tasks, workers):
-            done.append(written)
+        for one in _run(tasks, workers):
+            written.append(one)
             progress.advance()
-    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in done if one.manifest))
-    write_tsv(
-        out / "participants.tsv", PARTICIPANT_COLUMNS, _participants(seed, people, devices, split_shares, difficulty)
-    )
-    write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in done if one.truth))
+    participants = _participants(seed, people, devices, split_shares, difficulty)
+    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in written))
+    write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, participants)
+    write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in written))
     if broken:
-        write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in done if one.broken))
-    return {"people": people, "volumes": 2 * people, "files": sum(one.files for one in done), "broken": broken}
+        write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in written))
+    return {"people": people, "volumes": 2 * people, "files": sum(one.files for one in written), "broken": broken}
 
 
 def _device(defect: Defect, devices: Sequence[str], index: int) -> str:
-    """Devices take turns, among those for which the defect makes sense."""
+    """Devices take turns, among those that can have the defect."""
     suitable = [device for device in devices if device in defect.devices]
-    return devices[index % len(devices)] if len(suitable) == len(devices) else suitable[index % len(suitable)]
+    return suitable[index % len(suitable)]
 
 
 def _check(
-    out: Path, people: int, devices: Sequence[str], size: str, shares: tuple[float, ...], workers: int, broken: int
+    out: Path, people: int, devices: Sequence[str], size: Size, shares: tuple[float, ...], workers: int, broken: int
 ) -> None:
     if people < 1 or broken < 0 or workers < 1:
         raise UsageError(f"people {people}, broken {broken}, workers {workers}: expected at least 1, 0 and 1")
@@ -185,7 +135,7 @@ def _check(
     if not devices or len(set(devices)) < len(devices):
         raise UsageError(f"devices {list(devices)!r}: name each once, at least one of {', '.join(DEVICES)}")
     for device in devices:
-        dialect_of(device).grid(size)  # type: ignore[arg-type]  # raises for an unknown size
+        dialect_of(device).grid(size)  # raises for an unknown device or size
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise UsageError(f"split shares {tuple(shares)}: expected train, val and test, none negative, sum 1")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -203,24 +153,35 @@ def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
 
 def _write_one(task: _Task) -> _Written:
     """Writes one eye and its truth."""
-    eye = make_eye(task.seed, task.person, task.eye, task.device, task.size, task.difficulty, task.group_effect)
-    uid = sop_uid(task.seed, eye)
-    side = "r" if eye.eye == "OD" else "l"
-    person_id = eye.person.person_id
+    eye = make_eye(task.seed, task.person, task.laterality, task.device, task.size, task.difficulty, task.group_effect)
+    uid, person_id = sop_uid(task.seed, eye), eye.person.person_id
     protocol = dialect_of(eye.device).protocol.replace(" ", "_")
-    name = f"{person_id}_{protocol}_oct_{side}_{uid}.dcm"
+    name = f"{person_id}_{protocol}_oct_{_SIDES[eye.laterality]}_{uid}.dcm"
     path = task.out / "retinal_oct" / "structural_oct" / eye.device / person_id / name
     path.parent.mkdir(parents=True, exist_ok=True)
     filepath = "/" + path.relative_to(task.out).as_posix()
     row = manifest_row(eye, uid, filepath, task.seed)
-    if task.broken:
-        defect = DEFECTS[task.broken]
-        written, row = write_broken(path, eye, task.seed, defect, row)
-        subject = written[-1] if written else path
-        return _Written(row, {}, _broken_row(defect, eye, "/" + subject.relative_to(task.out).as_posix()), len(written))
+    if task.defect:
+        defect = DEFECTS[task.defect]
+        files, row = write_broken(path, eye, task.seed, defect, row)
+        broken = files[-1] if files else path
+        return _Written(row, {}, _broken_row(defect, eye, "/" + broken.relative_to(task.out).as_posix()), len(files))
     write_eye(path, eye, task.seed)
     write_truth(task.out / "truth" / f"{uid}.npz", eye)
-    return _Written(row, _truth_row(eye, uid, filepath), {}, 1)
+    slice_mm, column_mm = eye.truth.fovea_mm
+    truth = {
+        **_identity(eye),
+        **{name: int(present) for name, present in eye.truth.labels.items()},
+        "fovea_slice_mm": f"{slice_mm:.4f}",
+        "fovea_column_mm": f"{column_mm:.4f}",
+        "sop_instance_uid": uid,
+        "filepath": filepath,
+    }
+    return _Written(row, truth, {}, 1)
+
+
+def _identity(eye: Eye) -> dict[str, Any]:
+    return {"person_id": eye.person.person_id, "eye": eye.laterality, "device": eye.device}
 
 
 def _broken_row(defect: Defect, eye: Eye, filepath: str) -> dict[str, Any]:
@@ -233,9 +194,7 @@ def _broken_row(defect: Defect, eye: Eye, filepath: str) -> dict[str, Any]:
         "reasons": ";".join(defect.reasons),
         "notes": ";".join(defect.notes),
         "doubtful": ";".join(defect.uncertain),
-        "person_id": eye.person.person_id,
-        "eye": eye.eye,
-        "device": eye.device,
+        **_identity(eye),
         "frames": len(eye.pixels) - defect.fewer_frames,
         "spacing_slice_mm": f"{dz:.8g}",
         "spacing_row_mm": f"{dy:.8g}",
@@ -245,13 +204,11 @@ def _broken_row(defect: Defect, eye: Eye, filepath: str) -> dict[str, Any]:
 
 
 def manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]:
+    """The line of manifest.tsv for the file of `eye`."""
     dialect = dialect_of(eye.device)
-    frames, rows, columns = eye.pixels.shape
-    dz, dy, dx = eye.spacing_mm
-    side = "r" if eye.eye == "OD" else "l"
-    reference = fundus_uid(seed, eye)
-    person_id = eye.person.person_id
-    device_word = eye.device.split("_")[-1]
+    frames, depth, columns = eye.pixels.shape
+    side, person_id, reference = _SIDES[eye.laterality], eye.person.person_id, fundus_uid(seed, eye)
+    photograph = f"{person_id}_{eye.device.split('_')[-1]}_ir_{side}_{reference}.dcm"
     return {
         "person_id": person_id,
         "manufacturer": dialect.manifest_manufacturer,
@@ -259,73 +216,56 @@ def manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]
         "anatomic_region": dialect.region,
         "imaging": "OCT",
         "laterality": side.upper(),
-        "height": rows,
+        "height": depth,
         "width": columns,
         "number_of_frames": frames,
-        "pixel_spacing": spacing_text((dy, dx)),
-        "slice_thickness": f"{dx if dialect.slice_thickness == 'column' else dz:.8g}",
+        "pixel_spacing": spacing_text(eye.spacing_mm[1:]),
+        "slice_thickness": f"{thickness_mm(eye):.8g}",
         "sop_instance_uid": uid,
         "filepath": filepath,
         "reference_instance_uid": reference,
-        "reference_filepath": (
-            f"/retinal_photography/ir/{eye.device}/{person_id}/{person_id}_{device_word}_ir_{side}_{reference}.dcm"
-        ),
-    }
-
-
-def _truth_row(eye: Eye, uid: str, filepath: str) -> dict[str, Any]:
-    slice_mm, column_mm = eye.truth.fovea_mm
-    return {
-        "person_id": eye.person.person_id,
-        "eye": eye.eye,
-        "device": eye.device,
-        **{name: int(present) for name, present in eye.truth.labels.items()},
-        "fovea_slice_mm": f"{slice_mm:.4f}",
-        "fovea_column_mm": f"{column_mm:.4f}",
-        "sop_instance_uid": uid,
-        "filepath": filepath,
+        "reference_filepath": f"/retinal_photography/ir/{eye.device}/{person_id}/{photograph}",
     }
 
 
 def _participants(
     seed: int, people: int, devices: Sequence[str], shares: tuple[float, float, float], difficulty: Difficulty
 ) -> list[dict[str, Any]]:
+    """The lines of participants.tsv, sorted by id."""
     split_of = _splits(seed, people, len(devices), shares)
     rows = []
     for index in range(people):
         person = make_person(seed, index, difficulty)
+        scanned = {"retinal_photography": "FALSE", "retinal_oct": "TRUE", "retinal_octa": "FALSE"}
+        same_name = ("clinical_site", "study_group", "age", "study_visit_date")
         rows.append(
             {
                 "participant_id": person.person_id,
-                "clinical_site": person.clinical_site,
-                "study_group": person.study_group,
-                "age": person.age,
-                "study_visit_date": person.study_visit_date,
+                **{column: getattr(person, column) for column in same_name},
                 "recommended_split": split_of[index],
-                "retinal_photography": "FALSE",
-                "retinal_oct": "TRUE",
-                "retinal_octa": "FALSE",
+                **scanned,
             }
         )
     return sorted(rows, key=lambda row: row["participant_id"])
 
 
 def _splits(seed: int, people: int, devices: int, shares: tuple[float, float, float]) -> dict[int, str]:
-    """Person index -> split. People stand in line by device, in a drawn order; each gets the split most in arrears."""
-    line = sorted(range(people), key=lambda index: (index % devices, key("phantom split", seed, index)))
-    given = [0, 0, 0]
-    chosen: dict[int, str] = {}
-    for place, index in enumerate(line, start=1):
-        arrears = [share * place - count for share, count in zip(shares, given, strict=True)]
-        best = max(range(3), key=arrears.__getitem__)
-        given[best] += 1
-        chosen[index] = _SPLITS[best]
-    return chosen
+    """Person index -> split: in a random order within each device, everyone gets the split that is most short."""
+    order = sorted(range(people), key=lambda index: (index % devices, key("phantom split", seed, index)))
+    counts = [0, 0, 0]
+    splits: dict[int, str] = {}
+    for done, index in enumerate(order, start=1):
+        shortfall = [share * done - count for share, count in zip(shares, counts, strict=True)]
+        best = max(range(3), key=shortfall.__getitem__)
+        counts[best] += 1
+        splits[index] = _SPLITS[best]
+    return splits
 
 
 def write_tsv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Writes a tab-separated table with a header; empty rows are left out."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(filter(None, rows))

@@ -1,14 +1,14 @@
-"""How four instruments see and store the same eye: geometry, optics, display and header habits.
+"""Vendor dialects: how four instruments image and store the same eye, in geometry, optics, display and header.
 
 Sizes and spacings of `full` are those of the AI-READI protocols; `small` covers the same central 6 mm with fewer,
-coarser voxels. Optics are given as the light's own terms (looks averaged, grain, signal above noise), display as the
-vendor's compression and 8-bit window. Header habits reproduce what is met in real files, faults included.
+coarser voxels. Optics are looks averaged, speckle grain and signal above noise; display is the vendor's compression and
+8-bit window. Headers reproduce those of real files, faults included.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from octjepa.errors import UsageError
 from octjepa.recipe import DEVICES
@@ -39,7 +39,6 @@ class Dialect:
     manifest_manufacturer: str
     manifest_model: str
     protocol: str
-    region: str
     small: Grid
     full: Grid
     looks: int
@@ -52,117 +51,56 @@ class Dialect:
     blinks: bool
     first_frame: Literal["inferior", "superior"]
     codec: Literal["jpeg2000", "jpeg", "rle", "native"]
-    positions: Literal["given", "empty"]
-    slice_thickness: Literal["pitch", "column"]
-    patient_id_prefix: str
+    region: str = "Macula"
+    patient_id_prefix: str = ""
+    has_positions: bool = True
+    thickness_is_column_spacing: bool = False  # where SliceThickness should hold the pitch
 
     def grid(self, size: Size) -> Grid:
+        """The voxels of scans of `size`. Raises UsageError: another size."""
         if size not in ("small", "full"):
             raise UsageError(f"phantom size {size!r} is unknown: expected 'small' or 'full'")
         return self.small if size == "small" else self.full
 
 
-DIALECTS: dict[str, Dialect] = {
-    dialect.device: dialect
-    for dialect in (
-        Dialect(
-            device="heidelberg_spectralis",
-            manufacturer="Heidelberg Engineering",
-            model="Spectralis",
-            manifest_manufacturer="Heidelberg",
-            manifest_model="Spectralis",
-            protocol="spectralis ppol mac hr",
-            region="Macula",
-            small=Grid((24, 184, 160), (0.26, 0.0078, 0.0400), (2, 1)),
-            full=Grid((61, 496, 768), (0.1285, 0.003872, 0.01206), (12, 16)),
-            looks=6,
-            compression="fourth_root",
-            window=(3.0, 240.0),
-            axial_resolution_um=7.0,
-            choroid_gain_db=0.0,
-            axial_motion_um=0.0,
-            frame_gain_cv=0.02,
-            blinks=False,
-            first_frame="inferior",
-            codec="jpeg2000",
-            positions="given",
-            slice_thickness="pitch",
-            patient_id_prefix="",
-        ),
-        Dialect(
-            device="topcon_maestro2",
-            manufacturer="Topcon",
-            model="3DOCT-1Maestro2",
-            manifest_manufacturer="Topcon",
-            manifest_model="Maestro2",
-            protocol="maestro2 3d macula",
-            region="Macula",
-            small=Grid((28, 188, 168), (6 / 27, 0.0080, 6 / 167), (1, 1)),
-            full=Grid((128, 885, 512), (6 / 127, 0.0026, 6 / 511), (14, 5)),
-            looks=6,
-            compression="log",
-            window=(57.0, 134.0),
-            axial_resolution_um=6.0,
-            choroid_gain_db=-1.0,
-            axial_motion_um=17.0,
-            frame_gain_cv=0.05,
-            blinks=True,
-            first_frame="superior",
-            codec="jpeg",
-            positions="given",
-            slice_thickness="pitch",
-            patient_id_prefix="AIREADI-",
-        ),
-        Dialect(
-            device="topcon_triton",
-            manufacturer="Topcon",
-            model="Triton",
-            manifest_manufacturer="Topcon",
-            manifest_model="Triton",
-            protocol="triton macula 6x6",
-            region="Macula, 6 x 6",
-            small=Grid((30, 192, 176), (6 / 29, 0.0080, 6 / 175), (2, 1)),
-            full=Grid((320, 992, 320), (0.01875, 0.0026, 0.01875), (18, 3)),
-            looks=3,
-            compression="log",
-            window=(42.0, 165.0),
-            axial_resolution_um=8.0,
-            choroid_gain_db=2.5,
-            axial_motion_um=11.0,
-            frame_gain_cv=0.06,
-            blinks=True,
-            first_frame="superior",
-            codec="rle",
-            positions="empty",
-            slice_thickness="pitch",
-            patient_id_prefix="",
-        ),
-        Dialect(
-            device="zeiss_cirrus",
-            manufacturer="Carl Zeiss Meditec",
-            model="CIRRUS HD-OCT 5000",
-            manifest_manufacturer="Zeiss",
-            manifest_model="Cirrus",
-            protocol="cirrus mac",
-            region="Macula",
-            small=Grid((32, 200, 168), (6 / 31, 0.0078, 6 / 167), (1, 1)),
-            full=Grid((128, 1024, 512), (6 / 127, 0.00195, 6 / 511), (12, 4)),
-            looks=2,
-            compression="log",
-            window=(34.0, 196.0),
-            axial_resolution_um=5.0,
-            choroid_gain_db=-0.5,
-            axial_motion_um=8.0,
-            frame_gain_cv=0.04,
-            blinks=True,
-            first_frame="inferior",
-            codec="native",
-            positions="given",
-            slice_thickness="column",
-            patient_id_prefix="",
-        ),
-    )
-}
+_DEVICES = (
+    Dialect(
+        device="heidelberg_spectralis", manufacturer="Heidelberg Engineering", model="Spectralis",
+        manifest_manufacturer="Heidelberg", manifest_model="Spectralis", protocol="spectralis ppol mac hr",
+        small=Grid((24, 184, 160), (0.26, 0.0078, 0.0400), (2, 1)),
+        full=Grid((61, 496, 768), (0.1285, 0.003872, 0.01206), (12, 16)),
+        looks=6, compression="fourth_root", window=(3.0, 240.0), axial_resolution_um=7.0, choroid_gain_db=0.0,
+        axial_motion_um=0.0, frame_gain_cv=0.02, blinks=False, first_frame="inferior", codec="jpeg2000",
+    ),
+    Dialect(
+        device="topcon_maestro2", manufacturer="Topcon", model="3DOCT-1Maestro2",
+        manifest_manufacturer="Topcon", manifest_model="Maestro2", protocol="maestro2 3d macula",
+        small=Grid((28, 188, 168), (6 / 27, 0.0080, 6 / 167), (1, 1)),
+        full=Grid((128, 885, 512), (6 / 127, 0.0026, 6 / 511), (14, 5)),
+        looks=6, compression="log", window=(57.0, 134.0), axial_resolution_um=6.0, choroid_gain_db=-1.0,
+        axial_motion_um=17.0, frame_gain_cv=0.05, blinks=True, first_frame="superior", codec="jpeg",
+        patient_id_prefix="AIREADI-",
+    ),
+    Dialect(
+        device="topcon_triton", manufacturer="Topcon", model="Triton",
+        manifest_manufacturer="Topcon", manifest_model="Triton", protocol="triton macula 6x6",
+        small=Grid((30, 192, 176), (6 / 29, 0.0080, 6 / 175), (2, 1)),
+        full=Grid((320, 992, 320), (0.01875, 0.0026, 0.01875), (18, 3)),
+        looks=3, compression="log", window=(42.0, 165.0), axial_resolution_um=8.0, choroid_gain_db=2.5,
+        axial_motion_um=11.0, frame_gain_cv=0.06, blinks=True, first_frame="superior", codec="rle",
+        region="Macula, 6 x 6", has_positions=False,
+    ),
+    Dialect(
+        device="zeiss_cirrus", manufacturer="Carl Zeiss Meditec", model="CIRRUS HD-OCT 5000",
+        manifest_manufacturer="Zeiss", manifest_model="Cirrus", protocol="cirrus mac",
+        small=Grid((32, 200, 168), (6 / 31, 0.0078, 6 / 167), (1, 1)),
+        full=Grid((128, 1024, 512), (6 / 127, 0.00195, 6 / 511), (12, 4)),
+        looks=2, compression="log", window=(34.0, 196.0), axial_resolution_um=5.0, choroid_gain_db=-0.5,
+        axial_motion_um=8.0, frame_gain_cv=0.04, blinks=True, first_frame="inferior", codec="native",
+        thickness_is_column_spacing=True,
+    ),
+)  # fmt: skip
+DIALECTS: Final = {dialect.device: dialect for dialect in _DEVICES}
 
 
 def dialect_of(device: str) -> Dialect:

@@ -11,6 +11,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from jaxtyping import UInt8
@@ -33,6 +34,7 @@ TRANSFER_SYNTAX = {
     "rle": RLELossless,
 }
 JPEG_QUALITY = 92
+_SIDES: Final = {"OD": "R", "OS": "L"}
 
 
 def derived_uid(*parts: int | str) -> str:
@@ -42,9 +44,10 @@ def derived_uid(*parts: int | str) -> str:
 
 
 def sop_uid(seed: int, eye: Eye) -> str:
+    """The SOP instance UID of the file of `eye` in the cohort `seed`."""
     other: list[str] = [] if eye.person.difficulty == "plain" else [eye.person.difficulty]
     other += [] if eye.person.group_effect == 1 else [f"group effect {eye.person.group_effect:g}"]
-    return derived_uid("phantom", seed, eye.person.index, eye.eye, eye.device, eye.size, *other)
+    return derived_uid("phantom", seed, eye.person.index, eye.laterality, eye.device, eye.size, *other)
 
 
 def write_eye(path: Path, eye: Eye, seed: int) -> None:
@@ -56,17 +59,29 @@ def write_eye(path: Path, eye: Eye, seed: int) -> None:
 
 def eye_dataset(eye: Eye, seed: int) -> Dataset:
     """The whole file as a pydicom dataset, file meta included."""
-    dialect = dialect_of(eye.device)
-    uid = sop_uid(seed, eye)
-    ds = Dataset()
+    dialect, uid = dialect_of(eye.device), sop_uid(seed, eye)
+    ds = item(**_CONSTANT, **_identity(eye, dialect, uid, seed), **_image(eye, dialect, uid))
     ds.file_meta = _file_meta(uid, dialect)
-    laterality = "R" if eye.eye == "OD" else "L"
-    _identity(ds, eye, dialect, uid, laterality, seed)
-    _image(ds, eye, dialect)
-    ds.SharedFunctionalGroupsSequence = [_shared_groups(eye, dialect, laterality, seed)]
+    ds.SharedFunctionalGroupsSequence = [_shared_groups(eye, seed)]
     ds.PerFrameFunctionalGroupsSequence = _frame_groups(eye, dialect, seed)
-    _pixels(ds, eye, dialect)
+    _set_pixels(ds, eye, dialect)
     return ds
+
+
+def item(**elements: object) -> Dataset:
+    """A data set of `elements`, for a sequence."""
+    dataset = Dataset()
+    for keyword, value in elements.items():
+        setattr(dataset, keyword, value)
+    return dataset
+
+
+def _code(value: str, scheme: str, meaning: str) -> Dataset:
+    return item(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
+
+
+def _retina() -> Dataset:
+    return _code("5665001", "SCT", "Retina")
 
 
 def _file_meta(uid: str, dialect: Dialect) -> FileMetaDataset:
@@ -80,114 +95,109 @@ def _file_meta(uid: str, dialect: Dialect) -> FileMetaDataset:
     return meta
 
 
-def _identity(ds: Dataset, eye: Eye, dialect: Dialect, uid: str, laterality: str, seed: int) -> None:
+def _identity(eye: Eye, dialect: Dialect, uid: str, seed: int) -> dict[str, object]:
+    """Patient, study, series, equipment and acquisition."""
+    index = eye.person.index
     day = eye.person.study_visit_date.replace("-", "")
-    clock = f"{9 + eye.person.index % 8:02d}{7 * eye.person.index % 60:02d}00"
-    ds.ImageType = ["ORIGINAL", "PRIMARY"]
-    ds.SOPClassUID = SOP_CLASS
-    ds.SOPInstanceUID = uid
-    ds.StudyDate = ds.ContentDate = day
-    ds.StudyTime = ds.ContentTime = clock
-    ds.AcquisitionDateTime = day + clock
-    ds.AccessionNumber = ""
-    ds.Modality = "OPT"
-    ds.Manufacturer = dialect.manufacturer
-    ds.ManufacturerModelName = dialect.model
-    ds.DeviceSerialNumber = "0"
-    ds.SoftwareVersions = "synthetic"
-    ds.ReferringPhysicianName = ""
-    ds.PatientName = ""
-    ds.PatientID = dialect.patient_id_prefix + eye.person.person_id
-    ds.PatientBirthDate = ""
-    ds.PatientSex = "M"  # AI-READI writes this constant for everyone
-    ds.ProtocolName = f"{dialect.protocol} oct"
-    ds.StudyInstanceUID = derived_uid("phantom study", seed, eye.person.index)
-    ds.SeriesInstanceUID = derived_uid("phantom series", uid)
-    ds.FrameOfReferenceUID = derived_uid("phantom frame of reference", uid)
-    ds.SynchronizationFrameOfReferenceUID = derived_uid("phantom synchronization", uid)
-    ds.StudyID = ""
-    ds.SeriesNumber = "1"
-    ds.InstanceNumber = "1"
-    ds.PositionReferenceIndicator = ""
-    ds.SynchronizationTrigger = "NO TRIGGER"
-    ds.AcquisitionTimeSynchronized = "N"
-    ds.ImageLaterality = laterality
-    ds.AnatomicRegionSequence = [_code("5665001", "SCT", "Retina")]
-    ds.AcquisitionDeviceTypeCodeSequence = [_code("392012008", "SCT", "Optical Coherence Tomography Scanner")]
-    ds.AcquisitionContextSequence = []
-    ds.PupilDilated = "YES"
-    ds.AxialLengthOfTheEye = None
-    ds.HorizontalFieldOfView = None
-    ds.RefractiveStateSequence = []
-    ds.EmmetropicMagnification = None
-    ds.IntraOcularPressure = None
-    ds.DetectorType = "CCD"
-    ds.DepthSpatialResolution = dialect.axial_resolution_um  # optical resolution in um, not the row spacing
-    ds.MaximumDepthDistortion = 0.5
-    ds.AlongScanSpatialResolution = 14.0
-    ds.MaximumAlongScanDistortion = 0.5
-    ds.AcrossScanSpatialResolution = 14.0
-    ds.MaximumAcrossScanDistortion = 0.5
-    ds.IlluminationWaveLength = 1050.0 if dialect.device == "topcon_triton" else 870.0
-    ds.IlluminationPower = 1200.0
-    ds.IlluminationBandwidth = 50.0
+    clock = f"{9 + index % 8:02d}{7 * index % 60:02d}00"
+    return {
+        "ImageType": ["ORIGINAL", "PRIMARY"],
+        "SOPClassUID": SOP_CLASS,
+        "SOPInstanceUID": uid,
+        "StudyDate": day,
+        "ContentDate": day,
+        "StudyTime": clock,
+        "ContentTime": clock,
+        "AcquisitionDateTime": day + clock,
+        "Modality": "OPT",
+        "Manufacturer": dialect.manufacturer,
+        "ManufacturerModelName": dialect.model,
+        "PatientID": dialect.patient_id_prefix + eye.person.person_id,
+        "ProtocolName": f"{dialect.protocol} oct",
+        "StudyInstanceUID": derived_uid("phantom study", seed, index),
+        "SeriesInstanceUID": derived_uid("phantom series", uid),
+        "FrameOfReferenceUID": derived_uid("phantom frame of reference", uid),
+        "SynchronizationFrameOfReferenceUID": derived_uid("phantom synchronization", uid),
+        "ImageLaterality": _SIDES[eye.laterality],
+        "AnatomicRegionSequence": [_retina()],
+        "AcquisitionDeviceTypeCodeSequence": [_code("392012008", "SCT", "Optical Coherence Tomography Scanner")],
+        "DepthSpatialResolution": dialect.axial_resolution_um,  # optical resolution in um, not the pixel spacing
+        "IlluminationWaveLength": 1050.0 if dialect.device == "topcon_triton" else 870.0,
+    }
 
 
-def _image(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
-    frames, rows, columns = eye.pixels.shape
-    ds.SamplesPerPixel = 1
-    ds.PhotometricInterpretation = "MONOCHROME2"
-    ds.NumberOfFrames = frames
-    ds.Rows = rows
-    ds.Columns = columns
-    ds.BitsAllocated = 8
-    ds.BitsStored = 8
-    ds.HighBit = 7
-    ds.PixelRepresentation = 0
-    ds.BurnedInAnnotation = "NO"
-    ds.PresentationLUTShape = "IDENTITY"
-    ds.LossyImageCompression = "01" if dialect.codec == "jpeg" else "00"
-    ds.ConcatenationFrameOffsetNumber = 0
-    ds.InConcatenationNumber = 1
-    dimension = derived_uid("phantom dimensions", ds.SOPInstanceUID)
-    ds.DimensionOrganizationSequence = [item(DimensionOrganizationUID=dimension)]
-    ds.DimensionIndexSequence = [
-        item(DimensionOrganizationUID=dimension, DimensionIndexPointer=pointer, FunctionalGroupPointer=(0x0020, 0x9111))
-        for pointer in ((0x0020, 0x9056), (0x0020, 0x9057))
-    ]
+# Elements that are the same in every file. AI-READI writes the sex M for everyone.
+_CONSTANT: Final[dict[str, object]] = {
+    "AccessionNumber": "", "DeviceSerialNumber": "0", "SoftwareVersions": "synthetic", "ReferringPhysicianName": "",
+    "PatientName": "", "PatientBirthDate": "", "PatientSex": "M", "StudyID": "", "SeriesNumber": "1",
+    "InstanceNumber": "1", "PositionReferenceIndicator": "", "SynchronizationTrigger": "NO TRIGGER",
+    "AcquisitionTimeSynchronized": "N", "AcquisitionContextSequence": [], "PupilDilated": "YES",
+    "AxialLengthOfTheEye": None, "HorizontalFieldOfView": None, "RefractiveStateSequence": [],
+    "EmmetropicMagnification": None, "IntraOcularPressure": None, "DetectorType": "CCD",
+    "MaximumDepthDistortion": 0.5, "AlongScanSpatialResolution": 14.0, "MaximumAlongScanDistortion": 0.5,
+    "AcrossScanSpatialResolution": 14.0, "MaximumAcrossScanDistortion": 0.5, "IlluminationPower": 1200.0,
+    "IlluminationBandwidth": 50.0, "SamplesPerPixel": 1, "PhotometricInterpretation": "MONOCHROME2",
+    "BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "PixelRepresentation": 0, "BurnedInAnnotation": "NO",
+    "PresentationLUTShape": "IDENTITY", "ConcatenationFrameOffsetNumber": 0, "InConcatenationNumber": 1,
+}  # fmt: skip
 
 
-def _shared_groups(eye: Eye, dialect: Dialect, laterality: str, seed: int) -> Dataset:
-    dz, dy, dx = eye.spacing_mm
-    thickness = dx if dialect.slice_thickness == "column" else dz
-    anatomy = item(AnatomicRegionSequence=[_code("5665001", "SCT", "Retina")], FrameLaterality=laterality)
+def _image(eye: Eye, dialect: Dialect, uid: str) -> dict[str, object]:
+    """Image pixels and multi-frame dimensions."""
+    frames, depth, columns = eye.pixels.shape
+    dimension = derived_uid("phantom dimensions", uid)
+    return {
+        "NumberOfFrames": frames,
+        "Rows": depth,
+        "Columns": columns,
+        "LossyImageCompression": "01" if dialect.codec == "jpeg" else "00",
+        "DimensionOrganizationSequence": [item(DimensionOrganizationUID=dimension)],
+        "DimensionIndexSequence": [
+            item(
+                DimensionOrganizationUID=dimension,
+                DimensionIndexPointer=pointer,
+                FunctionalGroupPointer=(0x0020, 0x9111),
+            )
+            for pointer in ((0x0020, 0x9056), (0x0020, 0x9057))
+        ],
+    }
+
+
+def thickness_mm(eye: Eye) -> float:
+    """SliceThickness as the vendor writes it."""
+    dz, _, dx = eye.spacing_mm
+    return dx if dialect_of(eye.device).thickness_is_column_spacing else dz
+
+
+def _shared_groups(eye: Eye, seed: int) -> Dataset:
+    _, dy, dx = eye.spacing_mm
     reference = item(
         ReferencedSOPClassUID=_PHOTOGRAPHY_8_BIT,
         ReferencedSOPInstanceUID=fundus_uid(seed, eye),
         PurposeOfReferenceCodeSequence=[_code("121311", "DCM", "Localizer")],
     )
+    measures = item(SliceThickness=_decimal(thickness_mm(eye)), PixelSpacing=[_decimal(dy), _decimal(dx)])
     return item(
         ReferencedImageSequence=[reference],
         DerivationImageSequence=[],
-        FrameAnatomySequence=[anatomy],
+        FrameAnatomySequence=[item(AnatomicRegionSequence=[_retina()], FrameLaterality=_SIDES[eye.laterality])],
         PlaneOrientationSequence=[item(ImageOrientationPatient=[1, 0, 0, 0, 0, -1])],
-        PixelMeasuresSequence=[item(SliceThickness=_decimal(thickness), PixelSpacing=[_decimal(dy), _decimal(dx)])],
+        PixelMeasuresSequence=[measures],
     )
 
 
 def fundus_uid(seed: int, eye: Eye) -> str:
-    """The localizer photograph the scan refers to; it is named but not part of the cohort."""
-    return derived_uid("phantom fundus", seed, eye.person.index, eye.eye)
+    """The localizer photograph that the scan refers to; it is named but not part of the cohort."""
+    return derived_uid("phantom fundus", seed, eye.person.index, eye.laterality)
 
 
 def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
-    frames = len(eye.pixels)
-    dz = eye.spacing_mm[0]
+    frames, dz = len(eye.pixels), eye.spacing_mm[0]
     upward = 1 if dialect.first_frame == "inferior" else -1
     localizer = fundus_uid(seed, eye)
     groups = []
     for i in range(frames):
-        position = [] if dialect.positions == "empty" else ["0", _decimal(upward * i * dz), "0"]
+        position = ["0", _decimal(upward * i * dz), "0"] if dialect.has_positions else []
         line = 768 * (i + 0.5) / frames
         line = 768 - line if upward > 0 else line
         location = item(
@@ -206,7 +216,7 @@ def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
     return groups
 
 
-def _pixels(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
+def _set_pixels(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
     if dialect.codec == "native":
         data = eye.pixels.tobytes()
         ds.add_new(0x7FE00010, "OB", data + b"\x00" * (len(data) % 2))
@@ -225,13 +235,13 @@ def encode_frames(pixels: UInt8[np.ndarray, "D H W"], codec: str) -> list[bytes]
         return [_jpeg(frame) for frame in pixels]
     # gdcm writes RLE 20 times faster than pydicom's own encoder; openjpeg is the only JPEG 2000 one.
     encoder, plugin = (RLELosslessEncoder, "gdcm") if codec == "rle" else (JPEG2000LosslessEncoder, "pylibjpeg")
-    frames, rows, columns = pixels.shape
+    frames, depth, columns = pixels.shape
     return [
         encoder.encode(
             pixels,
             index=index,
             encoding_plugin=plugin,
-            rows=rows,
+            rows=depth,
             columns=columns,
             number_of_frames=frames,
             samples_per_pixel=1,
@@ -250,18 +260,6 @@ def _jpeg(frame: UInt8[np.ndarray, "H W"]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "JPEG", quality=JPEG_QUALITY)
     return buffer.getvalue()
-
-
-def _code(value: str, scheme: str, meaning: str) -> Dataset:
-    return item(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
-
-
-def item(**elements: object) -> Dataset:
-    """A data set of `elements`, for a sequence."""
-    dataset = Dataset()
-    for keyword, value in elements.items():
-        setattr(dataset, keyword, value)
-    return dataset
 
 
 def _decimal(value: float) -> str:

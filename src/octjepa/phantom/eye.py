@@ -1,28 +1,37 @@
-"""One synthetic eye: pixels as the instrument would give them, and everything that is true about it."""
+"""One synthetic eye: pixels as the instrument would give them, and the truth about it, in memory and as a file.
+
+A truth file holds the surfaces in 16 bit (1/64 voxel, 1/16 in deep scans) and the lesion masks as packed bits.
+`np.load` reads it without pickle. Zip members have a fixed date, so equal truths are equal bytes.
+"""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
+from octjepa.errors import UsageError
 from octjepa.keys import generator
-from octjepa.phantom.anatomy import BM, RPE, make_anatomy
+from octjepa.phantom.anatomy import BM, RPE, SURFACES, make_anatomy
 from octjepa.phantom.dialect import Dialect, Size, dialect_of
-from octjepa.phantom.extents import EXTENTS, Difficulty
 from octjepa.phantom.lesions import Disease, make_disease
-from octjepa.phantom.person import LESIONS, Person, make_person
+from octjepa.phantom.person import LESION_SIZES, LESIONS, Difficulty, Person, make_person
 from octjepa.phantom.render import render
 from octjepa.volume import Laterality
+
+_LIMIT: Final = 32767  # of 16 bit: +-511 voxels in 1/64, +-2047 in 1/16
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What is known of an eye because it was drawn.
+    """Everything that is true about an eye.
 
-    `surfaces_px` `[11, D, W]` float32: fractional row of each of `SURFACES` (row r covers r - 0.5 to r + 0.5; values
-    outside the scan are kept). `masks`: lesion -> bool `[D, H, W]`, only lesions that have a voxel in the scan.
+    `surfaces_px` `[11, D, W]` float32: fractional depth index of each of `SURFACES` (voxel r covers r - 0.5 to r + 0.5;
+    values may be outside the scan). `masks`: lesion -> bool `[D, H, W]`, only lesions that have a voxel in the scan.
     `fovea_mm`: (slice, column) from the centre of the first voxel, in stored order.
     """
 
@@ -32,15 +41,16 @@ class Truth:
 
     @property
     def labels(self) -> dict[str, bool]:
+        """Whether the scan shows each of `LESIONS`."""
         return {name: name in self.masks for name in LESIONS}
 
 
 @dataclass(frozen=True, eq=False)
 class Eye:
-    """`pixels` `[D, H, W]` uint8, vitreous at the top; `spacing_mm` (slice, depth, column)."""
+    """`pixels` `[D, H, W]` uint8, vitreous at the top; `spacing_mm` (slice, depth, column), `laterality` OD or OS."""
 
     person: Person
-    eye: Laterality
+    laterality: Laterality
     device: str
     size: Size
     pixels: UInt8[np.ndarray, "D H W"]
@@ -51,42 +61,42 @@ class Eye:
 def make_eye(
     seed: int,
     person: int,
-    eye: Laterality,
+    laterality: Laterality,
     device: str,
     size: Size = "small",
     difficulty: Difficulty = "plain",
     group_effect: float = 1.0,
 ) -> Eye:
-    """The eye `eye` of person number `person` of the cohort `seed`, as `device` sees it.
+    """The eye `laterality` of person number `person` of the cohort `seed`, as `device` sees it.
 
     A pure function: equal arguments give equal bytes. The two eyes of a person share anatomy and disease to the degree
     that real ones do. Raises UsageError for an unknown device, size or difficulty, or a person beyond
     the 4-digit ids.
     """
     dialect = dialect_of(device)
-    return assemble_eye(seed, make_person(seed, person, difficulty, group_effect), eye, dialect, size)
+    return assemble_eye(seed, make_person(seed, person, difficulty, group_effect), laterality, dialect, size)
 
 
-def assemble_eye(seed: int, person: Person, eye: Laterality, dialect: Dialect, size: Size) -> Eye:
+def assemble_eye(seed: int, person: Person, laterality: Laterality, dialect: Dialect, size: Size) -> Eye:
     """`make_eye` for a given person, whose lesions may have been chosen rather than drawn."""
     grid, index = dialect.grid(size), person.index
-    anatomy = make_anatomy(seed, index, eye, dialect, size)
-    draws = generator("phantom", seed, "lesions", index, eye)
-    disease = make_disease(anatomy, person.lesions[eye], draws, EXTENTS[person.difficulty])
-    light = generator("phantom", seed, "light", index, eye, dialect.device, size)
-    pixels = render(anatomy, disease, dialect, grid, light)
-    row_um = grid.spacing_mm[1] * 1000
-    truth = Truth(disease.surfaces_um / row_um, _masks(disease, grid.shape, row_um), anatomy.fovea_mm)
-    return Eye(person, eye, dialect.device, size, pixels, grid.spacing_mm, truth)
+    anatomy = make_anatomy(seed, index, laterality, dialect, size)
+    draws = generator("phantom", seed, "lesions", index, laterality)
+    disease = make_disease(anatomy, person.lesions[laterality], draws, LESION_SIZES[person.difficulty])
+    render_rng = generator("phantom", seed, "light", index, laterality, dialect.device, size)
+    pixels = render(anatomy, disease, dialect, grid, render_rng)
+    voxel_um = grid.spacing_mm[1] * 1000
+    truth = Truth(disease.surfaces_um / voxel_um, _masks(disease, grid.shape, voxel_um), anatomy.fovea_mm)
+    return Eye(person, laterality, dialect.device, size, pixels, grid.spacing_mm, truth)
 
 
-def _masks(disease: Disease, shape: tuple[int, int, int], row_um: float) -> dict[str, Bool[np.ndarray, "D H W"]]:
+def _masks(disease: Disease, shape: tuple[int, int, int], voxel_um: float) -> dict[str, Bool[np.ndarray, "D H W"]]:
     surfaces = disease.surfaces_um
-    row = np.arange(shape[1], dtype=np.float32)[None, :, None]
+    depth_index = np.arange(shape[1], dtype=np.float32)[None, :, None]
 
     def between(top_um: np.ndarray, bottom_um: np.ndarray) -> np.ndarray:
-        """Voxels whose centre lies in [top, bottom)."""
-        return (row >= top_um[:, None] / row_um) & (row < bottom_um[:, None] / row_um)
+        """Voxels whose centre is in [top, bottom)."""
+        return (depth_index >= top_um[:, None] / voxel_um) & (depth_index < bottom_um[:, None] / voxel_um)
 
     masks: dict[str, np.ndarray] = {}
     if disease.drusen_um.any():
@@ -102,6 +112,45 @@ def _masks(disease: Disease, shape: tuple[int, int, int], row_um: float) -> dict
         # The column from where the RPE should begin (22 um above Bruch's membrane) to Bruch's membrane.
         lost = disease.atrophy > 0.5
         masks["geographic_atrophy"] = between(surfaces[BM] - 22, surfaces[BM]) & lost[:, None]
-    if disease.membrane_um.any():
-        masks["epiretinal_membrane"] = between(surfaces[0] - disease.membrane_um, surfaces[0])
+    if disease.epiretinal_um.any():
+        masks["epiretinal_membrane"] = between(surfaces[0] - disease.epiretinal_um, surfaces[0])
     return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def write_truth(path: Path, eye: Eye) -> None:
+    """Writes the truth of `eye`. Raises OSError where the disk refuses."""
+    steps = 64 if eye.pixels.shape[1] <= 256 else 16
+    surfaces = np.clip(eye.truth.surfaces_px, -_LIMIT / steps, _LIMIT / steps)
+    arrays: dict[str, np.ndarray] = {
+        "surfaces": np.round(surfaces * steps).astype(np.int16),
+        "surface_steps_per_row": np.array(steps, np.int16),
+        "surface_names": np.array(SURFACES),
+        "shape": np.array(eye.pixels.shape, np.int32),
+        "spacing_mm": np.array(eye.spacing_mm, np.float64),
+        "fovea_mm": np.array(eye.truth.fovea_mm, np.float64),
+        "laterality": np.array(eye.laterality),
+        "device": np.array(eye.device),
+    }
+    for name, mask in eye.truth.masks.items():
+        arrays[f"mask_{name}"] = np.packbits(mask, axis=2)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    path.write_bytes(buffer.getvalue())
+
+
+def read_truth(path: Path) -> Truth:
+    """The truth in `path`. Raises UsageError where the file is missing or holds something else."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        columns = int(arrays["shape"][2])
+        masks = {
+            name.removeprefix("mask_"): np.unpackbits(bits, axis=2, count=columns).astype(bool)
+            for name, bits in arrays.items()
+            if name.startswith("mask_")
+        }
+        surfaces = arrays["surfaces"].astype(np.float32) / np.float32(arrays["surface_steps_per_row"])
+        fovea = (float(arrays["fovea_mm"][0]), float(arrays["fovea_mm"][1]))
+    except (OSError, KeyError, ValueError) as error:
+        raise UsageError(f"{path} is no truth file of a phantom ({error}): expected truth/<SOP UID>.npz") from None
+    return Truth(surfaces, masks, fovea)

@@ -1,25 +1,26 @@
-"""Disease as a change of surfaces: what lies where, how the layers give way, and the sheets that bound each lesion.
+"""Disease as a change of the retinal surfaces: position and extent of each lesion, and how the layers move.
 
-Drusen are domes under the RPE; intraretinal cysts lie in INL and ONL with local thickening; subretinal fluid is a lens
-above the RPE; atrophy takes the RPE in patches; an epiretinal membrane is a thin bright sheet with folds. A severity in
-0..1 sets number and extent, by the figures of `octjepa.phantom.extents`.
+Drusen are domes under the RPE; intraretinal cysts are in INL and ONL with local thickening; subretinal fluid is a lens
+above the RPE; atrophy removes the RPE in patches; an epiretinal membrane is a thin bright sheet with folds. A severity
+in 0..1 sets number and extent, by `octjepa.phantom.person.LESION_SIZES`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 from scipy.ndimage import gaussian_filter1d
 
 from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, INL_OPL, IPL_INL, OPL_ONL, RPE, Anatomy, Map, smooth_map
-from octjepa.phantom.extents import EXTENTS, Extents, at
+from octjepa.phantom.person import LESION_SIZES, LesionSizes, Linear
 
 
 @dataclass(frozen=True, eq=False)
 class Cyst:
-    """A fluid pocket: top and bottom in um within the window `rows` x `columns` of the maps, and where it exists."""
+    """A fluid pocket: top and bottom in um within the window `slices` x `columns` of the maps."""
 
     slices: slice
     columns: slice
@@ -29,45 +30,43 @@ class Cyst:
 
 @dataclass(eq=False)
 class Disease:
-    """The diseased eye: `surfaces_um [11, D, W]` as they are now, and the maps that the renderer needs."""
+    """The diseased eye: its surfaces `[11, D, W]`, and the maps `[D, W]` that the renderer needs."""
 
     surfaces_um: Float[np.ndarray, "K D W"]
     drusen_um: Map  # height between Bruch's membrane and the RPE
     subretinal_um: Map  # height of fluid between the RPE and the photoreceptors
     atrophy: Map  # 0 healthy .. 1 without RPE
-    membrane_um: Map  # thickness on the ILM, 0 where there is none
+    epiretinal_um: Map  # thickness on the ILM, 0 where there is none
     cysts: list[Cyst] = field(default_factory=list)
 
 
 def make_disease(
-    anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Generator, sizes: Extents = EXTENTS["plain"]
+    anatomy: Anatomy, lesions: dict[str, float], rng: np.random.Generator, sizes: LesionSizes = LESION_SIZES["plain"]
 ) -> Disease:
-    """Puts `lesions` (name -> severity) into the eye, outer retina first: inner layers ride on what is below."""
+    """Puts `lesions` (name -> severity) into the eye, outer retina first: inner layers move with what is below."""
     zero = np.zeros_like(anatomy.u_mm)
     disease = Disease(anatomy.surfaces_um.copy(), zero, zero.copy(), zero.copy(), zero.copy())
-    if "geographic_atrophy" in lesions:
-        _atrophy(disease, anatomy, lesions["geographic_atrophy"], rng, sizes)
-    if "drusen" in lesions:
-        _drusen(disease, anatomy, lesions["drusen"], rng, sizes)
-    if "subretinal_fluid" in lesions:
-        _subretinal_fluid(disease, anatomy, lesions["subretinal_fluid"], rng, sizes)
-    if "intraretinal_fluid" in lesions:
-        _intraretinal_fluid(disease, anatomy, lesions["intraretinal_fluid"], rng, sizes)
-    if "epiretinal_membrane" in lesions:
-        _membrane(disease, anatomy, lesions["epiretinal_membrane"], rng, sizes)
-    # No layer is thinner than nothing: where folds and sagging cross, the deeper surface stays and lifts the upper.
+    for name, draw in _DRAWN_IN_ORDER.items():
+        if name in lesions:
+            draw(disease, anatomy, lesions[name], rng, sizes)
+    # No layer has negative thickness: where folds and sagging cross, the deeper surface stays and lifts the upper.
     retina = disease.surfaces_um[BM::-1]
     np.minimum.accumulate(retina, axis=0, out=retina)
     return disease
 
 
-def _spot(rng: np.random.Generator, reach_mm: float) -> tuple[float, float]:
+def _at(figure: Linear, severity: float) -> float:
+    first, more = figure
+    return first + more * severity
+
+
+def _random_point(rng: np.random.Generator, reach_mm: float) -> tuple[float, float]:
     """A point (u, v) drawn evenly from the disc of `reach_mm` around the fovea."""
     radius, angle = reach_mm * np.sqrt(rng.random()), rng.uniform(0, 2 * np.pi)
     return float(radius * np.cos(angle)), float(radius * np.sin(angle))
 
 
-def _softened(shift_um: Map, anatomy: Anatomy) -> Map:
+def _smoothed(shift_um: Map, anatomy: Anatomy) -> Map:
     """A shift of the outer retina as the stiffer inner layers follow it: spread over about a third of a millimetre."""
     u, v = anatomy.u_mm, anatomy.v_mm
     for pitch_mm, axis in ((abs(u[0, 1] - u[0, 0]), 1), (abs(v[1, 0] - v[0, 0]), 0)):
@@ -75,15 +74,15 @@ def _softened(shift_um: Map, anatomy: Anatomy) -> Map:
     return shift_um
 
 
-def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents) -> None:
-    count = round(at(sizes.drusen_count, severity))
+def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: LesionSizes) -> None:
+    count = round(_at(sizes.drusen_count, severity))
     median, least, most = sizes.drusen_radius_mm
     steep, low, high = sizes.drusen_peak_um
     u, v = anatomy.u_mm, anatomy.v_mm
     height = np.zeros_like(u)
-    cluster_u, cluster_v = _spot(rng, 0.8)
+    cluster_u, cluster_v = _random_point(rng, 0.8)
     for _ in range(count):
-        du, dv = _spot(rng, 1.7)
+        du, dv = _random_point(rng, 1.7)
         radius = float(np.clip(rng.lognormal(np.log(median), 0.35), least, most))
         peak = float(np.clip(steep * radius * rng.uniform(0.8, 1.6), low, high))
         r2 = ((u - cluster_u - du) ** 2 + (v - cluster_v - dv) ** 2) / radius**2
@@ -99,9 +98,9 @@ def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.
 
 
 def _subretinal_fluid(
-    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents
+    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: LesionSizes
 ) -> None:
-    cu, cv = _spot(rng, 0.9)
+    cu, cv = _random_point(rng, 0.9)
     first, more = sizes.subretinal_radius_mm
     radius = first + more * severity * rng.uniform(0.8, 1.1)
     stretch, turn = rng.uniform(0.8, 1.25), rng.uniform(0, np.pi)
@@ -109,22 +108,22 @@ def _subretinal_fluid(
     a = (np.cos(turn) * du + np.sin(turn) * dv) / (radius * stretch)
     b = (-np.sin(turn) * du + np.cos(turn) * dv) / (radius / stretch)
     lens = np.maximum(1 - a * a - b * b, 0) ** 0.9
-    height = at(sizes.subretinal_height_um, severity) * rng.uniform(0.8, 1.2) * lens.astype(np.float32)
+    height = _at(sizes.subretinal_height_um, severity) * rng.uniform(0.8, 1.2) * lens.astype(np.float32)
     disease.subretinal_um = height
     surfaces = disease.surfaces_um
     for k in (EZ, ELM):
         surfaces[k] -= height
-    lifted = _softened(height, anatomy)
+    lifted = _smoothed(height, anatomy)
     for k, share in ((OPL_ONL, 0.95), (INL_OPL, 0.92), (IPL_INL, 0.88)):
         surfaces[k] -= share * np.maximum(lifted, height - 12)
     surfaces[:IPL_INL] -= 0.85 * lifted
 
 
 def _intraretinal_fluid(
-    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents
+    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: LesionSizes
 ) -> None:
-    cu, cv = _spot(rng, 1.1)
-    radius = at(sizes.swelling_radius_mm, severity)
+    cu, cv = _random_point(rng, 1.1)
+    radius = _at(sizes.swelling_radius_mm, severity)
     u, v = anatomy.u_mm, anatomy.v_mm
     swelling = np.exp(-((u - cu) ** 2 + (v - cv) ** 2) / radius**2).astype(np.float32)
     surfaces = disease.surfaces_um
@@ -134,13 +133,13 @@ def _intraretinal_fluid(
     surfaces[: OPL_ONL + 1] -= onl * swelling
     surfaces[: IPL_INL + 1] -= inl * swelling
     spread = 0.75 * radius
-    for _ in range(round(at(sizes.cysts, severity))):
+    for _ in range(round(_at(sizes.cysts, severity))):
         outer = rng.random() < 0.55
         pu, pv = cu + rng.normal(0, spread * 0.65), cv + rng.normal(0, spread * 0.65)
         half_width = float(np.clip(rng.lognormal(np.log(in_onl if outer else in_inl), 0.4), least, most))
         half_deep = half_width * rng.uniform(0.9, 1.3)
         top, bottom = (OPL_ONL, ELM) if outer else (IPL_INL, INL_OPL)
-        place, fill = rng.uniform(0.3, 0.7), rng.uniform(0.20, 0.46)
+        position, fill = rng.uniform(0.3, 0.7), rng.uniform(0.20, 0.46)
         near = np.maximum(((u - pu) / half_width) ** 2, ((v - pv) / half_deep) ** 2) < 1
         hit_slices, hit_columns = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
         if not hit_slices.size:
@@ -149,44 +148,46 @@ def _intraretinal_fluid(
         disc = np.maximum(1 - ((u[window] - pu) / half_width) ** 2 - ((v[window] - pv) / half_deep) ** 2, 0)
         roof, floor = surfaces[top][window], surfaces[bottom][window]
         half = np.minimum(np.sqrt(disc) * fill * (floor - roof), 1300 * half_width * np.sqrt(disc))
-        middle = roof + place * (floor - roof)
+        middle = roof + position * (floor - roof)
         disease.cysts.append(Cyst(*window, (middle - half).astype(np.float32), (middle + half).astype(np.float32)))
 
 
-def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents) -> None:
+def _atrophy(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: LesionSizes) -> None:
     u, v = anatomy.u_mm, anatomy.v_mm
-    field_ = np.zeros_like(u)
-    cu, cv = _spot(rng, 0.9)
+    patches = np.zeros_like(u)
+    cu, cv = _random_point(rng, 0.9)
     for k in range(int(rng.integers(1, sizes.atrophy_patches + 1))):
-        radius = at(sizes.atrophy_radius_mm, severity) * (1.0 if k == 0 else rng.uniform(0.4, 0.7))
-        du, dv = (0.0, 0.0) if k == 0 else _spot(rng, 1.4)
+        radius = _at(sizes.atrophy_radius_mm, severity) * (1.0 if k == 0 else rng.uniform(0.4, 0.7))
+        du, dv = (0.0, 0.0) if k == 0 else _random_point(rng, 1.4)
         angle = np.arctan2(v - cv - dv, u - cu - du)
         lobes = 1 + 0.16 * np.sin(2 * angle + rng.uniform(0, 6)) + 0.10 * np.sin(5 * angle + rng.uniform(0, 6))
         distance = np.hypot(u - cu - du, v - cv - dv) - radius * lobes
-        np.maximum(field_, 1 / (1 + np.exp(np.clip(distance / 0.035, -30, 30))), out=field_)
-    field_[field_ < 0.05] = 0
-    disease.atrophy = field_
+        np.maximum(patches, 1 / (1 + np.exp(np.clip(distance / 0.035, -30, 30))), out=patches)
+    patches[patches < 0.05] = 0
+    disease.atrophy = patches
     surfaces = disease.surfaces_um
     # RPE, photoreceptors and most of the outer nuclear layer are gone; the inner layers sink onto Bruch's membrane.
-    lost_outer = field_ * 0.9 * (surfaces[BM] - surfaces[ELM])
-    lost_onl = field_ * 0.72 * (surfaces[ELM] - surfaces[OPL_ONL])
+    lost_outer = patches * 0.9 * (surfaces[BM] - surfaces[ELM])
+    lost_onl = patches * 0.72 * (surfaces[ELM] - surfaces[OPL_ONL])
     for k in (RPE, EZ, ELM):
-        surfaces[k] += field_ * 0.9 * (surfaces[BM] - surfaces[k])
+        surfaces[k] += patches * 0.9 * (surfaces[BM] - surfaces[k])
     sunk = lost_outer + lost_onl
     surfaces[OPL_ONL] += sunk
-    surfaces[:OPL_ONL] += _softened(sunk, anatomy)  # atrophy has sharp edges at the RPE, not at the ILM
+    surfaces[:OPL_ONL] += _smoothed(sunk, anatomy)  # atrophy has sharp edges at the RPE, not at the ILM
 
 
-def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: Extents) -> None:
+def _epiretinal_membrane(
+    disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.Generator, sizes: LesionSizes
+) -> None:
     u, v = anatomy.u_mm, anatomy.v_mm
-    cu, cv = _spot(rng, 0.6)
-    reach = at(sizes.membrane_reach_mm, severity)
+    cu, cv = _random_point(rng, 0.6)
+    reach = _at(sizes.epiretinal_reach_mm, severity)
     edge = np.hypot(u - cu, v - cv) - reach * (1 + 0.12 * smooth_map(rng, u.shape, (3.0, 12.0)))
     cover = (1 / (1 + np.exp(np.clip(edge / 0.12, -30, 30)))).astype(np.float32)
     surfaces = disease.surfaces_um
     # The pit is pulled up and the inner retina thickened.
     pit = np.exp(-(u * u + v * v) / 0.8**2).astype(np.float32)
-    at_pit, more, elsewhere = sizes.membrane_pull_um
+    at_pit, more, elsewhere = sizes.epiretinal_pull_um
     pull = cover * ((at_pit + more * severity) * pit + elsewhere * severity)
     for k, share in ((ILM, 1.0), (1, 0.95), (2, 0.75), (IPL_INL, 0.6), (INL_OPL, 0.45), (OPL_ONL, 0.3)):
         surfaces[k] -= share * pull
@@ -194,9 +195,18 @@ def _membrane(disease: Disease, anatomy: Anatomy, severity: float, rng: np.rando
     turn, wave = rng.uniform(-0.5, 0.5), rng.uniform(0.28, 0.48)
     phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.6 * smooth_map(rng, u.shape, (2.0, 8.0))
     size = np.clip(1 + 0.5 * smooth_map(rng, u.shape, (2.0, 9.0)), 0.1, 2)
-    folds = (cover * size * at(sizes.membrane_folds_um, severity) * np.sin(phase)).astype(np.float32)
+    folds = (cover * size * _at(sizes.epiretinal_folds_um, severity) * np.sin(phase)).astype(np.float32)
     surfaces[ILM] -= folds
     surfaces[1] -= 0.6 * folds
     surfaces[2] -= 0.3 * folds
-    disease.membrane_um = cover * np.float32(at(sizes.membrane_um, severity))
-    disease.membrane_um[cover < 0.2] = 0
+    disease.epiretinal_um = cover * np.float32(_at(sizes.epiretinal_um, severity))
+    disease.epiretinal_um[cover < 0.2] = 0
+
+
+_DRAWN_IN_ORDER: Final = {
+    "geographic_atrophy": _atrophy,
+    "drusen": _drusen,
+    "subretinal_fluid": _subretinal_fluid,
+    "intraretinal_fluid": _intraretinal_fluid,
+    "epiretinal_membrane": _epiretinal_membrane,
+}

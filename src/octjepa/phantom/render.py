@@ -38,7 +38,7 @@ from octjepa.phantom.lesions import Cyst, Disease
 # RNFL/GCL/IPL 115-132, INL 97, OPL 112, ONL 62-71, ELM/EZ 120-184, RPE 222, BM 168, choroid 88 -> 50.
 _DECIBEL = {
     "hyaloid": 5.0,
-    "membrane": 19.0,
+    "epiretinal_membrane": 19.0,
     "ilm": 15.0,
     "rnfl": 13.5,
     "gcl": 11.9,
@@ -101,11 +101,11 @@ def _sheets(
     if rng.random() < 0.35:
         # A detached posterior hyaloid, a faint line before the retina: common, harmless, and no membrane.
         gap = rng.uniform(30, 220) * (1 - np.exp(-(anatomy.u_mm**2 + anatomy.v_mm**2) / rng.uniform(1, 6)))
-        rest = np.minimum(anatomy.surfaces_um[ILM], s[ILM] - disease.membrane_um)
+        rest = np.minimum(anatomy.surfaces_um[ILM], s[ILM] - disease.epiretinal_um)
         hyaloid = rest - 12 - gap.astype(np.float32)
         add(hyaloid, level["hyaloid"])
         add(hyaloid + 8, 0.0)
-    add(s[ILM] - disease.membrane_um, level["membrane"])
+    add(s[ILM] - disease.epiretinal_um, level["epiretinal_membrane"])
     add(s[ILM], level["ilm"])
     add(np.minimum(s[ILM] + 5, s[RNFL_GCL]), level["rnfl"] * (1 + 0.3 * vessel))
     add(s[RNFL_GCL], level["gcl"] * (1 + 1.2 * vessel))
