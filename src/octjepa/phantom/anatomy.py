@@ -1,7 +1,7 @@
 """The healthy eye as smooth surfaces over the scanned field: layer boundaries, foveal pit, vessels, tilt, curvature.
 
-Everything is a map `[D, W]` over (slow axis, fast axis); depths are micrometres below the top of the scan. Coordinates
-are anatomical: `u` mm towards the nose, `v` mm upwards, both from the fovea, so that a left eye mirrors a right one.
+Everything is a map `[D, W]` over (slice, column); depths are micrometres below the top of the scan. Coordinates are
+anatomical: `u` mm towards the nose, `v` mm upwards, both from the fovea, so that a left eye mirrors a right one.
 Thicknesses are fitted to ILM-Bruch figures of macular OCT: 218 um in the fovea, about 370 at 1 mm, 284 temporally and
 319 nasally at 2.6 mm.
 """
@@ -20,18 +20,8 @@ from octjepa.phantom.dialect import Dialect, Size
 from octjepa.volume import Laterality
 
 SURFACES: Final = (
-    "ilm",
-    "rnfl_gcl",
-    "gcl_ipl",
-    "ipl_inl",
-    "inl_opl",
-    "opl_onl",
-    "elm",
-    "ez",
-    "rpe",
-    "bm",
-    "choroid_sclera",
-)
+    "ilm", "rnfl_gcl", "gcl_ipl", "ipl_inl", "inl_opl", "opl_onl", "elm", "ez", "rpe", "bm", "choroid_sclera",
+)  # fmt: skip
 ILM, RNFL_GCL, GCL_IPL, IPL_INL, INL_OPL, OPL_ONL, ELM, EZ, RPE, BM, SCLERA = range(len(SURFACES))
 BRUCH_RADIUS_MM: Final = 38.0
 Map = Float[np.ndarray, "D W"]
@@ -39,7 +29,7 @@ Map = Float[np.ndarray, "D W"]
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """A healthy eye seen by one scan. `surfaces_um` is `[11, D, W]`, in the order of `SURFACES`."""
+    """A healthy eye as one scan images it. `surfaces_um` is `[11, D, W]`, in the order of `SURFACES`."""
 
     surfaces_um: Float[np.ndarray, "K D W"]
     u_mm: Map
@@ -48,28 +38,28 @@ class Anatomy:
     fovea_mm: tuple[float, float]  # (slice, column) from the first frame's first column
 
 
-def make_anatomy(seed: int, person: int, eye: Laterality, dialect: Dialect, size: Size) -> Anatomy:
-    """Draws the person (shared by both eyes), then the eye, then how the scan lay on it."""
+def make_anatomy(seed: int, person: int, laterality: Laterality, dialect: Dialect, size: Size) -> Anatomy:
+    """Draws the person (shared by both eyes), then the eye, then the position of the scan on it."""
     shared = generator("phantom", seed, "anatomy", person)
-    own = generator("phantom", seed, "anatomy", person, eye)
+    own = generator("phantom", seed, "anatomy", person, laterality)
     # A draw of a person's traits, with a third of the standard deviation left to the single eye.
     traits = shared.standard_normal(16) * 0.94 + own.standard_normal(16) * 0.34
     grid = dialect.grid(size)
-    (depth, _, width), (dz, _, dx) = grid.shape, grid.spacing_mm
-    scan = generator("phantom", seed, "scan", person, eye)
+    (slices, depth, columns), (dz, dy, dx) = grid.shape, grid.spacing_mm
+    scan = generator("phantom", seed, "scan", person, laterality)
     off_z, off_x = scan.normal(0.0, 0.18, 2).clip(-0.45, 0.45)
-    fovea = ((depth - 1) * dz / 2 + float(off_z), (width - 1) * dx / 2 + float(off_x))
-    nasal = 1.0 if eye == "OD" else -1.0
+    fovea = ((slices - 1) * dz / 2 + float(off_z), (columns - 1) * dx / 2 + float(off_x))
+    nasal = 1.0 if laterality == "OD" else -1.0
     upward = 1.0 if dialect.first_frame == "inferior" else -1.0
-    x = np.arange(width, dtype=np.float32) * dx - fovea[1]
-    z = np.arange(depth, dtype=np.float32) * dz - fovea[0]
-    saccade = _saccades(scan, depth) if dialect.axial_motion_um > 0 else np.zeros(depth, np.float32)
+    x = np.arange(columns, dtype=np.float32) * dx - fovea[1]
+    z = np.arange(slices, dtype=np.float32) * dz - fovea[0]
+    saccade = _saccades(scan, slices) if dialect.axial_motion_um > 0 else np.zeros(slices, np.float32)
     u = (nasal * (x[None, :] + saccade[:, None])).astype(np.float32)
     v = np.broadcast_to((upward * z)[:, None], u.shape).astype(np.float32)
     layers = _thicknesses(u, v, traits)
-    bruch = _bruch_depth(x, z, layers.sum(axis=0).max(), scan, dialect, size, traits)
+    bruch = _bruch_depth(x, z, layers.sum(axis=0).max(), 1000 * depth * dy, scan, dialect.axial_motion_um, traits)
     choroid = 250 * (1 + 0.22 * traits[8]) - 22 * u * (u > 0) - 6 * np.abs(u) + 14 * _ripple(u, v, scan)
-    surfaces = np.empty((len(SURFACES), depth, width), np.float32)
+    surfaces = np.empty((len(SURFACES), slices, columns), np.float32)
     surfaces[BM] = bruch
     surfaces[:BM] = bruch - np.cumsum(layers[::-1], axis=0)[::-1]
     surfaces[SCLERA] = bruch + np.maximum(choroid, 90)
@@ -108,26 +98,24 @@ def _bruch_depth(
     x: np.ndarray,
     z: np.ndarray,
     retina_um: float,
+    window_um: float,
     scan: np.random.Generator,
-    dialect: Dialect,
-    size: Size,
+    motion_um: float,
     traits: np.ndarray,
 ) -> Map:
-    """Depth of Bruch's membrane in um: a sphere of about 38 mm radius, tilted 0-10 degrees, in the window."""
-    grid = dialect.grid(size)
-    window = grid.shape[1] * grid.spacing_mm[1] * 1000
+    """Depth of Bruch's membrane in um: a sphere of about 38 mm radius, tilted 0-10 degrees, in the scan's window."""
     radius = BRUCH_RADIUS_MM * (1 + 0.08 * traits[9])
     bowl = -1000 * (x[None, :] ** 2 + z[:, None] ** 2) / (2 * radius)
     slope_x, slope_z = np.tan(np.radians(scan.normal(0.0, (3.5, 1.2)).clip(-10, 10)))
     plane = 1000 * (slope_x * x[None, :] + slope_z * z[:, None])
-    motion = _axial_motion(scan, len(z), dialect.axial_motion_um)[:, None]
-    # Operators keep the retina in the window: the tilt gives way where the bowl and the retina leave no room.
-    room = window - retina_um - np.ptp(bowl) - np.ptp(motion) - 220
+    motion = _axial_motion(scan, len(z), motion_um)[:, None]
+    # Operators keep the retina in the window: the tilt is reduced where the bowl and the retina leave no room.
+    room = window_um - retina_um - np.ptp(bowl) - np.ptp(motion) - 220
     plane = plane * min(1.0, max(room, 0.0) / max(float(np.ptp(plane)), 1e-6))
     shape = (bowl + plane + motion + 3 * _ripple(x[None, :], z[:, None], scan)).astype(np.float32)
-    lowest, highest = window - 140 - shape.max(), retina_um + 70 - shape.min()
+    lowest, highest = window_um - 140 - shape.max(), retina_um + 70 - shape.min()
     return shape + float(
-        np.clip(scan.normal(0.60, 0.04) * window - shape.mean(), min(lowest, highest), max(lowest, highest))
+        np.clip(scan.normal(0.60, 0.04) * window_um - shape.mean(), min(lowest, highest), max(lowest, highest))
     )
 
 
@@ -179,13 +167,9 @@ def _vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Ma
                 fall = own.uniform(0.6, 1.3)
                 fan = np.maximum(start - u, 0)
                 branch = arc - side * fall * fan**0.85 + 0.06 * np.sin(u * own.uniform(4, 9) + own.uniform(0, 6))
-                live = (fan > 0) & (side * branch > 0.45)
-                _draw(
-                    out,
-                    np.where(live, v - branch, 9.0),
-                    np.gradient(branch, axis=1) / _pitch(u),
-                    own.uniform(0.05, 0.09),
-                )
+                visible = (fan > 0) & (side * branch > 0.45)
+                slope = np.gradient(branch, axis=1) / _pitch(u)
+                _draw(out, np.where(visible, v - branch, 9.0), slope, own.uniform(0.05, 0.09))
                 rise = own.uniform(-0.5, 0.5)
                 stem = start - 0.3 + rise * (np.abs(v) - reach) + 0.05 * np.sin(v * own.uniform(4, 8))
                 outside = (side * v > 0.9) & (side * v < side * arc)
@@ -194,6 +178,7 @@ def _vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Ma
 
 
 def _pitch(u: Map) -> float:
+    """Signed mm between columns."""
     return float(abs(u[0, 1] - u[0, 0])) * (1 if u[0, 1] > u[0, 0] else -1)
 
 

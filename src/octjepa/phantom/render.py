@@ -1,8 +1,8 @@
 """From surfaces to the 8-bit image: reflectivity, shadows, speckle, noise floor, compression, vendor window.
 
-Light first. Every layer has a reflectivity map `[D, W]` in units of the noise floor's power; a volume is built by
-writing each layer's *change* of reflectivity at its (fractional) top row and summing down the column once, which costs
-the same for five layers as for thirty and keeps boundaries exact below a voxel. Speckle is the squared magnitude of
+Every layer has a reflectivity map `[D, W]` in units of the noise floor's power; a volume is built by writing each
+layer's *change* of reflectivity at its (fractional) top and summing down the A-scan once, which costs the same for five
+layers as for thirty and keeps boundaries exact below a voxel. Speckle is the squared magnitude of
 circular complex Gaussian fields blurred by the point spread function, averaged over the looks (Goodman: one look is an
 exponential law, N looks a gamma law of shape N). Noise has the same law, so it joins the signal's power.
 """
@@ -15,47 +15,18 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from scipy.ndimage import gaussian_filter1d
 
-from octjepa.phantom.anatomy import (
-    BM,
-    ELM,
-    EZ,
-    GCL_IPL,
-    ILM,
-    INL_OPL,
-    IPL_INL,
-    OPL_ONL,
-    RNFL_GCL,
-    RPE,
-    SCLERA,
-    Anatomy,
-    Map,
-    smooth_map,
-)
+from octjepa.phantom import anatomy as layers
+from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, OPL_ONL, RNFL_GCL, RPE, SCLERA, Anatomy, Map, smooth_map
 from octjepa.phantom.dialect import Dialect, Grid
 from octjepa.phantom.lesions import Cyst, Disease
 
 # dB above the noise floor, so that Spectralis' fourth-root display gives the measured layer values: vitreous 2,
 # RNFL/GCL/IPL 115-132, INL 97, OPL 112, ONL 62-71, ELM/EZ 120-184, RPE 222, BM 168, choroid 88 -> 50.
 _DECIBEL = {
-    "hyaloid": 5.0,
-    "epiretinal_membrane": 19.0,
-    "ilm": 15.0,
-    "rnfl": 13.5,
-    "gcl": 11.9,
-    "ipl": 12.8,
-    "inl": 10.6,
-    "opl": 11.7,
-    "onl": 7.4,
-    "elm": 12.5,
-    "myoid": 8.0,
-    "ez": 17.0,
-    "outer_segments": 12.0,
-    "rpe": 19.6,
-    "drusen": 12.0,
-    "bruch": 15.5,
-    "choriocapillaris": 13.5,
-    "fluid": -8.0,
-}
+    "hyaloid": 5.0, "epiretinal_membrane": 19.0, "ilm": 15.0, "rnfl": 13.5, "gcl": 11.9, "ipl": 12.8, "inl": 10.6,
+    "opl": 11.7, "onl": 7.4, "elm": 12.5, "myoid": 8.0, "ez": 17.0, "outer_segments": 12.0, "rpe": 19.6,
+    "drusen": 12.0, "bruch": 15.5, "choriocapillaris": 13.5, "fluid": -8.0,
+}  # fmt: skip
 _CHOROID_SHEETS = 9
 _CHOROID_DECIBEL = (12.5, 6.0)  # below the choriocapillaris, at the sclera
 _SCLERA_SHEETS = 3
@@ -82,7 +53,7 @@ def render(
 def _sheets(
     anatomy: Anatomy, disease: Disease, dialect: Dialect, rng: np.random.Generator
 ) -> tuple[Float[np.ndarray, "K D W"], Float[np.ndarray, "K D W"]]:
-    """Tops (um, from above downwards) and reflectivities of all sheets from the hyaloid to the deep sclera."""
+    """Tops (um, from above downwards) and reflectivities `[K, D, W]` of all sheets, hyaloid to deep sclera."""
     s = disease.surfaces_um
     atrophy, vessel = disease.atrophy, anatomy.vessel
     alive = 1 - atrophy
@@ -99,7 +70,7 @@ def _sheets(
         values.append(np.broadcast_to(np.asarray(value, np.float32), top.shape))
 
     if rng.random() < 0.35:
-        # A detached posterior hyaloid, a faint line before the retina: common, harmless, and no membrane.
+        # A detached posterior hyaloid, a faint line before the retina: common, harmless, and no epiretinal membrane.
         gap = rng.uniform(30, 220) * (1 - np.exp(-(anatomy.u_mm**2 + anatomy.v_mm**2) / rng.uniform(1, 6)))
         rest = np.minimum(anatomy.surfaces_um[ILM], s[ILM] - disease.epiretinal_um)
         hyaloid = rest - 12 - gap.astype(np.float32)
@@ -109,9 +80,9 @@ def _sheets(
     add(s[ILM], level["ilm"])
     add(np.minimum(s[ILM] + 5, s[RNFL_GCL]), level["rnfl"] * (1 + 0.3 * vessel))
     add(s[RNFL_GCL], level["gcl"] * (1 + 1.2 * vessel))
-    add(s[GCL_IPL], level["ipl"])
-    add(s[IPL_INL], level["inl"])
-    add(s[INL_OPL], level["opl"])
+    add(s[layers.GCL_IPL], level["ipl"])
+    add(s[layers.IPL_INL], level["inl"])
+    add(s[layers.INL_OPL], level["opl"])
     henle = s[OPL_ONL] + 0.35 * (s[ELM] - s[OPL_ONL])
     add(s[OPL_ONL], level["onl"] * 1.35)
     add(henle, level["onl"])
@@ -163,55 +134,56 @@ def _with_choroid(
 def _shade(
     tops: np.ndarray, values: np.ndarray, anatomy: Anatomy, disease: Disease, dialect: Dialect, rng: np.random.Generator
 ) -> None:
-    """In place: vessel shadows below the ganglion cells, tissue grain, uneven light, brightness of frames, blinks."""
+    """In place: vessel shadows below the ganglion cells, tissue grain, uneven illumination, gain of frames, blinks."""
     shadow = 1 - _VESSEL_SHADOW * anatomy.vessel
     below = tops > disease.surfaces_um[RNFL_GCL] + 15
     values *= np.where(below, shadow, np.float32(1))
     values *= np.exp(0.16 * smooth_map(rng, values.shape, (0.0, 1.2)))
     frames, columns = values.shape[1:]
-    light = rng.normal(0.0, 1.7) + 0.8 * smooth_map(rng, (frames, columns), (frames / 6, columns / 6))
-    light = light + 10 * np.log10(1 + dialect.frame_gain_cv * rng.standard_normal(frames))[:, None] * 2
+    gain_db = rng.normal(0.0, 1.7) + 0.8 * smooth_map(rng, (frames, columns), (frames / 6, columns / 6))
+    gain_db = gain_db + 10 * np.log10(1 + dialect.frame_gain_cv * rng.standard_normal(frames))[:, None] * 2
     if dialect.blinks and rng.random() < 0.08:
         start = int(rng.integers(1, frames - 4))
-        light[start : start + int(rng.integers(1, 5))] -= 25
-    values *= (10 ** (light / 10)).astype(np.float32)
+        gain_db[start : start + int(rng.integers(1, 5))] -= 25
+    values *= (10 ** (gain_db / 10)).astype(np.float32)
 
 
 def stack_sheets(
-    tops_row: Float[np.ndarray, "K D W"], values: Float[np.ndarray, "K D W"], height: int
+    tops_px: Float[np.ndarray, "K D W"], values: Float[np.ndarray, "K D W"], depth: int
 ) -> Float[np.ndarray, "D H W"]:
-    """Fills columns with `values[k]` from row `tops_row[k]` down to the next top; 0 above the first.
+    """Fills A-scans of `depth` voxels with `values[k]` from `tops_px[k]` down to the next top; 0 above the first.
 
-    Row r covers [r - 0.5, r + 0.5); a boundary inside it mixes both values by area. Tops are made to fall in order.
+    Voxel r covers [r - 0.5, r + 0.5); a boundary inside it mixes both values by area. Tops that are out of order are
+    moved down.
     """
-    tops = np.maximum.accumulate(tops_row, axis=0)
+    shifted = np.maximum.accumulate(tops_px, axis=0) + 0.5
     change = np.diff(values, axis=0, prepend=np.float32(0))
-    _, depth, width = tops.shape
-    shifted = tops + 0.5
+    _, slices, columns = shifted.shape
     first = np.floor(shifted)
-    share = (first + 1) - shifted
-    row = np.clip(first, 0, height).astype(np.int64)
-    share = np.where(first < 0, 1, share).astype(np.float32)
-    base = (np.arange(depth) * (height + 2) * width)[:, None] + np.arange(width)
-    index = row * width + base
-    size = depth * (height + 2) * width
+    share = np.where(first < 0, 1, (first + 1) - shifted).astype(np.float32)
+    depth_index = np.clip(first, 0, depth).astype(np.int64)
+    start = (np.arange(slices) * (depth + 2) * columns)[:, None] + np.arange(
+        columns
+    )  # [D, W] flat index of the A-scans
+    index = depth_index * columns + start  # [K, D, W]
+    size = slices * (depth + 2) * columns
     jumps = np.bincount(index.ravel(), (change * share).ravel(), size)
-    jumps += np.bincount((index + width).ravel(), (change * (1 - share)).ravel(), size)
-    jumps = jumps.reshape(depth, height + 2, width)[:, :height].astype(np.float32)
+    jumps += np.bincount((index + columns).ravel(), (change * (1 - share)).ravel(), size)
+    jumps = jumps.reshape(slices, depth + 2, columns)[:, :depth].astype(np.float32)
     return np.cumsum(jumps, axis=1, out=jumps)
 
 
 def _fill_cysts(power: Float[np.ndarray, "D H W"], cysts: list[Cyst], grid: Grid) -> None:
     """In place: the inside of every cyst becomes fluid, its rim mixed by area."""
-    row_um = grid.spacing_mm[1] * 1000
+    voxel_um = grid.spacing_mm[1] * 1000
     fluid = np.float32(10 ** (_DECIBEL["fluid"] / 10))
     for cyst in cysts:
-        top, bottom = cyst.top_um / row_um, cyst.bottom_um / row_um
+        top, bottom = cyst.top_um / voxel_um, cyst.bottom_um / voxel_um
         first, last = max(int(top.min()), 0), min(int(bottom.max()) + 2, power.shape[1])
         if first >= last:
             continue
-        row = np.arange(first, last, dtype=np.float32)[None, :, None]
-        inside = np.minimum(row + 0.5, bottom[:, None]) - np.maximum(row - 0.5, top[:, None])
+        depth_index = np.arange(first, last, dtype=np.float32)[None, :, None]
+        inside = np.minimum(depth_index + 0.5, bottom[:, None]) - np.maximum(depth_index - 0.5, top[:, None])
         inside = np.clip(inside, 0, 1)
         block = power[cyst.slices, first:last, cyst.columns]
         block += inside * (fluid - block)
@@ -227,16 +199,16 @@ def speckle(
     full one (a Gaussian has 3), so one look varies by 0.85 and 0.99 of its squared mean (an exponential law by 1).
     """
     axial, lateral = grain
-    depth, height, width = shape
+    slices, depth, columns = shape
     gain = math.prod(math.comb(2 * n, n) / 4**n for n in grain)
     variance = ((1 << 14) ** 2 / 12) * gain * 2 * looks
     raw = np.random.Generator(np.random.SFC64(int(rng.integers(0, 2**63))))
     out = np.zeros(shape, np.float32)
     # A few frames at a time, so that the passes stay in the processor's cache.
-    step = max(1, 100_000 // (height * width))
-    for start in range(0, depth, step):
+    step = max(1, 100_000 // (depth * columns))
+    for start in range(0, slices, step):
         chunk = out[start : start + step]
-        block = (len(chunk), height + axial, width + lateral)
+        block = (len(chunk), depth + axial, columns + lateral)
         for _ in range(2 * looks):
             sample = np.frombuffer(raw.bytes(2 * math.prod(block)), "<i2").reshape(block) >> 2
             for _ in range(axial):
@@ -254,7 +226,7 @@ def speckle(
 def _display(
     power: Float[np.ndarray, "D H W"], dialect: Dialect, rng: np.random.Generator
 ) -> UInt8[np.ndarray, "D H W"]:
-    """Compresses power and maps it to 8 bit: `window` holds where the noise floor and 20 dB above it come to lie."""
+    """Compresses power and maps it to 8 bit: `window` holds where the noise floor and 20 dB above it are displayed."""
     floor, bright = dialect.window
     shape = dialect.looks
     if dialect.compression == "fourth_root":
