@@ -224,7 +224,7 @@ def test_of_a_tuned_network_it_is_what_its_answer_loses(encoder: PretrainedEncod
     for number, name in ((0, "b"), (1, None)):
         found = occlusion.tuned_occlusion(network, scan, number, name)
         kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
-        patches, places = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.places))
+        patches, places = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.positions))
         said = network.network.head_outputs(network.network(patches, places))[number][0].detach().double().numpy()
         if name is None:
             expected = told["age"]["value"] - (60 + 9 * said[0])
