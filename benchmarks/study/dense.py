@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.phantom import LESIONS
-from octjepa.tasks.segment.counts import dice
-from octjepa.tasks.segment.linear import PENALTIES, Ridge, cells, with_one
+from octjepa.tasks.segment.dice import dice
+from octjepa.tasks.segment.linear import PENALTIES, Ridge, patch_cells, with_intercept
 
 from .cohort import LAYERS, REGIONS, UNSEEN
 from .features import Tokens
@@ -52,7 +52,7 @@ def say_dense(bench: Bench, found: Sequence[Tokens], grid: tuple[int, int, int])
     """layer_dice (mean over LAYERS), lesion_dice (mean over lesions) and each of their parts."""
     truth = bench.eyes.coarse_truth
     layers, lesions = _heads(found, truth, bench.train, grid)
-    prior = cells(place_prior(bench), grid, np.arange(int(np.prod(grid))))
+    prior = patch_cells(place_prior(bench), grid, np.arange(int(np.prod(grid))))
     penalty = max(
         PENALTIES,
         key=lambda one: float(
@@ -107,7 +107,7 @@ def _heads(
     layers = lesions = None
     for place in train:
         one = found[place]
-        regions, bits = (cells(part, grid, one.index) for part in truth(int(place)))
+        regions, bits = (patch_cells(part, grid, one.index) for part in truth(int(place)))
         whole = (regions != UNSEEN).all(axis=1)  # a patch that reaches out of the scan teaches nothing
         features = with_place(one, grid)[whole]
         if layers is None or lesions is None:
@@ -138,9 +138,9 @@ def _layer_counts(
     for place in places:
         one = found[place]
         said = prior.copy()
-        scores = (with_one(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(REGIONS))
+        scores = (with_intercept(with_place(one, grid)) @ weights).reshape(len(one.index), -1, len(REGIONS))
         said[one.index] = scores.argmax(axis=-1)
-        rows.append(_layers_of(said, cells(truth(int(place))[0], grid, every)))
+        rows.append(_layers_of(said, patch_cells(truth(int(place))[0], grid, every)))
     return np.array(rows)
 
 
@@ -164,10 +164,10 @@ def _lesion_counts(
     counts = np.zeros((len(places), len(LESIONS), len(THRESHOLDS), 3))
     for number, place in enumerate(places):
         one = found[place]
-        scores = (with_one(with_place(one, grid)) @ flat).reshape(len(one.index), -1, len(kinds))
+        scores = (with_intercept(with_place(one, grid)) @ flat).reshape(len(one.index), -1, len(kinds))
         whole = np.full((len(every), *scores.shape[1:]), -np.inf)
         whole[one.index] = scores
-        regions, bits = (cells(part, grid, every) for part in truth(int(place)))
+        regions, bits = (patch_cells(part, grid, every) for part in truth(int(place)))
         seen = regions != UNSEEN
         for column, k in enumerate(kinds):
             counts[number, k] = curve(whole[..., column][seen], ((bits >> k) & 1).astype(bool)[seen])

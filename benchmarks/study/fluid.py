@@ -25,8 +25,8 @@ from octjepa.metrics.bootstrap import Draws
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store, build_store
 from octjepa.store.native_mapping import NativeMap
-from octjepa.tasks.segment.counts import dice
-from octjepa.tasks.segment.linear import PENALTIES, Ridge, cells, with_one
+from octjepa.tasks.segment.dice import dice
+from octjepa.tasks.segment.linear import PENALTIES, Ridge, patch_cells, with_intercept
 from octjepa.views import geometry, intensity
 
 from .cohort import native_places
@@ -110,7 +110,7 @@ def with_tokens(featurise: Featurise, recipe: Recipe) -> Callable[[FluidEye, Flu
             lambda one: sum(_curve(learned, known, out, head.weights(one), recipe) for out, head in left_out)
         )
         weights = _fitted(learned, known, np.ones(len(slab), bool), recipe).weights(penalty)
-        scores = (with_one(other.features) @ weights).reshape(len(other.index), -1)
+        scores = (with_intercept(other.features) @ weights).reshape(len(other.index), -1)
         return _by_slice(asked, _whole(scores, other, recipe) >= threshold)
 
     return score
@@ -124,17 +124,17 @@ def _choose(counts_at: Callable[[float], np.ndarray]) -> tuple[float, float]:
 
 
 def _fitted(eye: FluidEye, found: Tokens, chosen: np.ndarray, recipe: Recipe) -> Ridge:
-    wanted = cells(eye.fluid.view(np.uint8), recipe.grid, found.index)
-    whole = cells(eye.seen.view(np.uint8), recipe.grid, found.index).mean(axis=1) > 0.5
+    wanted = patch_cells(eye.fluid.view(np.uint8), recipe.grid, found.index)
+    whole = patch_cells(eye.seen.view(np.uint8), recipe.grid, found.index).mean(axis=1) > 0.5
     head = Ridge(found.features.shape[1], wanted.shape[1])
     head.add(found.features[chosen & whole], wanted[chosen & whole].astype(float))
     return head
 
 
 def _curve(eye: FluidEye, found: Tokens, chosen: np.ndarray, weights: np.ndarray, recipe: Recipe) -> np.ndarray:
-    true = cells(eye.fluid.view(np.uint8), recipe.grid, found.index)[chosen].astype(bool)
-    seen = cells(eye.seen.view(np.uint8), recipe.grid, found.index)[chosen].astype(bool)
-    return curve((with_one(found.features[chosen]) @ weights)[seen], true[seen])
+    true = patch_cells(eye.fluid.view(np.uint8), recipe.grid, found.index)[chosen].astype(bool)
+    seen = patch_cells(eye.seen.view(np.uint8), recipe.grid, found.index)[chosen].astype(bool)
+    return curve((with_intercept(found.features[chosen]) @ weights)[seen], true[seen])
 
 
 def _whole(scores: np.ndarray, found: Tokens, recipe: Recipe) -> Float[np.ndarray, "D H W"]:
@@ -164,13 +164,14 @@ def with_intensity(recipe: Recipe) -> Callable[[FluidEye, FluidEye], Counts]:
             left_out.append((inside & here, _of_voxels(known[inside & ~here], learned.fluid[inside & ~here])))
         penalty, threshold = _choose(
             lambda one: sum(
-                curve((with_one(known[out]) @ head.weights(one))[:, 0], learned.fluid[out]) for out, head in left_out
+                curve((with_intercept(known[out]) @ head.weights(one))[:, 0], learned.fluid[out])
+                for out, head in left_out
             )
         )
         scores = np.full(asked.fluid.shape, -np.inf)
-        scores[place] = (with_one(other[place]) @ _of_voxels(known[inside], learned.fluid[inside]).weights(penalty))[
-            :, 0
-        ]
+        scores[place] = (
+            with_intercept(other[place]) @ _of_voxels(known[inside], learned.fluid[inside]).weights(penalty)
+        )[:, 0]
         return _by_slice(asked, scores >= threshold)
 
     return score

@@ -58,7 +58,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if (path / "run.json").is_file():
         return _run(path)
     if (path / "head").is_dir() and _holds_head(path):
-        from octjepa.tasks.segment.describe import describe as describe_head
+        from octjepa.tasks.segment.folder import describe as describe_head
 
         return describe_head(path)
     if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):

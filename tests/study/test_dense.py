@@ -14,8 +14,8 @@ from benchmarks.study.frozen import Bench
 from invented_eyes import Said, invented
 from octjepa.phantom import LESIONS
 from octjepa.tasks.segment import linear
-from octjepa.tasks.segment.counts import dice
-from octjepa.tasks.segment.linear import cells, with_one
+from octjepa.tasks.segment.dice import dice
+from octjepa.tasks.segment.linear import patch_cells, with_intercept
 
 GRID = (1, 2, 2)
 SHAPE = (1, 4, 4)  # places: a patch is 1 x 2 x 2 of them
@@ -38,7 +38,7 @@ def test_curve_counts_what_reaches_each_threshold() -> None:
 
 def test_cells_are_the_places_of_a_patch() -> None:
     volume = np.arange(16, dtype=np.uint8).reshape(SHAPE)
-    assert cells(volume, GRID, np.array([1, 2])).tolist() == [[2, 3, 6, 7], [8, 9, 12, 13]]
+    assert patch_cells(volume, GRID, np.array([1, 2])).tolist() == [[2, 3, 6, 7], [8, 9, 12, 13]]
 
 
 def test_the_head_is_ridge_regression_on_standardised_features() -> None:
@@ -51,7 +51,7 @@ def test_the_head_is_ridge_regression_on_standardised_features() -> None:
     head.add(x[50:], y[50:])
     z = (x - x.mean(axis=0)) / x.std(axis=0)
     known = Ridge(alpha=0.1 * 200).fit(z, y).predict(z)
-    assert with_one(x) @ head.weights(0.1) == pytest.approx(known, abs=1e-6)
+    assert with_intercept(x) @ head.weights(0.1) == pytest.approx(known, abs=1e-6)
 
 
 class Drawn(Eyes):
@@ -76,7 +76,7 @@ def tokens_of(bench: Bench, index: list[int], noise: bool = False) -> list[Token
     """Tokens that hold their places' regions (and whether the eye has the lesion), one-hot; or noise."""
     found = []
     for place in range(len(bench.eyes.ids)):
-        regions = cells(bench.eyes.coarse_truth(place)[0], GRID, np.array(index))
+        regions = patch_cells(bench.eyes.coarse_truth(place)[0], GRID, np.array(index))
         hot = (regions[..., None] == np.arange(len(REGIONS))).reshape(len(index), -1)
         sick = hot & bool(bench.eyes.labels[place, 0])
         told = np.concatenate([hot, sick], axis=1).astype(np.float16)

@@ -48,9 +48,9 @@ def segment(
         return
     from octjepa.store import Store
     from octjepa.tasks.segment.fit import segment_store
-    from octjepa.tasks.segment.recipe import load_settings
+    from octjepa.tasks.segment.recipe import load_recipe
 
-    settings = load_settings(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or ())
     if checkpoint is None or store is None or labels is None:
         lacking = {"--from": checkpoint, "--store": store, "--labels": labels}
         raise UsageError(f"to make a head, give {', '.join(name for name, value in lacking.items() if value is None)}")

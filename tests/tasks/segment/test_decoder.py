@@ -15,13 +15,20 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.extras import to_install
 from octjepa.tasks.segment import decoder
-from octjepa.tasks.segment.counts import counted, dice, mean_of_classes
+from octjepa.tasks.segment.dice import dice, mean_dice, voxel_counts
 from octjepa.tasks.segment.evaluation import hd95_mm
 from octjepa.tasks.segment.folder import load_head, save_head
-from octjepa.tasks.segment.linear import PENALTIES, Labelled, solve
-from octjepa.tasks.segment.prior import Prior, refined
-from octjepa.tasks.segment.recipe import DecoderSettings, SegmentRecipe
-from octjepa.tasks.segment.windows import corners, encode, of_encoder, window
+from octjepa.tasks.segment.linear import PENALTIES, fit_linear_head
+from octjepa.tasks.segment.recipe import DecoderRecipe, SegmentRecipe
+from octjepa.tasks.segment.windows import (
+    LabelledVolume,
+    PositionPrior,
+    corners,
+    encode,
+    encoder_tokens,
+    refine_columns,
+    window,
+)
 from synthetic import small_recipe, volume
 
 from .conftest import write_encoder
@@ -35,7 +42,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> PretrainedEncoder:
     return load_encoder(write_encoder(tmp_path_factory.mktemp("decoder") / "encoder.safetensors", RECIPE))
 
 
-def labelled(number: int) -> Labelled:
+def labelled(number: int) -> LabelledVolume:
     """The bright band of a synthetic volume, whose height depends on `number`; its last slice is not labelled."""
     made = volume(RECIPE.preprocessing, number)
     rows = np.arange(made.pixels.shape[1])[None, :, None]
@@ -44,24 +51,24 @@ def labelled(number: int) -> Labelled:
     return made, labels
 
 
-def volumes(split: str) -> Sequence[Callable[[], Labelled]]:
+def volumes(split: str) -> Sequence[Callable[[], LabelledVolume]]:
     numbers = {"train": range(6), "val": range(6, 8), "test": range(8, 11)}[split]
     return [lambda number=number: labelled(number) for number in numbers]
 
 
-PRIOR = Prior.of((read()[1] for read in volumes("train")), 2, 4)
+PRIOR = PositionPrior.from_labels((read()[1] for read in volumes("train")), 2, 4)
 
 
 def test_trained_it_beats_the_prior_and_the_encoder_is_as_it_was(encoder: PretrainedEncoder) -> None:
     before = copy.deepcopy(encoder.encoder.state_dict())
-    head, update, found = decoder.train(encoder, DecoderSettings(updates=24, lr=1e-2), 0, PRIOR, volumes)
+    head, update, found = decoder.train(encoder, DecoderRecipe(updates=24, lr=1e-2), 0, PRIOR, volumes)
     assert update in (6, 12, 18, 24)
     assert found is not None
     counts = np.zeros((2, 1, 3))
     for read in volumes("test"):
         made, labels = read()
         for number, scores in enumerate((head.scores(made), PRIOR.scores(made.pixels.shape))):
-            counts[number] += counted(scores.argmax(axis=0).astype(np.uint8), labels, 1)
+            counts[number] += voxel_counts(scores.argmax(axis=0).astype(np.uint8), labels, 1)
     ours, prior = (float(dice(one[None])[0, 0]) for one in counts)
     assert ours > prior + 0.02
     assert ours > 0.93
@@ -77,25 +84,25 @@ def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -
 
 
 def test_where_val_holds_no_class_nothing_is_chosen(encoder: PretrainedEncoder) -> None:
-    def without(split: str) -> Sequence[Callable[[], Labelled]]:
-        def empty(read: Callable[[], Labelled]) -> Labelled:
+    def without(split: str) -> Sequence[Callable[[], LabelledVolume]]:
+        def empty(read: Callable[[], LabelledVolume]) -> LabelledVolume:
             volume, labels = read()
             return volume, np.where(labels == 1, np.uint8(0), labels)
 
         return volumes(split) if split == "train" else [lambda read=read: empty(read) for read in volumes(split)]
 
-    _, update, found = decoder.train(encoder, DecoderSettings(updates=4), 0, PRIOR, without)
+    _, update, found = decoder.train(encoder, DecoderRecipe(updates=4), 0, PRIOR, without)
     assert (update, found) == (4, None)  # not the first look's, of which none is better
     read = {split: (one() for one in without(split)) for split in ("train", "val")}
-    _, penalty, found = solve(of_encoder(encoder), read["train"], read["val"], PRIOR, RECIPE)
+    _, penalty, found = fit_linear_head(encoder_tokens(encoder), read["train"], read["val"], PRIOR, RECIPE)
     assert (penalty, found) == (PENALTIES[1], None)
-    assert mean_of_classes(np.array([[2.0, 4, 4], [0, 0, 0]])) == 0.5  # the second class is neither there nor said
-    assert mean_of_classes(np.array([[2.0, 4, 4], [0, 1, 0]])) == 0.5  # said, but not there: no other set of classes
-    assert mean_of_classes(np.array([[0.0, 4, 0], [0, 0, 0]])) is None
+    assert mean_dice(np.array([[2.0, 4, 4], [0, 0, 0]])) == 0.5  # the second class is neither there nor said
+    assert mean_dice(np.array([[2.0, 4, 4], [0, 1, 0]])) == 0.5  # said, but not there: no other set of classes
+    assert mean_dice(np.array([[0.0, 4, 0], [0, 0, 0]])) is None
 
 
 def test_tuning_changes_the_encoder_and_the_head_carries_it(encoder: PretrainedEncoder, tmp_path: Path) -> None:
-    settings = DecoderSettings(width=4, updates=2, batch=1, encoder_decay=0.5)
+    settings = DecoderRecipe(width=4, updates=2, batch=1, encoder_decay=0.5)
     before = copy.deepcopy(encoder.encoder.state_dict())
     head, _, _ = decoder.train(encoder, settings, 0, PRIOR, volumes)
     assert head.network is not encoder.encoder
@@ -119,7 +126,7 @@ def test_rates_fall_block_by_block(encoder: PretrainedEncoder) -> None:
 
 
 def test_places_without_a_label_give_no_loss_and_no_gradient() -> None:
-    loss_of = decoder.losses()
+    loss_of = decoder.dice_cross_entropy()
     rng = np.random.default_rng(0)
     wanted = rng.integers(0, 2, (1, 2, 4, 4)).astype(np.uint8)
     wanted[:, 1] = 255
@@ -139,7 +146,7 @@ def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "monai", None)
     with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
-        decoder.losses()
+        decoder.dice_cross_entropy()
 
 
 def test_dice_is_that_of_monai_and_hd95_that_of_hand() -> None:
@@ -147,7 +154,7 @@ def test_dice_is_that_of_monai_and_hd95_that_of_hand() -> None:
 
     rng = np.random.default_rng(1)
     said, true = (rng.integers(0, 3, (4, 8, 8)).astype(np.uint8) for _ in range(2))
-    ours = dice(counted(said, true, 2)[None])[:, 0]
+    ours = dice(voxel_counts(said, true, 2)[None])[:, 0]
     hot = [torch.from_numpy(np.stack([one == code for code in range(3)])[None]).float() for one in (said, true)]
     assert ours == pytest.approx(DiceMetric(include_background=False)(*hot)[0].numpy())
     box, moved = np.zeros((2, 6, 20, 20), np.uint8)
@@ -175,7 +182,7 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
         update={"tokens": encoder.recipe.tokens.model_copy(update={"select": "all", "budget": None})}
     )
     whole = PretrainedEncoder(encoder.encoder, all_tokens, "all")
-    ours = of_encoder(whole)(made, middle)
+    ours = encoder_tokens(whole)(made, middle)
     theirs = whole.many_tokens([made])[0]
     assert np.array_equal(ours.index, theirs.grid_index)
     assert np.allclose(ours.features, theirs.features, atol=1e-5)
@@ -184,4 +191,4 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
 def test_coarse_columns_come_back_where_they_were() -> None:
     line = np.arange(16, dtype=np.float32)
     coarse = line[2::4]
-    assert refined(coarse[None, None, None], 4, 16)[0, 0, 0] == pytest.approx(np.clip(line, 2, 14))
+    assert refine_columns(coarse[None, None, None], 4, 16)[0, 0, 0] == pytest.approx(np.clip(line, 2, 14))

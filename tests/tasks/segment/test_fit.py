@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from command_line import call
-from octjepa.tasks.segment.counts import dice
-from octjepa.tasks.segment.evaluation import judge
+from octjepa.tasks.segment.dice import dice
+from octjepa.tasks.segment.evaluation import evaluate_scan
 from octjepa.tasks.segment.folder import load_head
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
@@ -27,11 +27,11 @@ def value(line: Line, name: str, metric: str = "dice", label: str = "mean") -> f
     return row["value"]
 
 
-def test_the_head_is_far_above_the_place_prior_with_intervals_over_people(line: Line) -> None:
-    assert {row["name"] for row in line.said["rows"]} == {"small", "untrained", "intensity", "place_prior"}
-    assert value(line, "small") > value(line, "place_prior") + 0.2
+def test_the_head_is_far_above_the_position_prior_with_intervals_over_people(line: Line) -> None:
+    assert {row["name"] for row in line.said["rows"]} == {"small", "untrained", "intensity", "position_prior"}
+    assert value(line, "small") > value(line, "position_prior") + 0.2
     assert value(line, "small") > 0.6
-    assert value(line, "small", "hd95_mm") < value(line, "place_prior", "hd95_mm")
+    assert value(line, "small", "hd95_mm") < value(line, "position_prior", "hd95_mm")
     metrics = line.said["metrics"]
     assert set(metrics) >= {"dice", *(f"dice_{name}" for name in PHANTOM_LAYERS), "hd95_mm", "thickness_error_um"}
     for figure in metrics.values():
@@ -39,7 +39,7 @@ def test_the_head_is_far_above_the_place_prior_with_intervals_over_people(line: 
         assert (figure["n"], figure["n_people"]) == (12, 6)
     assert metrics["etdrs_error_um"]["value"] < 25  # two rows of 12 um
     paired = {pair["reference"]: pair for pair in line.said["paired"]}
-    assert paired["place_prior"]["low"] > 0.1
+    assert paired["position_prior"]["low"] > 0.1
     assert paired["untrained"]["difference"] == pytest.approx(0)  # this encoder is its own untrained twin
 
 
@@ -63,7 +63,7 @@ def test_the_nerve_fibres_are_thicker_on_the_nasal_side_of_either_eye(line: Line
     def mean(sector: str, key: str) -> float:
         return float(np.mean([float(row[key]) for row in rows if row["sector"] == sector and row[key]]))
 
-    for key, margin in (("true_um", 15), ("said_um", 0)):
+    for key, margin in (("true_um", 15), ("predicted_um", 0)):
         assert mean("outer_nasal", key) > mean("outer_temporal", key) + margin
         assert mean("central", key) < mean("inner_nasal", key)
 
@@ -87,8 +87,8 @@ def test_inspect_says_what_the_head_tells_apart_and_how_well(line: Line, tmp_pat
     )  # fmt: skip
     assert found["classes"] == list(PHANTOM_LAYERS)
     assert found["metrics"] == line.said["metrics"]
-    assert found["dice_minus"].keys() == {"untrained", "intensity", "place_prior"}
-    assert found["dice_minus"]["place_prior"]["low"] > 0.1
+    assert found["dice_minus"].keys() == {"untrained", "intensity", "position_prior"}
+    assert found["dice_minus"]["position_prior"]["low"] > 0.1
     shown = call("inspect", line.out).out
     assert re.search(r"^  dice_inner +0\.\d{3} \[0\.\d\d, 0\.\d\d\]$", shown, re.MULTILINE)
     copy = Path(shutil.copytree(line.out, tmp_path / "copy"))
@@ -104,12 +104,12 @@ def test_inspect_says_what_the_head_tells_apart_and_how_well(line: Line, tmp_pat
 def test_shifted_labels_and_swapped_classes_are_seen(line: Line) -> None:
     head = load_head(line.out, str(line.encoder))
     cohort = LabelledVolumes(line.store, line.labels, RECIPE)
-    row = cohort.of("test")[0]
+    row = cohort.in_split("test")[0]
     scores = head.head.scores(line.store.read(row["volume_id"]))
     stored, truth = cohort.stored[row["volume_id"]], cohort.native(row, "labels", "inferior")
 
     def judged(stored: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        one = judge(scores, stored, type(truth)(codes, truth.native, truth.lie, "labels", "positions"))
+        one = evaluate_scan(scores, stored, type(truth)(codes, truth.native, truth.lie, "labels", "positions"))
         return dice(one.counts[None])[:, 0], one.errors
 
     right, errors = judged(stored, truth.codes)

@@ -19,9 +19,8 @@ from octjepa.store import Store
 from octjepa.store.canonical import canonicalise
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder
-from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
-from octjepa.tasks.segment.places import labels_to_stored, reversed_frames, scores_to_scan
-from octjepa.tasks.segment.recipe import RECIPES, load_settings
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
+from octjepa.tasks.segment.recipe import RECIPES, load_recipe
 from shaped_eye import shaped_eye
 
 from .conftest import RECIPE, Line
@@ -56,7 +55,7 @@ def refused(store: Store, folder: Path, *classes: str) -> str:
 
 def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp_path: Path) -> None:
     row = first(line)
-    known = LabelFolder(line.labels).of(row)
+    known = LabelFolder(line.labels).file_for(row)
     assert known is not None
     truth = LabelFolder(line.labels).read(known, tuple(PHANTOM_LAYERS), shape_of(row)[0])
     names = list(truth.names)
@@ -73,7 +72,7 @@ def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp
     (tmp_path / f"{uid}.npz").rename(tmp_path / "npz" / f"{uid}.npz")
     for kind in ("npz", "nifti", "id"):
         folder = LabelFolder(tmp_path / kind)
-        file = folder.of(row)
+        file = folder.file_for(row)
         assert file is not None, kind
         assert folder.names(file) == tuple(names)
         read = folder.read(file, names, shape_of(row)[0])
@@ -180,18 +179,18 @@ def test_nobody_in_test_or_train_and_a_person_in_both_are_refused(line: Line, so
 
 
 def test_scans_whose_voxels_ingest_turned_are_left_out() -> None:
-    assert reversed_frames("a;frames_reversed")
-    assert not reversed_frames("")
-    assert not reversed_frames("frames_unordered;order_by_correlation")
+    assert frames_reversed("a;frames_reversed")
+    assert not frames_reversed("")
+    assert not frames_reversed("frames_unordered;order_by_correlation")
     for note in ("frames_unordered", "turned_upright", "axes_stored=WHD", "circle_frames_dropped=2"):
         with pytest.raises(UsageError, match=note.partition("=")[0]):
-            reversed_frames(f"frames_reversed;{note}")
+            frames_reversed(f"frames_reversed;{note}")
 
 
 def test_recipes_load_and_wrong_keys_are_refused() -> None:
     assert RECIPES.names() == ["segment_decoder", "segment_linear", "segment_tuned"]
-    assert [load_settings(name).head for name in RECIPES.names()] == ["decoder", "linear", "decoder, tuned"]
-    made = load_settings("segment_decoder", ["decoder.updates=7", "centre=scan"])
+    assert [load_recipe(name).head for name in RECIPES.names()] == ["decoder", "linear", "decoder, tuned"]
+    made = load_recipe("segment_decoder", ["decoder.updates=7", "centre=scan"])
     assert made.decoder is not None
     assert (made.decoder.updates, made.decoder.lr, made.centre) == (7, 3e-3, "scan")
     for wrong, said in (
@@ -202,6 +201,6 @@ def test_recipes_load_and_wrong_keys_are_refused() -> None:
         ("columns.width=1", "'columns' is a value, not a section"),
     ):
         with pytest.raises(UsageError, match=re.escape(said)):
-            load_settings("segment_linear", [wrong])
+            load_recipe("segment_linear", [wrong])
     with pytest.raises(UsageError, match="a head's folder to apply, or one of segment_decoder, segment_linear"):
-        load_settings("nothing")
+        load_recipe("nothing")

@@ -12,11 +12,9 @@ import pytest
 
 from command_line import call
 from octjepa.metrics.findings import Findings
-from octjepa.report import write_report
-from octjepa.report.html import number, signed
-from octjepa.tasks.segment.bscans import fullest, typical_and_worst
-from octjepa.tasks.segment.evaluation import Judged
-from octjepa.tasks.segment.fit import _tell_classes
+from octjepa.report import wording, write_report
+from octjepa.tasks.segment.bscans import fullest_bscan, median_and_lowest
+from octjepa.tasks.segment.evaluation import ScanFigures, report_classes
 from octjepa.tasks.segment.folder import load_head
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 from page_outline import Outline
@@ -44,9 +42,9 @@ def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line:
     assert "https://" not in page
     assert "It was trained on 8 labelled scans of 4 people and evaluated once on 12 scans of 6 others" in page
     for pair in line.said["paired"]:
-        assert pair["reference"] in {"untrained", "intensity", "place_prior"}
-        span = f" ({signed(pair['low'])} to {signed(pair['high'])})" if pair["low"] is not None else ","
-        assert f"{signed(pair['difference'])}{span}" in page
+        assert pair["reference"] in {"untrained", "intensity", "position_prior"}
+        span = f" ({wording.signed(pair['low'])} to {wording.signed(pair['high'])})" if pair["low"] is not None else ","
+        assert f"{wording.signed(pair['difference'])}{span}" in page
     ours = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
     values = [
         line.said["metrics"][key]["value"] for key in ("dice", *(f"dice_{name}" for name in line.said["classes"]))
@@ -68,7 +66,7 @@ def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(li
             volume, true = line.store.read(one["volume_id"]), cohort.stored[one["volume_id"]]
             at = one["bscan"] - 1
             said = head.scores(volume)[:, at].argmax(axis=0)
-            for part, expected in (("pixels", volume.pixels[at]), ("true", true[at]), ("said", said)):
+            for part, expected in (("pixels", volume.pixels[at]), ("true", true[at]), ("predicted", said)):
                 assert np.array_equal(arrays[f"{one['which']}_{part}"], expected)
     page = read(line, tmp_path / "page.html")
     for one, why in ((typical, "the median"), (worst, "the lowest")):
@@ -108,20 +106,20 @@ def test_the_look_at_the_test_people_is_counted_beside_the_labels(line: Line) ->
 def test_a_class_that_is_never_said_though_it_is_there_is_a_fault() -> None:
     said_true = np.array([[5.0, 9, 9], [0, 0, 4], [0, 0, 0]])  # the second is missed, the third is not there
     nothing = np.zeros((3, 9))
-    one = Judged(said_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
+    one = ScanFigures(said_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
     told = Findings()
-    _tell_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
+    report_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
     assert told.faults == [
         {"kind": "class_never_said", "what": "small says fluid of no voxel of the test scans, which hold it"}
     ]
 
 
 def test_scans_are_chosen_by_dice_and_b_scans_by_what_they_hold() -> None:
-    assert typical_and_worst([0.5, 0.9, 0.7]) == {"typical": 2, "worst": 0}
-    assert typical_and_worst([0.5, None, 0.7]) == {"typical": 2, "worst": 0}
-    assert typical_and_worst([None, 0.7]) == {"only": 1}
-    assert typical_and_worst([None]) == {}
+    assert median_and_lowest([0.5, 0.9, 0.7]) == {"typical": 2, "worst": 0}
+    assert median_and_lowest([0.5, None, 0.7]) == {"typical": 2, "worst": 0}
+    assert median_and_lowest([None, 0.7]) == {"only": 1}
+    assert median_and_lowest([None]) == {}
     stored = np.zeros((5, 2, 2), np.uint8)
     stored[[0, 3], 0] = 1
     stored[1] = 255  # not labelled
-    assert fullest(stored) == 3
+    assert fullest_bscan(stored) == 3

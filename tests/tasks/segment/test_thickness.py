@@ -7,15 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octjepa.tasks.segment.figure import draw_thickness
-from octjepa.tasks.segment.thickness import RADII_MM, SECTORS, Lie, etdrs, sector_of, thickness_um
+from octjepa.tasks.segment.thickness import (
+    RADII_MM,
+    SECTORS,
+    ScanOrientation,
+    draw_thickness,
+    etdrs_means,
+    sector_index,
+    thickness_um,
+)
 
 SHAPE, SPACING = (61, 121), (0.12, 0.06)  # 7.2 x 7.2 mm
 CENTRE = (30 * 0.12, 60 * 0.06)
 
 
-def lie(eye: str, first: str = "inferior") -> Lie:
-    return Lie(eye, CENTRE, first)  # type: ignore[arg-type]
+def lie(eye: str, first: str = "inferior") -> ScanOrientation:
+    return ScanOrientation(eye, CENTRE, first)  # type: ignore[arg-type]
 
 
 def test_thickness_is_rows_times_spacing_and_nothing_where_nothing_was_labelled() -> None:
@@ -36,7 +43,7 @@ def test_thickness_is_rows_times_spacing_and_nothing_where_nothing_was_labelled(
     ("OD", "superior", (1, 0), "inferior"), ("OS", "superior", (-1, 0), "superior"),
 ])  # fmt: skip
 def test_sectors_of_either_eye(eye: str, first: str, place: tuple[int, int], sector: str) -> None:
-    found = sector_of(SHAPE, SPACING, lie(eye, first))
+    found = sector_index(SHAPE, SPACING, lie(eye, first))
     for mm, ring in ((1.0, "inner"), (2.25, "outer")):
         at = 30 + round(place[0] * mm / SPACING[0]), 60 + round(place[1] * mm / SPACING[1])
         assert SECTORS[found[at]] == f"{ring}_{sector}"
@@ -45,13 +52,13 @@ def test_sectors_of_either_eye(eye: str, first: str, place: tuple[int, int], sec
 
 
 def test_areas_and_means_are_those_of_the_circles() -> None:
-    found = sector_of(SHAPE, SPACING, lie("OD"))
+    found = sector_index(SHAPE, SPACING, lie("OD"))
     areas = [(found == place).sum() * SPACING[0] * SPACING[1] for place in range(9)]
     rings = np.pi * np.diff([0, *np.square(RADII_MM)])
     assert areas[0] == pytest.approx(rings[0], rel=0.05)
     assert sum(areas[1:5]) == pytest.approx(rings[1], rel=0.05)
     assert areas[5:] == pytest.approx([rings[2] / 4] * 4, rel=0.05)
-    means = etdrs(np.maximum(found, 0).astype(np.float32)[None], SPACING, lie("OD"))
+    means = etdrs_means(np.maximum(found, 0).astype(np.float32)[None], SPACING, lie("OD"))
     assert means[0] == pytest.approx(np.arange(9))
 
 
@@ -59,20 +66,20 @@ def test_a_sector_that_is_hardly_seen_or_an_unknown_eye_has_no_mean() -> None:
     flat = np.ones((1, *SHAPE), np.float32)
     flat[:, :, 100:] = np.nan  # 2.4 mm to the right and more: less than half of the outer sector there is left
     flat[:, :, 85:100] = np.nan
-    means = dict(zip(SECTORS, etdrs(flat, SPACING, lie("OD"))[0], strict=True))
+    means = dict(zip(SECTORS, etdrs_means(flat, SPACING, lie("OD"))[0], strict=True))
     assert np.isnan(means["outer_nasal"])
     assert means["outer_temporal"] == 1
-    unknown = dict(zip(SECTORS, etdrs(np.ones((1, *SHAPE), np.float32), SPACING, lie(""))[0], strict=True))
+    unknown = dict(zip(SECTORS, etdrs_means(np.ones((1, *SHAPE), np.float32), SPACING, lie(""))[0], strict=True))
     assert {name for name, value in unknown.items() if np.isnan(value)} == {
         f"{ring}_{side}" for ring in ("inner", "outer") for side in ("nasal", "temporal")
     }
-    off = etdrs(np.ones((1, *SHAPE), np.float32), SPACING, Lie("OD", (0.0, 0.0), "inferior"))[0]
+    off = etdrs_means(np.ones((1, *SHAPE), np.float32), SPACING, ScanOrientation("OD", (0.0, 0.0), "inferior"))[0]
     assert np.isfinite(off).sum() < 9
 
 
 def test_the_figure_writes_every_class(tmp_path: Path) -> None:
     maps = np.ones((2, *SHAPE), np.float32)
     path = draw_thickness(
-        tmp_path / "new" / "map.svg", maps, etdrs(maps, SPACING, lie("OS")), ("a", "b"), SPACING, lie("OS"), "eye"
+        tmp_path / "new" / "map.svg", maps, etdrs_means(maps, SPACING, lie("OS")), ("a", "b"), SPACING, lie("OS"), "eye"
     )
     assert path.stat().st_size > 5000

@@ -1,15 +1,17 @@
-"""Codes as a DICOM Segmentation (PS3.3 A.51), binary, a frame per class and B-scan that holds it.
+"""DICOM Segmentations (PS3.3 A.51), read and written by highdicom (extra `segment`).
 
-It references the scan frame by frame, and copies of it what ties it to the scan: study, series and instance UIDs, frame
-of reference, and where the scan gives them orientation and position of the B-scans. Patient's name, id, birth date and
-sex, and the date and time of the study, are empty, as the standard allows (type 2): a PACS files it by its study UID.
+Written: binary, a frame for each class and B-scan that holds it. It references the scan frame by frame, and holds of it
+what ties it to the scan: UIDs of study, series, instance and frame of reference, position and orientation of the
+B-scans. Patient's name, id, birth date and sex, and the date and time of the study, are empty, as the standard allows
+(type 2): a PACS files it by its study UID.
 """
 
 from __future__ import annotations
 
 import copy
-import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,118 @@ from typing import Any
 import numpy as np
 import pydicom
 from jaxtyping import UInt8
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.pixels import pack_bits
-from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+from pydicom.dataset import Dataset
+from pydicom.errors import InvalidDicomError
+from pydicom.uid import generate_uid
 
 from octjepa.errors import UsageError
-from octjepa.tasks.segment.dicom_read import SEGMENTATION
+from octjepa.extras import to_install
 
-_PURPOSE = "Source image for image processing operation"
-_SCHEME = "99OCTJEPA"  # private: no standard set of codes names every layer
+SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
+MAX_CLASSES = 60
+_IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
+_EMPTY = (
+    "PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "ReferringPhysicianName",
+    "StudyID", "AccessionNumber",
+)  # fmt: skip
+Code = tuple[str, str, str]  # value, coding scheme, meaning
+_STRUCTURE = ("91723000", "SCT", "Anatomical Structure")
+_SUBSTANCE = ("91720002", "SCT", "Body Substance")
+_ABNORMAL = ("49755003", "SCT", "Morphologically Abnormal Structure")
+_TISSUE = ("85756007", "SCT", "Tissue")
+_RETINA = ("5665001", "SCT", "Retina")
+# (words of a class's name, category, type): the first that matches; CID 7150 and 7151.
+_PROPERTIES: tuple[tuple[tuple[str, ...], Code, Code], ...] = (
+    (("fluid", "irf", "srf"), _SUBSTANCE, ("32457005", "SCT", "Body fluid")),
+    (("edema", "oedema"), _ABNORMAL, ("79654002", "SCT", "Edema")),
+    (("hemorrhage", "haemorrhage"), _ABNORMAL, ("50960005", "SCT", "Hemorrhage")),
+    (("cyst", "cysts"), _ABNORMAL, ("367643001", "SCT", "Cyst")),
+    (("drusen", "atrophy", "epiretinal", "ped", "lesion", "lesions", "scar"), _ABNORMAL, _ABNORMAL),
+    (("choroid",), _STRUCTURE, ("68703001", "SCT", "Choroid of eye")),
+    (("vitreous",), _STRUCTURE, ("26386000", "SCT", "Vitreous")),
+    (("inner", "rnfl", "nfl", "gcl", "ipl", "inl", "opl", "onl", "elm", "ez", "photoreceptors", "rpe", "retina"),
+     _STRUCTURE, _RETINA),
+)  # fmt: skip
+_OTHER = _TISSUE, ("81745001", "SCT", "Eye")
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """`codes` k is `names[k - 1]`, the k-th segment; spacing (slice, depth, column) where the file tells all three."""
+
+    codes: UInt8[np.ndarray, "N R C"]
+    names: tuple[str, ...]
+    spacing_mm: tuple[float, float, float] | None
+
+
+def segment_property(name: str) -> tuple[Code, Code]:
+    """The coded category and type of the class called `name`; tissue of the eye where no word of it is known."""
+    words = name.lower().replace("-", "_").replace(" ", "_").split("_")
+    return next(((category, kind) for known, category, kind in _PROPERTIES if {*known} & {*words}), _OTHER)
+
+
+def is_segmentation(path: Path) -> bool:
+    """Whether the file is a DICOM Segmentation."""
+    try:
+        return str(_header(path, ["SOPClassUID"]).get("SOPClassUID", "")) == SEGMENTATION
+    except (InvalidDicomError, OSError):
+        return False
+
+
+def referenced_scan(path: Path) -> str:
+    """SOP instance UID of the scan. Raises UsageError: none, or several."""
+    header = _header(path, ["ReferencedSeriesSequence"])
+    uids = {
+        str(instance.ReferencedSOPInstanceUID)
+        for series in header.get("ReferencedSeriesSequence", [])
+        for instance in series.get("ReferencedInstanceSequence", [])
+    }
+    if len(uids) != 1:
+        raise UsageError(f"{path} references {len(uids)} instances; expected one multi-frame OCT scan")
+    return uids.pop()
+
+
+def segment_names(path: Path) -> tuple[str, ...]:
+    """Labels of the segments 1, 2, ... Raises UsageError: damaged, more than 60, not numbered from 1."""
+    try:
+        segments = sorted(_header(path, ["SegmentSequence"]).SegmentSequence, key=lambda one: int(one.SegmentNumber))
+        names = tuple(str(one.SegmentLabel) for one in segments)
+        numbers = [int(one.SegmentNumber) for one in segments]
+    except (InvalidDicomError, OSError, AttributeError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if numbers != list(range(1, len(numbers) + 1)) or len(names) > MAX_CLASSES:
+        raise UsageError(f"{path}: expected at most {MAX_CLASSES} segments numbered 1, 2, ...")
+    return names
+
+
+def read_segmentation(path: Path, frames: int) -> Segmentation:
+    """Of a scan of `frames` B-scans. Raises UsageError: damaged, not binary, overlapping segments, of another scan."""
+    names, uid = segment_names(path), referenced_scan(path)
+    try:
+        file = _highdicom().seg.segread(path)
+        kind = file.segmentation_type.value
+        referenced = [
+            int(np.atleast_1d(source.ReferencedFrameNumber)[0])
+            for group in file.PerFrameFunctionalGroupsSequence
+            for source in group.DerivationImageSequence[0].SourceImageSequence
+        ]
+    except (InvalidDicomError, OSError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if kind != "BINARY":
+        raise UsageError(f"{path} is a {kind.lower()} segmentation; expected a binary one")
+    outside = [number for number in referenced if not 1 <= number <= frames]
+    if outside:
+        raise UsageError(f"{path} references B-scan {outside[0]} of a scan of {frames}: it is of another scan")
+    try:
+        codes = file.get_pixels_by_source_frame(
+            uid, range(1, frames + 1), combine_segments=True, relabel=False, assert_missing_frames_are_empty=True,
+            ignore_spatial_locations=True, dtype=np.uint8,
+        )  # fmt: skip
+    except RuntimeError:  # two segments, or one twice, hold the same voxel
+        raise UsageError(f"{path}: segments overlap; expected one class a voxel. Give one file a class set") from None
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    return Segmentation(codes, names, _spacing(file))
 
 
 def write_segmentation(
@@ -36,144 +141,106 @@ def write_segmentation(
 
     Raises UsageError: `source` is none, has other frames, or no class was found in any voxel.
     """
-    scan = _source(source)
+    hd, scan = _highdicom(), _read_scan(source)
     if int(scan.get("NumberOfFrames", 0)) != len(codes) or (scan.Rows, scan.Columns) != codes.shape[1:]:
         raise UsageError(f"{source} has other frames than the segmentation: it cannot reference them")
-    kept = [(code, frame) for code in range(1, len(classes) + 1) for frame in range(len(codes))]
-    kept = [(code, frame) for code, frame in kept if (codes[frame] == code).any()]
-    if not kept:
+    if not codes.any():
         raise UsageError(f"no class was found in {source}: a DICOM Segmentation needs a frame; write NIfTI alone")
-    made = _whole(scan, codes, classes, spacing_mm)
-    made.NumberOfFrames = len(kept)
-    made.PerFrameFunctionalGroupsSequence = [_frame(scan, code, frame, codes) for code, frame in kept]
-    made.PixelData = pack_bits(np.stack([codes[frame] == code for code, frame in kept]).astype(np.uint8))
+    artificial = hd.sr.CodedConcept("123110", "DCM", "Artificial Intelligence")
+    algorithm = hd.AlgorithmIdentificationSequence("octjepa", artificial, version("octjepa"))
+    segments = []
+    for number, name in enumerate(classes, start=1):
+        category, kind = (hd.sr.CodedConcept(*code) for code in segment_property(name))
+        segments.append(hd.seg.SegmentDescription(number, name[:64], category, kind, "AUTOMATIC", algorithm))
+    made = hd.seg.Segmentation(
+        [_deidentified(scan, spacing_mm)], codes, "BINARY", segments, generate_uid(), 1, generate_uid(), 1, "octjepa",
+        "octjepa", version("octjepa"), "none", content_description="Layers or lesions", omit_empty_frames=True,
+    )  # fmt: skip
     made.save_as(path, enforce_file_format=True)
 
 
-def _source(source: Path) -> Dataset:
+def _read_scan(source: Path) -> Dataset:
     try:
         scan = pydicom.dcmread(source, stop_before_pixels=True)
-        for name in ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID"):
-            if not scan.get(name):
-                raise UsageError(f"{source} has no {name}: a DICOM Segmentation cannot reference it; write NIfTI")
-    except (pydicom.errors.InvalidDicomError, OSError):
+    except (InvalidDicomError, OSError):
         raise UsageError(
             f"{source} is no DICOM file: a DICOM Segmentation needs one to reference; write NIfTI"
         ) from None
+    for name in _IDENTIFIERS:
+        if not scan.get(name):
+            raise UsageError(f"{source} has no {name}: a DICOM Segmentation cannot reference it; write NIfTI")
     return scan
 
 
-def _whole(scan: Dataset, codes: np.ndarray, classes: Sequence[str], spacing_mm: tuple[float, float, float]) -> Dataset:
-    """Everything but the frames."""
-    now = datetime.datetime.now(datetime.UTC)
-    made = Dataset()
-    made.file_meta = FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = SEGMENTATION
-    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = generate_uid()
-    made.SpecificCharacterSet = "ISO_IR 192"  # names of classes may be in any language
-    # Patient, study, series
-    for empty in (
-        "PatientName",
-        "PatientID",
-        "PatientBirthDate",
-        "PatientSex",
-        "StudyDate",
-        "StudyTime",
-        "ReferringPhysicianName",
-        "StudyID",
-        "AccessionNumber",
-    ):
-        setattr(made, empty, "")
-    made.StudyInstanceUID, made.SeriesInstanceUID = scan.StudyInstanceUID, generate_uid()
-    made.Modality, made.SeriesNumber, made.InstanceNumber = "SEG", 1, 1
-    if scan.get("FrameOfReferenceUID"):
-        made.FrameOfReferenceUID, made.PositionReferenceIndicator = scan.FrameOfReferenceUID, ""
-    made.Manufacturer = made.ManufacturerModelName = "octjepa"
-    made.DeviceSerialNumber, made.SoftwareVersions = "none", version("octjepa")
-    made.ReferencedSeriesSequence = [_of(
-        SeriesInstanceUID=scan.SeriesInstanceUID,
-        ReferencedInstanceSequence=[
-            _of(ReferencedSOPClassUID=scan.SOPClassUID, ReferencedSOPInstanceUID=scan.SOPInstanceUID)
-        ],
-    )]  # fmt: skip
-    # Image and segmentation
-    made.ImageType = ["DERIVED", "PRIMARY"]
-    made.ContentDate, made.ContentTime = now.strftime("%Y%m%d"), now.strftime("%H%M%S")
-    made.ContentLabel, made.ContentDescription, made.ContentCreatorName = "SEGMENTATION", "Layers or lesions", ""
-    made.SamplesPerPixel, made.PhotometricInterpretation, made.PixelRepresentation = 1, "MONOCHROME2", 0
-    made.BitsAllocated = made.BitsStored = 1
-    made.HighBit, made.LossyImageCompression = 0, str(scan.get("LossyImageCompression") or "00")
-    if made.LossyImageCompression == "01":
-        made.LossyImageCompressionRatio = scan.get("LossyImageCompressionRatio") or 1
-        made.LossyImageCompressionMethod = scan.get("LossyImageCompressionMethod") or "ISO_10918_1"
-    made.Rows, made.Columns = codes.shape[1:]
-    made.SegmentationType, made.SegmentsOverlap = "BINARY", "NO"
-    made.SegmentSequence = [_segment(number, name) for number, name in enumerate(classes, start=1)]
-    dz, dy, dx = (f"{one:.8g}" for one in spacing_mm)
-    shared = _of(PixelMeasuresSequence=[_of(PixelSpacing=[dy, dx], SliceThickness=dz, SpacingBetweenSlices=dz)])
-    orientation = _group(scan, None, "PlaneOrientationSequence")
-    if orientation is not None:
-        shared.PlaneOrientationSequence = [orientation]
-    made.SharedFunctionalGroupsSequence = [shared]
-    organisation = generate_uid()
-    made.DimensionOrganizationSequence = [_of(DimensionOrganizationUID=organisation)]
-    made.DimensionIndexSequence = [
-        _of(DimensionOrganizationUID=organisation, DimensionIndexPointer=pointer, FunctionalGroupPointer=group,
-            DimensionDescriptionLabel=label)
-        for pointer, group, label in (
-            (0x0062000B, 0x0062000A, "Segment"),  # ReferencedSegmentNumber in SegmentIdentificationSequence
-            (0x00209057, 0x00209111, "B-scan"),  # InStackPositionNumber in FrameContentSequence
-        )
-    ]  # fmt: skip
+def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Dataset:
+    """What highdicom copies from a scan: identifiers and geometry, nothing of the patient.
+
+    A scan without positions of its B-scans gets a frame of reference of its own, in which they lie `spacing_mm` apart.
+    """
+    dz, dy, dx = (float(f"{one:.8g}") for one in spacing_mm)
+    made, frames = Dataset(), int(scan.NumberOfFrames)
+    for name in (*_IDENTIFIERS, "Rows", "Columns", "NumberOfFrames"):
+        setattr(made, name, getattr(scan, name))
+    for name in _EMPTY:
+        setattr(made, name, "")
+    for name in ("LossyImageCompression", "LossyImageCompressionRatio", "LossyImageCompressionMethod"):
+        if scan.get(name):
+            setattr(made, name, scan.get(name))
+    measures = _item(PixelSpacing=[dy, dx], SliceThickness=dz, SpacingBetweenSlices=dz)
+    orientation = _functional_group(scan, None, "PlaneOrientationSequence")
+    positions = [_functional_group(scan, frame, "PlanePositionSequence") for frame in range(frames)]
+    distinct = {tuple(map(float, one.ImagePositionPatient)) for one in positions if one is not None}
+    if orientation is None or len(distinct) < frames or not scan.get("FrameOfReferenceUID"):
+        made.FrameOfReferenceUID = generate_uid()
+        orientation = _item(ImageOrientationPatient=[1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+        positions = [_item(ImagePositionPatient=[0.0, 0.0, round(frame * dz, 6)]) for frame in range(frames)]
+    else:
+        made.FrameOfReferenceUID = scan.FrameOfReferenceUID
+    made.PositionReferenceIndicator = ""
+    made.SharedFunctionalGroupsSequence = [
+        _item(PixelMeasuresSequence=[measures], PlaneOrientationSequence=[orientation])
+    ]
+    made.PerFrameFunctionalGroupsSequence = [_item(PlanePositionSequence=[position]) for position in positions]
     return made
 
 
-def _segment(number: int, name: str) -> Dataset:
-    return _of(
-        SegmentNumber=number, SegmentLabel=name[:64], SegmentAlgorithmType="AUTOMATIC", SegmentAlgorithmName="octjepa",
-        SegmentedPropertyCategoryCodeSequence=[_code("91723000", "SCT", "Anatomical structure")],
-        SegmentedPropertyTypeCodeSequence=[_code(name[:16], _SCHEME, name[:64])],
-    )  # fmt: skip
-
-
-def _frame(scan: Dataset, code: int, frame: int, codes: np.ndarray) -> Dataset:
-    made = _of(
-        FrameContentSequence=[
-            _of(DimensionIndexValues=[code, frame + 1], StackID="1", InStackPositionNumber=frame + 1)
-        ],
-        SegmentIdentificationSequence=[_of(ReferencedSegmentNumber=code)],
-        DerivationImageSequence=[_of(
-            DerivationCodeSequence=[_code("113076", "DCM", "Segmentation")],
-            SourceImageSequence=[_of(
-                ReferencedSOPClassUID=scan.SOPClassUID, ReferencedSOPInstanceUID=scan.SOPInstanceUID,
-                ReferencedFrameNumber=frame + 1, SpatialLocationsPreserved="YES",
-                PurposeOfReferenceCodeSequence=[_code("121322", "DCM", _PURPOSE)],
-            )],
-        )],
-    )  # fmt: skip
-    position = _group(scan, frame, "PlanePositionSequence")
-    if position is not None:
-        made.PlanePositionSequence = [position]
-    return made
-
-
-def _group(scan: Dataset, frame: int | None, name: str) -> Dataset | None:
+def _functional_group(scan: Dataset, frame: int | None, name: str) -> Dataset | None:
     """A functional group of the scan, shared or of one frame (the first where None); None where it has none."""
     groups: Any = [scan.get("SharedFunctionalGroupsSequence"), scan.get("PerFrameFunctionalGroupsSequence")]
-    for found, place in zip(groups, (0, frame or 0), strict=True):
-        if found and place < len(found) and name in found[place] and len(found[place][name].value):
-            item = found[place][name].value[0]
+    for sequence, index in zip(groups, (0, frame or 0), strict=True):
+        if sequence and index < len(sequence) and name in sequence[index] and len(sequence[index][name].value):
+            item = sequence[index][name].value[0]
             return copy.deepcopy(item) if all(element.value for element in item) else None  # some write empty ones
     return None
 
 
-def _of(**fields: Any) -> Dataset:
+def _spacing(file: Dataset) -> tuple[float, float, float] | None:
+    try:
+        measures = file.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        depth, column = map(float, measures.PixelSpacing)
+        return float(measures.get("SpacingBetweenSlices", 1.0)), depth, column  # 1: unknown, as in NIfTI
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _item(**fields: Any) -> Dataset:
     made = Dataset()
     for name, value in fields.items():
         setattr(made, name, value)
     return made
 
 
-def _code(value: str, scheme: str, meaning: str) -> Dataset:
-    return _of(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
+def _header(path: Path, tags: list[str]) -> Any:
+    return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{path} cannot be read as a DICOM Segmentation ({type(error).__name__})")
+
+
+def _highdicom() -> Any:
+    """highdicom. Raises UsageError naming the extra."""
+    try:
+        return import_module("highdicom")
+    except ImportError:
+        raise UsageError(f"DICOM Segmentations need highdicom: {to_install('segment')}") from None

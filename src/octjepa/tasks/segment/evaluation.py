@@ -1,13 +1,13 @@
-"""What a head's labels are worth, scan by scan, and over people with intervals.
+"""Figures of a head scan by scan, and over people with intervals.
 
-dice: voxels of the scan's own grid, weighed by their volume, all scans of a class together; what lies beyond the stored
-volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid, mean over
-the scans where both are there. thickness_error_um: mean over A-scans of the absolute difference; etdrs_error_um: of the
-nine sectors' means.
+dice: voxels of the scan's own grid, weighted by their volume, all scans of a class together; what lies beyond the
+stored volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid,
+mean over the scans where both are there. thickness_error_um: mean over A-scans of the absolute difference;
+etdrs_error_um: of the nine sectors' means.
 
 Means run over the classes that the truth of the test set holds, of a resample over those that its truth holds: the same
-classes for every row, so that a difference compares like with like. What a head says of a class that no test scan holds
-stands in that class's own rows.
+classes for every head, so that a difference compares like with like. What a head predicts of a class that no test scan
+holds is in that class's own results.
 """
 
 from __future__ import annotations
@@ -22,72 +22,75 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.intervals import Scale
-from octjepa.tasks.segment.counts import counted, dice
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.intervals import MIN_PEOPLE, Scale
 from octjepa.tasks.segment.decoder import monai
-from octjepa.tasks.segment.label_files import UNSEEN
-from octjepa.tasks.segment.labelled_volumes import NativeLabels
-from octjepa.tasks.segment.places import scores_to_scan
-from octjepa.tasks.segment.thickness import etdrs, thickness_um
+from octjepa.tasks.segment.dice import dice, voxel_counts
+from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.segment.labelled_volumes import NativeLabels, scores_to_scan
+from octjepa.tasks.segment.thickness import etdrs_means, thickness_um
 
 METRICS = ("dice", "hd95_mm", "thickness_error_um", "etdrs_error_um")
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """One scan: K classes; `counts` (both, said, true) in mm3; errors NaN where they do not exist; maps in um."""
+class ScanFigures:
+    """One scan: K classes; `counts` (both, predicted, true) in mm3; errors NaN where they do not exist; maps in um."""
 
     counts: Float[np.ndarray, "K 3"]
     errors: Float[np.ndarray, "K 3"]
-    said_um: Float[np.ndarray, "K N C"]
-    said_etdrs: Float[np.ndarray, "K 9"]
+    predicted_um: Float[np.ndarray, "K N C"]
+    predicted_etdrs: Float[np.ndarray, "K 9"]
     true_etdrs: Float[np.ndarray, "K 9"]
 
 
-def judge(scores: Float[np.ndarray, "scores D H W"], stored: UInt8[np.ndarray, "D H W"], truth: NativeLabels) -> Judged:
+def evaluate_scan(
+    scores: Float[np.ndarray, "scores D H W"], stored: UInt8[np.ndarray, "D H W"], truth: NativeLabels
+) -> ScanFigures:
     """`scores` (background first) and `stored` (the truth) in the stored geometry, `truth` in the scan's."""
     spacing, classes = truth.native.spacing_mm, len(scores) - 1
     native = scores_to_scan(scores, truth.native)
-    said = scores.argmax(axis=0).astype(np.uint8)
-    both = (native != UNSEEN) & (truth.codes != UNSEEN)
-    native, codes = (np.where(both, one, np.uint8(UNSEEN)) for one in (native, truth.codes))
+    both = (native != UNLABELLED) & (truth.codes != UNLABELLED)
+    native, codes = (np.where(both, one, np.uint8(UNLABELLED)) for one in (native, truth.codes))
     maps = [thickness_um(one, classes, spacing[1]) for one in (native, codes)]
-    sectors = [etdrs(one, (spacing[0], spacing[2]), truth.lie) for one in maps]
+    sectors = [etdrs_means(one, (spacing[0], spacing[2]), truth.scan) for one in maps]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN, as they are meant to be
-        wrong = [np.nanmean(np.abs(a - b).reshape(classes, -1), axis=1) for a, b in (maps, sectors)]
-    errors = np.stack([hd95_mm(said, stored, classes, truth.native.preprocessing.target_spacing_mm), *wrong], axis=1)
-    counts = counted(native, codes, classes) * float(np.prod(spacing))
-    return Judged(counts, errors, maps[0], sectors[0], sectors[1])
+        errors = [np.nanmean(np.abs(a - b).reshape(classes, -1), axis=1) for a, b in (maps, sectors)]
+    predicted = scores.argmax(axis=0).astype(np.uint8)
+    distances = hd95_mm(predicted, stored, classes, truth.native.preprocessing.target_spacing_mm)
+    counts = voxel_counts(native, codes, classes) * float(np.prod(spacing))
+    return ScanFigures(counts, np.stack([distances, *errors], axis=1), maps[0], sectors[0], sectors[1])
 
 
 def hd95_mm(
-    said: UInt8[np.ndarray, "D H W"],
+    predicted: UInt8[np.ndarray, "D H W"],
     true: UInt8[np.ndarray, "D H W"],
     classes: int,
     spacing_mm: tuple[float, float, float],
 ) -> Float[np.ndarray, " K"]:
-    """NaN where a class is on one side alone, or on neither."""
+    """95th percentile of the surface distance; NaN where a class is on one side alone, or on neither."""
     import torch
 
-    said = np.where(true == UNSEEN, np.uint8(0), said)
+    predicted = np.where(true == UNLABELLED, np.uint8(0), predicted)
     codes = range(1, classes + 1)
-    hot = [torch.from_numpy(np.stack([one == code for code in codes])[None]) for one in (said, true)]
-    there = np.array([[bool((one == code).any()) for code in codes] for one in (said, true)]).all(axis=0)
-    found = np.full(classes, np.nan)
+    one_hot = [torch.from_numpy(np.stack([one == code for code in codes])[None]) for one in (predicted, true)]
+    there = np.array([[bool((one == code).any()) for code in codes] for one in (predicted, true)]).all(axis=0)
+    result = np.full(classes, np.nan)
     if there.any():
-        kept = torch.from_numpy(np.flatnonzero(there))
+        some = torch.from_numpy(np.flatnonzero(there))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)  # MONAI's own
             distances = monai("metrics").compute_hausdorff_distance(
-                hot[0][:, kept], hot[1][:, kept], include_background=True, percentile=95, spacing=list(spacing_mm)
-            )
-        found[there] = distances[0].numpy()
-    return found
+                one_hot[0][:, some], one_hot[1][:, some], include_background=True, percentile=95,
+                spacing=list(spacing_mm),
+            )  # fmt: skip
+        result[there] = distances[0].numpy()
+    return result
 
 
-class Scores:
-    """Rows of one test set: every row on the same draws of people, so that differences are paired."""
+class HeadEstimates:
+    """Figures of heads on one test set, all on the same draws of people, so that differences are paired."""
 
     def __init__(
         self, people: Sequence[str], classes: Sequence[str], labels: Sequence[np.ndarray], draws: Draws
@@ -99,31 +102,32 @@ class Scores:
         self.label_hash = digest.hexdigest()
         self.estimates: dict[tuple[str, str, str], Estimate] = {}
 
-    def add(self, name: str, judged: Sequence[Judged]) -> None:
-        """All metrics of a row, by class, and over the classes that the truth holds ("mean").
+    def add(self, name: str, scans: Sequence[ScanFigures]) -> None:
+        """All metrics of a head, by class, and over the classes that the truth holds ("mean").
 
         The people of an estimate are those whose truth holds the class, or any.
         """
-        counts, errors = np.stack([one.counts for one in judged]), np.stack([one.errors for one in judged])
+        counts, errors = np.stack([one.counts for one in scans]), np.stack([one.errors for one in scans])
         true = counts[:, :, 2]
-        held = np.flatnonzero(true.any(axis=0))
+        present = np.flatnonzero(true.any(axis=0))
         for number, metric in enumerate(METRICS):
-            for place, label in enumerate([*self.classes, "mean"]):
-                which = held if label == "mean" else np.array([place])
+            for index, label in enumerate([*self.classes, "mean"]):
+                which = present if label == "mean" else np.array([index])
 
                 def statistic(weights: np.ndarray, number: int = number, which: np.ndarray = which) -> np.ndarray:
                     if number == 0:
                         figures = dice(counts[:, which], weights)
                     else:
-                        figures = _weighed(errors[:, which, number - 1], weights)
+                        figures = _weighted_mean(errors[:, which, number - 1], weights)
                     drawn = true[:, which].T @ weights > 0
-                    return _mean(figures, drawn) if np.isin(which, held).all() else figures[0]
+                    return _mean_over_classes(figures, drawn) if np.isin(which, present).all() else figures[0]
 
                 scale: Scale = "share" if metric == "dice" else "error"
-                found = self.draws.estimate(statistic, self.people, self.label_hash, scale=scale)
-                self.estimates[name, metric, label] = replace(found, n_people=people_with(self.people, true[:, which]))
+                estimate = self.draws.estimate(statistic, self.people, self.label_hash, scale=scale)
+                people = people_with(self.people, true[:, which])
+                self.estimates[name, metric, label] = replace(estimate, n_people=people)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def results(self) -> list[dict[str, Any]]:
         """{name, metric, class, value, low, high, n, n_people, undefined}; None where a figure does not exist."""
         return [
             {
@@ -134,16 +138,16 @@ class Scores:
         ]  # fmt: skip
 
 
-def _weighed(
+def _weighted_mean(
     values: Float[np.ndarray, "volumes K"], weights: Float[np.ndarray, "volumes resamples"]
 ) -> Float[np.ndarray, "K resamples"]:
-    """Weighted mean over the volumes that have a value; NaN where none has."""
+    """Over the volumes that have a value; NaN where none has."""
     known = np.isfinite(values)
     top, bottom = np.where(known, values, 0).T @ weights, known.T.astype(float) @ weights
     return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
 
 
-def _mean(
+def _mean_over_classes(
     parts: Float[np.ndarray, "K resamples"], drawn: Bool[np.ndarray, "K resamples"]
 ) -> Float[np.ndarray, " resamples"]:
     """Over the classes that a resample's truth holds; NaN where it holds none, or one of them has no figure."""
@@ -154,3 +158,34 @@ def _mean(
 def people_with(people: Sequence[str], true: Float[np.ndarray, "volumes K"]) -> int:
     """How many have a scan whose truth holds any of the classes."""
     return len({person for person, has in zip(people, true.sum(axis=1), strict=True) if has})
+
+
+def report_classes(
+    name: str, scans: Sequence[ScanFigures], classes: Sequence[str], people: Sequence[str], findings: Findings
+) -> None:
+    """Reports classes that the test scans hold and the head never predicts, that few people have, that none holds."""
+    counts = np.stack([one.counts for one in scans])
+    present, everybody = counts[:, :, 2].sum(axis=0) > 0, len(set(people))
+    for index, label in enumerate(classes):
+        predicted_mm3, few = float(counts[:, index, 1].sum()), people_with(people, counts[:, [index], 2])
+        if not present[index]:
+            findings.add_note(
+                f"{label}: no test scan holds it, so the means leave it out; {name} predicts {predicted_mm3:.3g} mm3 "
+                "of it"
+            )
+            continue
+        if not predicted_mm3:
+            findings.add_fault(
+                "class_never_said", f"{name} predicts {label} for no voxel of the test scans, which hold it"
+            )
+        if few < MIN_PEOPLE <= everybody:
+            text = (
+                f"{label}: {few} of {everybody} test people have it, fewer than the {MIN_PEOPLE} that an interval "
+                "needs: its results have none"
+            )
+            if present.sum() == 1:
+                findings.add_note(text)
+            else:
+                findings.add_fault(
+                    "rare_class", f"{text}, and that of the means hangs on whether these people are drawn"
+                )

@@ -1,14 +1,15 @@
-"""`octjepa segment RECIPE`: a head is made on training people, chosen on validation people, judged once on test people.
+"""`octjepa segment RECIPE`: a head is made on training people, chosen on validation people, measured on test people.
 
 Beside it always: the same head on the untrained encoder, on intensity alone (the voxels of the patches; of the decoder
-the volume without tokens), and the place prior, which sees no picture.
+the volume without tokens), and the position prior, which reads no image.
 """
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,9 @@ from typing import Any
 import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.location import place_of
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
-from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
 from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
 from octjepa.files import write_json
@@ -29,29 +28,29 @@ from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
-from octjepa.metrics.intervals import MIN_PEOPLE
 from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.store import CanonicalVolume, Store
+from octjepa.tasks.finetune.tuning_data import refuse_leaks
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.bscans import BSCANS, write_bscans
-from octjepa.tasks.segment.evaluation import Judged, Scores, judge, people_with
-from octjepa.tasks.segment.figure import draw_thickness
+from octjepa.tasks.segment.evaluation import HeadEstimates, ScanFigures, evaluate_scan, report_classes
 from octjepa.tasks.segment.folder import RESULTS, Head, is_head, save_head
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, NativeLabels
-from octjepa.tasks.segment.linear import solve
-from octjepa.tasks.segment.prior import Prior
+from octjepa.tasks.segment.linear import fit_linear_head
 from octjepa.tasks.segment.recipe import SegmentRecipe
-from octjepa.tasks.segment.thickness import SECTORS
-from octjepa.tasks.segment.windows import of_encoder, of_pixels
+from octjepa.tasks.segment.thickness import SECTORS, draw_thickness, write_table
+from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens, pixel_tokens
+from octjepa.train.learner import STATES
 
 COMMAND = "octjepa segment"
 log = logging.getLogger(__name__)
-_BESIDE = ("untrained", "intensity", "place_prior")
+_REFERENCES = ("untrained", "intensity", "position_prior")
+Score = Callable[[CanonicalVolume], np.ndarray]  # scores of the classes [classes, D, H, W]
 
 
 def segment_store(
-    settings: SegmentRecipe,
+    recipe: SegmentRecipe,
     checkpoint: str | Path,
     store: Store,
     labels: Path,
@@ -59,182 +58,148 @@ def segment_store(
     classes: Sequence[str] = (),
     ledger_folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Makes and judges a head; writes it, results.json, etdrs.tsv and pictures into `out`; returns what the verb says.
+    """Makes and measures a head; writes it, results.json, etdrs.tsv and images into `out`; returns the results.
 
-    ledger_folder: counts the uses of the test set, beside the folder of labels where none is named. Raises UsageError
-    (labels that do not fit the store, a head in `out`, a ledger that cannot be written), ContractError,
-    CheckpointError.
+    A decoder whose training was stopped goes on where the same call left it. ledger_folder: counts the uses of the test
+    set, beside the folder of labels where none is named. Raises UsageError (labels that do not fit the store, a head in
+    `out`, a ledger that cannot be written), ContractError, CheckpointError, Interrupted (a signal came).
     """
-    decoder.monai("metrics")  # its absence is told before the work
+    decoder.monai("metrics")  # where it is absent, that is reported before the work
     if is_head(out):
         raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
     device = Runtime("fp32").device
     encoder = load_encoder(checkpoint).to(device)
-    if encoder.name in _BESIDE:
-        raise UsageError(f"the recipe of {checkpoint} is called {encoder.name}, as a row beside it: rename the recipe")
+    if encoder.name in _REFERENCES:
+        raise UsageError(
+            f"the recipe of {checkpoint} is called {encoder.name}, as a result beside it: rename the recipe"
+        )
     require_same_contract(encoder, store, checkpoint)
-    if encoder.recipe.tokens.patch_size[2] % settings.columns:
+    if encoder.recipe.tokens.patch_size[2] % recipe.columns:
         raise UsageError(
-            f"columns: {settings.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
+            f"columns: {recipe.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
         )
-    cohort = LabelledVolumes(store, labels, encoder.recipe, classes)
-    labelled = store.table[store.table["volume_id"].isin(cohort.stored)]
-    leaked = count_leaked_people(labelled, training_volumes_of_ids(encoder.trained_on, place_of(checkpoint)))
-    if leaked:
-        raise UsageError(
-            f"the encoder of {checkpoint} was pretrained on {leaked} labelled people of val or test: split the store "
-            "as for pretraining, or take another encoder"
-        )
-    looks = ledger_folder or test_set_ledger.default_folder(labels)
-    test_set_ledger.check_writable(looks)
-    count = len(cohort.classes) + 1
-    prior = Prior.of((read()[1] for read in cohort.readers("train")), count, settings.columns)
+    labelled = LabelledVolumes(store, labels, encoder.recipe, classes)
+    refuse_leaks(store.table[store.table["volume_id"].isin(labelled.stored)], encoder, checkpoint)
+    ledger = ledger_folder or test_set_ledger.default_folder(labels)
+    test_set_ledger.check_writable(ledger)
+    prior = PositionPrior.from_labels(
+        (read()[1] for read in labelled.readers("train")), len(labelled.classes) + 1, recipe.columns
+    )
     untrained = encoder.untrained().to(device)
-    heads, chosen = _make(settings, encoder, untrained, cohort, prior)
-    found, name = Findings(notes=cohort.notes), ", ".join(cohort.classes)
-    measured = [f"{science_hash(settings)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_BESIDE[1:])]
-    test_set_ledger.record_uses(looks, COMMAND, {name: cohort.test_set()}, {name: measured}, found)
-    say = {**{name: head.scores for name, head in heads.items()}, "place_prior": _blind(prior)}
-    scores, judged, abouts = _judge(say, cohort, settings)
-    ours = judged[encoder.name]
-    _tell_classes(encoder.name, ours, cohort.classes, scores.people, found)
+    heads, chosen = _fit_heads(recipe, encoder, untrained, labelled, prior, out)
+    findings, name = Findings(notes=labelled.notes), ", ".join(labelled.classes)
+    used = [f"{science_hash(recipe)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_REFERENCES[1:])]
+    test_set_ledger.record_uses(ledger, COMMAND, {name: labelled.test_set()}, {name: used}, findings)
+    score: dict[str, Score] = {**{name: head.scores for name, head in heads.items()}}
+    score["position_prior"] = lambda volume: prior.scores(volume.pixels.shape)
+    estimates, scans, truths = _evaluate(score, labelled, recipe)
+    ours = scans[encoder.name]
+    report_classes(encoder.name, ours, labelled.classes, estimates.people, findings)
     out.mkdir(parents=True, exist_ok=True)
-    _write_etdrs(out / "etdrs.tsv", cohort, ours, abouts)
-    picture = _draw(out / "thickness.svg", cohort, ours[0], abouts[0])
-    saved = save_head(out, heads[encoder.name], cohort.classes, settings, encoder)
-    rows = scores.rows()
+    first, (dz, _, dx) = labelled.in_split("test")[0], truths[0].native.spacing_mm
+    figure = draw_thickness(
+        out / "thickness.svg", ours[0].predicted_um, ours[0].predicted_etdrs, labelled.classes, (dz, dx),
+        truths[0].scan, f"{first['volume_id']} {first['eye']}".strip(),
+    )  # fmt: skip
+    saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
+    rows = estimates.results()
     mine = {f"{row['metric']}_{row['class']}".removesuffix("_mean"): row for row in rows if row["name"] == encoder.name}
-    told = {
+    results = {
         "metrics": {key: {k: row[k] for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()},
         "checkpoint": str(saved),
-        "classes": list(cohort.classes),
+        "classes": list(labelled.classes),
         "encoder": encoder.name,
-        "labelled": cohort.counts(),
+        "labelled": labelled.counts(),
         "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         "chosen": chosen,
-        "paired": [_paired(scores, encoder.name, other) for other in _BESIDE],
+        "paired": [_paired(estimates, encoder.name, other) for other in _REFERENCES],
         "rows": rows,
-        "faults": found.faults,
-        "notes": found.notes,
-        "uses": found.uses,
-        "bscans": write_bscans(out / BSCANS, heads[encoder.name].scores, cohort, ours),
-        "etdrs": str(out / "etdrs.tsv"),
-        "figure": str(picture),
+        "faults": findings.faults,
+        "notes": findings.notes,
+        "uses": findings.uses,
+        "bscans": write_bscans(out / BSCANS, heads[encoder.name].scores, labelled, ours),
+        "etdrs": str(_write_etdrs(out / "etdrs.tsv", labelled, ours, truths)),
+        "figure": str(figure),
     }
-    write_json(out / RESULTS, told)
-    return told
+    write_json(out / RESULTS, results)
+    for states in (out / "training").glob(f"*/{STATES}"):
+        shutil.rmtree(states, ignore_errors=True)
+    return results
 
 
-def _make(
-    settings: SegmentRecipe,
+def _fit_heads(
+    recipe: SegmentRecipe,
     encoder: PretrainedEncoder,
     untrained: PretrainedEncoder,
-    cohort: LabelledVolumes,
-    prior: Prior,
+    labelled: LabelledVolumes,
+    prior: PositionPrior,
+    out: Path,
 ) -> tuple[dict[str, Head], dict[str, Any]]:
-    """Heads by row name, and what validation chose for each."""
+    """Heads by name, and what validation chose for each."""
     heads: dict[str, Head] = {}
     chosen: dict[str, Any] = {}
-    recipe = encoder.recipe
-    for name, network in ((encoder.name, encoder), ("untrained", untrained), ("intensity", encoder)):
-        if settings.decoder is None:
-            featurise = of_pixels(recipe) if name == "intensity" else of_encoder(network)
-            train, val = ((read() for read in cohort.readers(split)) for split in ("train", "val"))
-            heads[name], penalty, found = solve(featurise, train, val, prior, recipe)
-            chosen[name] = {"head": settings.head, "penalty": penalty, "val_dice": found}
+    networks = {encoder.name: encoder, "untrained": untrained, "intensity": encoder}
+    for name, network in networks.items():
+        if recipe.decoder is None:
+            extract = pixel_tokens(encoder.recipe) if name == "intensity" else encoder_tokens(network)
+            train, val = ((read() for read in labelled.readers(split)) for split in ("train", "val"))
+            heads[name], penalty, dice = fit_linear_head(extract, train, val, prior, encoder.recipe)
+            chosen[name] = {"head": recipe.head, "penalty": penalty, "val_dice": dice}
         else:
-            made = decoder.train(
-                network, settings.decoder, settings.seed, prior, cohort.readers, blind=name == "intensity"
-            )
-            heads[name] = made[0]
-            chosen[name] = {"head": settings.head, "update": made[1], "val_dice": made[2]}
+            folder = out / "training" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            origin = f"{science_hash(recipe)} {weights_hash(network)} {labelled.fingerprint()}"
+            heads[name], update, dice = decoder.train(
+                network, recipe.decoder, recipe.seed, prior, labelled.readers, name == "intensity", folder,
+                hashlib.sha256(origin.encode()).hexdigest(),
+            )  # fmt: skip
+            chosen[name] = {"head": recipe.head, "update": update, "val_dice": dice}
         log.info("%s: %s", name, chosen[name])
     return heads, chosen
 
 
-def _blind(prior: Prior) -> Callable[[CanonicalVolume], np.ndarray]:
-    return lambda volume: prior.scores(volume.pixels.shape)
-
-
-def _judge(
-    say: dict[str, Callable[[CanonicalVolume], np.ndarray]], cohort: LabelledVolumes, settings: SegmentRecipe
-) -> tuple[Scores, dict[str, list[Judged]], list[NativeLabels]]:
-    """Every row on every test volume, once; and how each scan lies (its voxels left out)."""
-    test = cohort.of("test")
-    people = [str(row["person_id"]) for row in test]
-    draws = Draws(people, settings.resamples, settings.seed)
-    scores = Scores(people, cohort.classes, [cohort.stored[row["volume_id"]] for row in test], draws)
-    judged: dict[str, list[Judged]] = {name: [] for name in say}
-    abouts = []
+def _evaluate(
+    score: dict[str, Score], labelled: LabelledVolumes, recipe: SegmentRecipe
+) -> tuple[HeadEstimates, dict[str, list[ScanFigures]], list[NativeLabels]]:
+    """Every head on every test volume, once; and the geometry of each scan (its voxels left out)."""
+    test = labelled.in_split("test")
+    people = [str(volume["person_id"]) for volume in test]
+    draws = Draws(people, recipe.resamples, recipe.seed)
+    labels = [labelled.stored[volume["volume_id"]] for volume in test]
+    estimates = HeadEstimates(people, labelled.classes, labels, draws)
+    scans: dict[str, list[ScanFigures]] = {name: [] for name in score}
+    truths = []
     with bar("test", len(test), "volume") as progress:
-        for row in test:
-            volume, truth = (
-                cohort.store.read(row["volume_id"]),
-                cohort.native(row, settings.centre, settings.first_bscan),
-            )
-            abouts.append(replace(truth, codes=truth.codes[:0]))
-            for name, head in say.items():
-                judged[name].append(judge(head(volume), cohort.stored[row["volume_id"]], truth))
+        for entry, stored in zip(test, labels, strict=True):
+            volume = labelled.store.read(entry["volume_id"])
+            truth = labelled.native(entry, recipe.centre, recipe.first_bscan)
+            truths.append(replace(truth, codes=truth.codes[:0]))
+            for name, scores in score.items():
+                scans[name].append(evaluate_scan(scores(volume), stored, truth))
             progress.advance()
-    for name, found in judged.items():
-        scores.add(name, found)
-    return scores, judged, abouts
+    for name, figures in scans.items():
+        estimates.add(name, figures)
+    return estimates, scans, truths
 
 
-def _tell_classes(
-    name: str, judged: Sequence[Judged], classes: Sequence[str], people: Sequence[str], found: Findings
-) -> None:
-    """Classes that the test scans hold and nobody finds, that too few people have, and that no test scan holds."""
-    counts = np.stack([one.counts for one in judged])
-    held, everybody = counts[:, :, 2].sum(axis=0) > 0, len(set(people))
-    for place, label in enumerate(classes):
-        said_mm3, few = float(counts[:, place, 1].sum()), people_with(people, counts[:, [place], 2])
-        if not held[place]:
-            found.add_note(
-                f"{label}: no test scan holds it, so the means leave it out; {name} says it of {said_mm3:.3g} mm3"
-            )
-            continue
-        if not said_mm3:
-            found.add_fault("class_never_said", f"{name} says {label} of no voxel of the test scans, which hold it")
-        if few < MIN_PEOPLE <= everybody:
-            text = (
-                f"{label}: {few} of {everybody} test people have it, fewer than the {MIN_PEOPLE} that an interval "
-                "needs: its rows have none"
-            )
-            if held.sum() == 1:
-                found.add_note(text)
-            else:
-                found.add_fault("rare_class", f"{text}, and that of the means hangs on whether these people are drawn")
-
-
-def _paired(scores: Scores, ours: str, other: str) -> dict[str, Any]:
-    pair = paired_difference(scores.estimates[ours, "dice", "mean"], scores.estimates[other, "dice", "mean"])
+def _paired(estimates: HeadEstimates, ours: str, other: str) -> dict[str, Any]:
+    pair = paired_difference(estimates.estimates[ours, "dice", "mean"], estimates.estimates[other, "dice", "mean"])
     return {
         "name": ours, "reference": other, "metric": "dice", "difference": pair.difference, "low": pair.low,
         "high": pair.high, "n_people": pair.n_people,
     }  # fmt: skip
 
 
-def _write_etdrs(path: Path, cohort: LabelledVolumes, judged: Sequence[Judged], abouts: Sequence[NativeLabels]) -> None:
-    """A row per test scan, class and sector, said and true, with what the centre and the vertical rest on."""
-    columns = ("volume_id", "eye", "class", "sector", "said_um", "true_um", "centre", "vertical")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(columns)
-        for row, one, about in zip(cohort.of("test"), judged, abouts, strict=True):
-            for number, name in enumerate(cohort.classes):
-                for place, sector in enumerate(SECTORS):
-                    said, true = (_um(values[number, place]) for values in (one.said_etdrs, one.true_etdrs))
-                    rests_on = about.centre_from, about.vertical_from
-                    writer.writerow([row["volume_id"], row["eye"], name, sector, said, true, *rests_on])
-
-
-def _um(value: float) -> str:
-    return f"{value:.1f}" if np.isfinite(value) else ""
-
-
-def _draw(path: Path, cohort: LabelledVolumes, one: Judged, about: NativeLabels) -> Path:
-    """Thickness maps of the first test scan."""
-    row, (dz, _, dx) = cohort.of("test")[0], about.native.spacing_mm
-    title = f"{row['volume_id']} {row['eye']}".strip()
-    return draw_thickness(path, one.said_um, one.said_etdrs, cohort.classes, (dz, dx), about.lie, title)
+def _write_etdrs(
+    path: Path, labelled: LabelledVolumes, scans: Sequence[ScanFigures], truths: Sequence[NativeLabels]
+) -> Path:
+    """An entry per test scan, class and sector, predicted and true, with what the centre and the vertical rest on."""
+    columns = ("volume_id", "eye", "class", "sector", "predicted_um", "true_um", "centre", "vertical")
+    entries = [
+        (volume["volume_id"], volume["eye"], name, sector, float(one.predicted_etdrs[number, index]),
+         float(one.true_etdrs[number, index]), truth.centre_from, truth.vertical_from)
+        for volume, one, truth in zip(labelled.in_split("test"), scans, truths, strict=True)
+        for number, name in enumerate(labelled.classes)
+        for index, sector in enumerate(SECTORS)
+    ]  # fmt: skip
+    return write_table(path, columns, entries)

@@ -1,4 +1,4 @@
-"""A head as a folder: its weights, its recipe, its classes, and the contract of the encoder it belongs to."""
+"""The folder of a segmentation head: weights, recipe, classes, contract of the encoder; and what `inspect` shows."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from octjepa.checkpoint.location import holds
 from octjepa.config import recipe_from, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
-from octjepa.errors import CheckpointError, ContractError, UsageError, WrongCheckpointError
+from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.files import read_json_object
+from octjepa.model import VJEPA3D
+from octjepa.probe.results import differences_by_name
 from octjepa.tasks.segment.decoder import Decoder, DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
-from octjepa.tasks.segment.prior import Prior
 from octjepa.tasks.segment.recipe import RECIPES, SegmentRecipe
-from octjepa.tasks.segment.windows import of_encoder
+from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens
+from octjepa.train.learner import load_weights
 
 KIND = "segmentation head"
-PRIOR = "place_prior"
 RESULTS = "results.json"
 HEAD_FILE, ENCODER_FILE = "head.safetensors", "encoder.safetensors"
+_PRIOR = "place_prior"  # the name of the position prior in head.safetensors
+_ANEW = "remove the folder and make the head anew"
 Head = LinearHead | DecoderHead
 
 
 class SavedHead(NamedTuple):
-    """A head ready to say, with what it says and how it was made."""
+    """A head that was read from its folder, with its classes, recipe and encoder."""
 
     head: Head
     classes: tuple[str, ...]
-    settings: SegmentRecipe
+    recipe: SegmentRecipe
     encoder: PretrainedEncoder
 
 
 def contract_of(encoder: PretrainedEncoder) -> dict[str, Any]:
-    """What an encoder must agree in: how volumes and tokens are made, and its weights."""
+    """What an encoder must share with that of a head: how volumes and tokens are made, and its weights."""
     recipe = encoder.recipe
     return {
         "preprocessing": recipe.preprocessing.model_dump(mode="json"),
@@ -50,44 +54,44 @@ def contract_of(encoder: PretrainedEncoder) -> dict[str, Any]:
 
 
 def save_head(
-    out: Path, head: Head, classes: tuple[str, ...], settings: SegmentRecipe, encoder: PretrainedEncoder
+    out: Path, head: Head, classes: tuple[str, ...], recipe: SegmentRecipe, encoder: PretrainedEncoder
 ) -> Path:
-    """Writes `out/head/step-*` whole or not at all. A tuned head holds its encoder, too."""
-    tensors = {HEAD_FILE: _tensors(head)}
-    if settings.tuned and isinstance(head, DecoderHead):
+    """Writes `out/head/step-*` whole or not at all. A head with a tuned encoder holds that, too."""
+    weights = {_PRIOR: torch.from_numpy(np.ascontiguousarray(head.prior.shares, dtype=np.float32))}
+    if isinstance(head, DecoderHead):
+        weights |= head.decoder.state_dict()
+    else:
+        weights["weights"] = torch.from_numpy(np.ascontiguousarray(head.weights, dtype=np.float32))
+    tensors = {HEAD_FILE: weights}
+    if recipe.tuned and isinstance(head, DecoderHead):
         tensors[ENCODER_FILE] = dict(head.network.state_dict())
     about = {
         "kind": KIND,
         "classes": list(classes),
-        "settings": settings.model_dump(mode="json"),
+        "settings": recipe.model_dump(mode="json"),
         "contract": contract_of(encoder),
         "encoder_recipe": encoder.recipe.model_dump(mode="json"),
         "trained_on": [],
     }
-    return Path(write_folder(out / "head", 0 if settings.decoder is None else settings.decoder.updates, tensors, about))
-
-
-def _tensors(head: Head) -> dict[str, torch.Tensor]:
-    kept = {PRIOR: torch.from_numpy(np.ascontiguousarray(head.prior.shares, dtype=np.float32))}
-    if isinstance(head, DecoderHead):
-        return {**kept, **head.decoder.state_dict()}
-    return {**kept, "weights": torch.from_numpy(np.ascontiguousarray(head.weights, dtype=np.float32))}
+    return Path(write_folder(out / "head", 0 if recipe.decoder is None else recipe.decoder.updates, tensors, about))
 
 
 def is_head(path: str | Path) -> bool:
+    """Whether `path` is or holds the folder of a head."""
     return find_head(Path(path)) is not None
 
 
 def find_head(path: Path) -> Path | None:
     """The folder of the head that `path` is or holds."""
-    for folder in (path, *(Path(found) for found in reversed([*list_folders(path), *list_folders(path / "head")]))):
+    steps = reversed([*list_folders(path), *list_folders(path / "head")])
+    for folder in (path, *(Path(step) for step in steps)):
         if folder.is_dir() and holds(folder, "manifest.json"):
             return folder if read_manifest(folder).get("kind") == KIND else None
     return None
 
 
 def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
-    """A head and its encoder, the weights of `checkpoint`; of a tuned head its own.
+    """A head and its encoder, the weights of `checkpoint`; where the encoder was tuned with the head, that one.
 
     Raises WrongCheckpointError (no head), CheckpointError (damaged), ContractError (another encoder, with what
     differs), UsageError (no encoder given).
@@ -96,42 +100,32 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
     if folder is None:
         raise WrongCheckpointError(f"{path} holds no segmentation head: give the folder that octjepa segment wrote")
     about = read_manifest(folder)
-    settings = RECIPES.read(about["settings"], f"of {folder}")
-    device = Runtime("fp32").device
-    if checkpoint is None and not settings.tuned:
+    recipe = RECIPES.read(about["settings"], f"of {folder}")
+    if checkpoint is None and not recipe.tuned:
         raise UsageError(f"the head {path} was made on a frozen encoder: name it with --from")
-    if settings.tuned:
-        from octjepa.model import VJEPA3D
-
-        recipe = recipe_from(about["encoder_recipe"], f"of {folder}")
-        encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, recipe.name)
-        _fill(encoder.encoder, read_tensors(folder, ENCODER_FILE), folder)
+    if recipe.tuned:
+        pretraining = recipe_from(about["encoder_recipe"], f"of {folder}")
+        encoder = PretrainedEncoder(VJEPA3D.from_recipe(pretraining).target_encoder, pretraining, pretraining.name)
+        load_weights(encoder.encoder, read_tensors(folder, ENCODER_FILE), folder)
     else:
         encoder = load_encoder(str(checkpoint))
-        refuse_another(about["contract"], contract_of(encoder), str(path), str(checkpoint))
-    encoder = encoder.to(device)
-    return SavedHead(_head(folder, about, settings, encoder), tuple(about["classes"]), settings, encoder)
+        require_same_encoder(about["contract"], contract_of(encoder), str(path), str(checkpoint))
+    encoder = encoder.to(Runtime("fp32").device)
+    return SavedHead(_head(folder, about, recipe, encoder), tuple(about["classes"]), recipe, encoder)
 
 
-def _head(folder: Path, about: dict[str, Any], settings: SegmentRecipe, encoder: PretrainedEncoder) -> Head:
+def _head(folder: Path, about: dict[str, Any], recipe: SegmentRecipe, encoder: PretrainedEncoder) -> Head:
     tensors = read_tensors(folder, HEAD_FILE)
-    prior = Prior(tensors.pop(PRIOR).numpy(), settings.columns)
-    if settings.decoder is None:
-        return LinearHead(of_encoder(encoder), tensors["weights"].numpy().astype(float), prior, encoder.recipe)
-    decoder = Decoder(encoder.dim, encoder.recipe.grid, settings.decoder.width, len(about["classes"]) + 1)
-    _fill(decoder, tensors, folder)
+    prior = PositionPrior(tensors.pop(_PRIOR).numpy(), recipe.columns)
+    if recipe.decoder is None:
+        return LinearHead(encoder_tokens(encoder), tensors["weights"].numpy().astype(float), prior, encoder.recipe)
+    decoder = Decoder(encoder.dim, encoder.recipe.grid, recipe.decoder.width, len(about["classes"]) + 1)
+    load_weights(decoder, tensors, folder)
     decoder = decoder.to(next(encoder.encoder.parameters()).device).eval()
     return DecoderHead(encoder.encoder, decoder, prior, encoder.recipe)
 
 
-def _fill(module: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of {folder} do not fit their recipe: {error}") from None
-
-
-def refuse_another(head: dict[str, Any], encoder: dict[str, Any], head_name: str, encoder_name: str) -> None:
+def require_same_encoder(head: dict[str, Any], encoder: dict[str, Any], head_name: str, encoder_name: str) -> None:
     """Raises ContractError with every field that differs."""
     differences = []
     for section in ("preprocessing", "tokens", "model"):
@@ -151,3 +145,35 @@ def refuse_another(head: dict[str, Any], encoder: dict[str, Any], head_name: str
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def describe(out: Path) -> dict[str, Any]:
+    """What `octjepa inspect` shows: classes, recipe and encoder of the head in `out`, and its figures of test people.
+
+    Raises WrongCheckpointError (no head), OctjepaError (a damaged file).
+    """
+    folder = find_head(out)
+    assert folder is not None  # the caller's own check
+    about = read_manifest(folder)
+    recipe = RECIPES.read(about["settings"], f"of {folder}")
+    shown = {
+        "kind": "segmentation",
+        "name": recipe.name,
+        "head": recipe.head,
+        "classes": about["classes"],
+        "encoder": about["encoder_recipe"]["name"],
+        "finished": (out / RESULTS).is_file(),
+        "checkpoint": str(folder),
+        "contract_hash": about["contract"]["contract_hash"],
+    }
+    if not shown["finished"]:
+        return shown | {"notes": [f"its figures are not there ({RESULTS}): {_ANEW}"]}
+    results = read_json_object(out / RESULTS, _ANEW)
+    if not {"metrics", "paired", "notes"} <= results.keys():
+        raise OctjepaError(f"{out / RESULTS} is damaged: {_ANEW}")
+    return shown | {
+        "faults": [fault["what"] for fault in results.get("faults", ())],
+        "metrics": results["metrics"],
+        "dice_minus": differences_by_name(results["paired"], lambda pair: str(pair["reference"])),
+        "notes": results["notes"],
+    }

@@ -1,6 +1,6 @@
 """A folder of label volumes: which file belongs to which scan, and what each voxel is.
 
-A label volume has the shape of the scan's file: B-scans in the file's order, rows, columns. It is one of
+A label volume has the shape of the scan's file: B-scans in the file's order, depth, columns. It is one of
 
     <key>.nii, <key>.nii.gz   whole numbers, their names in `classes.json` beside them: {"1": "fluid"}; 0 is background
     <key>.npz                 `labels` (whole numbers) and `names` (of 1, 2, ...); or the truth of a phantom
@@ -26,11 +26,16 @@ from jaxtyping import UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.phantom import LESIONS, SURFACES, read_truth
-from octjepa.tasks.segment.dicom_read import is_segmentation, read_segmentation, referenced_scan
+from octjepa.tasks.segment.dicom_seg import (
+    MAX_CLASSES,
+    is_segmentation,
+    read_segmentation,
+    referenced_scan,
+    segment_names,
+)
 
-UNSEEN = 255  # not labelled, or outside the scan
-MOST_CLASSES = 60
-# Layers of a phantom's truth, each between two of its surfaces. Its lesions lie on top of them where both are asked.
+UNLABELLED = 255  # or outside the scan
+# Layers of a phantom's truth, each between two of its surfaces. Its lesions take precedence where both are learned.
 PHANTOM_LAYERS: Mapping[str, tuple[str, str]] = {
     "inner": ("ilm", "ipl_inl"),
     "inl_opl": ("ipl_inl", "opl_onl"),
@@ -45,7 +50,7 @@ _SPACING_DIFFERS = 0.05
 class LabelVolume:
     """`codes` 0 background, k = `names[k - 1]`, 255 not labelled; in the order of the scan's file.
 
-    `spacing_mm` and `fovea_mm` ((slice, column) from the first voxel's centre) where the file tells them.
+    `spacing_mm` and `fovea_mm` ((slice, column) from the first voxel's centre) where the file holds them.
     """
 
     codes: UInt8[np.ndarray, "N R C"]
@@ -57,28 +62,28 @@ class LabelVolume:
         """Raises UsageError: not the scan's shape, or another spacing."""
         if self.codes.shape != shape:
             raise UsageError(
-                f"{where} has {_by(self.codes.shape)} voxels, its scan {_by(shape)} (B-scans, rows, columns): labels "
-                "must have the geometry of the scan's own file"
+                f"{where} has {_shape_text(self.codes.shape)} voxels, its scan {_shape_text(shape)} "
+                "(B-scans, depth, columns): labels must have the geometry of the scan's own file"
             )
-        for axis, mine, its in zip(
+        for axis, mine, expected in zip(
             ("slice", "depth", "column"), self.spacing_mm or spacing_mm, spacing_mm, strict=True
         ):
-            if abs(mine / its - 1) > _SPACING_DIFFERS and mine != 1.0:  # 1 is what writers put who know none
+            if abs(mine / expected - 1) > _SPACING_DIFFERS and mine != 1.0:  # 1 is what writers without a spacing put
                 raise UsageError(
-                    f"{where} has {mine:.4g} mm between {axis}s, its scan {its:.4g} mm: the labels are of another scan "
-                    "or were resampled; give them in the geometry of the scan's own file"
+                    f"{where} has {mine:.4g} mm between {axis}s, its scan {expected:.4g} mm: the labels are of "
+                    "another scan or were resampled; give them in the geometry of the scan's own file"
                 )
 
     def as_classes(self, classes: Sequence[str]) -> UInt8[np.ndarray, "N R C"]:
         """Codes by `classes`: 1 for the first; what is not among them is background."""
         table = np.zeros(256, np.uint8)
-        table[UNSEEN] = UNSEEN
+        table[UNLABELLED] = UNLABELLED
         for code, name in enumerate(self.names, start=1):
             table[code] = classes.index(name) + 1 if name in classes else 0
         return table[self.codes]
 
 
-def _by(shape: Sequence[int]) -> str:
+def _shape_text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
@@ -100,9 +105,9 @@ class LabelFolder:
         if not self.files:
             raise UsageError(f"{self.path} holds no label volume: expected .nii, .nii.gz, .npz or DICOM-SEG .dcm files")
 
-    def of(self, row: Mapping[str, Any]) -> Path | None:
-        """The label file of a row of the store's index."""
-        for key in (row["sop_instance_uid"], _stem(str(row["file"]).rpartition("/")[2]), row["volume_id"]):
+    def file_for(self, volume: Mapping[str, Any]) -> Path | None:
+        """The label file of a volume of the store's index."""
+        for key in (volume["sop_instance_uid"], _stem(str(volume["file"]).rpartition("/")[2]), volume["volume_id"]):
             if key and str(key) in self.files:
                 return self.files[str(key)]
         return None
@@ -119,25 +124,25 @@ class LabelFolder:
         except (ValueError, AttributeError, OSError):
             raise UsageError(f"{file} is no mapping of whole numbers to names: {example}") from None
         named.pop(0, None)
-        if not named or min(named) < 1 or max(named) > MOST_CLASSES or len(set(named.values())) < len(named):
-            raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MOST_CLASSES}; {example}")
+        if not named or min(named) < 1 or max(named) > MAX_CLASSES or len(set(named.values())) < len(named):
+            raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MAX_CLASSES}; {example}")
         return tuple(named.get(code, "") for code in range(1, max(named) + 1))
 
     def names(self, file: Path) -> tuple[str, ...]:
-        """What the file's voxels can be, without reading them where that is possible."""
+        """Names of the file's classes, without reading its voxels where that is possible."""
         if file.suffix == ".npz":
             with _arrays(file) as found:
                 return (*PHANTOM_LAYERS, *LESIONS) if "surfaces" in found else _names_in(found, file)
         if file.suffix == ".dcm":
-            return read_segmentation(file, pixels=False).names
+            return segment_names(file)
         return tuple(name for name in self.nifti_names if name)
 
-    def read(self, file: Path, wanted: Sequence[str], frames: int) -> LabelVolume:
+    def read(self, file: Path, classes: Sequence[str], frames: int) -> LabelVolume:
         """Of a scan of `frames` B-scans. Raises UsageError: damaged, no whole numbers, a number without a name."""
         if file.suffix == ".npz":
             with _arrays(file) as found:
                 phantom = "surfaces" in found
-            return _phantom(file, wanted) if phantom else _npz(file)
+            return _phantom(file, classes) if phantom else _npz(file)
         if file.suffix == ".dcm":
             made = read_segmentation(file, frames)
             return LabelVolume(made.codes, made.names, made.spacing_mm)
@@ -145,7 +150,7 @@ class LabelFolder:
 
 
 def default_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """What is segmented when nothing was asked: everything; of a phantom's truth its layers."""
+    """The classes where none were named: all; of a phantom's truth its layers."""
     known = tuple(dict.fromkeys(names))
     return tuple(PHANTOM_LAYERS) if set(known) == {*PHANTOM_LAYERS, *LESIONS} else known
 
@@ -177,8 +182,8 @@ def _names_in(found: Any, file: Path) -> tuple[str, ...]:
     if "labels" not in found or "names" not in found:
         raise UsageError(f"{file} holds {', '.join(found) or 'nothing'}: expected the arrays `labels` and `names`")
     names = tuple(map(str, np.atleast_1d(found["names"])))
-    if not names or len(set(names)) < len(names) or len(names) > MOST_CLASSES:
-        raise UsageError(f"{file}: `names` has {len(names)} entries; expected 1 to {MOST_CLASSES}, each once")
+    if not names or len(set(names)) < len(names) or len(names) > MAX_CLASSES:
+        raise UsageError(f"{file}: `names` has {len(names)} entries; expected 1 to {MAX_CLASSES}, each once")
     return names
 
 
@@ -195,13 +200,13 @@ def _npz(file: Path) -> LabelVolume:
 def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.ndarray, "N R C"]:
     """Raises UsageError: not three axes, no whole numbers, a number without a name."""
     if values.ndim != 3:
-        raise UsageError(f"{file} has {values.ndim} axes; expected B-scans, rows, columns")
+        raise UsageError(f"{file} has {values.ndim} axes; expected B-scans, depth, columns")
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
     found = np.unique(values)
     if values.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found != np.rint(found)).any():
         raise UsageError(f"{file} holds values that are no whole numbers: a label volume numbers its classes")
-    known = {0, UNSEEN, *(code for code, name in enumerate(names, start=1) if name)}
+    known = {0, UNLABELLED, *(code for code, name in enumerate(names, start=1) if name)}
     strange = [int(code) for code in found if int(code) not in known]
     if strange:
         shown = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
@@ -222,20 +227,20 @@ def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
     return LabelVolume(_codes(values, names, file), names, (float(spacing[0]), float(spacing[1]), float(spacing[2])))
 
 
-def _phantom(file: Path, wanted: Sequence[str]) -> LabelVolume:
-    """Layers between true surfaces, then lesions, each over what was there."""
+def _phantom(file: Path, classes: Sequence[str]) -> LabelVolume:
+    """Layers between true surfaces, then lesions, each in place of what was there."""
     truth = read_truth(file)
-    names = [name for name in (*PHANTOM_LAYERS, *LESIONS) if name in wanted]
+    names = [name for name in (*PHANTOM_LAYERS, *LESIONS) if name in classes]
     with _arrays(file) as found:
-        _, height, _ = map(int, found["shape"])
+        _, depth, _ = map(int, found["shape"])
         dz, dy, dx = map(float, found["spacing_mm"])
     frames, columns = truth.surfaces_px.shape[1:]
-    codes = np.zeros((frames, height, columns), np.uint8)
-    row = np.arange(height)[None, :, None]
+    codes = np.zeros((frames, depth, columns), np.uint8)
+    depth_index = np.arange(depth)[None, :, None]
     for code, name in enumerate(names, start=1):
         if name in PHANTOM_LAYERS:
             top, bottom = (truth.surfaces_px[SURFACES.index(edge)][:, None] for edge in PHANTOM_LAYERS[name])
-            codes[(row >= top) & (row < bottom)] = code
+            codes[(depth_index >= top) & (depth_index < bottom)] = code
         elif name in truth.masks:
             codes[truth.masks[name]] = code
     return LabelVolume(codes, tuple(names), (dz, dy, dx), truth.fovea_mm)

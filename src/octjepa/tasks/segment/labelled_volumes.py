@@ -1,4 +1,4 @@
-"""The labelled volumes of a store: which label file is whose, by split, and each volume with its labels."""
+"""Labelled volumes of a store by split, and the mapping of labels and scores between a scan's file and the store."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
-from octjepa.recipe import Recipe
+from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 from octjepa.store.native_mapping import NativeMap
-from octjepa.tasks.segment.label_files import LabelFolder, default_classes
-from octjepa.tasks.segment.linear import Labelled
-from octjepa.tasks.segment.places import labels_to_stored, reversed_frames
-from octjepa.tasks.segment.thickness import Lie, scan_centre
+from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
+from octjepa.tasks.segment.thickness import ScanOrientation, scan_centre
+from octjepa.tasks.segment.windows import LabelledVolume
+from octjepa.volume import OCTVolume
 
 log = logging.getLogger(__name__)
 _BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
+_MOVED = ("axes_transposed", "turned_upright", "depth_flipped", "axes_stored=", "circle_frames_dropped=")
 
 
 @dataclass(frozen=True, eq=False)
 class NativeLabels:
-    """Of one scan, B-scans in spatial order. `centre_from` is "labels" or "scan"; spacing (slice, depth, column)."""
+    """Labels of one scan, B-scans in spatial order. `centre_from` is "labels" or "scan"."""
 
     codes: UInt8[np.ndarray, "N R C"]
     native: NativeMap
-    lie: Lie
+    scan: ScanOrientation
     centre_from: str
     vertical_from: str
 
 
 class LabelledVolumes:
-    """The volumes of `store` that have labels, one row each; `notes` says what was left out.
+    """The volumes of `store` that have labels; `notes` names what was left out.
 
     Raises UsageError: no label meets a scan, an unknown class, nobody in train or test, a class that no training label
     holds, only one class (background) in all of them.
@@ -49,106 +50,118 @@ class LabelledVolumes:
         self.store, self.folder = store, LabelFolder(labels)
         self.notes: list[str] = []
         table = store.table[store.table["pattern"].isin(recipe.data.patterns)].sort_values("volume_id")
-        rows = [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
-        found = [(row, file) for row in rows if (file := self.folder.of(row)) is not None]
-        if not found:
+        volumes = [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+        matched = [(volume, file) for volume in volumes if (file := self.folder.file_for(volume)) is not None]
+        if not matched:
             raise UsageError(
-                f"none of the {len(self.folder.files)} label files of {labels} belongs to one of the {len(rows)} scans "
-                f"of {store.location}: name them by SOP instance UID, file name or volume id (docs/segment.md)"
+                f"none of the {len(self.folder.files)} label files of {labels} belongs to one of the {len(volumes)} "
+                f"scans of {store.location}: name them by SOP instance UID, file name or volume id (docs/segment.md)"
             )
-        self._tell("label files without a scan", len(self.folder.files) - len({file for _, file in found}))
-        self._tell("scans without labels", len(rows) - len(found))
-        self.classes = self._classes([name for _, file in found for name in self.folder.names(file)], classes)
-        self.rows = self._usable(found)
-        self.files = {row["volume_id"]: self.folder.of(row) for row in self.rows}
+        self._note("label files without a scan", len(self.folder.files) - len({file for _, file in matched}))
+        self._note("scans without labels", len(volumes) - len(matched))
+        self.classes = self._choose_classes([name for _, file in matched for name in self.folder.names(file)], classes)
+        self.volumes = self._usable([volume for volume, _ in matched])
+        self.files = {volume["volume_id"]: self.folder.file_for(volume) for volume in self.volumes}
         self._check_people()
-        self.stored = {row["volume_id"]: self._to_stored(row) for row in self.rows}
+        self.stored = {volume["volume_id"]: self._to_stored(volume) for volume in self.volumes}
         self._check_classes()
 
-    def of(self, split: str) -> list[dict[str, Any]]:
-        """The index rows of a split, by volume id."""
-        return [row for row in self.rows if row["split"] == split]
+    def in_split(self, split: str) -> list[dict[str, Any]]:
+        """The index entries of a split's labelled volumes, by volume id."""
+        return [volume for volume in self.volumes if volume["split"] == split]
 
     def counts(self) -> dict[str, Any]:
         """Of each split: labelled {volumes, people}, and of each class the volumes that hold it."""
-        found: dict[str, Any] = {}
+        counts: dict[str, Any] = {}
         for split in SPLITS:
-            rows = self.of(split)
-            held = [set(np.unique(self.stored[row["volume_id"]]).tolist()) for row in rows]
-            holding = {name: sum(code in one for one in held) for code, name in enumerate(self.classes, start=1)}
-            found[split] = {"volumes": len(rows), "people": len({row["person_id"] for row in rows}), "holding": holding}
-        return found
+            volumes = self.in_split(split)
+            codes = [set(np.unique(self.stored[volume["volume_id"]]).tolist()) for volume in volumes]
+            holding = {name: sum(code in one for one in codes) for code, name in enumerate(self.classes, start=1)}
+            people = len({volume["person_id"] for volume in volumes})
+            counts[split] = {"volumes": len(volumes), "people": people, "holding": holding}
+        return counts
 
     def test_set(self) -> str:
-        """What the ledger knows the test volumes and their labels by."""
+        """Hash of the test volumes and their labels, by which the ledger knows them."""
         digest = hashlib.sha256("\x1f".join(self.classes).encode())
-        for row in self.of("test"):
-            digest.update(str(row["volume_id"]).encode() + np.ascontiguousarray(self.stored[row["volume_id"]]).data)
+        for volume in self.in_split("test"):
+            name = volume["volume_id"]
+            digest.update(str(name).encode() + np.ascontiguousarray(self.stored[name]).data)
         return digest.hexdigest()
 
-    def readers(self, split: str) -> list[Callable[[], Labelled]]:
-        """For each volume of a split, what reads it and its labels in the stored geometry."""
-        return [partial(self._read, row["volume_id"]) for row in self.of(split)]
+    def fingerprint(self) -> str:
+        """Hash of the labels of train and val, which decide what a head learns."""
+        digest = hashlib.sha256("\x1f".join(self.classes).encode())
+        for volume in [*self.in_split("train"), *self.in_split("val")]:
+            entry = f"{volume['volume_id']} {volume['split']} {volume.get('chunk_hash', '')}"
+            digest.update(entry.encode() + np.ascontiguousarray(self.stored[volume["volume_id"]]).data)
+        return digest.hexdigest()
 
-    def native(self, row: dict[str, Any], centre: str, first_bscan: Literal["inferior", "superior"]) -> NativeLabels:
-        """Labels of a row in the geometry of its scan. Raises UsageError: another shape or spacing."""
-        file = self.files[row["volume_id"]]
+    def readers(self, split: str) -> list[Callable[[], LabelledVolume]]:
+        """For each volume of a split, the function that reads it and its labels in the stored geometry."""
+        return [partial(self._read, volume["volume_id"]) for volume in self.in_split(split)]
+
+    def native(self, volume: dict[str, Any], centre: str, first_bscan: Literal["inferior", "superior"]) -> NativeLabels:
+        """Labels of a volume in the geometry of its scan. Raises UsageError: another shape or spacing."""
+        file = self.files[volume["volume_id"]]
         assert file is not None
-        native = NativeMap.from_store(self.store, row["volume_id"])
-        made = self.folder.read(file, self.classes, native.shape[0])
-        made.check(native.shape, native.spacing_mm, str(file))
-        turned = reversed_frames(str(row["notes"]))
-        codes, fovea = made.as_classes(self.classes), made.fovea_mm
-        if turned:
+        native = NativeMap.of(self.store, volume["volume_id"])
+        read = self.folder.read(file, self.classes, native.shape[0])
+        read.check(native.shape, native.spacing_mm, str(file))
+        codes, fovea = read.as_classes(self.classes), read.fovea_mm
+        if frames_reversed(str(volume["notes"])):
             codes = codes[::-1]
             fovea = None if fovea is None else ((native.shape[0] - 1) * native.spacing_mm[0] - fovea[0], fovea[1])
-        told = fovea is not None and centre == "labels"
-        known = str(row["provenance_slice"]) in _BY_POSITION
-        where = fovea if told and fovea is not None else scan_centre(native.shape, native.spacing_mm)
-        lie = Lie(str(row["eye"]), where, "inferior" if known else first_bscan)
-        return NativeLabels(
-            codes, native, lie, "labels" if told else "scan", "positions" if known else f"assumed {first_bscan} first"
+        if centre != "labels":
+            fovea = None
+        known = str(volume["provenance_slice"]) in _BY_POSITION
+        scan = ScanOrientation(
+            str(volume["eye"]),
+            fovea or scan_centre(native.shape, native.spacing_mm),
+            "inferior" if known else first_bscan,
         )
+        vertical = "positions" if known else f"assumed {first_bscan} first"
+        return NativeLabels(codes, native, scan, "scan" if fovea is None else "labels", vertical)
 
-    def _read(self, volume_id: str) -> Labelled:
+    def _read(self, volume_id: str) -> LabelledVolume:
         return self.store.read(volume_id), self.stored[volume_id]
 
-    def _to_stored(self, row: dict[str, Any]) -> UInt8[np.ndarray, "D H W"]:
-        one = self.native(row, "scan", "inferior")
-        return labels_to_stored(one.codes, one.native)
+    def _to_stored(self, volume: dict[str, Any]) -> UInt8[np.ndarray, "D H W"]:
+        labels = self.native(volume, "scan", "inferior")
+        return labels_to_stored(labels.codes, labels.native)
 
-    def _tell(self, what: str, count: int) -> None:
+    def _note(self, what: str, count: int) -> None:
         if count:
             self.notes.append(f"{what}: {count}")
             log.warning("%s: %d", what, count)
 
-    def _classes(self, names: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-        unknown = [name for name in asked if name not in names]
+    def _choose_classes(self, names: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
+        unknown = [name for name in classes if name not in names]
         if unknown:
             known = ", ".join(dict.fromkeys(names))
             raise UsageError(f"no label file names the class {', '.join(map(repr, unknown))}: named are {known}")
-        return tuple(dict.fromkeys(asked)) or default_classes(names)
+        return tuple(dict.fromkeys(classes)) or default_classes(names)
 
-    def _usable(self, found: Sequence[tuple[dict[str, Any], Path]]) -> list[dict[str, Any]]:
-        kept, moved = [], 0
-        for row, _ in found:
+    def _usable(self, volumes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        usable = []
+        for volume in volumes:
             try:
-                reversed_frames(str(row["notes"]))
+                frames_reversed(str(volume["notes"]))
             except UsageError:
-                moved += 1
-            else:
-                kept.append(row)
-        self._tell("labelled scans left out, because ingest turned or sorted their voxels", moved)
-        return kept
+                continue
+            usable.append(volume)
+        left_out = len(volumes) - len(usable)
+        self._note("labelled scans left out, because ingest turned or sorted their voxels", left_out)
+        return usable
 
     def _check_people(self) -> None:
-        people = {split: {row["person_id"] for row in self.of(split)} for split in SPLITS}
+        people = {split: {volume["person_id"] for volume in self.in_split(split)} for split in SPLITS}
         both = (people["train"] & people["val"]) | (people["test"] & (people["train"] | people["val"]))
         if both:
             raise UsageError(f"{len(both)} people are in two splits: split the store anew (octjepa split)")
         empty = [split for split in ("train", "test") if not people[split]]
         if empty:
-            counts = ", ".join(f"{split} {len(found)}" for split, found in people.items())
+            counts = ", ".join(f"{split} {len(some)}" for split, some in people.items())
             raise UsageError(
                 f"no labelled scan of a person of {' or '.join(empty)}: label some, or split the store (octjepa split) "
                 f"so that labelled people are in train and test; now {counts}"
@@ -157,16 +170,74 @@ class LabelledVolumes:
             self.notes.append("nobody with labels in val: nothing is chosen, the recipe's middle or last setting stays")
 
     def _check_classes(self) -> None:
-        held = np.zeros(256, bool)
-        for row in self.of("train"):
-            held[np.unique(self.stored[row["volume_id"]])] = True
-        if not held[: len(self.classes) + 1].sum() > 1:
+        present = np.zeros(256, bool)
+        for volume in self.in_split("train"):
+            present[np.unique(self.stored[volume["volume_id"]])] = True
+        if not present[: len(self.classes) + 1].sum() > 1:
             raise UsageError("the training labels hold one class only: nothing can be told apart")
-        if self.of("val") and not any(self.counts()["val"]["holding"].values()):
+        if self.in_split("val") and not any(self.counts()["val"]["holding"].values()):
             self.notes.append("no class is in the labels of val: nothing is chosen, as with nobody in val")
-        absent = [name for code, name in enumerate(self.classes, start=1) if not held[code]]
+        absent = [name for code, name in enumerate(self.classes, start=1) if not present[code]]
         if absent:
             raise UsageError(
-                f"no voxel of {', '.join(absent)} in the labels of the {len(self.of('train'))} training scans: name "
-                "the others with --classes"
+                f"no voxel of {', '.join(absent)} in the labels of the {len(self.in_split('train'))} training scans: "
+                "name the others with --classes"
             )
+
+
+def frames_reversed(notes: str) -> bool:
+    """Whether ingest reversed the order of the B-scans. Raises UsageError: it moved voxels in another way."""
+    codes = [note for note in notes.split(";") if note]
+    moved = [code for code in codes if code.startswith(_MOVED)]
+    if "frames_unordered" in codes and "order_by_correlation" not in codes:
+        moved.append("frames_unordered")
+    if moved:
+        raise UsageError(
+            f"ingest turned or sorted its voxels ({', '.join(moved)}): labels cannot be laid on the file's"
+        )
+    return "frames_reversed" in codes
+
+
+def labels_to_stored(codes: UInt8[np.ndarray, "N R C"], native: NativeMap) -> UInt8[np.ndarray, "D H W"]:
+    """The nearest native voxel of each stored one, 255 outside the scan. B-scans of `codes` in spatial order."""
+    slices, depth, columns = native.preprocessing.stored_size
+    plane = np.stack(np.meshgrid(np.arange(depth), np.arange(columns), indexing="ij"), axis=-1).reshape(-1, 2)
+    stored = np.full((slices, depth, columns), UNLABELLED, np.uint8)
+    size = np.array(codes.shape)
+    for index in range(slices):
+        position = np.rint(native.to_native(np.insert(plane.astype(float), 0, index, axis=1))).astype(np.int64)
+        inside = ((position >= 0) & (position < size)).all(axis=1)
+        stored[index].reshape(-1)[inside] = codes[tuple(position[inside].T)]
+    return stored
+
+
+def scores_to_scan(scores: Float[np.ndarray, "classes D H W"], native: NativeMap) -> UInt8[np.ndarray, "N R C"]:
+    """The class of highest score at every native voxel, 255 beyond the stored volume; B-scans in spatial order.
+
+    Between stored slices, which are far apart, scores are interpolated; depth and columns are the nearest.
+    """
+    _, slices, depth, columns = scores.shape
+    frames, *plane_shape = native.shape
+    grid = np.stack(np.meshgrid(*map(np.arange, plane_shape), indexing="ij"), axis=-1).reshape(-1, 2)
+    codes = np.full(native.shape, UNLABELLED, np.uint8)
+    for frame in range(frames):
+        position = native.to_canonical(np.insert(grid.astype(float), 0, frame, axis=1))
+        at = float(position[0, 0])  # the same for a whole B-scan
+        if not -0.5 <= at <= slices - 0.5:
+            continue
+        low = int(np.clip(np.floor(at), 0, max(slices - 2, 0)))
+        share = np.float32(np.clip(at - low, 0, 1))
+        plane = ((1 - share) * scores[:, low] + share * scores[:, min(low + 1, slices - 1)]).argmax(axis=0)
+        near = np.rint(position[:, 1:]).astype(np.int64)
+        inside = ((near >= 0) & (near < (depth, columns))).all(axis=1)
+        codes[frame].reshape(-1)[inside] = plane[near[inside, 0], near[inside, 1]]
+    return codes
+
+
+def whole_scan_preprocessing(preprocessing: Preprocessing, volume: OCTVolume) -> Preprocessing:
+    """The contract with an image that holds all whole slices and columns of `volume`; the depth stays."""
+    (tz, _, tx), (dz, _, dx) = preprocessing.target_spacing_mm, volume.spacing_mm
+    stored, (slices, depth, columns) = preprocessing.stored_size, preprocessing.image_size
+    extent = volume.shape[0] * dz / tz, volume.shape[2] * dx / tx
+    more = [2 * max(0, int((size - held) // 2)) for size, held in zip(extent, stored[::2], strict=True)]
+    return preprocessing.model_copy(update={"image_size": (slices + more[0], depth, columns + more[1])})

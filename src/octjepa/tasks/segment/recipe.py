@@ -1,4 +1,4 @@
-"""The settings of a segmentation head: a small recipe of its own, by name (`segment_linear`) or as a YAML file."""
+"""The recipe of a segmentation head, by name (`segment_linear`) or as a YAML file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pydantic import Field
 
 from octjepa.config import RecipeKind
 from octjepa.recipe import Section
+from octjepa.recipe.base import machine
 
 Whole = Annotated[int, Field(gt=0)]
 
 
-class DecoderSettings(Section):
+class DecoderRecipe(Section):
     """The convolutional decoder and how it is trained. With `encoder_decay` the encoder learns, too.
 
     Its last block then learns at lr x encoder_decay, each one below at a rate so many times lower.
@@ -25,22 +26,23 @@ class DecoderSettings(Section):
     batch: Whole = 2  # windows
     lr: Annotated[float, Field(gt=0, le=1)] = 3e-3
     encoder_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # null: frozen
+    save_every: Whole = machine(100)  # updates between two states to resume from
 
 
 class SegmentRecipe(Section):
-    """How a head is made and judged; docs/segment.md tells of every key. Without `decoder` it is the linear head."""
+    """How a head is made and measured; docs/segment.md explains every key. Without `decoder` it is the linear head."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    decoder: DecoderSettings | None = None
-    columns: Whole = 4  # stored columns that the linear head and the prior answer for together
+    decoder: DecoderRecipe | None = None
+    columns: Whole = 4  # stored columns that the linear head and the prior predict together
     centre: Literal["labels", "scan"] = "labels"  # of the ETDRS grid: the fovea where labels know it, or the scan's
-    first_bscan: Literal["inferior", "superior"] = "inferior"  # where a file does not say how its B-scans lie
+    first_bscan: Literal["inferior", "superior"] = "inferior"  # the first B-scan, where a file gives no positions
     seed: Annotated[int, Field(ge=0)] = 0
     resamples: Whole = 2000
 
     @property
     def head(self) -> str:
-        """What stands in rows and logs."""
+        """Its name in results and logs."""
         if self.decoder is None:
             return "linear"
         return "decoder" if self.decoder.encoder_decay is None else "decoder, tuned"
@@ -56,6 +58,6 @@ RECIPES = RecipeKind(
 )  # fmt: skip
 
 
-def load_settings(name_or_path: str | Path, overrides: Iterable[str] = ()) -> SegmentRecipe:
+def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> SegmentRecipe:
     """A shipped recipe or a YAML file, `key=value` overrides applied. Raises RecipeError."""
     return RECIPES.load(name_or_path, overrides)

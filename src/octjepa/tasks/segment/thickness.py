@@ -1,4 +1,4 @@
-"""Thickness of each class in micrometres at every A-scan, and its mean in the nine sectors of the ETDRS grid.
+"""Thickness of each class in micrometres at every A-scan, its mean in the nine ETDRS sectors, and a figure of both.
 
 ETDRS (Early Treatment Diabetic Retinopathy Study report 7, 1991): circles of 1, 3 and 6 mm across about the fovea; the
 two rings are cut by the diagonals into superior, nasal, inferior and temporal. In a right eye nasal is towards higher
@@ -7,12 +7,15 @@ columns of the scan, in a left eye towards lower ones; superior is towards highe
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from octjepa.tasks.segment.label_files import UNSEEN
+from octjepa.tasks.segment.label_files import UNLABELLED
 
 SECTORS = (
     "central",
@@ -20,56 +23,129 @@ SECTORS = (
     "outer_superior", "outer_nasal", "outer_inferior", "outer_temporal",
 )  # fmt: skip
 RADII_MM = (0.5, 1.5, 3.0)
-LEAST_SEEN = 0.5  # of a sector's area; with less in the scan it has no mean
+MIN_AREA_SHARE = 0.5  # of a sector; with less in the scan it has no mean
+_DIRECTION = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "temporal": (-1, 0)}  # (nasal, up)
+_RING_RADIUS = {"central": 0.0, "inner": 1.0, "outer": 2.25}  # mm, of the text in the figure
 
 
-class Lie(NamedTuple):
-    """How a scan lies on the eye: eye "OD", "OS" or "" (unknown), centre (slice, column) in mm from the first voxel."""
+class ScanOrientation(NamedTuple):
+    """A scan on the eye: eye "OD", "OS" or "" (unknown), centre (slice, column) in mm from the first voxel."""
 
     eye: str
     centre_mm: tuple[float, float]
     first_bscan: Literal["inferior", "superior"]
 
-
-def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, row_mm: float) -> Float[np.ndarray, "classes N C"]:
-    """Rows of each class in an A-scan times the row spacing; NaN where nothing of the A-scan is labelled."""
-    seen = (codes != UNSEEN).any(axis=1)
-    maps = np.stack([(codes == code).sum(axis=1) for code in range(1, classes + 1)]) * (row_mm * 1000)
-    return np.where(seen, maps, np.nan).astype(np.float32)
+    @property
+    def signs(self) -> tuple[int, int]:
+        """(towards superior, nasal) for higher slices and columns; nasal as in a right eye where it is unknown."""
+        return (1 if self.first_bscan == "inferior" else -1), (-1 if self.eye == "OS" else 1)
 
 
-def sector_of(shape: tuple[int, int], spacing_mm: tuple[float, float], lie: Lie) -> np.ndarray:
-    """Place in SECTORS of each A-scan [N, C], -1 outside the grid; without the eye nasal and temporal are -2."""
-    up = 1.0 if lie.first_bscan == "inferior" else -1.0
-    nasal = -1.0 if lie.eye == "OS" else 1.0
-    v = up * (np.arange(shape[0]) * spacing_mm[0] - lie.centre_mm[0])[:, None]
-    u = nasal * (np.arange(shape[1]) * spacing_mm[1] - lie.centre_mm[1])[None, :]
+def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, depth_mm: float) -> Float[np.ndarray, "classes N C"]:
+    """Voxels of each class in an A-scan times the depth spacing; NaN where nothing of the A-scan is labelled."""
+    labelled = (codes != UNLABELLED).any(axis=1)
+    maps = np.stack([(codes == code).sum(axis=1) for code in range(1, classes + 1)]) * (depth_mm * 1000)
+    return np.where(labelled, maps, np.nan).astype(np.float32)
+
+
+def sector_index(shape: tuple[int, int], spacing_mm: tuple[float, float], scan: ScanOrientation) -> np.ndarray:
+    """Index in SECTORS of each A-scan [N, C], -1 outside the grid; without the eye nasal and temporal are -2."""
+    up, nasal = scan.signs
+    v = up * (np.arange(shape[0]) * spacing_mm[0] - scan.centre_mm[0])[:, None]
+    u = nasal * (np.arange(shape[1]) * spacing_mm[1] - scan.centre_mm[1])[None, :]
     radius = np.hypot(u, v)
     quarter = np.where(np.abs(v) >= np.abs(u), np.where(v >= 0, 0, 2), np.where(u >= 0, 1, 3))
     ring = np.digitize(radius, RADII_MM)  # 0 centre, 1 and 2 the rings, 3 outside
     sector = np.select([ring == 0, ring == 3], [0, -1], 1 + 4 * (ring - 1) + quarter)
-    if not lie.eye:
+    if not scan.eye:
         sector[(sector > 0) & (quarter % 2 == 1)] = -2
     return sector
 
 
-def etdrs(
-    thickness: Float[np.ndarray, "classes N C"], spacing_mm: tuple[float, float], lie: Lie
+def etdrs_means(
+    thickness: Float[np.ndarray, "classes N C"], spacing_mm: tuple[float, float], scan: ScanOrientation
 ) -> Float[np.ndarray, "classes 9"]:
-    """Mean thickness in SECTORS; NaN where less than half of a sector's area was seen, or the eye is unknown."""
-    sector = sector_of((thickness.shape[1], thickness.shape[2]), spacing_mm, lie)
+    """Mean thickness in SECTORS; NaN where less than half of a sector's area is in the scan, or the eye is unknown."""
+    sector = sector_index((thickness.shape[1], thickness.shape[2]), spacing_mm, scan)
     inner, middle, outer = (np.pi * radius**2 for radius in RADII_MM)
     areas = np.array([inner] + 4 * [(middle - inner) / 4] + 4 * [(outer - middle) / 4])
     means = np.full((len(thickness), len(SECTORS)), np.nan)
     cell = spacing_mm[0] * spacing_mm[1]
-    for place in range(len(SECTORS)):
+    for index in range(len(SECTORS)):
         for number, one in enumerate(thickness):
-            values = one[(sector == place) & np.isfinite(one)]
-            if len(values) * cell >= LEAST_SEEN * areas[place]:
-                means[number, place] = values.mean()
+            values = one[(sector == index) & np.isfinite(one)]
+            if len(values) * cell >= MIN_AREA_SHARE * areas[index]:
+                means[number, index] = values.mean()
     return means
 
 
 def scan_centre(shape: tuple[int, int, int], spacing_mm: tuple[float, float, float]) -> tuple[float, float]:
     """(slice, column) in mm from the first voxel's centre."""
     return (shape[0] - 1) / 2 * spacing_mm[0], (shape[2] - 1) / 2 * spacing_mm[2]
+
+
+def write_table(path: Path, columns: Sequence[str], entries: Iterable[Sequence[object]]) -> Path:
+    """Writes tab-separated values; thicknesses (floats) with one decimal, empty where there is none."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(columns)
+        for entry in entries:
+            writer.writerow([_um(value) if isinstance(value, float) else value for value in entry])
+    return path
+
+
+def _um(value: float) -> str:
+    return f"{value:.1f}" if np.isfinite(value) else ""
+
+
+def draw_thickness(
+    path: Path,
+    thickness_um: Float[np.ndarray, "K N C"],
+    etdrs_um: Float[np.ndarray, "K 9"],
+    classes: Sequence[str],
+    spacing_mm: tuple[float, float],
+    scan: ScanOrientation,
+    title: str,
+) -> Path:
+    """Writes thickness maps, a panel for each class, with the ETDRS grid and its means, as SVG; returns `path`.
+
+    Columns run to the right as in the scan, superior is up. `spacing_mm` (slice, column).
+    """
+    from matplotlib.figure import Figure
+
+    across = min(3, len(classes))
+    down = -(-len(classes) // across)
+    figure = Figure(figsize=(3.6 * across, 3.4 * down), layout="constrained")
+    up, nasal = scan.signs
+    slices, columns = thickness_um.shape[1:]
+    slice_mm = up * (np.array([-0.5, slices - 0.5]) * spacing_mm[0] - scan.centre_mm[0])
+    column_mm = np.array([-0.5, columns - 0.5]) * spacing_mm[1] - scan.centre_mm[1]
+    angle = np.linspace(0, 2 * np.pi, 200)
+    for number, name in enumerate(classes):
+        panel = figure.add_subplot(down, across, number + 1)
+        image = panel.imshow(
+            thickness_um[number], origin="lower", extent=(*column_mm, *slice_mm), aspect="equal", cmap="viridis"
+        )
+        figure.colorbar(image, ax=panel, shrink=0.8, label="um")
+        for radius in RADII_MM:
+            panel.plot(radius * np.cos(angle), radius * np.sin(angle), color="white", linewidth=0.8)
+        for turn in (1, -1):
+            for side in (1, -1):
+                ends = side * np.array([RADII_MM[0], RADII_MM[2]]) / np.sqrt(2)
+                panel.plot(ends, turn * ends, color="white", linewidth=0.8)
+        for value, sector in zip(etdrs_um[number], SECTORS, strict=True):
+            if np.isfinite(value):
+                ring, _, quarter = sector.partition("_")
+                (u, v), radius = _DIRECTION.get(quarter, (0, 0)), _RING_RADIUS[ring]
+                text = {"color": "white", "fontsize": 7, "ha": "center", "va": "center"}
+                panel.text(nasal * u * radius, v * radius, f"{value:.0f}", **text)
+        panel.set_xlim(*map(float, column_mm))
+        panel.set_ylim(*sorted(map(float, slice_mm)))
+        panel.set_title(name, fontsize=9)
+        panel.set_xlabel("mm, as in the B-scan", fontsize=7)
+        panel.set_ylabel("mm, superior up", fontsize=7)
+        panel.tick_params(labelsize=7)
+    figure.suptitle(f"Thickness, {title}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

@@ -1,12 +1,12 @@
-"""A volume larger than the encoder's view, window by window; and the tokens of a window.
+"""What heads share: windows over a stored volume, the tokens of a window, and the position prior.
 
 Windows slide along B-scans and columns, half a view at most from one to the next. They do not slide in depth:
-flattening has laid the retina at one height there, and the encoder knows it at that height.
+flattening has put the retina at one depth there, and the encoder knows it at that depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,12 @@ from octjepa.views.geometry import Geometry
 from octjepa.views.sample import select_tokens, token_positions
 
 Corner = tuple[int, int, int]
+LabelledVolume = tuple[CanonicalVolume, UInt8[np.ndarray, "D H W"]]
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one window: K features, and where each lies in the raster order of the view's grid."""
+    """Of one window: K features, and the index of each in the raster order of the view's grid."""
 
     features: Float[np.ndarray, "k dim"]
     index: Int[np.ndarray, " k"]
@@ -35,7 +36,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Window:
-    """What an encoder takes of a window, and its z-scored voxels, which a decoder may look at."""
+    """The encoder's input of a window, and its z-scored voxels, which a decoder reads, too."""
 
     patches: Float[np.ndarray, "k voxels"]
     positions: Float[np.ndarray, "k 3"]
@@ -43,13 +44,13 @@ class Window:
     image: Float[np.ndarray, "d h w"]
 
 
-Featurise = Callable[[CanonicalVolume, Corner], Tokens]  # of one window of a volume
+ExtractTokens = Callable[[CanonicalVolume, Corner], Tokens]  # of one window of a volume
 
 
 def corners(shape: Sequence[int], recipe: Recipe) -> list[Corner]:
-    """First voxels of the windows that cover a volume of `shape` along slices and columns, rows in the middle."""
-    (d, h, w), (depth, height, width) = recipe.preprocessing.image_size, shape
-    return [(int(a), (height - h) // 2, int(c)) for a in _starts(depth, d) for c in _starts(width, w)]
+    """First voxels of the windows that cover a volume of `shape` along slices and columns, in the middle of its depth."""
+    (d, h, w), (slices, depth, columns) = recipe.preprocessing.image_size, shape
+    return [(int(a), (depth - h) // 2, int(c)) for a in _starts(slices, d) for c in _starts(columns, w)]
 
 
 def _starts(size: int, view: int) -> Int[np.ndarray, " n"]:
@@ -57,8 +58,16 @@ def _starts(size: int, view: int) -> Int[np.ndarray, " n"]:
     return np.rint(np.linspace(0, size - view, count)).astype(np.int64)
 
 
+def window_slices(corner: Corner, recipe: Recipe) -> tuple[slice, slice, slice]:
+    """The window at `corner` as slices of a stored volume."""
+    first, second, third = (
+        slice(start, start + size) for start, size in zip(corner, recipe.preprocessing.image_size, strict=True)
+    )
+    return first, second, third
+
+
 def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
-    """Tokens are chosen as in embedding: tissue first, by chance that volume and window alone decide."""
+    """Tokens are selected as in embedding: tissue first, by random numbers that volume and window alone decide."""
     rng = keys.generator("segment", volume.volume_id, *corner)
     view, index, _ = select_tokens(volume, recipe, Geometry(corner=corner), rng)
     table = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
@@ -70,32 +79,75 @@ def encode(network: nn.Module, windows: Sequence[Window]) -> Float[Tensor, "b k 
     """Features of the windows' tokens, on the network's device."""
     device = next(network.parameters()).device
     patches, positions = (np.stack([getattr(one, name) for one in windows]) for name in ("patches", "positions"))
-    found: Tensor = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
-    return found
+    features: Tensor = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
+    return features
 
 
-def of_encoder(encoder: PretrainedEncoder) -> Featurise:
+def encoder_tokens(encoder: PretrainedEncoder) -> ExtractTokens:
     """Tokens of the frozen encoder."""
 
     @torch.inference_mode()
-    def featurise(volume: CanonicalVolume, corner: Corner) -> Tokens:
-        seen = window(volume, corner, encoder.recipe)
-        return Tokens(encode(encoder.encoder, [seen])[0].float().cpu().numpy(), seen.index)
+    def extract(volume: CanonicalVolume, corner: Corner) -> Tokens:
+        one = window(volume, corner, encoder.recipe)
+        return Tokens(encode(encoder.encoder, [one])[0].float().cpu().numpy(), one.index)
 
-    return featurise
-
-
-def of_pixels(recipe: Recipe) -> Featurise:
-    """The z-scored voxels of each chosen patch: what a linear map can read without any encoder."""
-
-    def featurise(volume: CanonicalVolume, corner: Corner) -> Tokens:
-        seen = window(volume, corner, recipe)
-        return Tokens(seen.patches, seen.index)
-
-    return featurise
+    return extract
 
 
-def cut_labels(labels: UInt8[np.ndarray, "D H W"], corner: Corner, recipe: Recipe) -> UInt8[np.ndarray, "d h w"]:
-    """The labels of a window."""
-    (a, b, c), (d, h, w) = corner, recipe.preprocessing.image_size
-    return labels[a : a + d, b : b + h, c : c + w]
+def pixel_tokens(recipe: Recipe) -> ExtractTokens:
+    """The z-scored voxels of each selected patch: what a linear map can read without any encoder."""
+
+    def extract(volume: CanonicalVolume, corner: Corner) -> Tokens:
+        one = window(volume, corner, recipe)
+        return Tokens(one.patches, one.index)
+
+    return extract
+
+
+@dataclass(frozen=True, eq=False)
+class PositionPrior:
+    """Shares of the classes [classes, D, H, columns] at each position of the stored volume, over the training volumes.
+
+    What needs no image at all. Columns are coarse, `columns` of them together; slices and depth are whole.
+    """
+
+    shares: Float[np.ndarray, "classes D H C"]
+    columns: int
+
+    @classmethod
+    def from_labels(cls, labels: Iterable[UInt8[np.ndarray, "D H W"]], classes: int, columns: int) -> PositionPrior:
+        """`classes` counts the background. A position without a label is background."""
+        votes: np.ndarray | None = None
+        for volume in labels:
+            coarse = coarsen_columns(volume, columns)
+            here = np.stack([(coarse == code) for code in range(classes)]).astype(np.float32)
+            votes = here if votes is None else votes + here
+        assert votes is not None
+        total = votes.sum(axis=0)
+        votes[0] += total == 0
+        return cls(votes / np.maximum(total, 1), columns)
+
+    def scores(self, shape: Sequence[int]) -> Float[np.ndarray, "classes D H W"]:
+        """For a volume of `shape`, of the stored depth; beyond the stored size the edge is repeated."""
+        _, depth, _, columns = self.shares.shape
+        slices = np.clip(np.arange(shape[0]) - (shape[0] - depth) // 2, 0, depth - 1)
+        wide = shape[2] // self.columns
+        across = np.clip(np.arange(wide) - (wide - columns) // 2, 0, columns - 1)
+        return refine_columns(self.shares[:, slices][..., across], self.columns, shape[2])
+
+
+def coarsen_columns(labels: UInt8[np.ndarray, "D H W"], columns: int) -> UInt8[np.ndarray, "D H C"]:
+    """Every `columns`-th column, in the middle; columns that do not fill a whole group are left out on the right."""
+    return labels[..., : labels.shape[2] // columns * columns][..., columns // 2 :: columns]
+
+
+def refine_columns(
+    scores: Float[np.ndarray, "classes D H C"], columns: int, size: int
+) -> Float[np.ndarray, "classes D H W"]:
+    """Coarse columns back to `size` by linear interpolation; the outermost are repeated."""
+    position = (np.arange(size) - columns // 2) / columns
+    last = scores.shape[-1] - 1
+    left = np.clip(np.floor(position).astype(np.int64), 0, last)
+    right = np.minimum(left + 1, last)
+    share = np.clip(position - left, 0, 1).astype(np.float32)
+    return scores[..., left] * (1 - share) + scores[..., right] * share

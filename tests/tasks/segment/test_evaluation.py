@@ -8,8 +8,7 @@ import pytest
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
-from octjepa.tasks.segment.evaluation import METRICS, Judged, Scores
-from octjepa.tasks.segment.fit import _tell_classes
+from octjepa.tasks.segment.evaluation import METRICS, HeadEstimates, ScanFigures, report_classes
 
 PEOPLE = [str(number) for number in range(8)]
 COMMON = [8.0, 10.0, 10.0]  # both, said, true of a class: Dice 0.8
@@ -17,19 +16,19 @@ NOTHING, FALSE = [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]
 FAR_MM = 0.3
 
 
-def row(*rare: list[float], common: list[float] = COMMON) -> list[Judged]:
+def row(*rare: list[float], common: list[float] = COMMON) -> list[ScanFigures]:
     """Eight scans that hold the class `common`; the first ones have these counts of a second class, the others none."""
     counts = [*rare, *[NOTHING] * (len(PEOPLE) - len(rare))]
     empty = np.zeros((2, 9))
     return [
-        Judged(np.array([common, of]), np.array([[FAR_MM, 1, 1], [FAR_MM if of[0] else np.nan, 1, 1]]),
+        ScanFigures(np.array([common, of]), np.array([[FAR_MM, 1, 1], [FAR_MM if of[0] else np.nan, 1, 1]]),
                np.zeros((2, 1, 1), np.float32), empty, empty)
         for of in counts
     ]  # fmt: skip
 
 
-def scored(**rows: list[Judged]) -> Scores:
-    scores = Scores(PEOPLE, ("common", "rare"), [np.zeros(1, np.uint8)] * len(PEOPLE), Draws(PEOPLE, 400, 0))
+def scored(**rows: list[ScanFigures]) -> HeadEstimates:
+    scores = HeadEstimates(PEOPLE, ("common", "rare"), [np.zeros(1, np.uint8)] * len(PEOPLE), Draws(PEOPLE, 400, 0))
     for name, judged in rows.items():
         scores.add(name, judged)
     return scores
@@ -44,9 +43,9 @@ def test_a_false_voxel_of_a_class_that_no_scan_holds_moves_no_mean_and_is_seen()
         "value": 0, "low": None, "high": None, "n": 8, "n_people": 0
     }  # fmt: skip
     told = Findings()
-    _tell_classes("net", row(FALSE, FALSE), ("common", "rare"), PEOPLE, told)
+    report_classes("net", row(FALSE, FALSE), ("common", "rare"), PEOPLE, told)
     assert (told.faults, told.notes) == (
-        [], ["rare: no test scan holds it, so the means leave it out; net says it of 2 mm3"]
+        [], ["rare: no test scan holds it, so the means leave it out; net predicts 2 mm3 of it"]
     )  # fmt: skip
 
 
@@ -71,10 +70,10 @@ def test_a_class_of_few_people_has_no_interval_and_is_a_fault() -> None:
     rare = scored(some=some).estimates["some", "dice", "rare"]
     assert (rare.n_people, rare.interval().low) == (2, None)
     told = Findings()
-    _tell_classes("net", some, ("common", "rare"), PEOPLE, told)
+    report_classes("net", some, ("common", "rare"), PEOPLE, told)
     assert [fault["kind"] for fault in told.faults] == ["rare_class"]
     assert told.faults[0]["what"].startswith("rare: 2 of 8 test people have it, fewer than the 6 that an interval")
     alone = Findings()
-    _tell_classes("net", row([4.0, 5.0, 5.0], common=NOTHING), ("other", "rare"), PEOPLE, alone)
+    report_classes("net", row([4.0, 5.0, 5.0], common=NOTHING), ("other", "rare"), PEOPLE, alone)
     assert alone.faults == []  # no other class is in the mean
-    assert any("its rows have none" in text for text in alone.notes)
+    assert any("its results have none" in text for text in alone.notes)

@@ -11,8 +11,7 @@ import pytest
 
 from command_line import call
 from octjepa.ingest import read_volume
-from octjepa.tasks.segment.dicom_read import read_segmentation
-from octjepa.tasks.segment.dicom_seg import write_segmentation
+from octjepa.tasks.segment.dicom_seg import read_segmentation, write_segmentation
 from octjepa.tasks.segment.folder import load_head
 from octjepa.tasks.segment.label_files import LabelFolder
 from octjepa.tasks.segment.predict import segment_volume
