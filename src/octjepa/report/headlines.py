@@ -76,7 +76,7 @@ def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
         result.append(_tuning(contents.training))
     elif contents.kind == "segmentation":
         pairs = [] if contents.training is None else contents.training.results.get("paired", ())
-        for reference, contrast in (("place_prior", HEAD_OVER_PRIOR), ("untrained", HEAD_OVER_UNTRAINED)):
+        for reference, contrast in (("position_prior", HEAD_OVER_PRIOR), ("untrained", HEAD_OVER_UNTRAINED)):
             pair = next((pair for pair in pairs if pair["reference"] == reference), None)
             result.append(paired_headline(pair, contrast))
     return result

@@ -28,7 +28,7 @@ _TUNING_REFERENCES = {
 _SEGMENTATION_REFERENCES = {
     "untrained": "the same head on the untrained encoder",
     "intensity": "the same head on intensities alone",
-    "place_prior": "the commonest class of each position, which sees no picture",
+    "position_prior": "the commonest class of each position, which sees no picture",
 }
 
 
@@ -77,7 +77,7 @@ def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[
         rows = [  # a class is a target, the head a probe
             {
                 **row, "target": row["class"], "pool": "none", "ours": row["name"] == about["encoder"],
-                "probe": "constant" if row["name"] == "place_prior" else about["head"],
+                "probe": "constant" if row["name"] == "position_prior" else about["head"],
             }
             for row in probe.rows
         ]  # fmt: skip
@@ -161,8 +161,8 @@ def _sectors(path: Path, names: Sequence[str]) -> list[SectorThickness]:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file, delimiter="\t"):
                 scans = pairs[row["class"]].setdefault(row["sector"], [])
-                if row["said_um"] and row["true_um"]:
-                    scans.append((float(row["said_um"]), float(row["true_um"])))
+                if row["predicted_um"] and row["true_um"]:
+                    scans.append((float(row["predicted_um"]), float(row["true_um"])))
     except (OSError, ValueError, KeyError) as error:
         raise OctjepaError(f"{path} is damaged ({type(error).__name__})") from None
     thickness = []

@@ -12,7 +12,8 @@ import pytest
 
 from command_line import call
 from octjepa.metrics.findings import Findings
-from octjepa.report import wording, write_report
+from octjepa.report import write_report
+from octjepa.report.html import number, signed
 from octjepa.tasks.segment.bscans import fullest_bscan, median_and_lowest
 from octjepa.tasks.segment.evaluation import ScanFigures, report_classes
 from octjepa.tasks.segment.folder import load_head
@@ -43,8 +44,8 @@ def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line:
     assert "It was trained on 8 labelled scans of 4 people and evaluated once on 12 scans of 6 others" in page
     for pair in line.said["paired"]:
         assert pair["reference"] in {"untrained", "intensity", "position_prior"}
-        span = f" ({wording.signed(pair['low'])} to {wording.signed(pair['high'])})" if pair["low"] is not None else ","
-        assert f"{wording.signed(pair['difference'])}{span}" in page
+        span = f" ({signed(pair['low'])} to {signed(pair['high'])})" if pair["low"] is not None else ","
+        assert f"{signed(pair['difference'])}{span}" in page
     ours = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
     values = [
         line.said["metrics"][key]["value"] for key in ("dice", *(f"dice_{name}" for name in line.said["classes"]))
@@ -78,7 +79,7 @@ def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(li
 def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Path) -> None:
     out = Path(shutil.copytree(line.out, tmp_path / "out"))  # its store is not beside it any more
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    results["faults"] = [{"kind": "class_never_said", "what": "small says fluid of no voxel"}]
+    results["faults"] = [{"kind": "class_never_said", "what": "small predicts fluid for no voxel"}]
     (out / "results.json").write_text(json.dumps(results), encoding="utf-8")
     page = write_report(out).read_text(encoding="utf-8")
     assert page.index("Class never found.</strong> small says fluid") < page.index('id="cohort"')
@@ -110,7 +111,7 @@ def test_a_class_that_is_never_said_though_it_is_there_is_a_fault() -> None:
     told = Findings()
     report_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
     assert told.faults == [
-        {"kind": "class_never_said", "what": "small says fluid of no voxel of the test scans, which hold it"}
+        {"kind": "class_never_said", "what": "small predicts fluid for no voxel of the test scans, which hold it"}
     ]
 
 

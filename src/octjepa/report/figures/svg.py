@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from markupsafe import Markup, escape
 
-from octjepa.tasks.segment.label_files import UNSEEN
+from octjepa.tasks.segment.label_files import UNLABELLED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,9 +131,9 @@ def class_overlay(codes: UInt8[np.ndarray, "h w"]) -> Markup:
 
     image = Image.fromarray(np.ascontiguousarray(codes)).convert("P")
     image.putdata(codes.ravel().tolist())
-    shades = [(0, 0, 0), *(tuple(bytes.fromhex(class_colour(code)[1:])) for code in range(1, UNSEEN)), (0, 0, 0)]
+    shades = [(0, 0, 0), *(tuple(bytes.fromhex(class_colour(code)[1:])) for code in range(1, UNLABELLED)), (0, 0, 0)]
     image.putpalette([part for shade in shades for part in shade])
-    opacity = bytes([0, *[_CLASS_OPACITY] * (UNSEEN - 1), _UNLABELLED_OPACITY])
+    opacity = bytes([0, *[_CLASS_OPACITY] * (UNLABELLED - 1), _UNLABELLED_OPACITY])
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True, transparency=opacity)
     return Markup(

@@ -19,7 +19,7 @@ from octjepa.errors import UsageError, VolumeRejected
 from octjepa.extras import to_install
 from octjepa.ingest import read_volume
 from octjepa.progress import bar
-from octjepa.store.canonical import Canonicalised, canonicalise
+from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.folder import SavedHead, load_head
@@ -73,7 +73,7 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
     Raises VolumeRejected as canonicalisation does.
     """
     whole = whole_scan_preprocessing(saved.encoder.recipe.preprocessing, volume)
-    made: Canonicalised = canonicalise(volume, whole)
+    made: CanonicalisationResult = canonicalise(volume, whole)
     shifts, frame_mm = made.volume.frame_shifts, made.volume.frame_mm
     assert shifts is not None
     assert frame_mm is not None

@@ -48,7 +48,7 @@ ExtractTokens = Callable[[CanonicalVolume, Corner], Tokens]  # of one window of 
 
 
 def corners(shape: Sequence[int], recipe: Recipe) -> list[Corner]:
-    """First voxels of the windows that cover a volume of `shape` along slices and columns, in the middle of its depth."""
+    """First voxels of the windows that cover a volume of `shape` along slices and columns, mid-depth."""
     (d, h, w), (slices, depth, columns) = recipe.preprocessing.image_size, shape
     return [(int(a), (depth - h) // 2, int(c)) for a in _starts(slices, d) for c in _starts(columns, w)]
 
