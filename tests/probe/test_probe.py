@@ -101,8 +101,27 @@ def test_macro_is_the_mean_and_the_difference_is_of_the_rows(planted: ProbeResul
 
 def test_the_result_is_plain_json(planted: ProbeResult) -> None:
     assert set(json.loads(json.dumps(planted.payload(), allow_nan=False))) == {
-        *("faults", "notes", "rows", "paired", "comparisons", "choices", "confusions", "targets", "protocol", "uses")
+        *("faults", "notes", "rows", "paired", "comparisons", "baselines", "choices", "confusions", "targets"),
+        *("protocol", "uses"),
     }
+
+
+def test_the_planned_result_is_compared_with_every_other_baseline(planted: ProbeResult) -> None:
+    key = {name: planted.paired[name] for name in ("name", "target", "probe", "pool", "metric")}
+    value = _row(planted, **key)["value"]
+    assert [one["reference"] for one in planted.baselines].count("untrained") == 0
+    assert {one["reference"] for one in planted.baselines} >= {"histogram", "covariates", "majority"}
+    for one in planted.baselines:
+        assert one.items() >= key.items()
+        pools = {row["pool"]: row for row in planted.rows if row["name"] == one["reference"]}
+        (row,) = [
+            row
+            for row in planted.rows
+            if (row["name"], row["target"], row["metric"]) == (one["reference"], key["target"], key["metric"])
+            and row["probe"] in ("linear", "constant")
+        ]
+        assert pools.keys() == {"none"}
+        assert one["difference"] == pytest.approx(value - row["value"])
 
 
 def test_the_order_of_rows_and_labels_changes_nothing(cohort: Cohort, saved: Save) -> None:

@@ -40,6 +40,7 @@ from octjepa.probe.results import (
     MACRO,
     ProbeResult,
     ResultKey,
+    compare_with_baselines,
     compare_with_untrained,
     describe_target,
     measure_predictions,
@@ -157,6 +158,7 @@ def run_probes(
         "pool": ATTENTION if probe in TOKEN_PROBES else pool,
     }
     result.paired = next((one for one in result.comparisons if headline.items() <= one.items()), {})
+    result.baselines = compare_with_baselines(result.paired, measured.estimates)
     return result
 
 

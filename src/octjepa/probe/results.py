@@ -45,6 +45,7 @@ class ProbeResult(Findings):
         test cases (volumes, eyes or people), n_people the people behind them.
     paired: the first encoder minus its untrained twin on the same people (empty if one of the two is undefined).
     comparisons: the same for every encoder, target, probe and pool; for reading, not for picking the best.
+    baselines: the encoder's result of `paired` minus that of every other baseline on the same people.
     choices: setting, how it was selected and the number of unconverged fits per result. confusions: test case counts.
     targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
     predicted: target and test predictions by key; not part of the payload.
@@ -53,6 +54,7 @@ class ProbeResult(Findings):
     rows: list[dict[str, Any]] = field(default_factory=list)
     paired: dict[str, Any] = field(default_factory=dict)
     comparisons: list[dict[str, Any]] = field(default_factory=list)
+    baselines: list[dict[str, Any]] = field(default_factory=list)
     choices: list[dict[str, Any]] = field(default_factory=list)
     confusions: list[dict[str, Any]] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
@@ -182,3 +184,26 @@ def compare_with_untrained(
             difference = paired_difference(ours, reference)
             comparisons.append({**vars(key), "metric": metric, "reference": twin, **vars(difference)})
     return comparisons
+
+
+def compare_with_baselines(paired: Mapping[str, Any], estimates: Estimates) -> list[dict[str, Any]]:
+    """The paired differences of the result that `paired` names and of every other baseline, in the same metric.
+
+    A baseline is read under the same pool or without one; of several probes that read it, the one of `paired` counts.
+    """
+    if not paired:
+        return []
+    ours = ResultKey(*(paired[name] for name in ("name", "target", "probe", "pool")))
+    baselines: dict[str, ResultKey] = {}
+    for (key, metric), estimate in estimates.items():
+        read_alike = (metric, key.target) == (paired["metric"], ours.target) and key.pool in (ours.pool, "none")
+        other = key.name in BASELINES and key.name != paired["reference"]
+        if read_alike and other and np.isfinite(estimate.value):
+            baselines[key.name] = key if key.probe == ours.probe else baselines.get(key.name, key)
+    return [
+        {
+            **vars(ours), "metric": paired["metric"], "reference": name,
+            **vars(paired_difference(estimates[ours, paired["metric"]], estimates[key, paired["metric"]])),
+        }
+        for name, key in baselines.items()
+    ]  # fmt: skip

@@ -58,12 +58,14 @@ class Training:
 class ProbeContents:
     """probe.json or results.json: rows {name, target, probe, pool, metric, value, low, high, n} and the comparisons.
 
-    `paired` is the comparison fixed before the test figures were read, `comparisons` the same of every other row.
+    `paired` is the comparison fixed before the test figures were read, `comparisons` the same of every other row,
+    `baselines` those of the same encoder to the other baselines.
     """
 
     rows: list[dict[str, Any]]
     paired: dict[str, Any] | None
     comparisons: list[dict[str, Any]]
+    baselines: list[dict[str, Any]]
     faults: list[dict[str, str]]
     notes: list[str]
 
@@ -253,9 +255,9 @@ def _read_probe(path: Path) -> ProbeContents:
     rows = data.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
-    comparisons, faults, notes = (data.get(name) or [] for name in ("comparisons", "faults", "notes"))
+    lists = (data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes"))
     paired = data.get("paired") or None
-    return ProbeContents(rows, paired if isinstance(paired, dict) else None, comparisons, faults, notes)
+    return ProbeContents(rows, paired if isinstance(paired, dict) else None, *lists)
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:

@@ -71,7 +71,7 @@ def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
         paired = None if contents.probe is None else contents.probe.paired
         result += [pretext_headline(validations[-1] if validations else None), paired_headline(paired, TRAINED)]
         if contents.probe is not None:
-            result += strongest_baseline_headline(contents.probe.rows, paired, contents.probe.comparisons)
+            result += strongest_baseline_headline(contents.probe.rows, paired, contents.probe.baselines)
     elif contents.kind == "tuning":
         result.append(_tuning(contents.training))
     elif contents.kind == "segmentation":
@@ -172,11 +172,11 @@ def paired_headline(difference: Mapping[str, Any] | None, words: Contrast, lower
 def strongest_baseline_headline(
     rows: Sequence[Mapping[str, Any]],
     paired: Mapping[str, Any] | None,
-    comparisons: Sequence[Mapping[str, Any]] = (),
+    differences: Sequence[Mapping[str, Any]] = (),
 ) -> list[Headline]:
     """The encoder of `paired` against the baseline that scores highest on its target, unless that is the untrained one.
 
-    The baseline is chosen by its figure on these very people, which favours it. `comparisons` may hold the paired
+    The baseline is chosen by its figure on these very people, which favours it. `differences` may hold the paired
     difference to it; without one, a higher figure of the encoder shows nothing.
     """
     if paired is None:
@@ -198,8 +198,7 @@ def strongest_baseline_headline(
     if best["name"] == (paired.get("reference") or "untrained"):
         return []  # the paired difference above is the one to the strongest
     title, name = f"Trained minus {best['name']}", str(best["name"]).replace("_", " ")
-    wanted = {key: paired.get(key) for key in (*keys, "name", "probe", "pool")} | {"reference": best["name"]}
-    pair = next((one for one in comparisons if all(one.get(key) == value for key, value in wanted.items())), None)
+    pair = next((one for one in differences if one.get("reference") == best["name"]), None)
     if pair is not None:
         words = Contrast(
             title, "The probe on the trained encoder scores {0} than", f"{name}, the strongest baseline,",
