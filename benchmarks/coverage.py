@@ -2,7 +2,7 @@
 
 `python benchmarks/coverage.py` prints, for each number of test people and each figure, the share of simulated studies
 whose interval holds the true figure: ours (Student's, on the figure's scale), plain percentiles, and BCa
-(Efron 1987) of the same resamples. A study without an interval is counted as missed and told apart. The figures in
+(Efron 1987) of the same resamples. A study without an interval counts as missed. The figures in
 docs/statistics.md are its output.
 """
 
@@ -21,7 +21,7 @@ from octjepa.metrics.intervals import scale_of
 from octjepa.metrics.scores import Predictions, measure
 
 FIGURES = ("auroc", "balanced_accuracy", "r2", "mean_absolute_error", "paired auroc")
-OF_QUANTITY = ("r2", "mean_absolute_error")
+QUANTITY_FIGURES = ("r2", "mean_absolute_error")
 KINDS = ("ours", "percentile", "bca")
 SHARE_SICK = 0.3
 _TRUTH_PEOPLE = 400_000
@@ -61,16 +61,18 @@ def _two(truth: np.ndarray, score: np.ndarray) -> Predictions:
 
 
 def figures_of(one: Study, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Every figure of a study for each column of `weights` [N, draws]."""
     first = measure("auroc", one.first, weights)
     return {
         "auroc": first,
         "balanced_accuracy": measure("balanced_accuracy", one.first, weights),
-        **{name: measure(name, one.quantity, weights) for name in OF_QUANTITY},
+        **{name: measure(name, one.quantity, weights) for name in QUANTITY_FIGURES},
         "paired auroc": first - measure("auroc", one.second, weights),
     }
 
 
 def percentile(samples: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval between percentiles of resamples."""
     low, high = np.nanquantile(samples, [0.025, 0.975])
     return float(low), float(high)
 
@@ -94,8 +96,8 @@ def coverage(people: int, trials: int, resamples: int, seed: int = 0) -> dict[tu
     draws = Draws(ids, resamples, seed)
     true = {name: float(values[0]) for name, values in _truth().items()}
     rng = np.random.default_rng([seed, people])
-    held: dict[tuple[str, str], list[bool]] = {(name, kind): [] for name in FIGURES for kind in KINDS}
-    widths: dict[tuple[str, str], list[float]] = {key: [] for key in held}
+    covered: dict[tuple[str, str], list[bool]] = {(name, kind): [] for name in FIGURES for kind in KINDS}
+    widths: dict[tuple[str, str], list[float]] = {key: [] for key in covered}
     without = (1 - np.eye(people)).repeat(2, axis=0)
     for _ in range(trials):
         one = study(rng, people)
@@ -105,10 +107,10 @@ def coverage(people: int, trials: int, resamples: int, seed: int = 0) -> dict[tu
             result = {"ours": ends, "percentile": percentile(found.samples)}
             result["bca"] = bca(found.value, found.samples, left_out[name])
             for kind, (low, high) in result.items():
-                held[name, kind].append(low is not None and high is not None and low <= true[name] <= high)
+                covered[name, kind].append(low is not None and high is not None and low <= true[name] <= high)
                 if low is not None and high is not None:
                     widths[name, kind].append(high - low)
-    return {key: (float(np.mean(result)), float(np.mean(widths[key]))) for key, result in held.items()}
+    return {key: (float(np.mean(result)), float(np.mean(widths[key]))) for key, result in covered.items()}
 
 
 def _truth() -> dict[str, np.ndarray]:
@@ -122,9 +124,9 @@ def _ours(name: str, one: Study, draws: Draws, ids: list[str]) -> tuple[Estimate
         paired = paired_difference(ours, reference)
         apart = Estimate(paired.difference, ours.samples - reference.samples, ours.n, ours.n_people, "", draws.id)
         return apart, (paired.low, paired.high)
-    found = _estimate(name, one.quantity if name in OF_QUANTITY else one.first, draws, ids)
-    interval = found.interval()
-    return found, (interval.low, interval.high)
+    estimate = _estimate(name, one.quantity if name in QUANTITY_FIGURES else one.first, draws, ids)
+    interval = estimate.interval()
+    return estimate, (interval.low, interval.high)
 
 
 def _estimate(metric: str, predictions: Predictions, draws: Draws, ids: list[str]) -> Estimate:
@@ -139,13 +141,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--resamples", type=int, default=500)
     arguments = parser.parse_args()
-    print(f"{arguments.trials} studies a row, {arguments.resamples} resamples; share held in %, mean width in brackets")
+    print(
+        f"{arguments.trials} studies a row, {arguments.resamples} resamples; share covered in %, mean width in brackets"
+    )
     print(f"{'people':>6}  {'figure':<18}" + "".join(f"{kind:>18}" for kind in KINDS))
     started = time.process_time()
     for people in arguments.people:
-        found = coverage(people, arguments.trials, arguments.resamples)
+        result = coverage(people, arguments.trials, arguments.resamples)
         for name in FIGURES:
-            cells = (f"{100 * found[name, kind][0]:.1f} ({found[name, kind][1]:.3f})" for kind in KINDS)
+            cells = (f"{100 * result[name, kind][0]:.1f} ({result[name, kind][1]:.3f})" for kind in KINDS)
             print(f"{people:>6}  {name:<18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
     print(f"{time.process_time() - started:.0f} s of one core")
 

@@ -40,7 +40,7 @@ REFERENCE: Final[dict[str, dict[str, str]]] = {
         "grain lateral 3": "0.61",
         "shadow width um": "60-150",
         "axial shift std px256": "0",
-        "frame brightness CV %": "1-9",
+        "frame intensity CV %": "1-9",
     },
     "topcon_maestro2": {
         "vitreous mean": "57",
@@ -54,7 +54,7 @@ REFERENCE: Final[dict[str, dict[str, str]]] = {
         "grain lateral 3": "0.34 (downsized)",
         "shadow width um": "60-150",
         "axial shift std px256": "1.95",
-        "frame brightness CV %": "1-9",
+        "frame intensity CV %": "1-9",
     },
 }
 REFERENCE_THICKNESS: Final = {
@@ -68,7 +68,7 @@ REFERENCE_THICKNESS: Final = {
 
 
 def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, float, float]) -> dict[str, float]:
-    """Figures that pixels alone give. The retina is found per column as the brightest smoothed row, about the RPE."""
+    """Figures that pixels alone give. The retina is found per column as the brightest smoothed voxel, about the RPE."""
     _, dy, dx = spacing_mm
     used = np.linspace(0, len(pixels) - 1, min(len(pixels), 24)).round().astype(int)
     frames = pixels[used].astype(np.float32)
@@ -78,10 +78,10 @@ def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, 
     valid = frames.max(axis=1) > 0
     smooth = gaussian_filter1d(gaussian_filter1d(frames, 0.012 / dy, axis=1), 0.05 / dx, axis=2)
     rpe = smooth.argmax(axis=1)
-    row = np.arange(frames.shape[1])[None, :, None]
+    depth_index = np.arange(frames.shape[1])[None, :, None]
     edge = np.stack([maximum_filter(frame, 9) for frame in filling])
-    vitreous = frames[(row < rpe[:, None] - 0.55 / dy) & (row >= 8) & valid[:, None] & ~edge]
-    band = (np.abs(row - rpe[:, None]) < 0.02 / dy).astype(np.float32)
+    vitreous = frames[(depth_index < rpe[:, None] - 0.55 / dy) & (depth_index >= 8) & valid[:, None] & ~edge]
+    band = (np.abs(depth_index - rpe[:, None]) < 0.02 / dy).astype(np.float32)
     trace = (frames * band).sum(axis=1) / band.sum(axis=1)
     figures = {"vitreous mean": float("nan"), "vitreous std": float("nan")}
     if vitreous.size > 1000:
@@ -91,8 +91,8 @@ def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, 
     figures["axial shift std px256"] = _axial_shift(pixels, spacing_mm)
     tissue = np.where(valid, trace, np.nan)
     level = np.nanmean(tissue[valid.any(axis=1)], axis=1)
-    # The slow change of brightness over the field is anatomy and light; neighbours tell the frame's own part.
-    figures["frame brightness CV %"] = float(100 * np.std(np.diff(level)) / np.sqrt(2) / np.mean(level))
+    # The slow change of intensity over the field is anatomy and illumination; neighbours show the frame's own part.
+    figures["frame intensity CV %"] = float(100 * np.std(np.diff(level)) / np.sqrt(2) / np.mean(level))
     return figures
 
 
@@ -100,10 +100,10 @@ def _filling(frames: Float[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"]:
     return np.stack([uniform_filter(frame, 7) for frame in frames]) > 250
 
 
-def _grain(frames: Float[np.ndarray, "D H W"], rpe: np.ndarray, row_mm: float) -> dict[str, float]:
+def _grain(frames: Float[np.ndarray, "D H W"], rpe: np.ndarray, depth_mm: float) -> dict[str, float]:
     """Autocorrelation of pixel values less their local mean (sigma 12 px), 130-230 um above the RPE."""
-    row = np.arange(frames.shape[1])[None, :, None]
-    inside = (row < rpe[:, None] - 0.13 / row_mm) & (row > rpe[:, None] - 0.23 / row_mm)
+    depth_index = np.arange(frames.shape[1])[None, :, None]
+    inside = (depth_index < rpe[:, None] - 0.13 / depth_mm) & (depth_index > rpe[:, None] - 0.23 / depth_mm)
     rest = frames - np.stack([gaussian_filter(frame, 12) for frame in frames])
     figures = {}
     for name, axis in (("axial", 1), ("lateral", 2)):
@@ -132,13 +132,13 @@ def _shadow_width_um(trace: Float[np.ndarray, "D W"], column_mm: float) -> float
 
 
 def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, float, float]) -> float:
-    """Frame-to-frame axial shift (std of all neighbours, slow bend removed) in pixels of a 256-row scan."""
+    """Frame-to-frame axial shift (std of all neighbours, slow bend removed) in pixels of a scan of depth 256."""
     _, dy, dx = spacing_mm
     step = max(1, round(0.05 / dx))
     thin = pixels[:, :, ::step].astype(np.float32)
     thin[_filling(thin)] = 0
-    rows = gaussian_filter1d(thin, 0.012 / dy, axis=1).argmax(axis=1)
-    shift = np.median(np.diff(rows, axis=0), axis=1)
+    surface = gaussian_filter1d(thin, 0.012 / dy, axis=1).argmax(axis=1)
+    shift = np.median(np.diff(surface, axis=0), axis=1)
     if len(shift) < 8:
         return float("nan")
     index = np.arange(len(shift))
@@ -149,7 +149,7 @@ def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, fl
 def measure_truth(eye: Eye) -> dict[str, float]:
     """Mean display value of every layer, over its middle half, between the true surfaces."""
     surfaces = eye.truth.surfaces_px
-    row = np.arange(eye.pixels.shape[1], dtype=np.float32)[None, :, None]
+    depth_index = np.arange(eye.pixels.shape[1], dtype=np.float32)[None, :, None]
     names = ("rnfl", "gcl", "ipl", "inl", "opl", "onl", "elm-ez", "ez", "rpe", "choroid")
     figures = {}
     for k, name in enumerate(names):
@@ -157,13 +157,13 @@ def measure_truth(eye: Eye) -> dict[str, float]:
         if name == "ez":
             bottom = top + 0.5 * (bottom - top)
         quarter = (bottom - top) / 4
-        inside = (row >= top + quarter) & (row <= bottom - quarter)
+        inside = (depth_index >= top + quarter) & (depth_index <= bottom - quarter)
         figures[f"layer {name}"] = float(eye.pixels[inside].mean()) if inside.any() else float("nan")
     return figures
 
 
 def measure_thickness(seed: int, people: int, device: str = "heidelberg_spectralis") -> dict[str, float]:
-    """Mean ILM-Bruch thickness of `people` healthy right eyes at the places where real eyes were measured."""
+    """Mean ILM-Bruch thickness of `people` healthy right eyes at the positions where real eyes were measured."""
     at = {
         "ILM-BM fovea um": (0.0, 0.0),
         "ILM-BM 1 mm temporal um": (-1.0, 0.0),
@@ -171,16 +171,16 @@ def measure_thickness(seed: int, people: int, device: str = "heidelberg_spectral
         "ILM-BM 2.6 mm temporal um": (-2.6, 0.0),
         "ILM-BM 2.6 mm nasal um": (2.6, 0.0),
     }
-    found: dict[str, list[float]] = {name: [] for name in (*at, "pit width at half depth mm")}
+    values_of: dict[str, list[float]] = {name: [] for name in (*at, "pit width at half depth mm")}
     for person in range(people):
         anatomy = make_anatomy(seed, person, "OD", dialect_of(device), "full")
         thickness = anatomy.surfaces_um[BM] - anatomy.surfaces_um[ILM]
         for name, (u, v) in at.items():
             nearest = np.argmin((anatomy.u_mm - u) ** 2 + (anatomy.v_mm - v) ** 2)
-            found[name].append(float(thickness.ravel()[nearest]))
+            values_of[name].append(float(thickness.ravel()[nearest]))
         line = thickness[int(np.argmin(np.abs(anatomy.v_mm[:, 0])))]
         u_line = anatomy.u_mm[0]
         half = (line.min() + 0.5 * (line[u_line < 0].max() + line[u_line > 0].max())) / 2
         inside = (line < half) & (np.abs(u_line) < 1.2)
-        found["pit width at half depth mm"].append(float(inside.sum() * abs(u_line[1] - u_line[0])))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+        values_of["pit width at half depth mm"].append(float(inside.sum() * abs(u_line[1] - u_line[0])))
+    return {name: float(np.mean(values)) for name, values in values_of.items()}

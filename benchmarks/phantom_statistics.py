@@ -5,7 +5,7 @@
     python benchmarks/phantom_statistics.py --picture docs/images/phantom.png
 
 Phantoms are full-size. Where a folder with real OPT DICOM files is given (or OCTJEPA_DATA names one), one column per
-file is measured by the same code; columns that need true surfaces stay empty there. `--histogram N` asks instead how
+file is measured by the same code; columns that need true surfaces stay empty there. `--histogram N` reports instead how
 well the lesions of N people (small size) can be read from the intensity histogram or from the device alone: they should
 not be, since lesions are structure. `--picture FILE` draws the dialects and lesions.
 """
@@ -35,11 +35,13 @@ from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
 
-def mean_of(rows: list[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.nanmean([row[name] for row in rows])) for name in rows[0]}
+def mean_of(eyes: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each figure over eyes."""
+    return {name: float(np.nanmean([eye[name] for eye in eyes])) for name in eyes[0]}
 
 
 def measure_real(path: Path) -> dict[str, float]:
+    """The figures of a real DICOM file that pixels alone give."""
     import pydicom
 
     dataset = pydicom.dcmread(path)
@@ -49,6 +51,7 @@ def measure_real(path: Path) -> dict[str, float]:
 
 
 def print_table(columns: dict[str, dict[str, float]], reference: Callable[[str], str]) -> None:
+    """Prints a Markdown table, a line a figure."""
     names = sorted({name for column in columns.values() for name in column}, key=lambda name: (name.split()[0], name))
     print("| figure | reference | " + " | ".join(columns) + " |")
     print("|---|---|" + "---|" * len(columns))
@@ -57,7 +60,7 @@ def print_table(columns: dict[str, dict[str, float]], reference: Callable[[str],
         print(f"| {name} | {reference(name)} | " + " | ".join(cells) + " |")
 
 
-def _histogram_row(task: tuple[int, Laterality]) -> tuple[np.ndarray, list[bool]]:
+def _histogram_features(task: tuple[int, Laterality]) -> tuple[np.ndarray, list[bool]]:
     person, side = task
     eye = make_eye(0, person, side, DEVICES[person % len(DEVICES)])
     counts = np.bincount(eye.pixels.ravel(), minlength=256) / eye.pixels.size
@@ -76,7 +79,7 @@ def print_histogram_auroc(people: int) -> None:
 
     tasks = [(person, side) for person in range(people) for side in EYES]
     with ProcessPoolExecutor() as pool:
-        rows = list(pool.map(_histogram_row, tasks, chunksize=8))
+        rows = list(pool.map(_histogram_features, tasks, chunksize=8))
     features = np.array([row[0] for row in rows])
     labels = np.array([row[1] for row in rows]).astype(int)
     person = np.array([task[0] for task in tasks])
@@ -93,26 +96,29 @@ def print_histogram_auroc(people: int) -> None:
     for name, matrix in sets.items():
         scores = []
         for k in range(len(LESIONS)):
-            tried = []
+            by_penalty = []
             for penalty in (0.01, 0.1, 1.0):
                 model = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=1000))
                 folds = GroupKFold(5)
-                scored = cross_val_predict(
+                decision = cross_val_predict(
                     model, matrix, labels[:, k], groups=person, cv=folds, method="decision_function"
                 )
-                tried.append(roc_auc_score(labels[:, k], scored))
-            scores.append(max(tried))
+                by_penalty.append(roc_auc_score(labels[:, k], decision))
+            scores.append(max(by_penalty))
         print(f"| {name} | " + " | ".join(f"{score:.2f}" for score in scores) + f" | {np.mean(scores):.2f} |")
 
 
-def _drawn(device: str, person: int, lesion: str = "") -> Eye:
+def _eye_with(device: str, person: int, lesion: str = "") -> Eye:
     """A right eye with `lesion` of severity 0.75 and no other."""
     dialect = DIALECTS[device]
-    wanted = {lesion: 0.75} if lesion else {}
-    return assemble_eye(1, dataclasses.replace(make_person(1, person), lesions={"OD": wanted}), "OD", dialect, "small")
+    severities = {lesion: 0.75} if lesion else {}
+    return assemble_eye(
+        1, dataclasses.replace(make_person(1, person), lesions={"OD": severities}), "OD", dialect, "small"
+    )
 
 
 def draw_picture(path: Path) -> None:
+    """Draws the dialects, every lesion, true surfaces and two en face views."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -126,18 +132,18 @@ def draw_picture(path: Path) -> None:
         axis.set_title(title.replace("_", " "), fontsize=10)
 
     for axis, device in zip(axes[0], DEVICES, strict=True):
-        eye = _drawn(device, 3)
+        eye = _eye_with(device, 3)
         show(axis, eye, device, round(eye.truth.fovea_mm[0] / eye.spacing_mm[0]))
     devices = ("heidelberg_spectralis", "zeiss_cirrus", "topcon_triton", "heidelberg_spectralis", "topcon_maestro2")
     for axis, lesion, device, person in zip(axes.ravel()[4:9], LESIONS, devices, (9, 4, 3, 5, 7), strict=True):
-        eye = _drawn(device, person, lesion)
+        eye = _eye_with(device, person, lesion)
         show(axis, eye, lesion, int(eye.truth.masks[lesion].any(axis=1).sum(axis=1).argmax()))
-    eye = _drawn("heidelberg_spectralis", 8, "subretinal_fluid")
+    eye = _eye_with("heidelberg_spectralis", 8, "subretinal_fluid")
     frame = int(eye.truth.masks["subretinal_fluid"].any(axis=1).sum(axis=1).argmax())
     show(axes[2, 1], eye, "true surfaces", frame)
     axes[2, 1].plot(eye.truth.surfaces_px[:, frame].T, linewidth=0.8)
     for axis, lesion in zip(axes[2, 2:], ("geographic_atrophy", ""), strict=True):
-        eye = _drawn("zeiss_cirrus", 12, lesion)
+        eye = _eye_with("zeiss_cirrus", 12, lesion)
         slab = eye.truth.surfaces_px[SURFACES.index("bm")][:, None] + np.arange(3, 28)[None, :, None]
         rows = np.clip(slab, 0, eye.pixels.shape[1] - 1).astype(int)
         face = np.take_along_axis(eye.pixels, rows, axis=1).mean(axis=1)
