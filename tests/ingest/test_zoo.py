@@ -39,7 +39,7 @@ def eye(device: str) -> Eye:
     return make_eye(SEED, 1, "OS", device)
 
 
-def place(root: Path, device: str) -> Path:
+def target_path(root: Path, device: str) -> Path:
     person = eye(device).person.person_id
     folder = root / "retinal_oct" / "structural_oct" / device / person
     folder.mkdir(parents=True)
@@ -51,14 +51,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OCTVolume]:
     """The same eyes, read from good files."""
     found = {}
     for device in DEVICES:
-        path = place(tmp_path_factory.mktemp(device), device)
+        path = target_path(tmp_path_factory.mktemp(device), device)
         write_eye(path, eye(device), SEED)
         found[device] = read_volume(path)
     return found
 
 
-def spoil(defect: Defect, device: str, root: Path) -> Path:
-    path = place(root, device)
+def write_defect(defect: Defect, device: str, root: Path) -> Path:
+    path = target_path(root, device)
     row = manifest_row(eye(device), sop_uid(SEED, eye(device)), "/" + path.relative_to(root).as_posix(), SEED)
     written, row = write_broken(path, eye(device), SEED, defect, row)
     if row:
@@ -66,16 +66,16 @@ def spoil(defect: Defect, device: str, root: Path) -> Path:
     return written[-1]
 
 
-def likeness(pixels: np.ndarray, other: np.ndarray) -> np.ndarray:
+def similarity(pixels: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Correlation of each B-scan with its counterpart."""
     one, two = (frames.reshape(len(frames), -1).astype(np.float64) for frames in (pixels, other))
     one, two = (frames - frames.mean(axis=1, keepdims=True) for frames in (one, two))
     return (one * two).sum(axis=1) / np.sqrt((one**2).sum(axis=1) * (two**2).sum(axis=1) + 1e-9)
 
 
-def judge(defect: Defect, volume: OCTVolume, good: OCTVolume, true_mm: tuple[float, float, float]) -> None:
-    told = {note.partition("=")[0] for note in volume.notes}
-    assert set(defect.notes) - LATER_NOTES <= told
+def check_volume(defect: Defect, volume: OCTVolume, good: OCTVolume, true_mm: tuple[float, float, float]) -> None:
+    notes = {note.partition("=")[0] for note in volume.notes}
+    assert set(defect.notes) - LATER_NOTES <= notes
     assert volume.pattern == defect.pattern
     assert volume.person_id == good.person_id
     assert volume.laterality == good.laterality
@@ -85,19 +85,19 @@ def judge(defect: Defect, volume: OCTVolume, good: OCTVolume, true_mm: tuple[flo
     assert dict(defect.provenance).items() <= volume.provenance.items()
     if defect.same_pixels:
         assert volume.shape == (good.shape[0] - defect.fewer_frames, *good.shape[1:])
-        alike = likeness(volume.pixels, good.pixels)
-        if "positions_missing" in told:  # nothing tells the first B-scan from the last
-            alike = max(alike, likeness(volume.pixels[::-1], good.pixels), key=np.median)
-        assert np.median(alike) > 0.98
-        assert (alike < 0.9).sum() <= 3
+        similar = similarity(volume.pixels, good.pixels)
+        if "positions_missing" in notes:  # nothing tells the first B-scan from the last
+            similar = max(similar, similarity(volume.pixels[::-1], good.pixels), key=np.median)
+        assert np.median(similar) > 0.98
+        assert (similar < 0.9).sum() <= 3
     assert PATIENT_NAME not in repr(volume)
 
 
-def meets_its_fate(defect: Defect, device: str, root: Path, good: dict[str, OCTVolume]) -> None:
-    path = spoil(defect, device, root)
+def check_outcome(defect: Defect, device: str, root: Path, good: dict[str, OCTVolume]) -> None:
+    path = write_defect(defect, device, root)
     row = find_row(path)
     if defect.outcome == "accepted":
-        judge(defect, read_volume(path, row), good[device], eye(device).spacing_mm)
+        check_volume(defect, read_volume(path, row), good[device], eye(device).spacing_mm)
         return
     with pytest.raises(VolumeRejected) as caught:
         read_volume(path, row)
@@ -105,17 +105,17 @@ def meets_its_fate(defect: Defect, device: str, root: Path, good: dict[str, OCTV
 
 
 @pytest.mark.parametrize(("defect", "device"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_every_kind(defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path) -> None:
-    meets_its_fate(defect, device, tmp_path, good)
+def test_every_defect(defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path) -> None:
+    check_outcome(defect, device, tmp_path, good)
 
 
 @pytest.mark.parametrize(("defect", "device"), SWEEP, ids=lambda value: getattr(value, "name", value))
 def test_geometry_on_every_device(
     defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uncompressed, for speed: each device's own transfer syntax is in `test_every_kind`."""
+    """Uncompressed, for speed: each device's own transfer syntax is in `test_every_defect`."""
     monkeypatch.setitem(DIALECTS, device, replace(DIALECTS[device], codec="native"))
-    meets_its_fate(defect, device, tmp_path, good)
+    check_outcome(defect, device, tmp_path, good)
 
 
 def test_the_table_is_whole() -> None:

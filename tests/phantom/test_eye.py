@@ -141,7 +141,7 @@ def test_atrophy_brightens_the_choroid_and_takes_the_rpe() -> None:
     assert eye.pixels[rpe].mean() < 0.85 * healthy.pixels[rpe].mean()
 
 
-def test_drusen_lift_the_rpe_and_membrane_is_bright() -> None:
+def test_drusen_lift_the_rpe_and_epiretinal_membrane_is_bright() -> None:
     eye = eye_with("topcon_maestro2", "drusen")
     mask, surfaces = eye.truth.masks["drusen"], eye.truth.surfaces_px
     row_um = eye.spacing_mm[1] * 1000
@@ -150,9 +150,9 @@ def test_drusen_lift_the_rpe_and_membrane_is_bright() -> None:
     assert 30 < (mask.sum(axis=1).max() * row_um) <= 140
 
     eye = eye_with("heidelberg_spectralis", "epiretinal_membrane")
-    membrane = eye.truth.masks["epiretinal_membrane"]
-    below = np.roll(membrane, 6, axis=1)  # 47 um deeper: nerve fibres and ganglion cells
-    assert eye.pixels[membrane].mean() > eye.pixels[below].mean()
+    epiretinal = eye.truth.masks["epiretinal_membrane"]
+    below = np.roll(epiretinal, 6, axis=1)  # 47 um deeper: nerve fibres and ganglion cells
+    assert eye.pixels[epiretinal].mean() > eye.pixels[below].mean()
 
 
 def test_labels_name_what_the_masks_hold() -> None:

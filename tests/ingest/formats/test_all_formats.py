@@ -1,4 +1,4 @@
-"""One eye through every open format is one scan; what a format cannot know it does not make up."""
+"""One eye through every open format is one scan; what a format does not contain is not invented."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_mat73(folder: Path) -> Path:
     return path
 
 
-# format, how it is written, who says the spacing, whether it has to be said beside the file
+# format, how it is written, whether its spacing has to be given beside the file
 WRITERS: dict[str, tuple[str, Callable[[Path], Path], bool]] = {
     "dicom": ("dicom", write_dicom, False),
     "nii": ("nifti", lambda folder: write_itk(folder / "scan.nii", PIXELS, SPACING), False),
@@ -108,7 +108,7 @@ def test_a_format_without_spacing_needs_a_sidecar_or_the_option(kind: str, tmp_p
     assert read_volume(path, spacing_mm=(0.05, 0.002, 0.02)).spacing_mm == (0.05, 0.002, 0.02)
 
 
-def test_a_broken_sidecar_is_told_and_a_strange_one_is_left_alone(tmp_path: Path) -> None:
+def test_a_broken_sidecar_is_refused_and_a_strange_one_is_ignored(tmp_path: Path) -> None:
     path = write_npy(tmp_path)
     for text in ("{", '{"spacing_mm": "0.1"}', '{"spacing_mm": [0.1, NaN, 0.1]}', "[" * 100_000):
         (tmp_path / "scan.json").write_text(text)
@@ -172,9 +172,9 @@ def test_empty_and_foreign_files_have_their_reason(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "folder").mkdir()
     assert recognise(tmp_path / "notes.txt") is None
-    for place in ("notes.txt", "folder"):
+    for name in ("notes.txt", "folder"):
         with pytest.raises(VolumeRejected, match="unknown_format"):
-            read_volume(tmp_path / place)
+            read_volume(tmp_path / name)
     (tmp_path / "nothing").write_bytes(b"")
     with pytest.raises(VolumeRejected, match="empty_file"):
         read_volume(tmp_path / "nothing")
@@ -192,8 +192,8 @@ def test_noise_is_refused_with_a_reason_that_is_no_fault_of_the_reader(suffix: s
 def test_the_missing_library_of_an_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = WRITERS["nii"][1](tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "SimpleITK", None)
-    said = f"no_decoder: SimpleITK is not installed: {to_install('formats')}"
-    with pytest.raises(VolumeRejected, match=re.escape(said)):
+    message = f"no_decoder: SimpleITK is not installed: {to_install('formats')}"
+    with pytest.raises(VolumeRejected, match=re.escape(message)):
         read_volume(path)
 
 
@@ -225,7 +225,7 @@ def test_another_package_adds_a_format_by_an_entry_point(tmp_path: Path) -> None
     assert done.stdout.strip() == "own", done.stderr
 
 
-def test_a_folder_in_a_bucket_is_judged_by_its_names_alone() -> None:
+def test_a_folder_in_a_bucket_is_recognised_by_its_names_alone() -> None:
     names = [f"b{number}.png" for number in range(1, 20)]
     nowhere = Path("no_such_folder_here")
     assert is_scan_folder(nowhere, names)

@@ -142,7 +142,7 @@ def test_which_array_is_the_scan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["npz", "mat", "v73.mat"])
-def test_a_second_scan_in_an_archive_is_told(suffix: str, tmp_path: Path) -> None:
+def test_a_second_scan_in_an_archive_is_counted(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"scan.{suffix}"
     arrays = {"oct_bscans": PIXELS, "volume": PIXELS[:, ::-1].copy(), "age": np.array(61)}
     if suffix == "npz":

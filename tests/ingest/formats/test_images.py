@@ -66,9 +66,9 @@ def test_depth_and_colour(tmp_path: Path) -> None:
     deep = write_images(tmp_path / "deep", PIXELS.astype(np.uint16) * 257)
     assert "scaled_from_16_bit" in read_volume(deep, spacing_mm=SPACING).notes
     assert np.array_equal(read(deep), PIXELS)
-    grey = write_images(tmp_path / "rgb", np.repeat(PIXELS[..., None], 3, axis=-1))
-    assert "rgb_to_grey" in read_volume(grey, spacing_mm=SPACING).notes
-    assert np.array_equal(read(grey), PIXELS)
+    single = write_images(tmp_path / "rgb", np.repeat(PIXELS[..., None], 3, axis=-1))
+    assert "rgb_to_grey" in read_volume(single, spacing_mm=SPACING).notes
+    assert np.array_equal(read(single), PIXELS)
     lossy = write_images(tmp_path / "jpeg", PIXELS, "{}.jpg")
     assert np.abs(read(lossy).astype(int) - PIXELS).mean() < 8
     colour = np.stack([PIXELS, PIXELS // 2, np.roll(PIXELS, 60, axis=1)], axis=-1)
@@ -87,7 +87,7 @@ def test_pictures_beside_the_scan_are_counted(tmp_path: Path) -> None:
     assert f"images_beside={COUNT + 2}" in volume.notes
 
 
-def test_gaps_mixed_sizes_and_damage_are_told_by_number(tmp_path: Path) -> None:
+def test_gaps_mixed_sizes_and_damage_are_reported_by_number(tmp_path: Path) -> None:
     gaps = write_images(tmp_path / "gaps", PIXELS, "Doe_{}.png")
     for number in (5, 6):
         (gaps / f"Doe_{number}.png").unlink()
@@ -141,10 +141,10 @@ def test_an_en_face_stack_is_not_taken_for_b_scans(tmp_path: Path) -> None:
 
 
 def test_where_spacing_is_written_beside_images(tmp_path: Path) -> None:
-    for index, place in enumerate(("spacing.json", "geometry.json", "{}.json", "../{}.json")):
+    for index, name in enumerate(("spacing.json", "geometry.json", "{}.json", "../{}.json")):
         folder = write_images(tmp_path / f"scan{index}", PIXELS)
-        write_sidecar(folder / place.format(folder.name), spacing_mm=SPACING)
-        assert read_volume(folder).spacing_mm == SPACING, place
+        write_sidecar(folder / name.format(folder.name), spacing_mm=SPACING)
+        assert read_volume(folder).spacing_mm == SPACING, name
 
 
 def test_tiff_pages(tmp_path: Path) -> None:

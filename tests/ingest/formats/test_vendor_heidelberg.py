@@ -1,4 +1,4 @@
-"""Heidelberg files become the scan that was written, told apart by eye, series and pattern; eyepy is the witness."""
+"""Heidelberg files become the scan that was written, distinguished by eye, series and pattern; compared with eyepy."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_vol_agrees_with_eyepy(tmp_path: Path) -> None:
     assert read_vol(path).header.laterality == theirs.meta["laterality"]
 
 
-def test_vol_frames_are_ordered_by_their_place_and_fill_is_told(tmp_path: Path) -> None:
+def test_vol_frames_are_ordered_by_their_position_and_fill_is_counted(tmp_path: Path) -> None:
     path, turned = tmp_path / "scan.vol", LINEAR[::-1].copy()
     turned[:, :, 0] = np.finfo(np.float32).max
     path.write_bytes(vol_bytes(turned, lines(6)[::-1]))
@@ -77,7 +77,7 @@ def test_vol_frames_are_ordered_by_their_place_and_fill_is_told(tmp_path: Path) 
     assert {"frames_reversed", "fill_share=0.021"} <= set(volume.notes)
 
 
-def test_vol_of_a_star_is_radial_and_a_circle_is_told(tmp_path: Path) -> None:
+def test_vol_of_a_star_is_radial_and_a_circle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "star.vol"
     turns = np.pi * np.arange(6) / 6
     star = [(5 - np.cos(a) * 3, 5 - np.sin(a) * 3, 5 + np.cos(a) * 3, 5 + np.sin(a) * 3) for a in turns]
@@ -206,9 +206,9 @@ def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:
         "holds": ("truncated", whole[: len(whole) - 100]),
         "ends in": ("truncated", whole[:600]),
     }
-    for said, (reason, content) in faults.items():
+    for message, (reason, content) in faults.items():
         path.write_bytes(content)
-        with pytest.raises(VolumeRejected, match=said) as caught:
+        with pytest.raises(VolumeRejected, match=message) as caught:
             heyex_e2e.read_e2e(path)
         assert reason_of(caught.value) == reason
     path.write_bytes(e2e_bytes([sound], PATTERN_STAR))

@@ -106,7 +106,7 @@ def test_topcon_faults_have_their_reasons(tmp_path: Path) -> None:
         assert reason_of(caught.value) == reason
 
 
-def test_an_encrypted_topcon_patient_is_told_and_nobody_invented(tmp_path: Path) -> None:
+def test_an_encrypted_topcon_patient_is_reported_and_nobody_invented(tmp_path: Path) -> None:
     path = tmp_path / "scan.fda"
     whole = topcon_bytes(topcon_jpegs(PIXELS), "@IMG_JPEG", PATIENT_INFO_03=bytes(600))
     path.write_bytes(whole.replace(b"@PATIENT_INFO_02", b"@PATIENT_INFO_XX"))
@@ -127,7 +127,7 @@ def test_an_encrypted_topcon_patient_is_told_and_nobody_invented(tmp_path: Path)
         ("PX1_Angiography 3x3 mm_5-6-2020_10-1-2_OS_sn12_cube_z.img", (16, 1024, 16), (3 / 16, 2 / 1024, 3 / 16)),
     ],
 )
-def test_img_is_turned_upright_and_its_name_is_read(
+def test_img_is_turned_and_its_name_is_read(
     tmp_path: Path, name: str, shape: tuple[int, int, int], spacing: tuple[float | None, ...]
 ) -> None:
     pixels, path = retina(*shape), tmp_path / name

@@ -115,9 +115,9 @@ def test_damaged_files_end_in_a_reason(files: dict[str, Path], kind: str) -> Non
             else:
                 damaged[8:] = rng.integers(0, 256, 3000, dtype=np.uint8).tobytes()
             path.write_bytes(damaged)
-            said = describe_file(path, SPACING)
-            assert said["kind"] == "rejected" or said["shape"][1:] in ([64, 48], [1024, 24]), path.name
-            for reason in said["reasons"]:
+            description = describe_file(path, SPACING)
+            assert description["kind"] == "rejected" or description["shape"][1:] in ([64, 48], [1024, 24]), path.name
+            for reason in description["reasons"]:
                 assert reason["reason"] != "reader_failed", f"{path.name}: {reason['detail']}"
                 assert not any(secret in reason["detail"] for secret in ("Ada", "Lovelace", "P-77", "1950"))
         path.write_bytes(whole)
