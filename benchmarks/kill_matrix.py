@@ -95,7 +95,7 @@ def ended(processes: list[int]) -> list[int]:
 
 def state(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Weights and moments of the last checkpoint, and the journal without its times."""
-    last = folder.list_folders(out / "checkpoints")[-1]
+    last = folder.list_checkpoints(out / "checkpoints")[-1]
     tensors = {
         f"{file}/{name}": value
         for file in ("model.safetensors", "optimiser.safetensors")
@@ -114,8 +114,8 @@ def same(out: Path, whole: Path) -> bool:
 
 
 def reached(out: Path) -> int:
-    saves = folder.list_folders(out / "checkpoints")
-    return folder.update_of(saves[-1]) if saves else 0
+    saves = folder.list_checkpoints(out / "checkpoints")
+    return folder.update_number(saves[-1]) if saves else 0
 
 
 def random_kills(work: Path, whole: Path, kills: int, seconds: float) -> dict[str, Any]:

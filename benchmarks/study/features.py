@@ -52,7 +52,7 @@ def of_encoder(encoder: PretrainedEncoder) -> Featurise:
     encoder.to(Runtime("fp32").device)
 
     def featurise(volumes: list[CanonicalVolume]) -> list[Tokens]:
-        return [Tokens(one.features.astype(np.float16), one.grid_index) for one in encoder.many_tokens(volumes)]
+        return [Tokens(one.features.astype(np.float16), one.grid_index) for one in encoder.encode_volumes(volumes)]
 
     return featurise
 

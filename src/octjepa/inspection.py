@@ -84,12 +84,12 @@ def _personal(path: Path) -> dict[str, str]:
 
 
 def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[str, Any]:
-    from octjepa.checkpoint.location import holds
+    from octjepa.checkpoint.location import has_file
     from octjepa.ingest import describe_file
 
-    if holds(url, "store.json"):
+    if has_file(url, "store.json"):
         return _store(url, verify)
-    if url.endswith(".safetensors") or holds(url, "manifest.json"):
+    if url.endswith(".safetensors") or has_file(url, "manifest.json"):
         return _checkpoint(url)
     if parse(url).key and info(url) is not None:
         with local_copy(url) as path:

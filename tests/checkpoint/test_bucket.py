@@ -74,7 +74,7 @@ def test_a_torn_upload_is_no_checkpoint_and_goes_with_the_next_pruning(bucket: B
     put_bytes(b"half", join(place, "step-00000002/model.safetensors"))
     put_bytes(b"coming", join(place, "step-00000004/model.safetensors"))
     put_bytes(b"mine", join(place, "notes.txt"))
-    assert folder.list_folders(place) == [join(place, "step-00000001"), join(place, "step-00000003")]
+    assert folder.list_checkpoints(place) == [join(place, "step-00000001"), join(place, "step-00000003")]
     folder.prune(place, 1)
     assert names(place) == ["notes.txt", "step-00000003/manifest.json", "step-00000003/model.safetensors",
                             "step-00000004/model.safetensors"]  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_failed_upload_stops_the_run_and_keeps_what_was_there(bucket: Bucket, 
     with pytest.raises(CheckpointError, match=r"could not write checkpoint .*step-00000002.*--resume"):
         folder.write_folder(place, 2, tensors, {})
     bucket.proxy.faults.clear()
-    assert folder.list_folders(place) == [join(place, "step-00000001")]
+    assert folder.list_checkpoints(place) == [join(place, "step-00000001")]
     recipe = recipe_for(place.replace("://eyes", "://absent"))
     with pytest.raises(UsageError, match=r"checkpoint.dir .* cannot be used: .*no bucket"):
         pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")

@@ -8,7 +8,7 @@ import torch
 
 import octjepa
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import pooled
+from octjepa.checkpoint.encoder import pool_tokens
 from octjepa.errors import CheckpointError
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
@@ -46,7 +46,7 @@ def test_a_vector_does_not_depend_on_the_batch(run):
     encoder = load_encoder(run)
     store = MemoryStore(encoder.recipe.preprocessing)
     volumes = [store.read(f"volume{n:04d}") for n in range(4)]
-    together = encoder.many_tokens(volumes)
+    together = encoder.encode_volumes(volumes)
     for volume, one in zip(volumes, together, strict=True):
         alone = encoder.tokens(volume)
         assert np.allclose(alone.features, one.features, atol=1e-5)
@@ -70,10 +70,10 @@ def test_a_native_volume_is_prepared_as_the_weights_expect(run):
 
 def test_poolings_by_hand():
     features = np.array([[1.0, 5.0], [3.0, 1.0]], dtype=np.float32)
-    assert pooled(features, "mean").tolist() == [2.0, 3.0]
-    assert pooled(features, "mean_std_max").tolist() == [2.0, 3.0, 1.0, 2.0, 3.0, 5.0]
+    assert pool_tokens(features, "mean").tolist() == [2.0, 3.0]
+    assert pool_tokens(features, "mean_std_max").tolist() == [2.0, 3.0, 1.0, 2.0, 3.0, 5.0]
     with pytest.raises(ValueError, match="mean_std_max"):
-        pooled(features, "median")
+        pool_tokens(features, "median")
 
 
 def test_what_is_no_checkpoint_is_said_so(tmp_path, run):

@@ -46,9 +46,9 @@ def test_a_newer_schema_is_refused(tmp_path):
 def test_a_half_written_folder_is_not_a_checkpoint(tmp_path):
     (tmp_path / ".step-00000003.partial").mkdir()
     (tmp_path / "step-00000002").mkdir()
-    assert folder.list_folders(tmp_path) == []
+    assert folder.list_checkpoints(tmp_path) == []
     folder.write_folder(tmp_path, 3, WEIGHTS, {})
-    assert [path.name for path in folder.list_folders(tmp_path)] == ["step-00000003"]
+    assert [path.name for path in folder.list_checkpoints(tmp_path)] == ["step-00000003"]
     assert not (tmp_path / ".step-00000003.partial").exists()
 
 
@@ -56,11 +56,11 @@ def test_pruning_keeps_the_last(tmp_path):
     for update in (1, 2, 10):
         folder.write_folder(tmp_path, update, WEIGHTS, {})
     folder.prune(tmp_path, 2)
-    assert [path.name for path in folder.list_folders(tmp_path)] == ["step-00000002", "step-00000010"]
+    assert [path.name for path in folder.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000010"]
 
 
 def test_pruning_keeps_the_newest_the_best_and_every_so_many(tmp_path):
     for update in range(1, 11):
         folder.write_folder(tmp_path, update, WEIGHTS, {"score": 1.0 if update == 3 else 0.5})
     folder.prune(tmp_path, keep_last=2, keep_every=4)
-    assert [folder.update_of(one) for one in folder.list_folders(tmp_path)] == [3, 4, 8, 9, 10]
+    assert [folder.update_number(one) for one in folder.list_checkpoints(tmp_path)] == [3, 4, 8, 9, 10]

@@ -55,7 +55,7 @@ def test_onnxruntime_gives_the_same_features(
     assert about["recipe"] == encoder.recipe.model_dump(mode="json")
     volumes = list(MemoryStore(encoder.recipe.preprocessing).volumes.values())[:3]
     for some in (volumes, volumes[:1]):
-        chosen = [encoder.selected(volume) for volume in some]
+        chosen = [encoder.select_tokens(volume) for volume in some]
         assert all(np.array_equal(positions[one.grid_index], one.positions) for one in chosen)
         for tokens in (len(chosen[0].patches), 3):
             given = {

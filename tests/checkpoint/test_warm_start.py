@@ -13,7 +13,7 @@ from octjepa.checkpoint.warm_start import warm_start
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
-from octjepa.model.vjepa2 import config_of, from_vjepa2, to_vjepa2
+from octjepa.model.vjepa2 import from_vjepa2, to_vjepa2, vjepa2_config
 from octjepa.train import loop, micro_batch, resume
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
@@ -30,7 +30,7 @@ def vjepa2_folder(folder: Path, colours: int = 3, tubelet: int = 2, shards: bool
     weights[name] = torch.randn(192, colours, tubelet, 16, 16)
     weights["predictor.layer.0.norm1.weight"] = torch.ones(4)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config_of(encoder, (tubelet, 16, 16), (8, 16, 16))))
+    (folder / "config.json").write_text(json.dumps(vjepa2_config(encoder, (tubelet, 16, 16), (8, 16, 16))))
     if not shards:
         save_file(weights, folder / "model.safetensors")
         return weights

@@ -250,7 +250,7 @@ def test_the_histogram_is_of_tissue_alone(run):
 def test_intensity_is_the_grey_of_the_encoders_own_patches_by_zone(run, tmp_path):
     store, encoder = store_of(), load_encoder(run)
     embed_store(run, store, tmp_path / "e.parquet")
-    table, chosen = read_embeddings(tmp_path / "e.parquet"), encoder.selected(store.read("volume0006"))
+    table, chosen = read_embeddings(tmp_path / "e.parquet"), encoder.select_tokens(store.read("volume0006"))
     said = table.features("intensity", "none")[6].reshape(16, 2, 4)  # zone, mean and maximum over its patches
     zones = shard.pools.zone_of(chosen.grid_index, chosen.grid)
     zone = int(zones[0])

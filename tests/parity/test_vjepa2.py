@@ -7,7 +7,7 @@ import torch
 
 from octjepa.model.encoder import Encoder
 from octjepa.model.positions import rope_tables, rotate
-from octjepa.model.vjepa2 import adapted_kernel, config_of, from_vjepa2, to_vjepa2
+from octjepa.model.vjepa2 import adapt_kernel, from_vjepa2, to_vjepa2, vjepa2_config
 from octjepa.model.vjepa3d import grid_positions
 
 PATCH, GRID = (2, 8, 8), (3, 4, 4)  # transformers numbers positions on square grids only
@@ -25,7 +25,7 @@ def ours() -> Encoder:
 def theirs(encoder: Encoder, **changes: object) -> torch.nn.Module:
     from transformers import VJEPA2Config, VJEPA2Model
 
-    config = {**config_of(encoder, PATCH, GRID), **changes, "pred_hidden_size": 24, "pred_num_attention_heads": 2}
+    config = {**vjepa2_config(encoder, PATCH, GRID), **changes, "pred_hidden_size": 24, "pred_num_attention_heads": 2}
     config |= {"pred_num_hidden_layers": 1, "pred_num_mask_tokens": 1}
     return VJEPA2Model(VJEPA2Config(**config)).eval()
 
@@ -94,14 +94,14 @@ def test_a_still_scan_gives_what_a_still_grey_video_gave(slices: int) -> None:
     kernel = torch.randn(5, 3, 2, 4, 4)
     frame = torch.randn(4, 4)
     expected = (kernel * frame).sum(dim=(1, 2, 3, 4))
-    adapted = adapted_kernel(kernel, (slices, 4, 4))
+    adapted = adapt_kernel(kernel, (slices, 4, 4))
     assert adapted.shape == (5, slices, 4, 4)
     assert torch.allclose((adapted * frame).sum(dim=(1, 2, 3)), expected, atol=1e-4)
 
 
 def test_what_cannot_be_carried_over_is_told() -> None:
     with pytest.raises(ValueError, match="16 x 16, the recipe's 8 x 8"):
-        adapted_kernel(torch.randn(5, 3, 2, 16, 16), (4, 8, 8))
+        adapt_kernel(torch.randn(5, 3, 2, 16, 16), (4, 8, 8))
     with pytest.raises(ValueError, match="no V-JEPA 2 encoder"):
         from_vjepa2({"encoder.weight": torch.zeros(1)}, PATCH)
     encoder = ours()

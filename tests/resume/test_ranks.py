@@ -287,5 +287,5 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_message_not_a_hang(tmp_path
     assert "--resume" in said
     assert time.monotonic() - started < 240
     recipe = recipe_of(200)
-    assert folder.list_folders(run / "checkpoints")[-1].name == "step-00000002"
+    assert folder.list_checkpoints(run / "checkpoints")[-1].name == "step-00000002"
     assert recipe.checkpoint.every_updates == 2

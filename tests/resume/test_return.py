@@ -89,7 +89,7 @@ def test_a_kill_after_the_return_changes_nothing(tmp_path, bad, monkeypatch):
     pretrain(recipe, store_of(recipe), tmp_path / "killed", resume=True)
     assert lines_of(tmp_path / "killed") == lines_of(tmp_path / "whole")
     one, other = (
-        folder.read_tensors(folder.list_folders(tmp_path / run / "checkpoints")[-1], "model.safetensors")
+        folder.read_tensors(folder.list_checkpoints(tmp_path / run / "checkpoints")[-1], "model.safetensors")
         for run in ("killed", "whole")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -121,7 +121,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path, ca
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
     pretrain(recipe, store_of(recipe), tmp_path / "run")
-    saves = folder.list_folders(tmp_path / "run" / "checkpoints")
+    saves = folder.list_checkpoints(tmp_path / "run" / "checkpoints")
     for one in saves[1:]:
         damage(one)
     (tmp_path / "run" / "summary.json").unlink()

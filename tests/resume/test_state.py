@@ -156,7 +156,7 @@ def test_a_checkpoint_within_a_row_of_unfit_updates_does_not_drive_out_the_one_t
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=40, val=2), tmp_path / "run")
     assert summary["skipped_updates"] == 0
     assert [line["update"] for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "left_out" in line] == [2]
-    assert len(folder.list_folders(tmp_path / "run" / "checkpoints")) == 1
+    assert len(folder.list_checkpoints(tmp_path / "run" / "checkpoints")) == 1
 
 
 def test_the_journal_is_on_the_disk_before_the_checkpoint_that_needs_it(

@@ -84,7 +84,7 @@ def run_alone(out, updates=6, resume=False, **sections):
 
 
 def weights_of(run, update=None):
-    retained = folder.list_folders(run / "checkpoints")
+    retained = folder.list_checkpoints(run / "checkpoints")
     chosen = retained[-1] if update is None else next(one for one in retained if one.name == f"step-{update:08d}")
     return {
         f"{file}/{name}": value

@@ -129,7 +129,7 @@ def encoder_of(recipe: Recipe) -> PretrainedEncoder:
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_the_answer_is_that_of_an_encoder_which_never_saw_the_place(encoder: PretrainedEncoder, batch: int) -> None:
-    one = encoder.selected(volume(encoder.recipe.preprocessing, 3))
+    one = encoder.select_tokens(volume(encoder.recipe.preprocessing, 3))
     patches, positions = torch.from_numpy(one.patches), torch.from_numpy(one.positions)
     rng = np.random.default_rng(0)
     left_out = np.stack([rng.permutation(len(patches)) < count for count in (3, 0, 5, 3, 1, 5, 3)])
@@ -159,7 +159,7 @@ def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) ->
     assert found.b_scan.shape == (4, 4)
     assert np.nanmin(found.en_face) > 0
     assert found.en_face[found.slab, found.column] == np.nanmax(found.en_face)
-    one = encoder.selected(scan)
+    one = encoder.select_tokens(scan)
     steps = np.stack(np.unravel_index(one.grid_index, one.grid), axis=-1)
     kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
     features = encoder.encoder(torch.from_numpy(one.patches[kept][None]), torch.from_numpy(one.positions[kept][None]))
@@ -181,7 +181,7 @@ def test_the_place_is_right_in_the_scan_as_it_came(laterality: str) -> None:
     recipe = small_recipe(
         preprocessing=PREPROCESSING.model_dump(), tokens={"patch_size": [2, 8, 8], "select": "all", "budget": None}
     )
-    one = encoder_of(recipe).selected(made.volume)
+    one = encoder_of(recipe).select_tokens(made.volume)
     bright = float(one.patches.mean(axis=1).max()) - 0.5  # fully within the block
     found = occlude(
         one,
@@ -219,7 +219,7 @@ def tuned(encoder: PretrainedEncoder) -> TunedModel:
 
 def test_of_a_tuned_network_it_is_what_its_answer_loses(encoder: PretrainedEncoder) -> None:
     network, scan = tuned(encoder), volume(encoder.recipe.preprocessing, 4)
-    told, one = network.predict(scan), encoder.selected(scan)
+    told, one = network.predict(scan), encoder.select_tokens(scan)
     steps = np.stack(np.unravel_index(one.grid_index, one.grid), axis=-1)
     for number, name in ((0, "b"), (1, None)):
         found = occlusion.tuned_occlusion(network, scan, number, name)

@@ -32,7 +32,7 @@ for compiled in (False, True):
     )
     out = Path(sys.argv[1]) / str(compiled)
     pretrain(recipe, MemoryStore(recipe.preprocessing), out)
-    weights.append(folder.read_tensors(folder.list_folders(out / "checkpoints")[-1], "model.safetensors"))
+    weights.append(folder.read_tensors(folder.list_checkpoints(out / "checkpoints")[-1], "model.safetensors"))
 plain, built = weights
 assert plain.keys() == built.keys()
 worst = max(float((plain[name] - built[name]).abs().max()) for name in plain)

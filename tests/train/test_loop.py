@@ -34,7 +34,7 @@ def store_of(recipe):
 
 
 def weights_of(run):
-    newest = folder.list_folders(run / "checkpoints")[-1]
+    newest = folder.list_checkpoints(run / "checkpoints")[-1]
     return folder.read_tensors(newest, "model.safetensors"), folder.read_tensors(newest, "optimiser.safetensors")
 
 
@@ -57,7 +57,7 @@ def test_a_run_leaves_what_the_contract_names(tmp_path):
     lines = [line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]
     assert [line["update"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["train/grad_norm"] > 0 and line["train/lr"] > 0 for line in lines)
-    assert [path.name for path in folder.list_folders(tmp_path / "run" / "checkpoints")] == [
+    assert [path.name for path in folder.list_checkpoints(tmp_path / "run" / "checkpoints")] == [
         "step-00000002",
         "step-00000004",
         "step-00000006",
@@ -96,7 +96,7 @@ def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
     with pytest.raises(Interrupted) as stopped:
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     assert stopped.value.exit_code == 143
-    assert folder.list_folders(tmp_path / "parts" / "checkpoints")[-1].name == "step-00000003"
+    assert folder.list_checkpoints(tmp_path / "parts" / "checkpoints")[-1].name == "step-00000003"
     monkeypatch.setattr(micro_batch, "accumulate", honest)
     pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
@@ -124,12 +124,12 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
     child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "killed")], env=environment)
     saves = tmp_path / "killed" / "checkpoints"
     for _ in range(3000):
-        if len(folder.list_folders(saves)) >= 2:
+        if len(folder.list_checkpoints(saves)) >= 2:
             break
         time.sleep(0.1)
     child.kill()
     assert child.wait() == -signal.SIGKILL
-    reached = int(folder.list_folders(saves)[-1].name.split("-")[1])
+    reached = int(folder.list_checkpoints(saves)[-1].name.split("-")[1])
     recipe = recipe_of(400)
     stop_at = reached + 4
     for run, resume in (("killed", True), ("whole", False)):
@@ -137,7 +137,7 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
             patch.setattr(micro_batch, "accumulate", _signal_at(stop_at))
             with pytest.raises(Interrupted):
                 pretrain(recipe, store_of(recipe), tmp_path / run, resume=resume)
-    kept = [folder.list_folders(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
+    kept = [folder.list_checkpoints(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
     assert kept[0].name == kept[1].name
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")
 
@@ -216,7 +216,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tm
     with pytest.raises(ZeroDivisionError):
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     monkeypatch.undo()
-    assert folder.list_folders(tmp_path / "parts" / "checkpoints") == []
+    assert folder.list_checkpoints(tmp_path / "parts" / "checkpoints") == []
     other = recipe_of(4, train={"max_updates": 4, "global_batch": 4, "base_lr": 5e-4, "precision": "fp32"})
     with pytest.raises(WrongCheckpointError, match=r"train\.base_lr"):
         pretrain(other, store_of(other), tmp_path / "parts", resume=True)
@@ -259,7 +259,7 @@ def test_two_runs_do_not_share_a_checkpoint_folder(tmp_path):
     assert load_encoder(tmp_path / "one").dim == 192
     with pytest.raises(UsageError, match="checkpoints of another run"):
         pretrain(recipe, store_of(recipe), tmp_path / "two")
-    assert len(folder.list_folders(tmp_path / "shared")) == 1
+    assert len(folder.list_checkpoints(tmp_path / "shared")) == 1
 
 
 def test_a_run_is_not_overwritten(tmp_path):

@@ -61,9 +61,9 @@ def test_the_best_checkpoint_is_the_online_probes_and_is_kept(healthy: Any) -> N
     for step, score in ((0, math.nan), (1, None), (2, 2.0), (3, 1.5)):
         (saves / f"step-{step:08d}").mkdir()
         (saves / f"step-{step:08d}" / "manifest.json").write_text(json.dumps({**whole, "update": step, "score": score}))
-    assert folder.best(saves).name == "step-00000002"
+    assert folder.best_checkpoint(saves).name == "step-00000002"
     folder.prune(saves, keep_last=1)
-    assert [path.name for path in folder.list_folders(saves)] == ["step-00000002", "step-00000040"]
+    assert [path.name for path in folder.list_checkpoints(saves)] == ["step-00000002", "step-00000040"]
 
 
 def constant(self: Encoder, *_: Any) -> torch.Tensor:

@@ -76,7 +76,7 @@ def test_the_run_ends_with_a_checkpoint_and_goes_on_with_the_same_volumes(
     )
     assert told.value.exit_code == 1
     assert (tmp_path / "run" / "quarantine.jsonl").read_text() == ""
-    assert folder.list_folders(tmp_path / "run" / "checkpoints")[-1].name == "step-00000003"
+    assert folder.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000003"
     pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run", resume=True)
     assert not any("unread" in line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl"))
     assert_same(weights_of(whole), weights_of(tmp_path / "run"))
@@ -102,7 +102,7 @@ def test_where_nothing_can_be_written_either_both_are_told(tmp_path: Path, monke
     monkeypatch.setattr(folder, "save_file", write)
     with pytest.raises(OctjepaError, match=r"cannot be read: Too many open files.*; then could not write checkpoint"):
         pretrain(recipe, store, tmp_path / "run")
-    assert folder.list_folders(tmp_path / "run" / "checkpoints")[-1].name == "step-00000002"
+    assert folder.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000002"
 
 
 def test_a_refused_volume_judges_all_the_same_or_ends_the_run(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_bf16_computes_and_weights_moments_and_target_stay_fp32(tmp_path):
         losses[precision] = read_json_lines(tmp_path / precision / "metrics.jsonl")[0]["train/loss"]
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
-    saved = folder.list_folders(tmp_path / "bf16" / "checkpoints")[-1]
+    saved = folder.list_checkpoints(tmp_path / "bf16" / "checkpoints")[-1]
     kept = folder.read_tensors(saved, "model.safetensors") | folder.read_tensors(saved, "optimiser.safetensors")
     assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
     for part in ("context_encoder", "target_encoder", "exp_avg", "exp_avg_sq"):  # no bf16 numbers in wider boxes either

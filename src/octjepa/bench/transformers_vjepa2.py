@@ -25,7 +25,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.model import VJEPA3D
-from octjepa.model.vjepa2 import config_of, to_vjepa2
+from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store
 from octjepa.views import geometry, intensity
@@ -44,7 +44,7 @@ def vjepa2_model(recipe: Recipe, model: VJEPA3D) -> Any:
     except ImportError:
         raise UsageError(f"the peer transformers needs transformers: {to_install('hf')}") from None
     size, encoder = recipe.model.encoder_size, model.target_encoder
-    config = config_of(encoder, recipe.tokens.patch_size, recipe.grid) | {
+    config = vjepa2_config(encoder, recipe.tokens.patch_size, recipe.grid) | {
         "pred_hidden_size": size.predictor_width,
         "pred_num_hidden_layers": size.predictor_depth,
         "pred_num_attention_heads": size.predictor_heads,
@@ -136,7 +136,7 @@ def embed_against_transformers() -> Iterator[Comparison]:
         ids = store.table["volume_id"].tolist()
 
         def ours(names: Sequence[str]) -> Float[np.ndarray, "b t w"]:
-            return np.stack([one.features for one in encoder.many_tokens([store.read(name) for name in names])])
+            return np.stack([one.features for one in encoder.encode_volumes([store.read(name) for name in names])])
 
         @torch.no_grad()
         def other(names: Sequence[str]) -> Float[np.ndarray, "b t w"]:

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from octjepa import keys
-from octjepa.checkpoint.folder import MANIFEST, list_folders, read_manifest, read_tensors
-from octjepa.checkpoint.location import Place, holds, place_of
-from octjepa.checkpoint.state import MODEL_FILE, recipe_of
+from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest, read_tensors
+from octjepa.checkpoint.location import Location, has_file, parse_location
+from octjepa.checkpoint.state import MODEL_FILE, read_recipe
 from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
@@ -81,7 +81,7 @@ class PretrainedEncoder:
             torch.manual_seed(self.recipe.train.seed)
             return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
 
-    def canonical(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
+    def prepare(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
         """Any volume, prepared as the weights expect. Raises VolumeRejected for a file that cannot be read."""
         if isinstance(volume, CanonicalVolume):
             return volume
@@ -90,13 +90,13 @@ class PretrainedEncoder:
 
     def tokens(self, volume: str | Path | OCTVolume | CanonicalVolume) -> TokenFeatures:
         """Features of one volume's selected tokens, fp32."""
-        return self.many_tokens([self.canonical(volume)])[0]
+        return self.encode_volumes([self.prepare(volume)])[0]
 
     def embed(self, volume: str | Path | OCTVolume | CanonicalVolume, pool: str = "mean") -> Float[np.ndarray, " n"]:
         """One vector: `[dim]` with pool mean, `[3 dim]` (mean, std, max) with mean_std_max."""
-        return pooled(self.tokens(volume).features, pool)
+        return pool_features(self.tokens(volume).features, pool)
 
-    def selected(self, volume: CanonicalVolume) -> SelectedTokens:
+    def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
         """What the encoder is given of a prepared volume: centre crop, no augmentation, always the same tokens."""
         recipe, shape = self.recipe, geometry.center_crop(self.recipe.preprocessing)
         view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
@@ -105,9 +105,9 @@ class PretrainedEncoder:
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
     @torch.no_grad()  # XLA does not know inference_mode's tensors
-    def many_tokens(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+    def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
         """`tokens` of several prepared volumes in one pass."""
-        chosen = [self.selected(volume) for volume in volumes]
+        chosen = [self.select_tokens(volume) for volume in volumes]
         device = next(self.encoder.parameters()).device
         patches, positions = (
             torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*chosen, strict=True))[:2]
@@ -119,7 +119,7 @@ class PretrainedEncoder:
         ]
 
 
-def pooled(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
+def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
     """Mean over tokens, or mean, standard deviation and maximum one after the other."""
     if pool == "mean":
         return features.mean(axis=0)
@@ -136,16 +136,16 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
     named = shipped(path)
-    path = named or place_of(path)
+    path = named or parse_location(path)
     if isinstance(path, Path) and (path / EXPORTED).is_file() and not (path / MANIFEST).is_file():
         path = path / EXPORTED
     is_file = _is_file(path)
-    folder = None if is_file or not (isinstance(path, str) or path.is_dir()) else newest(path)
+    folder = None if is_file or not (isinstance(path, str) or path.is_dir()) else newest_checkpoint(path)
     if folder is not None:
         kind = read_manifest(folder).get("kind")
         if kind is not None:
             raise WrongCheckpointError(f"{folder} is a {kind}, {_NO_ENCODER}")
-        recipe, weights = recipe_of(folder), read_tensors(folder, MODEL_FILE)
+        recipe, weights = read_recipe(folder), read_tensors(folder, MODEL_FILE)
         seen = read_manifest(folder).get("trained_on", ())
     elif is_file:
         recipe, weights, seen = _read_file(path)
@@ -161,28 +161,28 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     return PretrainedEncoder(encoder, recipe, recipe.name if named is None else named.name, seen)
 
 
-def _is_file(path: Place) -> bool:
+def _is_file(path: Location) -> bool:
     if isinstance(path, str):
         return path.endswith(".safetensors") and info(path) is not None
     return path.is_file()
 
 
-def newest(path: Place) -> Place:
+def newest_checkpoint(path: Location) -> Location:
     """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is."""
-    if holds(path, MANIFEST):
+    if has_file(path, MANIFEST):
         return path
     saves = path
     if isinstance(path, Path) and (path / TUNED).is_dir():
         saves = path / TUNED
     elif isinstance(path, Path) and (path / "recipe.yaml").is_file():
-        saves = place_of(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
-    found = list_folders(saves)
+        saves = parse_location(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
+    found = list_checkpoints(saves)
     if not found:
         raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {saves}")
     return found[-1]
 
 
-def _read_file(path: Place) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
+def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
     try:
         with local_copy(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
             about = json.loads((file.metadata() or {})["octjepa"])
@@ -192,7 +192,7 @@ def _read_file(path: Place) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 
 
-def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Place) -> None:
+def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Location) -> None:
     if not weights:
         raise WrongCheckpointError(f"{path} holds other weights, {_NO_ENCODER}")
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from octjepa.checkpoint.encoder import EXPORTED, PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.model.vjepa2 import config_of, to_vjepa2
+from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.views.sample import token_positions
 from octjepa.views.tokens import TISSUE_SHARE
 
@@ -89,7 +89,7 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
             f"a grid of {grid[1]} x {grid[2]} tokens in the plane: VJEPA2Model numbers positions on a square one, and "
             "would place these wrongly without a word. Export with --format safetensors"
         )
-    config = json.dumps(config_of(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
+    config = json.dumps(vjepa2_config(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
     text = card(encoder, "transformers.VJEPA2Model.from_pretrained(folder)")
     if recipe.token_count < recipe.grid_tokens:
         text += (

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder on a disk or a place in a bucket, with the few things that are done to either."""
+"""A checkpoint's location, a folder on disk or a prefix in a bucket, and the operations that work on both."""
 
 from __future__ import annotations
 
@@ -11,79 +11,89 @@ from pathlib import Path
 from octjepa import remote
 from octjepa.errors import CheckpointError, OctjepaError, UsageError
 
-Place = Path | str  # a str is a url
+Location = Path | str  # a str is a url
 
 
-def place_of(text: str | Path, within: Path | None = None) -> Place:
-    """A url as it is; a path as `Path`, a relative one below `within`."""
+def parse_location(text: str | Path, within: Path | None = None) -> Location:
+    """A url as it is; a path as a `Path`, a relative one resolved against `within`."""
     if remote.is_remote(text):
         return remote.join(str(text))
     return Path(text) if within is None else within / text
 
 
-def below(place: Place, name: str) -> Place:
-    return remote.join(place, name) if isinstance(place, str) else place / name
+def child(location: Location, name: str) -> Location:
+    """The entry `name` in `location`."""
+    return remote.join(location, name) if isinstance(location, str) else location / name
 
 
-def name_of(place: Place) -> str:
-    return place.rpartition("/")[2] if isinstance(place, str) else place.name
+def location_name(location: Location) -> str:
+    """The last part of the path or url."""
+    return location.rpartition("/")[2] if isinstance(location, str) else location.name
 
 
-def holds(place: Place, name: str) -> bool:
-    """Whether there is a file `name` in `place`."""
-    return remote.info(remote.join(place, name)) is not None if isinstance(place, str) else (place / name).is_file()
+def has_file(location: Location, name: str) -> bool:
+    """Whether there is a file `name` in `location`."""
+    return (
+        remote.info(remote.join(location, name)) is not None
+        if isinstance(location, str)
+        else (location / name).is_file()
+    )
 
 
 @contextmanager
-def opened(place: Place, name: str) -> Iterator[Path]:
-    """The file `name` of `place` on this disk; what lies in a bucket is a verified copy, held meanwhile."""
-    if isinstance(place, Path):
-        yield place / name
+def local_file(location: Location, name: str) -> Iterator[Path]:
+    """The file `name` of `location` on this disk; for a bucket a verified copy, kept during the block."""
+    if isinstance(location, Path):
+        yield location / name
         return
-    with remote.local_copy(remote.join(place, name)) as path:
+    with remote.local_copy(remote.join(location, name)) as path:
         yield path
 
 
-def folders(place: Place, marker: str, pattern: str) -> tuple[list[Place], list[Place]]:
-    """Folders called `pattern`* in `place` that hold a file `marker`, and those that do not; each sorted by name."""
-    if isinstance(place, Path):
-        found = sorted(path for path in place.glob(f"{pattern}*") if path.is_dir())
-        return [p for p in found if (p / marker).is_file()], [p for p in found if not (p / marker).is_file()]
-    depth = len(place.split("/"))
-    parts = [one.url.split("/") for one in remote.list_objects(place)]
+def split_folders(location: Location, marker: str, pattern: str) -> tuple[list[Location], list[Location]]:
+    """(complete, incomplete) folders called `pattern`* in `location`, sorted: with and without a file `marker`."""
+    if isinstance(location, Path):
+        paths = sorted(path for path in location.glob(f"{pattern}*") if path.is_dir())
+        return [p for p in paths if (p / marker).is_file()], [p for p in paths if not (p / marker).is_file()]
+    depth = len(location.split("/"))
+    parts = [one.url.split("/") for one in remote.list_objects(location)]
     parts = [part for part in parts if len(part) == depth + 2 and part[depth].startswith(pattern)]
-    whole = {part[depth] for part in parts if part[-1] == marker}
-    rest = {part[depth] for part in parts} - whole
-    return [remote.join(place, name) for name in sorted(whole)], [remote.join(place, name) for name in sorted(rest)]
+    complete = {part[depth] for part in parts if part[-1] == marker}
+    rest = {part[depth] for part in parts} - complete
+    return [remote.join(location, name) for name in sorted(complete)], [
+        remote.join(location, name) for name in sorted(rest)
+    ]
 
 
 @contextmanager
-def local_folder() -> Iterator[Path]:
-    """A folder in the cache for what is about to go up; /tmp may be too small for it. Raises CheckpointError."""
+def staging_folder() -> Iterator[Path]:
+    """A temporary folder in the cache for an upload; /tmp may be too small for it. Raises CheckpointError."""
     try:
-        made = tempfile.mkdtemp(prefix=".new-", dir=remote.cache_folder())
+        folder = tempfile.mkdtemp(prefix=".new-", dir=remote.cache_folder())
     except (OSError, OctjepaError) as error:
         raise CheckpointError(f"the checkpoint cannot be prepared for its upload: {error}") from None
     try:
-        yield Path(made)
+        yield Path(folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def upload(folder: Path, place: str, last: str) -> None:
-    """All files of `folder` as objects of `place`, `last` after the others. Raises CheckpointError."""
+def upload(folder: Path, location: str, last: str) -> None:
+    """Uploads all files of `folder` to `location`, the file `last` after the others. Raises CheckpointError."""
     try:
-        remote.remove(remote.join(place, last))  # of the same update before a kill: it must not vouch for new files
+        remote.remove(
+            remote.join(location, last)
+        )  # left by a killed upload of the same update: it must not make new files look complete
         for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
-            remote.put(path, remote.join(place, path.name))
+            remote.put(path, remote.join(location, path.name))
     except OctjepaError as error:
         raise CheckpointError(
-            f"could not write checkpoint {place}: {error}. Earlier checkpoints are untouched; go on with --resume."
+            f"could not write checkpoint {location}: {error}. Earlier checkpoints are untouched; go on with --resume."
         ) from None
 
 
-def remove(folder: Place, marker: str) -> None:
-    """Removes a folder and what it holds; `marker` first, so that a kill leaves nothing that looks whole."""
+def remove(folder: Location, marker: str) -> None:
+    """Removes a folder with its contents, `marker` first, so that a kill leaves nothing that looks complete."""
     if isinstance(folder, Path):
         shutil.rmtree(folder)
         return
@@ -92,13 +102,13 @@ def remove(folder: Place, marker: str) -> None:
         remote.remove(one.url)
 
 
-def refuse_unreachable(place: Place) -> None:
-    """Finds out before a run, not at its first checkpoint, that a bucket cannot be written. Raises UsageError."""
-    if isinstance(place, Path):
+def check_writable(location: Location) -> None:
+    """Writes a test object to a bucket before a run starts. Raises UsageError when the bucket cannot be written."""
+    if isinstance(location, Path):
         return
-    probe = remote.join(place, ".octjepa-write-test")
+    probe = remote.join(location, ".octjepa-write-test")
     try:
         remote.put_bytes(b"", probe)
         remote.remove(probe)
     except UsageError as error:
-        raise UsageError(f"checkpoint.dir {place} cannot be used: {error}") from None
+        raise UsageError(f"checkpoint.dir {location} cannot be used: {error}") from None

@@ -1,4 +1,4 @@
-"""The whole state of a run, to and from a checkpoint: weights, Adam moments, the number of updates done.
+"""The state of a run, saved to and loaded from a checkpoint: weights, Adam moments, the number of updates done.
 
 Nothing else is needed for an exact resume: order, masks and augmentation are functions of the update number.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.location import Place
+from octjepa.checkpoint.location import Location
 from octjepa.config import recipe_from, science, science_hash
 from octjepa.distributed.tensors import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -26,7 +26,7 @@ OPTIMIZER_FILE = "optimiser.safetensors"
 def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
     """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written.
 
-    Where the model is dealt over ranks, every rank must call it; each gets all of it.
+    Where the model is sharded over ranks, every rank must call it; each gets the full tensors.
     """
     tensors = {MODEL_FILE: model.state_dict(), OPTIMIZER_FILE: _moments(model, optimizer)}
     return {
@@ -36,18 +36,18 @@ def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str
 
 
 def save(
-    parent: Place,
+    parent: Location,
     update: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     recipe: Recipe,
     skipped_updates: int,
     trained_on: Sequence[str],
     score: float | None = None,
-) -> Place:
+) -> Location:
     """Writes `tensors` of `snapshot` as `parent/step-<update>`; raises CheckpointError when disk or bucket refuses.
 
-    `trained_on` are the ids (content hashes) of the training volumes: they travel with the weights, so that nobody is
-    tested on an eye that the encoder has seen. `score` is the online probe's, by which the best checkpoint is kept.
+    `trained_on` are the ids (content hashes) of the training volumes: they are stored with the weights, so that no
+    encoder is tested on eyes it was trained on. `score` is the online probe's, by which the best checkpoint is kept.
     """
     about = {
         "science_hash": science_hash(recipe),
@@ -60,14 +60,14 @@ def save(
     return write_folder(parent, update, tensors, about)
 
 
-def load(folder: Place, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
+def load(folder: Location, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe) -> tuple[int, int]:
     """Fills model and optimizer in place; returns (updates done, updates skipped).
 
     Raises WrongCheckpointError naming every recipe field that differs, when the checkpoint is of another run, and
     CheckpointError when it is damaged.
     """
     manifest = read_manifest(folder)
-    if changed := differences(recipe_of(folder), recipe):  # not the hash: a newer version may know more keys
+    if changed := differences(read_recipe(folder), recipe):  # not the hash: a newer version may know more keys
         changes = "\n  ".join(changed)
         raise WrongCheckpointError(
             f"checkpoint {folder} is of another run and cannot be resumed by recipe {recipe.name}:\n  {changes}\n"
@@ -78,7 +78,7 @@ def load(folder: Place, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Re
     return manifest["update"], int(manifest.get("skipped_updates", 0))
 
 
-def recipe_of(folder: Place) -> Recipe:
+def read_recipe(folder: Location) -> Recipe:
     """The recipe that a checkpoint was made with. Raises CheckpointError where its manifest is damaged."""
     stored = read_manifest(folder).get("recipe")
     if not isinstance(stored, dict):
@@ -86,13 +86,13 @@ def recipe_of(folder: Place) -> Recipe:
     return recipe_from(stored, f"of checkpoint {folder}")
 
 
-def differences(found: Recipe, wanted: Recipe) -> list[str]:
+def differences(saved: Recipe, given: Recipe) -> list[str]:
     """Science fields that differ, as `section.key: checkpoint's, recipe's`."""
-    theirs, ours = _flat(science(found)), _flat(science(wanted))
+    saved_fields, given_fields = _flat(science(saved)), _flat(science(given))
     return [
-        f"{key}: checkpoint {theirs.get(key)!r}, recipe {ours.get(key)!r}"
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
+        f"{key}: checkpoint {saved_fields.get(key)!r}, recipe {given_fields.get(key)!r}"
+        for key in sorted(saved_fields.keys() | given_fields.keys())
+        if saved_fields.get(key) != given_fields.get(key)
     ]
 
 

@@ -84,7 +84,7 @@ def pretrain(
     quiet: Quiet = False,
 ) -> None:
     """Pretrains an encoder on the training people of a store."""
-    from octjepa.checkpoint.location import place_of
+    from octjepa.checkpoint.location import parse_location
     from octjepa.config import load_recipe
     from octjepa.store import Store
     from octjepa.train.loop import pretrain as run
@@ -93,7 +93,7 @@ def pretrain(
     summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)
     if summary["checkpoint"] is not None:
         # in the run folder it is relative, to let that move
-        summary["checkpoint"] = str(place_of(summary["checkpoint"], within=out))
+        summary["checkpoint"] = str(parse_location(summary["checkpoint"], within=out))
     print_result(summary, as_json)
 
 

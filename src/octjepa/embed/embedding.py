@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.location import place_of
+from octjepa.checkpoint.location import parse_location
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
@@ -97,7 +97,7 @@ def embed_store(
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
-        leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, place_of(checkpoint)))
+        leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, parse_location(checkpoint)))
         runtime.run_on_rank_zero(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
     computed = sum(len(parts[number]) for number in todo)
     figures = {

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.location import Place, holds, place_of
+from octjepa.checkpoint.location import Location, has_file, parse_location
 from octjepa.errors import UsageError
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
@@ -26,13 +26,13 @@ def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
 
 def training_volumes(source: str | Path) -> TrainingSet:
     """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
-    place = shipped(source) or place_of(source)
+    place = shipped(source) or parse_location(source)
     if isinstance(place, Path) and not place.exists():
         raise UsageError(
             f"nothing at {source}: give --against a run, a checkpoint, a weights file, a store, or the name of an "
             f"encoder of the package ({', '.join(shipped_names())})"
         )
-    if holds(place, "store.json"):
+    if has_file(place, "store.json"):
         table = Store.open(source).table
         rows = table[table["split"] == "train"]
         return TrainingSet(frozenset(rows["volume_id"]), rows)
@@ -42,7 +42,7 @@ def training_volumes(source: str | Path) -> TrainingSet:
     return training_volumes_of_ids(ids, place)
 
 
-def training_volumes_of_ids(ids: frozenset[str], place: Place) -> TrainingSet:
+def training_volumes_of_ids(ids: frozenset[str], place: Location) -> TrainingSet:
     """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
     index = _store_of(place) if isinstance(place, Path) else None
     rows = None if index is None else index[index["volume_id"].isin(ids)]
@@ -66,8 +66,8 @@ def _store_of(source: Path) -> Any:
         about = folder / "run.json"
         if about.is_file():
             try:
-                place = place_of(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
+                place = parse_location(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
             except (ValueError, KeyError, TypeError):
                 return None
-            return Store.open(place).table if holds(place, "store.json") else None
+            return Store.open(place).table if has_file(place, "store.json") else None
     return None

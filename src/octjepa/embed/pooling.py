@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from octjepa.checkpoint.encoder import TokenFeatures, pooled
+from octjepa.checkpoint.encoder import TokenFeatures, pool_features
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
@@ -93,9 +93,11 @@ def _zones(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
 
 
 _POOL: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
-    "mean": lambda one, layers: pooled(one.features, "mean"),
-    "mean_std_max": lambda one, layers: pooled(one.features, "mean_std_max"),
-    "mean_std_max_min": lambda one, layers: np.append(pooled(one.features, "mean_std_max"), one.features.min(axis=0)),
+    "mean": lambda one, layers: pool_features(one.features, "mean"),
+    "mean_std_max": lambda one, layers: pool_features(one.features, "mean_std_max"),
+    "mean_std_max_min": lambda one, layers: np.append(
+        pool_features(one.features, "mean_std_max"), one.features.min(axis=0)
+    ),
     "tissue_mean": _tissue_mean,
     "layers": _layer_means,
     "zones": _zones,

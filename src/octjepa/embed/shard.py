@@ -85,7 +85,10 @@ class Embedder:
         token_arrays: dict[str, list[np.ndarray]] = {}
         for start in range(0, len(volume_ids), self.wanted.batch):
             volumes = [store.read(name) for name in volume_ids[start : start + self.wanted.batch]]
-            found = {"vector": self.encoder.many_tokens(volumes), "untrained": self.untrained.many_tokens(volumes)}
+            found = {
+                "vector": self.encoder.encode_volumes(volumes),
+                "untrained": self.untrained.encode_volumes(volumes),
+            }
             for name, array in self._rows(volumes, found):
                 arrays.setdefault(name, []).append(array)
             if self.wanted.tokens:
@@ -154,7 +157,7 @@ def intensity_features(volume: CanonicalVolume, encoder: PretrainedEncoder) -> F
     Of each selected patch the mean, the spread, the 5th and the 95th percentile, read by the pooling `zones`. Whatever
     an encoder is worth shows above this, not above the histogram: see docs/study/zones.md.
     """
-    chosen = encoder.selected(volume)
+    chosen = encoder.select_tokens(volume)
     said = patch_intensity(chosen.patches)
     none = np.zeros(0, np.int64)
     return pooling.pool_tokens(TokenFeatures(said, chosen.grid_index, chosen.grid, chosen.tissue), none, ("zones",))

@@ -85,7 +85,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
             for some in _batched(scans, self.batch):
                 volumes = [self._canonical(scan, number) for number, scan in some]
                 known += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
-                for volume, one in zip(volumes, self.encoder_.many_tokens(volumes), strict=True):
+                for volume, one in zip(volumes, self.encoder_.encode_volumes(volumes), strict=True):
                     layers = pooling.tissue_layers(volume, self.encoder_.recipe)[one.grid_index]
                     rows.append(pooling.pool_tokens(one, layers, [self.pool]))
                     shown.advance()
@@ -106,7 +106,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         if isinstance(scan, str) and self.store_ is not None:
             return self.store_.read(str(scan))
         try:
-            return self.encoder_.canonical(scan)
+            return self.encoder_.prepare(scan)
         except VolumeRejected as error:
             where = scan.source or "an OCTVolume" if isinstance(scan, OCTVolume) else scan
             raise VolumeRejected(error.reason, f"scan {number} ({where}): {error.detail}") from None

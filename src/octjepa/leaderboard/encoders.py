@@ -2,7 +2,7 @@
 
 An encoder is a folder on this disk with safetensors weights, never a pickle and never code: a 2D vision model of
 `transformers`, applied to every B-scan; V-JEPA 2 (`VJEPA2Model`), to which the B-scans are frames of a video; a 3D
-network of MONAI, named in `monai.json`. Each gives tokens of the centred view of a canonical volume, which are pooled
+network of MONAI, named in `monai.json`. Each gives tokens of the centred view of a canonical volume, which are pool_features
 exactly as ours are. Weights that leave a part of the network without values are refused, because that part would be
 random. Another format is a subclass of `ExternalEncoder`, registered in `ENCODERS` by its decorator or by an entry
 point of the group `octjepa.encoders`.
@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from octjepa.checkpoint.encoder import pooled
-from octjepa.checkpoint.location import Place
+from octjepa.checkpoint.encoder import pool_features
+from octjepa.checkpoint.location import Location
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.extras import to_install
 from octjepa.registry import Registry
@@ -82,13 +82,13 @@ class ExternalEncoder(ABC):
 
     def embed(self, view: UInt8[np.ndarray, "d h w"], pool: str = "mean") -> Float[np.ndarray, " n"]:
         """One vector, as `PretrainedEncoder.embed`: `[dim]`, or `[3 dim]` with pool mean_std_max."""
-        return pooled(self.tokens(view), pool)
+        return pool_features(self.tokens(view), pool)
 
 
 ENCODERS: Registry[type[ExternalEncoder]] = Registry("encoder format", "octjepa.encoders")
 
 
-def is_external(place: Place) -> bool:
+def is_external(place: Location) -> bool:
     """Whether a folder describes an encoder of another project."""
     return isinstance(place, Path) and _format(place) is not None
 

@@ -18,9 +18,9 @@ import numpy as np
 from torch import nn
 
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import EXPORTED, newest, pooled
-from octjepa.checkpoint.folder import list_folders
-from octjepa.checkpoint.location import holds, name_of, place_of
+from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint, pool_features
+from octjepa.checkpoint.folder import list_checkpoints
+from octjepa.checkpoint.location import has_file, location_name, parse_location
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import add_participants, embed_store
@@ -109,7 +109,7 @@ def _split_name(text: str) -> tuple[str, str]:
 
 
 def _default_name(path: str) -> str:
-    name = name_of(place_of(path)) or path
+    name = location_name(parse_location(path)) or path
     if name.startswith("step-") and not path.endswith(TABLE):
         # a checkpoint is called after its run, two folders up
         name = f"{path.rstrip('/').split('/')[-3]}-{name}" if path.count("/") >= 2 else name
@@ -124,19 +124,19 @@ def _unused(name: str, taken: list[str]) -> str:
 
 
 def _candidates(path: str) -> tuple[Candidate, ...]:
-    place = place_of(path)
+    place = parse_location(path)
     single = (Candidate(path, ""),)
     if path.endswith(TABLE) or shipped(path) is not None or is_external(place):
         return single
     if isinstance(place, Path) and not place.exists():
         raise UsageError(f"nothing at {path}: give a run, a checkpoint, weights, or a table of octjepa embed")
-    if (isinstance(place, Path) and place.is_file()) or path.endswith(".safetensors") or holds(place, EXPORTED):
+    if (isinstance(place, Path) and place.is_file()) or path.endswith(".safetensors") or has_file(place, EXPORTED):
         return single
-    last = newest(place)
+    last = newest_checkpoint(place)
     if last == place:
         return single
     checkpoints = last.rpartition("/")[0] if isinstance(last, str) else last.parent
-    return tuple(Candidate(str(folder), name_of(folder)) for folder in list_folders(checkpoints))
+    return tuple(Candidate(str(folder), location_name(folder)) for folder in list_checkpoints(checkpoints))
 
 
 def embed_entries(
@@ -151,7 +151,7 @@ def embed_entries(
     embedded = []
     for entry in entries:
         for candidate in entry.candidates:
-            external = is_external(place_of(candidate.source))
+            external = is_external(parse_location(candidate.source))
             tokens = None
             if with_tokens and (external or candidate.source.endswith(TABLE)):
                 raise UsageError(
@@ -203,7 +203,7 @@ def _embed_external(candidate: Candidate, store: Store, folder: Path) -> Embeddi
             for name, network in networks.items():
                 tokens: np.ndarray = network.tokens(view)  # [tokens, dim]
                 dim = tokens.shape[1]
-                blocks[name].append(pooled(tokens, "mean_std_max").astype(np.float32))
+                blocks[name].append(pool_features(tokens, "mean_std_max").astype(np.float32))
             blocks["histogram"].append(intensity_histogram(volume, preprocessing))
             progress.advance()
     for name, values in blocks.items():

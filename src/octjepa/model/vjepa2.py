@@ -54,7 +54,7 @@ def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
     return {f"encoder.{name}": value.clone() for name, value in theirs.items()}
 
 
-def config_of(encoder: Encoder, patch_size: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, Any]:
+def vjepa2_config(encoder: Encoder, patch_size: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, Any]:
     """The `config.json` that goes with `to_vjepa2`; theirs numbers positions on a square grid of `crop_size`."""
     hidden = encoder.state_dict()["blocks.0.mlp.0.weight"].shape[0]
     return {

@@ -111,7 +111,7 @@ def prediction_drop(head: HeadSpec, class_name: str | None) -> Change:
 def _occlusion(encoder: PretrainedEncoder, volume: CanonicalVolume, predict: Predict, change: Change) -> Occlusion:
     device = next(encoder.encoder.parameters()).device
     rng = keys.generator("occlusion", volume.volume_id)
-    return occlude(encoder.selected(volume), predict, change, patch_mm(encoder.recipe), rng, device)
+    return occlude(encoder.select_tokens(volume), predict, change, patch_mm(encoder.recipe), rng, device)
 
 
 def patch_mm(recipe: Recipe) -> Size3:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octjepa.checkpoint.folder import list_folders, prune, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.location import Place, name_of
+from octjepa.checkpoint.folder import list_checkpoints, prune, read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.location import Location, location_name
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.train.spike_guard import Guard
 
@@ -144,7 +144,7 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
     A damaged state is reported, and the one before it taken. Raises CheckpointError (none is whole),
     WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).
     """
-    states = list_folders(folder)
+    states = list_checkpoints(folder)
     for state in reversed(states):
         try:
             return _load_state(state, learner, fingerprint)
@@ -153,11 +153,11 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
         except CheckpointError as error:
             if state == states[0]:
                 raise
-            _log.warning("%s NOT USED: %s Training resumes from the checkpoint before it", name_of(state), error)
+            _log.warning("%s NOT USED: %s Training resumes from the checkpoint before it", location_name(state), error)
     return 0
 
 
-def _load_state(state: Place, learner: Learner, fingerprint: str) -> int:
+def _load_state(state: Location, learner: Learner, fingerprint: str) -> int:
     about = read_manifest(state)
     if about["fingerprint"] != fingerprint:
         raise WrongCheckpointError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.location import name_of
+from octjepa.checkpoint.location import location_name
 from octjepa.distributed.flags import StepFlags, sync_flags
 from octjepa.distributed.runtime import distributed_context
 from octjepa.distributed.signals import Interrupted, StopRequest, stop_request
@@ -95,7 +95,9 @@ def _train(run: Run) -> dict[str, Any]:
         **training.pace.summary(),
         "skipped_updates": trail.skipped,
         "alarms": health.tripped,
-        "best": None if run.saves is None or (found := folder.best(run.saves)) is None else name_of(found),
+        "best": None
+        if run.saves is None or (found := folder.best_checkpoint(run.saves)) is None
+        else location_name(found),
         "checkpoint": None
         if recipe.checkpoint.dir is None
         else f"{recipe.checkpoint.dir.rstrip('/')}/step-{run.total:08d}",

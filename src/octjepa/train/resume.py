@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.location import Place, name_of
+from octjepa.checkpoint.location import Location, location_name
 from octjepa.checkpoint.warm_start import warm_start
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import CheckpointError, OctjepaError, UsageError, WrongCheckpointError
@@ -40,7 +40,7 @@ class Start:
 
 def start_from(
     out: Path,
-    saves: Place | None,
+    saves: Location | None,
     store: Store,
     ids: list[str],
     model: VJEPA3D,
@@ -71,7 +71,7 @@ def start_from(
 
 def _newest(
     out: Path,
-    saves: Place | None,
+    saves: Location | None,
     store: Store,
     ids: list[str],
     model: VJEPA3D,
@@ -82,7 +82,7 @@ def _newest(
     if saves is None:
         raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
     check_data(out, store, ids, recipe)
-    found = folder.list_folders(saves)
+    found = folder.list_checkpoints(saves)
     for one in reversed(found):
         try:
             done, skipped = state.load(one, model, optimizer, recipe)
@@ -91,7 +91,7 @@ def _newest(
         except CheckpointError as error:
             if one == found[0]:
                 raise
-            _log.warning("%s NOT USED: %s The run goes on from the checkpoint before it", name_of(one), error)
+            _log.warning("%s NOT USED: %s The run goes on from the checkpoint before it", location_name(one), error)
             continue
         return _with_journal(out, done, skipped)
     last = last_saved(out)
@@ -114,7 +114,7 @@ def _with_journal(out: Path, done: int, skipped: int) -> Start:
 
 def go_back(
     out: Path,
-    saves: Place | None,
+    saves: Location | None,
     model: VJEPA3D,
     optimizer: torch.optim.AdamW,
     recipe: Recipe,
@@ -130,7 +130,11 @@ def go_back(
     start = [Start()]
 
     def read() -> None:
-        known = [] if saves is None else [one for one in folder.list_folders(saves) if folder.update_of(one) <= first]
+        known = (
+            []
+            if saves is None
+            else [one for one in folder.list_checkpoints(saves) if folder.update_number(one) <= first]
+        )
         if saves is None or not known:
             raise OctjepaError(hopeless(first, "and there is no checkpoint before them"))
         if runtime.sharded:  # the parts on each rank stay as they are: the run ends, and a resume reads it
@@ -140,8 +144,8 @@ def go_back(
             done, skipped = state.load(known[-1], model, optimizer, recipe)
         before = _with_journal(out, done, skipped)
         if sum("left_out" in line for line in before.lines if line["update"] == done) >= _RETURNS:
-            raise OctjepaError(hopeless(first, f"for the {_RETURNS + 1}th time after {name_of(known[-1])}"))
-        folder.remove_after(saves, done)
+            raise OctjepaError(hopeless(first, f"for the {_RETURNS + 1}th time after {location_name(known[-1])}"))
+        folder.remove_later(saves, done)
         names = dict.fromkeys([*before.left_out, *(name for some in unfit.values() for name in some)])
         start[0] = Start(done, skipped, tuple(names), before.lines)
 

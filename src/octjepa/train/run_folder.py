@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from octjepa.checkpoint.folder import list_folders
-from octjepa.checkpoint.location import Place, refuse_unreachable
+from octjepa.checkpoint.folder import list_checkpoints
+from octjepa.checkpoint.location import Location, check_writable
 from octjepa.checkpoint.state import differences
 from octjepa.config import load_recipe, science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
@@ -33,7 +33,7 @@ _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "s
 
 def open_run(
     out: Path,
-    saves: Place | None,
+    saves: Location | None,
     recipe: Recipe,
     store: Store,
     volume_ids: Sequence[str],
@@ -55,8 +55,8 @@ def open_run(
         check_recipe(out, recipe)
         return
     if saves is not None:
-        refuse_unreachable(saves)
-    if saves is not None and list_folders(saves):
+        check_writable(saves)
+    if saves is not None and list_checkpoints(saves):
         raise UsageError(f"{saves} already holds checkpoints of another run: give another checkpoint.dir")
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
@@ -138,7 +138,7 @@ def reached_update(out: Path) -> int:
     return max((line["update"] for line in read_json_lines(journal)), default=0) if journal.is_file() else 0
 
 
-def note_saved(out: Path, update: int, checkpoint: Place) -> None:
+def note_saved(out: Path, update: int, checkpoint: Location) -> None:
     """The run has written `checkpoint`: should it be gone one day, a resume knows that it was there."""
     write_json(out / _SAVED, {"update": update, "checkpoint": str(checkpoint)})
 

@@ -15,7 +15,7 @@ from typing import Self
 from torch import Tensor
 
 from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.location import Place, below
+from octjepa.checkpoint.location import Location, child
 from octjepa.recipe import Recipe
 from octjepa.train.run_folder import note_saved
 from octjepa.train.tracking import Record
@@ -68,7 +68,7 @@ class Saver:
 
 def write_checkpoint(
     out: Path,
-    saves: Place,
+    saves: Location,
     done: int,
     tensors: dict[str, dict[str, Tensor]],
     recipe: Recipe,
@@ -81,7 +81,7 @@ def write_checkpoint(
     """What `Saver` runs: a new checkpoint below `saves`, and then, if `prune`, without those that are too old."""
     record.sync()  # a checkpoint is never ahead of the lines that a resume needs
     state.save(saves, done, tensors, recipe, skipped, ids, score)
-    place = below(saves, f"step-{done:08d}")
+    place = child(saves, f"step-{done:08d}")
     note_saved(out, done, place)
     record.saved(done, place)
     if prune:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from octjepa.checkpoint.location import Place, place_of
+from octjepa.checkpoint.location import Location, parse_location
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
@@ -37,7 +37,7 @@ class Run:
     recipe: Recipe
     store: Store
     out: Path
-    saves: Place | None
+    saves: Location | None
     runtime: Runtime
     ids: list[str]
     held_out: list[str]
@@ -87,7 +87,7 @@ def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runt
     check_same_run(runtime, recipe, "-".join(one[:8] for one in seen))
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
-    saves = None if recipe.checkpoint.dir is None else place_of(recipe.checkpoint.dir, within=out)
+    saves = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
     runtime.run_on_rank_zero(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
     if runtime.rank == 0:
         cohort.tell()

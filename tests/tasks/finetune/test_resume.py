@@ -11,7 +11,7 @@ import torch
 
 import planted
 from command_line import call
-from octjepa.checkpoint.folder import list_folders, read_tensors
+from octjepa.checkpoint.folder import list_checkpoints, read_tensors
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines
@@ -24,7 +24,7 @@ QUICK = ("stages.head=2", "stages.last=2", "stages.all=4", "validate_every=2", "
 
 
 def weights_of(out):
-    (folder,) = list_folders(out / "tuned")
+    (folder,) = list_checkpoints(out / "tuned")
     return {
         name: value for file in ("model", "head") for name, value in read_tensors(folder, f"{file}.safetensors").items()
     }
@@ -84,7 +84,7 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
         ending(patch, 5, kill)
         with pytest.raises(Killed):
             tune(tmp_path / "out", *QUICK)
-    assert [folder.name for folder in list_folders(tmp_path / "out" / "checkpoints")] == ["step-00000003"]
+    assert [folder.name for folder in list_checkpoints(tmp_path / "out" / "checkpoints")] == ["step-00000003"]
     found = call("inspect", tmp_path / "out", "--json").json
     assert not found["finished"]
     told = [found[name] for name in ("stopped_in", "last_update", "resumes_after_update", "updates")]
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
         ending(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(Interrupted):
             tune(tmp_path / "out", *QUICK)
-    states = list_folders(tmp_path / "out" / "checkpoints")
+    states = list_checkpoints(tmp_path / "out" / "checkpoints")
     assert [folder.name for folder in states] == ["step-00000003", "step-00000006"]
     newest = states[-1] / "best.safetensors"
     newest.write_bytes(newest.read_bytes()[:-7])
@@ -157,7 +157,7 @@ def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tun
     tune(tmp_path / "out", *QUICK, "patience=1")
     looks = [line for line in read_json_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
     assert [line["update"] for line in looks] == [2, 4, 6]
-    assert [folder.name for folder in list_folders(tmp_path / "out" / "tuned")] == ["step-00000002"]
+    assert [folder.name for folder in list_checkpoints(tmp_path / "out" / "tuned")] == ["step-00000002"]
     kept = weights_of(tmp_path / "out")["heads.0.linear.weight"]
     assert torch.equal(kept, seen[0]["heads.0.linear.weight"])
     assert not torch.equal(kept, seen[-1]["heads.0.linear.weight"])

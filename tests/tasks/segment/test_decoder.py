@@ -174,7 +174,7 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
     middle = RECIPE.preprocessing.margin
     seen = window(made, middle, RECIPE)
     found = encode(encoder.encoder, [seen])[0].detach().numpy()
-    known = encoder.many_tokens([made])[0]  # other tokens by chance, the same where both have one
+    known = encoder.encode_volumes([made])[0]  # other tokens by chance, the same where both have one
     both = np.intersect1d(seen.index, known.grid_index)
     assert len(both) > 12
     assert found.shape == (24, encoder.dim)
@@ -183,7 +183,7 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
     )
     whole = PretrainedEncoder(encoder.encoder, all_tokens, "all")
     ours = encoder_tokens(whole)(made, middle)
-    theirs = whole.many_tokens([made])[0]
+    theirs = whole.encode_volumes([made])[0]
     assert np.array_equal(ours.index, theirs.grid_index)
     assert np.allclose(ours.features, theirs.features, atol=1e-5)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import TUNED
-from octjepa.checkpoint.folder import list_folders, update_of, write_folder
+from octjepa.checkpoint.folder import list_checkpoints, update_number, write_folder
 from octjepa.checkpoint.state import MODEL_FILE
 from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
@@ -211,15 +211,15 @@ def describe(out: Path) -> dict[str, Any]:
 def _progress(out: Path, recipe: FinetuneRecipe) -> dict[str, Any]:
     """The part in which the run is or stopped; its last update, and the one after which --resume would go on."""
     part, folder = "tuned", out
-    if recipe.scratch and list_folders(out / TUNED):
+    if recipe.scratch and list_checkpoints(out / TUNED):
         part, folder = "tuned from first weights", out / "scratch"
-    if list_folders(folder / TUNED):
+    if list_checkpoints(folder / TUNED):
         return {"stopped_in": "the test"}
-    states = list_folders(folder / STATES)
+    states = list_checkpoints(folder / STATES)
     return {
         "stopped_in": part,
         "last_update": reached_update(folder),
-        "resumes_after_update": update_of(states[-1]) if states else 0,
+        "resumes_after_update": update_number(states[-1]) if states else 0,
         "updates": recipe.stages.updates,
     }
 

@@ -70,7 +70,7 @@ class TunedNetwork(nn.Module):
     @torch.no_grad()
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
         """The heads' input of whole volumes as embedding sees them (no augmentation), not yet standardised."""
-        tokens = np.stack([one.features for one in self.pretrained.many_tokens(volumes)])
+        tokens = np.stack([one.features for one in self.pretrained.encode_volumes(volumes)])
         return pooled(torch.from_numpy(tokens).to(self.mean.device))
 
     @torch.no_grad()

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.encoder import TUNED, newest
+from octjepa.checkpoint.encoder import TUNED, newest_checkpoint
 from octjepa.checkpoint.folder import read_manifest, read_tensors
-from octjepa.checkpoint.location import place_of
+from octjepa.checkpoint.location import parse_location
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.ingest import read_volume
@@ -149,7 +149,7 @@ class TunedModel:
         patterns = self.encoder.recipe.data.patterns
         if volume.pattern not in patterns:
             raise UsageError(f"the scan's pattern is {volume.pattern}: the encoder knows {', '.join(patterns)}")
-        return self.encoder.canonical(volume)
+        return self.encoder.prepare(volume)
 
 
 def _case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedMod
 
     Raises WrongCheckpointError (nothing tuned there), CheckpointError (damaged).
     """
-    folder = newest(place_of(path))
+    folder = newest_checkpoint(parse_location(path))
     about = read_manifest(folder).get(TUNED)
     if not isinstance(about, dict):
         raise WrongCheckpointError(f"{folder} holds no tuned heads: give the folder that octjepa finetune wrote")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octjepa.checkpoint.folder import list_folders
+from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.distributed.runtime import Runtime
 from octjepa.recipe import TrainRecipe
 from octjepa.store import Store
@@ -92,7 +92,7 @@ def tune(
     Best by validation loss; without anybody in val, the last. Raises what `train_supervised` raises.
     """
     task, total = TuningTask(network, recipe, data, store, runtime), recipe.stages.updates
-    if runtime.broadcast_object(not list_folders(folder / STATES)):
+    if runtime.broadcast_object(not list_checkpoints(folder / STATES)):
         standardise(network, data, store, runtime)
     learner = Learner(
         "fine-tuning", network, task.optimizer, total, patience=recipe.patience, patience_from=recipe.last_stage,

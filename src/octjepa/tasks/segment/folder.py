@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.folder import list_folders, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.location import holds
+from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.location import has_file
 from octjepa.config import recipe_from, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
@@ -83,9 +83,9 @@ def is_head(path: str | Path) -> bool:
 
 def find_head(path: Path) -> Path | None:
     """The folder of the head that `path` is or holds."""
-    steps = reversed([*list_folders(path), *list_folders(path / "head")])
+    steps = reversed([*list_checkpoints(path), *list_checkpoints(path / "head")])
     for folder in (path, *(Path(step) for step in steps)):
-        if folder.is_dir() and holds(folder, "manifest.json"):
+        if folder.is_dir() and has_file(folder, "manifest.json"):
             return folder if read_manifest(folder).get("kind") == KIND else None
     return None
 

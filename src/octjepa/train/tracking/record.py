@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from octjepa.checkpoint.location import Place
+from octjepa.checkpoint.location import Location
 from octjepa.config import science, science_hash
 from octjepa.extras import to_install
 from octjepa.files import Journal
@@ -64,7 +64,7 @@ class Record:
         if self._journal is not None:
             self._journal.sync()
 
-    def saved(self, update: int, place: Place) -> None:
+    def saved(self, update: int, place: Location) -> None:
         """A checkpoint is whole at `place`; trackers hear of it when the recipe asks. From any thread."""
         if self._recipe.tracking.send_addresses:
             address = place if isinstance(place, str) else place.resolve().as_uri()
