@@ -33,7 +33,7 @@ DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
     "ended": (lambda: os._exit(3), "a loader process ended unexpectedly with exit code 3"),
     "files": (  # multiprocessing drops a batch that it cannot hand over, and the run would wait for ever
         lambda: use_up_files(),
-        "a loader process (could not hand over a batch: Too many open files. Raise the limit|broke off)",
+        "a loader process (could not send a batch: Too many open files. Raise the limit|broke off)",
     ),
     "memory": (lambda: fill_up(), f"a loader process ran out of memory: lower machine.loader_workers.*{RESUME}"),
 }

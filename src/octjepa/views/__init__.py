@@ -1,5 +1,5 @@
-"""Everything random, as pure functions of (seed, epoch, volume id): geometry, light, tokens, masks, batches.
+"""Everything random, as pure functions of (seed, epoch, volume id): geometry, intensity, tokens, masks, batches.
 
-Enter: a store and a recipe. Leave: fixed-shape batches of patches, positions and mask indices.
-Fails with UsageError when the store has no volume that the recipe asks for, ContractError when it was made otherwise.
+A store and a recipe become fixed-shape batches of patches, positions and mask indices. UsageError: the store has no
+volume that the recipe selects; ContractError: it was made with another preprocessing.
 """

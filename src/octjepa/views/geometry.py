@@ -1,6 +1,7 @@
-"""The geometry both views of a volume share: crop, flips, small rotation and zoom. Drawn once, so patch i is patch i.
+"""The geometry that both views of a volume share: crop, flips, small rotation and zoom, sampled once for both.
 
-The axial axis is never flipped: vitreous is up. What moves the voxels moves the tissue band alike.
+Patch i of one view therefore shows the same tissue as patch i of the other. The depth axis is never flipped: vitreous
+is up. The tissue band undergoes the same transform as the voxels.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Geometry:
 
 
 def center_crop(preprocessing: Preprocessing) -> Geometry:
-    """The geometry of embedding: no chance in it."""
+    """The centre crop, without any randomness: the geometry of embedding."""
     return Geometry(corner=preprocessing.margin)
 
 
 def sample_geometry(preprocessing: Preprocessing, views: ViewRecipe, rng: np.random.Generator) -> Geometry:
-    """Uniform over the stored margin, flips by their chance, rotation and zoom uniform within their limits."""
+    """Crop uniform over the stored margin, flips by their probability, rotation and zoom uniform in their limits."""
     offset = rng.integers(0, 2 * np.asarray(preprocessing.margin) + 1)
     flips = rng.random(2)
     angle, zoom = rng.uniform(-1, 1, size=2)
@@ -62,9 +63,9 @@ def apply_geometry(
 def tissue_mask(
     band: np.ndarray, geometry: Geometry, stored_height: int, size: tuple[int, int, int]
 ) -> Bool[np.ndarray, "d h w"]:
-    """The tissue band `[2, D, W]` of the stored volume (first and last row, -1 for none) as a mask of the same view."""
-    rows = np.arange(stored_height, dtype=np.int16)[None, :, None]
-    mask = (rows >= band[0][:, None]) & (rows <= band[1][:, None]) & (band[0][:, None] >= 0)
+    """The tissue band `[2, D, W]` (first and last depth index, -1 for none) as a mask of the same view."""
+    depth_index = np.arange(stored_height, dtype=np.int16)[None, :, None]
+    mask = (depth_index >= band[0][:, None]) & (depth_index <= band[1][:, None]) & (band[0][:, None] >= 0)
     return apply_geometry(mask.view(np.uint8), geometry, size) > 0
 
 
@@ -73,5 +74,5 @@ def _rotate_and_zoom(view: np.ndarray, geometry: Geometry) -> np.ndarray:
     matrix = np.array([[np.cos(radians), np.sin(radians)], [-np.sin(radians), np.cos(radians)]]) / geometry.zoom
     centre = (np.asarray(view.shape[1:]) - 1) / 2
     shift = centre - matrix @ centre
-    order = 0 if view.max(initial=0) <= 1 else 1  # a mask keeps its two values
+    order = 0 if view.max(initial=0) <= 1 else 1  # nearest neighbour keeps a mask binary
     return np.stack([ndimage.affine_transform(s, matrix, shift, order=order, mode="nearest") for s in view])

@@ -1,7 +1,7 @@
 """Batches of fixed shape, in an order that is a function of (seed, position) alone.
 
-`octjepa.views.order` says which volume stands at each position of the endless stream; update `u` takes positions
-`u * global_batch ...`. No batch is short, no state is kept, and a resume asks for its first update.
+`octjepa.views.order` maps each position of an endless stream to a volume; update `u` takes positions
+`u * global_batch ...`. No batch is short, no state is kept, and a resume starts at any update.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from octjepa.views.order import VolumeOrder
 from octjepa.views.sample import Sample, make_sample
 from octjepa.views.workers import init_worker, translate_transfer_errors, translate_worker_errors
 
-_WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine refuses: what others take they may let go of
-_MAX_CONSECUTIVE = 16  # unreadable volumes of the order: where a fifth is lost, that is a chance of 1 in 10^11
+_WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine has no resources: other programs may free some
+_MAX_CONSECUTIVE = 16  # unreadable volumes; with a fifth of all unreadable, 16 in a row have a chance of 1 in 10^11
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     context: Int[Tensor, "b n"]
     target: Int[Tensor, "b m"]
     volume_ids: tuple[str, ...]
-    unreadable: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others stand in for
+    unreadable: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others replace
     read_retries: int = 0  # reads from a bucket that were tried again
 
     def micro_batch(self, start: int, stop: int) -> Batch:
@@ -62,15 +62,15 @@ class Batch(NamedTuple):
 
     def inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What `VJEPA3D.predict` takes, on `device`."""
-        asked = (self.context_view, self.target_view, self.positions, self.context, self.target)
-        a, b, c, d, e = (tensor.to(device, non_blocking=True) for tensor in asked)
+        fields = (self.context_view, self.target_view, self.positions, self.context, self.target)
+        a, b, c, d, e = (tensor.to(device, non_blocking=True) for tensor in fields)
         return a, b, c, d, e
 
 
 def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> Selection:
-    """What the recipe takes of `split`, with the flow of people, eyes and volumes that led there.
+    """The volumes of `split` that the recipe selects, with the flow of people, eyes and volumes.
 
-    Raises ContractError when the store was preprocessed otherwise, UsageError when nothing is left but `needed`.
+    Raises ContractError when the store was preprocessed otherwise, UsageError when none is left although `needed`.
     """
     differences = contract_differences(store.preprocessing, recipe)
     if differences:
@@ -86,7 +86,7 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
 
 
 class LoadedSample(NamedTuple):
-    """One sample on its way into a batch; `unreadable` are (volume id, reason) of those it replaces.
+    """One sample before it is collated; `unreadable` are (volume id, reason) of those it replaces.
 
     `read_retries` counts reads from a bucket that were tried again for it.
     """
@@ -100,9 +100,9 @@ class LoadedSample(NamedTuple):
 class TrainingDataset(Dataset[LoadedSample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
 
-    Where a volume is left out or cannot be read, the next one in the order that can stands in for it: which one depends
-    on the position alone, so it is the same on any number of ranks. Where the machine refuses, none does: the volume is
-    as good as it was, and another machine would train on it.
+    A volume that is excluded or cannot be read is replaced by the next one in the order that can be. Which one depends
+    on the position alone, so it is the same on any number of ranks. Where the machine lacks memory or files the error is
+    raised instead: the volume is fine, and another machine would train on it.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class TrainingDataset(Dataset[LoadedSample]):
         self.excluded: frozenset[str] = frozenset()
 
     def exclude(self, volume_ids: Iterable[str]) -> None:
-        """From now on. Raises OctjepaError when nothing would be left."""
+        """Leaves these volumes out from now on. Raises OctjepaError when none would be left."""
         self.excluded |= frozenset(volume_ids)
         if self.excluded >= set(self.volume_ids):
-            raise OctjepaError("no training volume is left: all of them are left out or cannot be read")
+            raise OctjepaError("no training volume is left: all of them are excluded or cannot be read")
 
     def volume_at(self, position: int) -> tuple[int, str]:
         """(visit, volume id) at a position of the stream; a volume's visit is its epoch unless domains are balanced."""
@@ -131,31 +131,31 @@ class TrainingDataset(Dataset[LoadedSample]):
 
     def _first_included(self, position: int) -> tuple[int, tuple[int, str]]:
         """(the position at which the volume really stands, what `place` says)."""
-        while (found := self.order.volume_at(position))[1] in self.excluded:
+        while (entry := self.order.volume_at(position))[1] in self.excluded:
             position += 1
-        return position, found
+        return position, entry
 
     def __getitem__(self, position: int) -> LoadedSample:
-        unread: dict[str, str] = {}
+        unreadable: dict[str, str] = {}
         before = retry_count()
-        most = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
-        while len(unread) < most:
+        limit = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
+        while len(unreadable) < limit:
             position, (visit, volume_id) = self._first_included(position)
-            if volume_id not in unread:
+            if volume_id not in unreadable:
                 try:
                     sample = make_sample(_read(self.store, volume_id), self.recipe, visit)
-                    return LoadedSample(volume_id, sample, (*unread.items(),), retry_count() - before)
+                    return LoadedSample(volume_id, sample, (*unreadable.items(),), retry_count() - before)
                 except MachineRefuses:
                     raise
                 except (OctjepaError, OSError, ValueError) as error:
-                    unread[volume_id] = str(error)
+                    unreadable[volume_id] = str(error)
             position += 1
-        last = next(reversed(unread.values()))
-        raise OctjepaError(f"{most} training volumes in a row cannot be read; the last: {last}")
+        last = next(reversed(unreadable.values()))
+        raise OctjepaError(f"{limit} training volumes in a row cannot be read; the last: {last}")
 
 
 class ValidationDataset(Dataset[LoadedSample]):
-    """The fixed validation samples of `volume_ids`. For a volume that cannot be read the next one stands in."""
+    """The fixed validation samples of `volume_ids`. A volume that cannot be read is replaced by the next one."""
 
     def __init__(self, store: Store, recipe: Recipe, volume_ids: Sequence[str]) -> None:
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
@@ -168,22 +168,22 @@ class ValidationDataset(Dataset[LoadedSample]):
             volume = read_or_warn(self.store, volume_id)
             if volume is not None:
                 return LoadedSample(volume_id, make_sample(volume, self.recipe, None))
-        raise OctjepaError(f"none of {len(self.volume_ids)} volumes to judge by can be read")
+        raise OctjepaError(f"none of {len(self.volume_ids)} validation volumes can be read")
 
 
 def read_or_warn(store: Store, volume_id: str) -> CanonicalVolume | None:
-    """The volume; None, and a warning, where it cannot be read. Raises MachineRefuses, for then it still could be."""
+    """The volume; None, and a warning, where it cannot be read. MachineRefuses passes, for then it is readable."""
     try:
         return _read(store, volume_id)
     except MachineRefuses:
         raise
     except (OctjepaError, OSError, ValueError) as error:
-        _log.warning("volume %s cannot be read and judges nothing: %s", volume_id, error)
+        _log.warning("volume %s cannot be read and is left out of validation: %s", volume_id, error)
         return None
 
 
 def _read(store: Store, volume_id: str) -> CanonicalVolume:
-    """As `Store.read`, after a few tries where the machine refuses."""
+    """As `Store.read`, tried again a few times where the machine lacks resources."""
     for seconds in _WAITS_SECONDS:
         try:
             return store.read(volume_id)
@@ -193,9 +193,10 @@ def _read(store: Store, volume_id: str) -> CanonicalVolume:
 
 
 def collate(items: Sequence[LoadedSample]) -> Batch:
-    ids, samples, unread, again = zip(*items, strict=True)
+    """Samples stacked along a new batch axis."""
+    ids, samples, unreadable, retried = zip(*items, strict=True)
     a, b, c, d, e, f, g = (torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True))
-    return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(one for some in unread for one in some), sum(again))
+    return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(pair for pairs in unreadable for pair in pairs), sum(retried))
 
 
 def training_batches(
@@ -205,7 +206,7 @@ def training_batches(
 
     A batch is recipe.train.global_batch volumes; the shares of all `world` ranks, in their order, are the batch that
     one process would take. Raises OctjepaError naming the cause when a loader process dies or too many volumes in a row
-    cannot be read, MachineRefuses where the machine lets nothing be read.
+    cannot be read, MachineRefuses where the machine lacks the resources to read.
     """
     size = stream.recipe.train.global_batch
     share = size // world

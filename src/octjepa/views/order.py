@@ -1,8 +1,8 @@
-"""Which volume stands at each position of the training stream: a function of (seed, position), without any state.
+"""Which volume comes at each position of the training stream: a function of (seed, position), without any state.
 
 An epoch is as many draws as there are volumes. Without domains, epoch `e` is a keyed shuffle that shows every volume
 once. With domains, each has a fixed number of draws an epoch (`quotas`), and walks through its own volumes in keyed
-shuffles, one after the other: nothing is drawn a second time before everything of its domain was drawn once.
+shuffles, one after the other: no volume is drawn again before all of its domain were drawn once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def quotas(counts: Mapping[str, int], power: float) -> dict[str, int]:
     exact = {name: max(0.0, total * weight / sum(weights.values()) - 1) for name, weight in weights.items()}
     scale = free / sum(exact.values()) if free else 0.0
     exact = {name: value * scale for name, value in exact.items()}
-    given = {name: int(value + 1e-9) for name, value in exact.items()}
-    by_remainder = sorted(counts, key=lambda name: (round(given[name] - exact[name], 9), name))
-    for name in by_remainder[: free - sum(given.values())]:
-        given[name] += 1
-    return {name: 1 + given[name] for name in sorted(counts)}
+    draws = {name: int(value + 1e-9) for name, value in exact.items()}
+    by_remainder = sorted(counts, key=lambda name: (round(draws[name] - exact[name], 9), name))
+    for name in by_remainder[: free - sum(draws.values())]:
+        draws[name] += 1
+    return {name: 1 + draws[name] for name in sorted(counts)}
 
 
 @lru_cache(maxsize=4)
@@ -45,7 +45,7 @@ def _domain_order(seed: int, domain: str, visit: int, count: int) -> np.ndarray:
 
 
 class VolumeOrder:
-    """The endless order of `volume_ids`; `domains` names each one's domain, all alike without.
+    """The endless order of `volume_ids`; `domains` maps each id to its domain, None puts all into one.
 
     `draws_per_epoch` maps a domain to its draws in an epoch.
     """
@@ -64,12 +64,12 @@ class VolumeOrder:
     def volume_at(self, position: int) -> tuple[int, str]:
         """(visit, volume id): `visit` counts how often this volume came before, which is the epoch without domains."""
         epoch, slot = divmod(position, self._count)
-        turn = int(_epoch_order(self._seed, epoch, self._count)[slot])
+        rank = int(_epoch_order(self._seed, epoch, self._count)[slot])
         if len(self._names) == 1:
-            return epoch, self._members[self._names[0]][turn]
-        domain = int(np.searchsorted(self._ends, turn, side="right"))
+            return epoch, self._members[self._names[0]][rank]
+        domain = int(np.searchsorted(self._ends, rank, side="right"))
         name = self._names[domain]
         members, quota = self._members[name], self.draws_per_epoch[name]
-        draw = epoch * quota + turn - (int(self._ends[domain]) - quota)
+        draw = epoch * quota + rank - (int(self._ends[domain]) - quota)
         visit, member = divmod(draw, len(members))
         return visit, members[_domain_order(self._seed, name, visit, len(members))[member]]

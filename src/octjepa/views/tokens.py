@@ -1,4 +1,4 @@
-"""Which patches of a view become tokens, and where each lies.
+"""Which patches of a view become tokens, and their positions.
 
 Retina fills about a fifth of a scan. With `select: tissue` a volume gives exactly K tokens: those that hold tissue
 first, then a keyed sample of the rest, so every encoder runs on K tokens and shapes never change.
@@ -18,7 +18,7 @@ def extract_patches(
     """The patches `index` (raster order over slice, depth, width) of a view, each flattened the same way."""
     (p, q, r), (d, h, w) = patch, view.shape
     grid = (d // p, h // q, w // r)
-    tiles = view.reshape(grid[0], p, grid[1], q, grid[2], r).transpose(0, 2, 4, 1, 3, 5)
+    tiles = view.reshape(grid[0], p, grid[1], q, grid[2], r).transpose(0, 2, 4, 1, 3, 5)  # [D, H, W, p, q, r]
     return tiles[np.unravel_index(index, grid)].reshape(len(index), p * q * r)
 
 
@@ -34,37 +34,37 @@ _RETINA = 2 / 3  # of the tissue band; the rest is choroid under Bruch's membran
 
 
 def patch_layers(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -> Int[np.ndarray, " grid"]:
-    """Which of `LAYERS` the centre of each patch lies in, raster order; -1 where its columns hold no tissue.
+    """The layer of `LAYERS` at the centre of each patch, raster order; -1 where its A-scans hold no tissue.
 
-    Told by the tissue band alone: above it, its upper, middle and lower third, below it. No layer is segmented here.
+    Layers are thirds of the tissue band, and what is above and below it; nothing is segmented here.
     """
     (p, q, r), (d, h, w) = patch, mask.shape
-    some = np.asarray(mask.any(axis=1))
+    some = np.asarray(mask.any(axis=1))  # [d, w]: A-scans with tissue
     top = np.where(some, mask.argmax(axis=1), np.nan)
     bottom = np.where(some, h - 1 - mask[:, ::-1].argmax(axis=1), np.nan)
     kinds = np.full((d // p, h // q, w // r), -1, np.int64)
-    seen = np.asarray(some.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
+    known = np.asarray(some.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
     edges = [np.nan_to_num(e).reshape(d // p, p, w // r, r).sum(axis=(1, 3)) for e in (top, bottom)]
     count = np.maximum(some.reshape(d // p, p, w // r, r).sum(axis=(1, 3)), 1)
     first, last = (edge / count for edge in edges)
     centre = (np.arange(h // q) + 0.5)[None, :, None] * q - 0.5
     share = (centre - first[:, None]) / np.maximum(last - first, 1)[:, None]
     inside = np.digitize(share, (0.0, _RETINA / 2, _RETINA, 1.0))
-    return np.where(seen[:, None], inside, kinds).reshape(-1)
+    return np.where(known[:, None], inside, kinds).reshape(-1)
 
 
 def select(
     share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator, background: int = 0
 ) -> Int[np.ndarray, " budget"]:
-    """`budget` patches in raster order: tissue first, then the rest, by chance within each; of the rest at least
-    `background`, where there are so many.
+    """`budget` patches in raster order: tissue first, then the rest, at random within each; at least `background` of
+    the rest, where there are so many.
 
-    Chance, not raster order or share: with more tissue than tokens, either would always leave out the same positions.
+    At random, not by raster order or share: with more tissue than tokens those always leave out the same positions.
     """
     order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
     tissue = int((share >= TISSUE_SHARE).sum())
-    kept = min(tissue, budget - min(background, len(share) - tissue))
-    return np.sort(np.concatenate([order[:kept], order[tissue:][: budget - kept]]))
+    chosen = min(tissue, budget - min(background, len(share) - tissue))
+    return np.sort(np.concatenate([order[:chosen], order[tissue:][: budget - chosen]]))
 
 
 def positions(
@@ -75,7 +75,7 @@ def positions(
     unit: str,
     origin: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> Float[np.ndarray, "t 3"]:
-    """Token centres (slice, depth, width): in token steps, or in millimetres from `origin`.
+    """Token centres (slice, depth, column): in token steps, or in millimetres from `origin`.
 
     `origin` is in voxels from the view's first corner.
     """

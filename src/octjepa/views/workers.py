@@ -1,7 +1,7 @@
-"""Loader processes: how they begin, and what is said when one of them ends before its time.
+"""Loader processes: how they start, and clear errors when one of them dies.
 
-torch tells of a dead one by a signal, so its error may come in the midst of anything that the main process does;
-`translate_worker_errors` stands around all of it.
+torch reports a dead worker by a signal, so its error may be raised anywhere in the main process;
+`translate_worker_errors` therefore wraps the whole run.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _DEATH = re.compile(
 )
 _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process")
 _NO_FILES = os.strerror(errno.EMFILE)
-_SECONDS = 1.0  # until the end of a process is known
-_MORE_FILES = "Raise the limit of open files (ulimit -n), or lower machine.loader_workers"
-_LESS = (
+_JOIN_SECONDS = 1.0  # until the exit code of a dead process is known
+_RAISE_LIMIT = "Raise the limit of open files (ulimit -n), or lower machine.loader_workers"
+_USE_LESS_MEMORY = (
     "lower machine.loader_workers (of a fine-tuning: loader_workers), or give the machine more memory, then go on with "
     "--resume"
 )
 
 
 def init_worker(worker: int) -> None:
-    """In a new loader process. Ctrl-C reaches all processes of a terminal, but the run needs this one for its update.
+    """Runs first in a new loader process: ignores Ctrl-C, because the run still needs this process for its update.
 
-    A batch that cannot be handed over, for want of an open file, ends the process: multiprocessing would drop it, and
-    the run would wait for it for ever.
+    A batch that cannot be sent for lack of an open file ends the process: multiprocessing would drop the batch, and
+    the run would wait for it forever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined] # its hook for this
+    Queue._on_queue_feeder_error = staticmethod(_exit_on_send_error)  # type: ignore[attr-defined] # its hook for this
 
 
-def _end(error: Exception, batch: object) -> NoReturn:
+def _exit_on_send_error(error: Exception, batch: object) -> NoReturn:
     out_of_files = _NO_FILES in str(error)
     if not out_of_files:
         traceback.print_exception(error)
@@ -51,66 +51,66 @@ def _end(error: Exception, batch: object) -> NoReturn:
 
 @contextmanager
 def translate_worker_errors() -> Iterator[None]:
-    """Raises OctjepaError with the cause where a loader process was killed, ended or ran out of memory.
+    """Raises OctjepaError with the cause where a loader process was killed, exited or ran out of memory.
 
-    An OctjepaError of a loader process comes as it was raised there. Any other error keeps its traceback.
+    An OctjepaError of a loader process is raised again as it was there. Any other error keeps its traceback.
     """
     try:
         yield
     except (RuntimeError, MemoryError, OctjepaError) as error:
         text = str(error)
         if _DEATH.search(text + "."):
-            raise OctjepaError(f"a loader process {_cause(_most_precise(error))}") from None
+            raise OctjepaError(f"a loader process {_explain(_most_precise_death(error))}") from None
         caught = _CAUGHT.search(text)
         if caught and caught.group(1).endswith("MemoryError"):  # NumPy's own comes as a RuntimeError
-            raise OctjepaError(f"a loader process ran out of memory: {_LESS}") from None
-        if caught and isinstance(error, OctjepaError):  # its text is a traceback, which ends with the message
+            raise OctjepaError(f"a loader process ran out of memory: {_USE_LESS_MEMORY}") from None
+        if caught and isinstance(error, OctjepaError):  # its text is a traceback that ends with the message
             raise type(error)(text.strip().splitlines()[-1].partition(": ")[2]) from None
         raise
 
 
 @contextmanager
-def translate_transfer_errors(crew: Iterable[BaseProcess]) -> Iterator[None]:
-    """Around the taking of batches: a process that dies while it hands one over leaves an error of the connection.
+def translate_transfer_errors(workers: Iterable[BaseProcess]) -> Iterator[None]:
+    """Wraps the receiving of batches: a worker that dies while it sends one leaves a connection error.
 
-    Raises OctjepaError with what that process of `crew` ended with, MachineRefuses where no open file is left here.
+    Raises OctjepaError with the exit code or signal of that worker, MachineRefuses where no open file is left here.
     """
     try:
         yield
     except (ConnectionError, EOFError, FileNotFoundError) as error:
         if _CAUGHT.search(str(error)):  # raised in the process, which lives
             raise
-        for process in crew:
-            process.join(_SECONDS)
-        codes = [process.exitcode for process in crew if process.exitcode]
-        said = f"exited unexpectedly with exit code {codes[0]}" if codes else "broke off while it handed over a batch"
+        for process in workers:
+            process.join(_JOIN_SECONDS)
+        codes = [process.exitcode for process in workers if process.exitcode]
+        death = f"exited unexpectedly with exit code {codes[0]}" if codes else "broke off while it sent a batch"
         if codes and codes[0] < 0:
-            said = f"is killed by signal: {signal.strsignal(-codes[0])}"
-        raise OctjepaError(f"a loader process {_cause(said)}") from None
-    except (OSError, RuntimeError) as error:  # torch makes the one of the other
+            death = f"is killed by signal: {signal.strsignal(-codes[0])}"
+        raise OctjepaError(f"a loader process {_explain(death)}") from None
+    except (OSError, RuntimeError) as error:  # torch turns one into the other
         if _NO_FILES not in str(error) or _CAUGHT.search(str(error)):
             raise
-        raise MachineRefuses(f"no batch can be taken from a loader process: {_NO_FILES}. {_MORE_FILES}") from None
+        raise MachineRefuses(f"no batch can be taken from a loader process: {_NO_FILES}. {_RAISE_LIMIT}") from None
 
 
-def _most_precise(error: BaseException) -> str:
-    """torch says that a process ended, and keeps the signal or exit code in the error that it was told first."""
-    said: list[str] = []
+def _most_precise_death(error: BaseException) -> str:
+    """torch's words for the death in a chain of errors: the one with the signal or exit code, usually the first."""
+    deaths: list[str] = []
     link: BaseException | None = error
     while link is not None:
-        said += _DEATH.findall(str(link) + ".")
+        deaths += _DEATH.findall(str(link) + ".")
         link = link.__cause__ or link.__context__
-    return next((one for one in said if "signal" in one or "code" in one), said[0])
+    return next((one for one in deaths if "signal" in one or "code" in one), deaths[0])
 
 
-def _cause(said: str) -> str:
-    """What torch said, and what to do."""
-    if said.endswith(f"exit code {errno.EMFILE}"):
-        return f"could not hand over a batch: {_NO_FILES}. {_MORE_FILES}"
-    name = said.partition("signal: ")[2]
+def _explain(death: str) -> str:
+    """torch's words for a death -> what happened and what to do."""
+    if death.endswith(f"exit code {errno.EMFILE}"):
+        return f"could not send a batch: {_NO_FILES}. {_RAISE_LIMIT}"
+    name = death.partition("signal: ")[2]
     if name == "Killed":
-        return f"was killed (SIGKILL), most often by the system because memory is full: {_LESS}"
+        return f"was killed (SIGKILL), most often by the system because memory is full: {_USE_LESS_MEMORY}"
     if name == "Bus error":
-        return f"died of a bus error, most often because /dev/shm is full: make that larger, or {_LESS}"
-    what = f"died of a signal ({name})" if name else said.replace("exited", "ended")
+        return f"died of a bus error, most often because /dev/shm is full: make that larger, or {_USE_LESS_MEMORY}"
+    what = f"died of a signal ({name})" if name else death.replace("exited", "ended")
     return f"{what}. loader_workers=0 shows the error where it happens; go on with --resume"
