@@ -2,7 +2,7 @@
 
 An encoder is a folder on this disk with safetensors weights, never a pickle and never code: a 2D vision model of
 `transformers`, applied to every B-scan; V-JEPA 2 (`VJEPA2Model`), to which the B-scans are frames of a video; a 3D
-network of MONAI, named in `monai.json`. Each gives tokens of the centred view of a canonical volume, which are pool_features
+network of MONAI, named in `monai.json`. Each gives tokens of the centred view of a canonical volume, which are pooled
 exactly as ours are. Weights that leave a part of the network without values are refused, because that part would be
 random. Another format is a subclass of `ExternalEncoder`, registered in `ENCODERS` by its decorator or by an entry
 point of the group `octjepa.encoders`.

@@ -101,8 +101,8 @@ class TrainingDataset(Dataset[LoadedSample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
 
     A volume that is excluded or cannot be read is replaced by the next one in the order that can be. Which one depends
-    on the position alone, so it is the same on any number of ranks. Where the machine lacks memory or files the error is
-    raised instead: the volume is fine, and another machine would train on it.
+    on the position alone, so it is the same on any number of ranks. Where the machine lacks memory or files the error
+    is raised instead: the volume is fine, and another machine would train on it.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TrainingDataset(Dataset[LoadedSample]):
         return [self.volume_at(position)[1] for position in range(update * size, (update + 1) * size)]
 
     def _first_included(self, position: int) -> tuple[int, tuple[int, str]]:
-        """(the position at which the volume really stands, what `place` says)."""
+        """(first position from `position` on whose volume is not excluded, its (visit, volume id))."""
         while (entry := self.order.volume_at(position))[1] in self.excluded:
             position += 1
         return position, entry
