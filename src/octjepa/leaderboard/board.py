@@ -80,11 +80,6 @@ class Board(Findings):
         """Plain data for JSON."""
         return dict(vars(self))
 
-    def add_notes(self, texts: Sequence[str]) -> None:
-        """Adds several notes."""
-        for text in texts:
-            self.add_note(text)
-
 
 def run_board(
     given: Sequence[str],

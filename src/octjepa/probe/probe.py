@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -217,7 +218,7 @@ class _Inputs:
 
     def fits(self, result: ProbeResult) -> Fits:
         """Fits every probe to every input; notes on covariates go to `result`."""
-        options = {"smoothing": self.settings.label_smoothing, "seed": self.settings.seed}
+        options: dict[str, Any] = {"smoothing": self.settings.label_smoothing, "seed": self.settings.seed}
         for name, pool, features in feature_sets(self.tables, self.pools):
             for one, space in self._spaces(features):
                 for probe in self.feature_probes or ("linear",):

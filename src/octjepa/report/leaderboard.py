@@ -80,6 +80,7 @@ def leaderboard_markdown(board: Mapping[str, Any]) -> str:
         lines += [f"- **{FAULT_KINDS[fault['kind']]}**: {fault['what']}" for fault in board["faults"]] + [""]
     lines += [f"- {sentence}" for sentence in summary(board)] + [""]
     table: list[tuple[str, ...]]
+    head: tuple[str, ...]
     for target, rows in _primary_rows(board).items():
         table = [
             (row["name"], figure_text(row), f"{row['n']} ({row['n_people']})", seeds_text(row),
