@@ -8,7 +8,7 @@ import torch
 
 import octjepa
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import pool_tokens
+from octjepa.checkpoint.encoder import pool_features
 from octjepa.errors import CheckpointError
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
@@ -70,10 +70,10 @@ def test_a_native_volume_is_prepared_as_the_weights_expect(run):
 
 def test_poolings_by_hand():
     features = np.array([[1.0, 5.0], [3.0, 1.0]], dtype=np.float32)
-    assert pool_tokens(features, "mean").tolist() == [2.0, 3.0]
-    assert pool_tokens(features, "mean_std_max").tolist() == [2.0, 3.0, 1.0, 2.0, 3.0, 5.0]
+    assert pool_features(features, "mean").tolist() == [2.0, 3.0]
+    assert pool_features(features, "mean_std_max").tolist() == [2.0, 3.0, 1.0, 2.0, 3.0, 5.0]
     with pytest.raises(ValueError, match="mean_std_max"):
-        pool_tokens(features, "median")
+        pool_features(features, "median")
 
 
 def test_what_is_no_checkpoint_is_said_so(tmp_path, run):

@@ -1,6 +1,6 @@
-"""The pre-norm transformer block: attention that knows 3D positions, and an MLP.
+"""The pre-norm transformer block: attention with 3D rotary positions, and an MLP.
 
-Residual stream in the dtype it enters with (fp32 in training); products run in autocast's dtype.
+The residual stream keeps the dtype of its input (fp32 in training); matrix products run in autocast's dtype.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention; `tables` of `rope_tables` rotate queries and keys."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads or (width // heads) % 2:
@@ -32,7 +34,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [b, heads, t, f]
         if tables is not None:
             q, k = rotate(q, tables), rotate(k, tables)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(-2))
@@ -43,8 +45,8 @@ def attend(
 ) -> Float[Tensor, "b h t f"]:
     """softmax(q k' / sqrt(f)) v.
 
-    By torch's own attention, except for training on a CPU in bf16 with few tokens: there its backward pass takes longer
-    than the plain products, whose `t * t` scores are small (`benchmarks/attention.py`).
+    By torch's own attention, except for training on a CPU in bf16 with few tokens: there its backward pass is slower
+    than plain products, whose `t * t` scores are small (`benchmarks/attention.py`).
     """
     few = q.dtype == torch.bfloat16 and q.shape[-2] <= _PLAIN_TOKENS
     if few and q.device.type == "cpu" and torch.is_grad_enabled():
@@ -54,6 +56,8 @@ def attend(
 
 
 class Block(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x))."""
+
     def __init__(self, width: int, heads: int, mlp_ratio: int = 4) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
@@ -64,7 +68,7 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t w"], tables: Tables | None, paths: Float[Tensor, "2 b"] | None = None
     ) -> Float[Tensor, "b t w"]:
-        """`paths`: what the attention and the MLP of each sample count by, where some are dropped."""
+        """`paths`: factors of the attention and the MLP of each sample, for drop-path."""
         if paths is None:
             x = x + self.attention(self.norm1(x), tables)
             return x + self.mlp(self.norm2(x))
@@ -74,38 +78,38 @@ class Block(nn.Module):
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Within, compiled blocks run as they are written: for looks at a model, whose shapes would each be compiled."""
+    """Runs compiled blocks eagerly: for evaluation, where every new shape would be compiled."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
-def initialise(module: nn.Module, depth_of: dict[nn.Linear, int]) -> None:
-    """Truncated normal of 0.02, zero biases; output layers of block n shrunk by sqrt(2 n), as in V-JEPA 2."""
+def initialise(module: nn.Module, output_depths: dict[nn.Linear, int]) -> None:
+    """Truncated normal of 0.02, zero biases; output layers of block n divided by sqrt(2 n), as in V-JEPA 2."""
     for child in module.modules():
         if isinstance(child, nn.Linear):
             nn.init.trunc_normal_(child.weight, std=0.02)
             if child.bias is not None:
                 nn.init.zeros_(child.bias)
-    for linear, depth in depth_of.items():
+    for linear, depth in output_depths.items():
         linear.weight.data.div_((2.0 * depth) ** 0.5)
 
 
-def recomputed(
+def checkpoint_block(
     block: nn.Module, x: Float[Tensor, "b t w"], tables: Tables | None, paths: Float[Tensor, "2 b"] | None = None
 ) -> Float[Tensor, "b t w"]:
-    """`block(x, tables, paths)`, of which only `x` is kept: the rest is computed again on the way back."""
+    """`block(x, tables, paths)` with activation checkpointing: only `x` is kept, the rest is recomputed."""
     if x.device.type != "xla":
         return checkpoint(block, x, tables, paths, use_reentrant=False)
-    # torch's own does not know the device, and XLA would merge the second computation with the first
+    # torch's own does not support XLA, which would merge the second computation with the first
     return import_module("torch_xla.utils.checkpoint").checkpoint(block, x, tables, paths, preserve_rng_state=False)
 
 
 class Stack(nn.ModuleList):
-    """Blocks in a row, with the initialisation of their depth.
+    """A sequence of blocks.
 
     `recompute` trades time for memory: activations within a block are not kept for the backward pass. `paths` is
-    drop-path (stochastic depth, Huang et al. 2016), for fine-tuning alone: 0 for a dropped attention or MLP of a
-    sample, 1 / share kept for the others. It is drawn outside, as a function of the sample: the network keeps no state.
+    drop-path (stochastic depth, Huang et al. 2016), for fine-tuning only: 0 for a dropped attention or MLP of a
+    sample, 1 / keep probability for the others. It is drawn outside, from the sample's id: the network has no state.
     """
 
     recompute = False
@@ -115,14 +119,15 @@ class Stack(nn.ModuleList):
         super().__init__(Block(width, heads) for _ in range(depth))
 
     def output_layers(self) -> dict[nn.Linear, int]:
-        found: dict[nn.Linear, int] = {}
+        """The last linear layer of each attention and MLP, with the number of its block (from 1)."""
+        layers: dict[nn.Linear, int] = {}
         for number, block in enumerate(self, start=1):
             assert isinstance(block, Block)
             last = block.mlp[2]
             assert isinstance(last, nn.Linear)
-            found[block.attention.out] = number
-            found[last] = number
-        return found
+            layers[block.attention.out] = number
+            layers[last] = number
+        return layers
 
     def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
         return self.intermediate_features(x, tables, (len(self),))[0]
@@ -130,14 +135,14 @@ class Stack(nn.ModuleList):
     def intermediate_features(
         self, x: Float[Tensor, "b t w"], tables: Tables | None, depths: Sequence[int]
     ) -> list[Float[Tensor, "b t w"]]:
-        """The stream after each of `depths` blocks (rising, from 1)."""
-        kept = []
+        """The residual stream after each of `depths` blocks (ascending, from 1)."""
+        features = []
         for number, block in enumerate(self, start=1):
             paths = None if self.paths is None else self.paths[number - 1]
             if self.recompute and torch.is_grad_enabled():
-                x = recomputed(block, x, tables, paths)
+                x = checkpoint_block(block, x, tables, paths)
             else:
                 x = block(x, tables, paths)
             if number in depths:
-                kept.append(x)
-        return kept
+                features.append(x)
+        return features

@@ -1,6 +1,6 @@
-"""The encoder: selected patches and their positions in, one vector a token out.
+"""The encoder: patches of selected tokens and their positions in, one feature vector for each token out.
 
-It never sees a whole volume, only the tokens it is given, so a hidden patch cannot leak into it.
+It receives only the tokens it is given, never a whole volume, so a hidden patch cannot leak into it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Encoder(nn.Module):
         initialise(self, self.blocks.output_layers())
 
     def embed_patches(self, patches: Float[Tensor, "b t voxels"]) -> Float[Tensor, "b t w"]:
+        """Voxels -> token vectors by one linear layer, fp32."""
         # fp32 from here on: the residual stream must not lose small updates to bf16
         embedded: Tensor = self.embed(patches).float()
         return embedded
@@ -39,10 +40,10 @@ class Encoder(nn.Module):
     def intermediate_features(
         self, tokens: Float[Tensor, "b t w"], coordinates: Float[Tensor, "b t 3"], depths: Sequence[int]
     ) -> Float[Tensor, "b t f"]:
-        """Features after each of `depths` blocks, one beside the other; the last depth is the encoder's own.
+        """Features after each of `depths` blocks, concatenated; the last of `depths` is the encoder's full depth.
 
-        The last one passes the final norm, the others are layer-normed without parameters, so that an encoder has the
-        same weights however many of its depths are supervised.
+        The last one passes the final norm, the others a layer norm without parameters, so that an encoder has the
+        same weights whatever the number of supervised depths.
         """
         if self.positions == "sincos":
             tables = None
@@ -51,7 +52,7 @@ class Encoder(nn.Module):
             tables = rope_tables(coordinates, self.width // self.heads, self.positions == "rope_tiled")
         *early, last = self.blocks.intermediate_features(tokens, tables, depths)
         normed = [F.layer_norm(one.float(), (self.width,), eps=NORM_EPS) for one in early]
-        return torch.cat([*normed, self.norm(last)], dim=-1)
+        return torch.cat([*normed, self.norm(last)], dim=-1)  # [b, t, w * depths]
 
     def forward(
         self, patches: Float[Tensor, "b t voxels"], coordinates: Float[Tensor, "b t 3"]

@@ -1,6 +1,6 @@
-"""Where a token is, told to attention (3D rotary) or to its vector (3D sin-cos).
+"""Position encodings: 3D rotary embeddings in attention, or 3D sin-cos vectors added to tokens.
 
-Coordinates are real numbers `[.., 3]` = (slice, depth, width) of the token's centre, in token steps or in
+Coordinates are real numbers `[.., 3]` = (slice, depth, column) of the token's centre, in token steps or in
 millimetres, so one model serves grids of any shape and unevenly spaced B-scans. Tables are fp32 always:
 in bf16 neighbouring positions past 256 would coincide.
 Sources: RoFormer (Su et al. 2021) for the rotation; V-JEPA 2 (Assran et al. 2025) for the split of a head
@@ -17,7 +17,7 @@ ROPE_BASE = 10_000.0
 
 
 def axis_width(head_width: int) -> int:
-    """Features of a head that turn with one axis: an even third; what is left over does not turn."""
+    """Features of a head that one axis rotates: an even third; the rest is not rotated."""
     return 2 * (head_width // 3 // 2)
 
 
@@ -31,15 +31,15 @@ def rope_tables(
     """Cosine and signed sine tables for `rotate`, fp32.
 
     Features `2i` and `2i+1` of an axis form a pair. The sine carries the sign of its pair's member, so that a
-    rotation is two products and a swap of neighbours. `tiled` lays the angles out as the released V-JEPA 2 weights
-    expect them, angle 1 to n and again 1 to n: there the two of a pair turn by different angles.
+    rotation is two products and a swap of neighbours. `tiled` orders the angles as the released V-JEPA 2 weights
+    expect, angle 1 to n and again 1 to n: there the two features of a pair rotate by different angles.
     """
     width = axis_width(head_width)
     if width == 0:
         raise ValueError(f"a head of {head_width} features is too narrow for three rotary axes: at least 6")
     angle = coordinates.float()[..., None] * _frequencies(width // 2, coordinates.device)
     angle = torch.cat([angle, angle], dim=-1) if tiled else angle.repeat_interleave(2, dim=-1)
-    angle = angle.flatten(-2)
+    angle = angle.flatten(-2)  # [b, t, 3 * width]
     rest = head_width - angle.shape[-1]
     angle = torch.nn.functional.pad(angle, (0, rest))
     sign = torch.ones(head_width, device=coordinates.device)
@@ -51,7 +51,7 @@ def rotate(
     x: Float[Tensor, "batch heads tokens head"],
     tables: tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]],
 ) -> Float[Tensor, "batch heads tokens head"]:
-    """Turns each neighbouring pair of features by its token's angle; keeps dtype."""
+    """Rotates each neighbouring pair of features by its token's angle; keeps the dtype."""
     cosine, sine = tables
     swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return (x * cosine + swapped * sine).to(x.dtype)

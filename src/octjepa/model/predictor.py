@@ -13,18 +13,20 @@ from octjepa.model.positions import rope_tables, sincos
 class TransformerPredictor(nn.Module):
     """Context features and their positions, plus mask tokens at target positions -> the targets there (V-JEPA 2).
 
-    `enters` and `leaves` are the widths of a context feature and of a prediction: the encoder's, several of its depths
-    side by side, or a patch's pixels.
+    `in_features` and `out_features` are the widths of a context feature and of a prediction: the encoder's width times
+    the supervised depths, or a patch's voxels.
     """
 
-    def __init__(self, enters: int, leaves: int, width: int, depth: int, heads: int, positions: str = "rope") -> None:
+    def __init__(
+        self, in_features: int, out_features: int, width: int, depth: int, heads: int, positions: str = "rope"
+    ) -> None:
         super().__init__()
         self.width, self.heads, self.positions = width, heads, positions
-        self.enter = nn.Linear(enters, width)
+        self.enter = nn.Linear(in_features, width)
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = Stack(width, depth, heads)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.leave = nn.Linear(width, leaves)
+        self.leave = nn.Linear(width, out_features)
         initialise(self, self.blocks.output_layers())
         nn.init.trunc_normal_(self.mask_token, std=0.02)
 
@@ -35,9 +37,9 @@ class TransformerPredictor(nn.Module):
         target_positions: Float[Tensor, "b m 3"],
     ) -> tuple[Float[Tensor, "b n f"], Float[Tensor, "b m f"]]:
         """Predictions at the visible and at the hidden positions, fp32."""
-        entered = self.enter(context).float()
-        masks = self.mask_token.expand(entered.shape[0], target_positions.shape[1], -1)
-        tokens = torch.cat([entered, masks], dim=1)
+        embedded = self.enter(context).float()  # [b, n, w]
+        masks = self.mask_token.expand(embedded.shape[0], target_positions.shape[1], -1)
+        tokens = torch.cat([embedded, masks], dim=1)  # [b, n + m, w]
         positions = torch.cat([context_positions, target_positions], dim=1)
         if self.positions == "sincos":
             tables = None
@@ -45,11 +47,11 @@ class TransformerPredictor(nn.Module):
         else:
             tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled")
         predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables))).float()
-        return predicted[:, : entered.shape[1]], predicted[:, entered.shape[1] :]
+        return predicted[:, : embedded.shape[1]], predicted[:, embedded.shape[1] :]
 
 
 class MLPPredictor(nn.Module):
-    """The MLP predictor: each token by itself through two layers."""
+    """Two layers applied to each token by itself, with `hidden` units between."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Weights to and from the V-JEPA 2 encoder of Hugging Face's transformers (`VJEPA2Model`).
 
-Same function, other names: theirs keeps query, key and value apart, embeds patches by a 3D convolution, and tiles its
-rotary tables (`positions: rope_tiled` here). What differs is adapted: RGB kernels are summed to grey, and a kernel of
-another tubelet length is stretched so that a still image gives the same features.
+Both compute the same function under other names: theirs has separate query, key and value layers, embeds patches by a
+3D convolution, and tiles its rotary tables (`positions: rope_tiled` here). RGB kernels are summed to one channel, and a
+kernel of another tubelet length is resampled so that a still image gives the same features.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Weights = dict[str, Tensor]
 
 
 def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
-    """State of `VJEPA2Model`'s encoder, keys from "encoder.". Raises ValueError: a form that theirs has not.
+    """State of `VJEPA2Model`'s encoder, keys from "encoder.". Raises ValueError where theirs has no such form.
 
-    Theirs knows square patches and tiled rotary positions only.
+    VJEPA2Model has square patches and tiled rotary positions only.
     """
-    slices, rows, columns = patch_size
-    if rows != columns or encoder.positions != "rope_tiled":
-        odd = f"patches of {rows} x {columns}" if rows != columns else f"positions {encoder.positions!r}"
-        raise ValueError(f"{odd}: VJEPA2Model has square patches and rope_tiled")
+    slices, depth, columns = patch_size
+    if depth != columns or encoder.positions != "rope_tiled":
+        found = f"patches of {depth} x {columns}" if depth != columns else f"positions {encoder.positions!r}"
+        raise ValueError(f"{found}: VJEPA2Model has square patches and rope_tiled")
     own = encoder.state_dict()
     theirs = {
-        f"{_KERNEL}.weight": own["embed.weight"].reshape(-1, 1, slices, rows, columns),
+        f"{_KERNEL}.weight": own["embed.weight"].reshape(-1, 1, slices, depth, columns),
         f"{_KERNEL}.bias": own["embed.bias"],
         "layernorm.weight": own["norm.weight"],
         "layernorm.bias": own["norm.bias"],
@@ -55,7 +55,7 @@ def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
 
 
 def vjepa2_config(encoder: Encoder, patch_size: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, Any]:
-    """The `config.json` that goes with `to_vjepa2`; theirs numbers positions on a square grid of `crop_size`."""
+    """The `config.json` for `to_vjepa2`; VJEPA2Model numbers positions on a square grid of `crop_size`."""
     hidden = encoder.state_dict()["blocks.0.mlp.0.weight"].shape[0]
     return {
         "architectures": ["VJEPA2Model"],
@@ -75,7 +75,7 @@ def vjepa2_config(encoder: Encoder, patch_size: tuple[int, int, int], grid: tupl
 
 
 def from_vjepa2(weights: Mapping[str, Tensor], patch_size: tuple[int, int, int]) -> Weights:
-    """State of our `Encoder` from theirs; the predictor's weights are left aside.
+    """State of our `Encoder` from theirs; the predictor's weights are ignored.
 
     Raises ValueError: no V-JEPA 2 encoder, or patches of another height or width.
     """
@@ -84,7 +84,7 @@ def from_vjepa2(weights: Mapping[str, Tensor], patch_size: tuple[int, int, int])
     if f"{_KERNEL}.weight" not in theirs or "layernorm.weight" not in theirs:
         raise ValueError(f"no V-JEPA 2 encoder: {prefix}{_KERNEL}.weight or its final layernorm is absent")
     own = {
-        "embed.weight": adapted_kernel(theirs[f"{_KERNEL}.weight"], patch_size).flatten(1),
+        "embed.weight": adapt_kernel(theirs[f"{_KERNEL}.weight"], patch_size).flatten(1),
         "embed.bias": theirs[f"{_KERNEL}.bias"],
         "norm.weight": theirs["layernorm.weight"],
         "norm.bias": theirs["layernorm.bias"],
@@ -99,19 +99,19 @@ def from_vjepa2(weights: Mapping[str, Tensor], patch_size: tuple[int, int, int])
     return {name: value.float() for name, value in own.items()}
 
 
-def adapted_kernel(
+def adapt_kernel(
     kernel: Float[Tensor, "w channels t p q"], patch_size: tuple[int, int, int]
 ) -> Float[Tensor, "w d p q"]:
-    """A video kernel for grey volumes: colours summed (grey is the same in all three), tubelet stretched or shrunk.
+    """A video kernel for one-channel volumes: colours summed (intensity is the same in all three), tubelet resampled.
 
-    Stretching copies each step and divides by how often, shrinking adds steps up: a scan that does not change along the
-    slow axis gives the same features as a still video.
+    Lengthening repeats each step and divides by the repeats, shortening sums steps: a scan that is constant along
+    the slice axis gives the same features as a still video.
     """
-    slices, rows, columns = patch_size
+    slices, depth, columns = patch_size
     _, _, steps, p, q = kernel.shape
-    if (p, q) != (rows, columns):
-        raise ValueError(f"its patches are {p} x {q}, the recipe's {rows} x {columns}: choose tokens.patch_size alike")
-    grey = kernel.float().sum(dim=1)
+    if (p, q) != (depth, columns):
+        raise ValueError(f"its patches are {p} x {q}, the recipe's {depth} x {columns}: choose tokens.patch_size alike")
+    intensity = kernel.float().sum(dim=1)
     fine = math.lcm(steps, slices)
-    spread = grey.repeat_interleave(fine // steps, dim=1) / (fine // steps)
+    spread = intensity.repeat_interleave(fine // steps, dim=1) / (fine // steps)
     return spread.unflatten(1, (slices, -1)).sum(dim=2)

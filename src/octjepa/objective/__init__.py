@@ -1,5 +1,5 @@
-"""The equations: losses, the EMA target, trivial predictors and the rank of features; nowhere else.
+"""The equations of pretraining: objectives, regularisers, the EMA target, baselines and rank metrics.
 
-Enter: predictions and targets, or two encoders. Leave: scalars, or the target moved in place.
-Fails with ValueError when two encoders do not match.
+Each objective is one file of `octjepa.objective.methods`; `octjepa.objective.base` says what one is made of and how a
+package adds another. Two encoders that do not match raise ValueError.
 """

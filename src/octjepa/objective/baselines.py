@@ -1,8 +1,8 @@
-"""Predictors that know nothing: what a learned one must beat, on the same targets of the same people.
+"""Baselines without learning that a predictor must beat, on the same targets of the same people.
 
-`constant` says the mean target everywhere, `position_mean` the mean target of that grid place, both learned from
-training people. `copy_nearest` says the target feature of the nearest visible token of the same volume; since
-neighbouring B-scans are nearly copies, a mask that it solves teaches nothing.
+`constant` predicts the mean target everywhere, `position_mean` the mean target at that grid position, both computed on
+training people. `copy_nearest` predicts the target feature of the nearest visible token of the same volume; since
+neighbouring B-scans are nearly copies, a mask that this solves teaches nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = ("constant", "position_mean", "copy_nearest")
 
 
 class PositionMeans:
-    """Mean of targets, overall and for each of `grid_tokens` positions; a place never seen says the overall mean."""
+    """Mean of targets, overall and at each of `grid_tokens` positions; the overall mean where none was added."""
 
     def __init__(self, grid_tokens: int, width: int) -> None:
         self.sums = torch.zeros(grid_tokens, width, dtype=torch.float64)

@@ -22,18 +22,19 @@ def momentum(update: int, total: int, base: float, final: float) -> float:
 
 @torch.no_grad()
 def update_target(target: nn.Module, student: nn.Module, m: float, healthy: Bool[Tensor, ""] | None = None) -> None:
-    """In place, every parameter and buffer, in the order both modules share.
+    """target = m target + (1 - m) student in place, for every parameter and buffer in their common order.
 
-    Where `healthy` is false nothing moves; it may lie on a device, and is not waited for.
+    Where `healthy` is false nothing changes; it may be on a device, and is not synchronised. Raises ValueError when the
+    two modules have different numbers of tensors.
     """
-    theirs = [local_tensor(tensor) for tensor in (*target.parameters(), *target.buffers())]
-    ours = [local_tensor(tensor) for tensor in (*student.parameters(), *student.buffers())]
-    if len(theirs) != len(ours):
-        raise ValueError(f"target has {len(theirs)} tensors, student {len(ours)}: not the same architecture")
+    targets = [local_tensor(tensor) for tensor in (*target.parameters(), *target.buffers())]
+    students = [local_tensor(tensor) for tensor in (*student.parameters(), *student.buffers())]
+    if len(targets) != len(students):
+        raise ValueError(f"target has {len(targets)} tensors, student {len(students)}: not the same architecture")
     if healthy is None:
-        torch._foreach_mul_(theirs, m)
-        torch._foreach_add_(theirs, ours, alpha=1.0 - m)
+        torch._foreach_mul_(targets, m)
+        torch._foreach_add_(targets, students, alpha=1.0 - m)
         return
-    kept, taken = torch.where(healthy, m, 1.0), torch.where(healthy, 1.0 - m, 0.0)
-    for old, new in zip(theirs, ours, strict=True):
-        old.mul_(kept).addcmul_(new, taken)
+    keep, take = torch.where(healthy, m, 1.0), torch.where(healthy, 1.0 - m, 0.0)
+    for old, new in zip(targets, students, strict=True):
+        old.mul_(keep).addcmul_(new, take)

@@ -1,6 +1,6 @@
-"""Figures of a set of features that tell collapse and usefulness without labels; none of them trains anything.
+"""Label-free metrics of a set of features that show collapse or usefulness; none of them trains anything.
 
-Rows are tokens (or volumes), columns features. Each is cheap on a few thousand rows.
+`features` is `[n, w]`: n tokens (or volumes) of w features. Each is cheap for a few thousand tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def rank_me(features: Features) -> float:
 def alpha_req(features: Features) -> float:
     """alpha-ReQ (Agrawal et al. 2022): the exponent of the power law that the covariance's eigenvalues follow.
 
-    The slope of log eigenvalue over log rank by least squares, sign turned. Near 1 is held to be healthy; far above,
-    a few directions carry everything; near 0, features are noise.
+    The slope of log eigenvalue over log rank by least squares, sign turned. Near 1 is considered healthy; far above,
+    a few directions carry all variance; near 0, features are noise.
     """
     centred = features.double() - features.double().mean(dim=0)
     values = torch.linalg.svdvals(centred).square()
@@ -35,13 +35,13 @@ def alpha_req(features: Features) -> float:
     if len(values) < 3:
         return math.inf
     rank = torch.arange(1, len(values) + 1, dtype=torch.float64).log()
-    level = values.log()
-    slope = ((rank - rank.mean()) * (level - level.mean())).sum() / (rank - rank.mean()).square().sum()
+    log_values = values.log()
+    slope = ((rank - rank.mean()) * (log_values - log_values.mean())).sum() / (rank - rank.mean()).square().sum()
     return -float(slope)
 
 
 def lidar(groups: Float[Tensor, "volumes views w"]) -> float:
-    """LiDAR (Thilak et al. 2024): the effective rank of what separates volumes, whitened by what differs within one.
+    """LiDAR (Thilak et al. 2024): effective rank of the variance between volumes, whitened by that within them.
 
     `groups` are features of several views of each volume. exp of the entropy of the normalised eigenvalues of
     W^-1/2 B W^-1/2, W the covariance within volumes, B that of the volumes' means. 0 where nothing separates them.
@@ -49,7 +49,7 @@ def lidar(groups: Float[Tensor, "volumes views w"]) -> float:
     The paper has 1,000 samples of 50 views and adds 1e-4 to W's diagonal. With 32 of 3 that would make a full rank of
     noise alone, for W has no more than 64 directions and the means carry a third of the noise. So W is shrunk, and of
     each eigenvalue only what exceeds the largest that noise would give counts (the edge of Marchenko and Pastur); how
-    much noise whitening leaves is told by W of one half of the volumes in units of the other's. NaN for fewer than two
+    much noise whitening leaves is estimated from one half's W in units of the other's. NaN for fewer than two
     volumes or views.
     """
     values = groups.double()
@@ -75,38 +75,38 @@ def lidar(groups: Float[Tensor, "volumes views w"]) -> float:
 def _within(values: Float[Tensor, "volumes views w"]) -> tuple[Float[Tensor, "w w"], Float[Tensor, "w w"]]:
     """The covariance within volumes, and the same shrunk towards its mean variance (Ledoit and Wolf 2004)."""
     volumes, views, width = values.shape
-    rows = (values - values.mean(dim=1, keepdim=True)).flatten(0, 1) * math.sqrt(views / (views - 1))
-    found = rows.T @ rows / len(rows)
-    even = (found.trace() / width).clamp_min(_TINY) * torch.eye(width, dtype=torch.float64)
-    error = (rows.square().sum(dim=1).square().mean() - found.square().sum()) / (volumes * (views - 1))
-    weight = (error / (found - even).square().sum().clamp_min(_TINY)).clamp(1e-6, 1)  # none would leave a null space
-    return found, found.lerp(even, weight)
+    residuals = (values - values.mean(dim=1, keepdim=True)).flatten(0, 1) * math.sqrt(views / (views - 1))
+    covariance = residuals.T @ residuals / len(residuals)
+    even = (covariance.trace() / width).clamp_min(_TINY) * torch.eye(width, dtype=torch.float64)
+    error = (residuals.square().sum(dim=1).square().mean() - covariance.square().sum()) / (volumes * (views - 1))
+    weight = (error / (covariance - even).square().sum().clamp_min(_TINY)).clamp(1e-6, 1)  # 0 would leave a null space
+    return covariance, covariance.lerp(even, weight)
 
 
 def spread(features: Features) -> float:
-    """Mean standard deviation of a feature over the rows: 0 when all rows are alike."""
+    """Mean standard deviation of a feature over the tokens: 0 when all are equal."""
     return float(features.float().std(dim=0).mean())
 
 
 def pair_cosine(features: Features) -> float:
-    """Mean cosine over all pairs of different rows: 1 when all rows point the same way."""
+    """Mean cosine over all pairs of different tokens: 1 when all point the same way."""
     unit = F.normalize(features.double(), dim=-1)
     count = len(unit)
     together = unit.sum(dim=0).square().sum() - unit.square().sum()
     return float(together / max(count * (count - 1), 1))
 
 
-def position_share(features: Features, place: Int[Tensor, " n"]) -> float:
-    """Share of the features' variance that the place in the grid explains: between positions over total, 0 to 1.
+def position_share(features: Features, position: Int[Tensor, " n"]) -> float:
+    """Share of the features' variance that the grid position explains: between positions over total, 0 to 1.
 
-    Near 1 the encoder tells where a token lies and not what is there. Places seen once are left out, for they would
-    explain themselves.
+    Near 1 the features encode where a token is and not what is there. Positions that occur once are left out, because
+    they would explain themselves.
     """
-    names, index, counts = place.unique(return_inverse=True, return_counts=True)
-    kept = counts[index] > 1
-    if not bool(kept.any()):
+    names, index, counts = position.unique(return_inverse=True, return_counts=True)
+    repeated = counts[index] > 1
+    if not bool(repeated.any()):
         return math.nan
-    values, index = features.double()[kept], index[kept]
+    values, index = features.double()[repeated], index[repeated]
     sums = torch.zeros(len(names), values.shape[1], dtype=torch.float64).index_add_(0, index, values)
     means = sums / counts.clamp_min(1).unsqueeze(1)
     total = (values - values.mean(dim=0)).square().sum()
@@ -118,9 +118,9 @@ def position_share(features: Features, place: Int[Tensor, " n"]) -> float:
 
 
 def separability(features: Features, kind: Int[Tensor, " n"]) -> float:
-    """Balanced accuracy of telling `kind` by the nearest class mean of the other half of the rows; chance 1 / kinds.
+    """Balanced accuracy of classifying `kind` by the nearest class mean of the other half of the tokens.
 
-    Kinds that only one half holds are left out; NaN with fewer than two left.
+    Chance is 1 / kinds. Kinds that occur in one half only are left out; NaN with fewer than two left.
     """
     unit = F.normalize(features.double() - features.double().mean(dim=0), dim=-1)
     half = torch.arange(len(kind)) % 2
