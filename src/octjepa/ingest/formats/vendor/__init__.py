@@ -8,7 +8,7 @@ or a library runs. A damaged header can name four thousand million frames. No me
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from octjepa.ingest.encapsulated import GAP_SHARE
 from octjepa.ingest.pixels import MAX_BYTES, fill_gaps
 from octjepa.ingest.raw_scan import FrameGeometry
-from octjepa.ingest.reasons import rejection
+from octjepa.ingest.reasons import error_origin, rejection
 
 MAX_LENGTH = 1 << 15  # of an axis; the widest known B-scan has 4096 columns
 
@@ -48,15 +48,30 @@ def check_length(needed: int, size: int) -> None:
         raise rejection("truncated", f"the file holds {size} bytes, its header promises {needed}")
 
 
-def fill_broken(pixels: UInt8[np.ndarray, "D H W"], broken: list[int], error: str) -> tuple[str, ...]:
-    """Fills the frames that did not decode from their neighbours, in place, as for DICOM; returns notes.
+def decode_frames(
+    count: int, decode: Callable[[int], np.ndarray], errors: tuple[type[Exception], ...]
+) -> tuple[UInt8[np.ndarray, "D H W"], tuple[str, ...]]:
+    """(`count` frames of equal shape, decoded by number, notes); those that raise `errors` are filled, as for DICOM.
 
-    Raises VolumeRejected frames_broken: more than a tenth of the frames, or two neighbours. `error` is the first one's.
+    Raises VolumeRejected frames_broken: more than a tenth of the frames, two neighbours, or all.
     """
-    if len(broken) > GAP_SHARE * len(pixels) or bool(np.any(np.diff(broken) == 1)):
-        raise rejection("frames_broken", f"{len(broken)} of {len(pixels)} B-scans do not decode; {error}")
+    pixels: np.ndarray | None = None
+    broken: list[int] = []
+    first_error = ""
+    for index in range(count):
+        try:
+            frame = decode(index)
+            if pixels is None:
+                check_shape(count, *frame.shape)
+                pixels = np.zeros((count, *frame.shape), np.uint8)
+            pixels[index] = frame
+        except errors as error:
+            broken.append(index)
+            first_error = first_error or error_origin(error)
+    if pixels is None or len(broken) > GAP_SHARE * count or bool(np.any(np.diff(broken) == 1)):
+        raise rejection("frames_broken", f"{len(broken)} of {count} B-scans do not decode; {first_error}")
     fill_gaps(pixels, broken)
-    return (f"gap_frames={len(broken)}",) if broken else ()
+    return pixels, (f"gap_frames={len(broken)}",) if broken else ()
 
 
 def decode_text(raw: bytes) -> str:

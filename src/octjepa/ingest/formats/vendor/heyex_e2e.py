@@ -27,8 +27,8 @@ from octjepa.ingest.formats.intensity import heyex_display
 from octjepa.ingest.formats.vendor import (
     check_length,
     check_shape,
+    decode_frames,
     file_size,
-    fill_broken,
     filled_fields,
     line_geometry,
     member_names,
@@ -157,26 +157,6 @@ def _decode_image(content: bytes) -> UInt8[np.ndarray, "H W"]:
     return heyex_display(np.ldexp(1 + (codes & 1023) / 1024, (codes >> 10).astype(np.int32) - 63))
 
 
-def _pixels(series: _Series, database: _Database) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(pixels [D, H, W], notes). Raises VolumeRejected frames_broken."""
-    pixels: np.ndarray | None = None
-    broken: list[int] = []
-    first_error = ""
-    for index, (_, folder) in enumerate(series.slices):
-        try:
-            image = _decode_image(database.content(folder))
-            if pixels is None:
-                check_shape(len(series.slices), *image.shape)
-                pixels = np.zeros((len(series.slices), *image.shape), np.uint8)
-            pixels[index] = image
-        except (ValueError, struct.error) as error:
-            broken.append(index)
-            first_error = first_error or error_origin(error)
-    if pixels is None:
-        raise rejection("frames_broken", f"none of {len(series.slices)} B-scans decodes; {first_error}")
-    return pixels, fill_broken(pixels, broken, first_error)
-
-
 def _header(series: _Series, database: _Database) -> tuple[HeaderFields, tuple[str, ...]]:
     """(header fields, names of the filled fields of personal data)."""
     formats, tree = database.formats, series.tree
@@ -229,7 +209,10 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         metas = [meta for meta, _ in series.slices]
         if metas[0].scan_pattern == _CIRCLE:
             raise rejection("too_few_frames", f"a circle scan: {len(metas)} B-scan, no volume")
-        pixels, gaps = _pixels(series, database)
+        images = [folder for _, folder in series.slices]
+        pixels, gaps = decode_frames(
+            len(images), lambda index: _decode_image(database.content(images[index])), (ValueError, struct.error)
+        )
         header, personal = _header(series, database)
     promised = int(metas[0].n_bscans)
     if promised > len(metas):

@@ -19,13 +19,13 @@ from octjepa.ingest.formats.vendor import (
     check_length,
     check_shape,
     date_text,
+    decode_frames,
     decode_text,
     file_size,
-    fill_broken,
     filled_fields,
 )
 from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
-from octjepa.ingest.reasons import error_origin, rejection
+from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern
 
 _HEADER_BYTES = 15
@@ -101,23 +101,24 @@ def _jpeg_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
 
     mode, _, _, columns, depth, frames, _ = _image_header(_JPEG, content)
     check_shape(frames, depth, columns)
-    at, broken, first_error = _JPEG.size, [], ""
-    pixels = np.zeros((frames, depth, columns), np.uint8)
+    at = _JPEG.size
+    streams = []
     for index in range(frames):
         if at + 4 > len(content):
             raise rejection("frames_missing", f"{index} of {frames} B-scans are in the chunk of images")
         (length,) = struct.unpack_from("<I", content, at)
-        stream = content[at + 4 : at + 4 + length]
+        streams.append(content[at + 4 : at + 4 + length])
         at += 4 + length
-        try:
-            with Image.open(BytesIO(stream)) as image:
-                if image.size != (columns, depth):
-                    raise ValueError("a B-scan of another size than the header's")
-                pixels[index] = np.asarray(image.convert("L"))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            broken.append(index)
-            first_error = first_error or error_origin(error)
-    return pixels, mode, fill_broken(pixels, broken, first_error)
+
+    def decode(index: int) -> np.ndarray:
+        with Image.open(BytesIO(streams[index])) as image:
+            if image.size != (columns, depth):
+                raise ValueError("a B-scan of another size than the header's")
+            return np.asarray(image.convert("L"))
+
+    damaged = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+    pixels, notes = decode_frames(frames, decode, damaged)
+    return pixels, mode, notes
 
 
 def _deep_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
