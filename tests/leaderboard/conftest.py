@@ -40,7 +40,7 @@ def made(cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]], tmp_path: Pat
         rng = np.random.default_rng(100 + seed)
         features = rng.normal(size=(len(frame), 24)).astype(np.float32)
         features[:, 0] += (signal * sick).astype(np.float32)
-        told = change(frame.assign(vector=list(features)))
-        return write_embeddings(tmp_path / f"{name}.parquet", told, 8, name, "c" * 64, leaked)
+        changed = change(frame.assign(vector=list(features)))
+        return write_embeddings(tmp_path / f"{name}.parquet", changed, 8, name, "c" * 64, leaked)
 
     return table, tmp_path / "labels.tsv", frame

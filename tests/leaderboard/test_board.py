@@ -205,13 +205,13 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
     test = target.indices["test"]
     good[test], poor[test] = 0.0, target.values["test"][:, None] * np.ones(8)
     options = [Option("step-1", "mean", "linear", poor), Option("step-2", "mean", "linear", good)]
-    asked: list[Any] = []
+    fitted: list[Any] = []
     linear = selection.PROBES["linear"]
-    monkeypatch.setitem(selection.PROBES, "linear", lambda space, of, how: asked.append(of) or linear(space, of, how))
+    monkeypatch.setitem(selection.PROBES, "linear", lambda space, of, how: fitted.append(of) or linear(space, of, how))
     chosen = select_option(options, target, plan_selection(seen, people, 0))
     assert chosen.option.checkpoint == "step-2"
     assert [name for name, _ in chosen.scored] == ["step-1 mean linear", "step-2 mean linear"]
-    for one in asked:
+    for one in fitted:
         assert not set(np.concatenate(list(one.indices.values()))) & set(test)
 
 
@@ -258,12 +258,12 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
         (tmp_path / "board" / "leaderboard.html").read_text(),
         (tmp_path / "board" / "leaderboard.md").read_text(),
     )
-    for told in (page, text):
-        assert "a constant predictor" in told
-        assert "for the 2nd time" in told
-        assert "2 differences to" in told
-        assert "95 % intervals are by person" in told
-        assert "(no interval)" in told
+    for form in (page, text):
+        assert "a constant predictor" in form
+        assert "for the 2nd time" in form
+        assert "2 differences to" in form
+        assert "95 % intervals are by person" in form
+        assert "(no interval)" in form
     assert "flat|&lt;b&gt;" in page
     assert "flat\\|<b>" in text
     assert not re.search(r"<script|https?://|src=", page)
@@ -307,8 +307,8 @@ def test_validation_chooses_among_the_probes_asked_for(made, monkeypatch):
     assert {row["probe"] for row in board.rows} == {"mlp", "linear", "constant"}  # covariates, majority
     assert _row(board, "good")["low"] > 0.7
     assert len([one for one in board.choices if one["name"] == "good"]) == 2  # mean, mean_std_max
-    for probes, said in ((["svm"], "no probe svm: known are linear, knn, mlp, attentive"), ([], "no probe given")):
-        with pytest.raises(UsageError, match=said):
+    for probes, message in ((["svm"], "no probe svm: known are linear, knn, mlp, attentive"), ([], "no probe given")):
+        with pytest.raises(UsageError, match=message):
             _run(labels, table("good", 2.5), probes=probes)
     with pytest.raises(UsageError, match="has no tokens to read"):
         _run(labels, table("good", 2.5), probes=["attentive"])
@@ -334,8 +334,8 @@ def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
         board_module, "embed_entries", lambda *given: [replace(one, tokens=tokens) for one in known(*given[:3])]
     )
     board = _run(labels, path, probes=["linear", "attentive"])
-    asked = [one["option"] for one in board.choices if one["name"] == "good"]
-    assert asked == ["mean_std_max linear", "mean linear", "attention attentive"]
+    labels_of_options = [one["option"] for one in board.choices if one["name"] == "good"]
+    assert labels_of_options == ["mean_std_max linear", "mean linear", "attention attentive"]
     alone = _run(labels, path, probes=["attentive"])
     row = _row(alone, "good")
     assert (row["probe"], row["pool"]) == ("attentive", "attention")

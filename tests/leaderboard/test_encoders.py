@@ -143,8 +143,8 @@ def test_code_beside_weights_is_never_run(vit):
 
 def test_weights_that_would_be_random_in_part_are_refused(vit, tmp_path):
     weights = load_file(vit / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if "layernorm_before" not in name}
-    save_file(kept, vit / "model.safetensors", {"format": "pt"})
+    incomplete = {name: value for name, value in weights.items() if "layernorm_before" not in name}
+    save_file(incomplete, vit / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="would be random"):
         load_external(vit)
     without_pooler = {name: value for name, value in weights.items() if not name.startswith("pooler")}

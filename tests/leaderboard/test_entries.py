@@ -1,4 +1,4 @@
-"""From what a user names to features: runs opened to checkpoints, seeds by name, encoders of others, kept tables."""
+"""From what a user names to features: runs opened to checkpoints, seeds by name, encoders of others, stored tables."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_run_is_opened_to_its_checkpoints_and_a_checkpoint_is_one(run: Path, t
 
 
 def test_one_given_name_is_one_arm_and_one_found_name_is_not(run: Path, tmp_path: Path) -> None:
-    for place in ("a", "b"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "eyes.parquet").write_bytes(b"")
-    paths = [str(tmp_path / place / "eyes.parquet") for place in ("a", "b")]
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "eyes.parquet").write_bytes(b"")
+    paths = [str(tmp_path / folder / "eyes.parquet") for folder in ("a", "b")]
     assert [(one.name, one.seed) for one in read_entries([f"x={path}" for path in paths])] == [("x", 1), ("x", 2)]
     assert [(one.name, one.seed) for one in read_entries(paths)] == [("eyes", 1), ("eyes#2", 1)]
     with pytest.raises(UsageError, match="is no entry"):
@@ -133,11 +133,11 @@ def test_what_pretraining_saw_is_left_out(run: Path, store: MemoryStore, labels:
 def test_the_verb_says_what_the_contract_names(made: Any, tmp_path: Path) -> None:
     table, labels, _ = made
     words = ["leaderboard", table("good", 2.5), table("poor", 0.0), "--labels", labels, "--target", "lesion0"]
-    said = call(*words, "--out", tmp_path / "board", "--json", "--quiet")
-    assert said.code == 0, said.err
+    result = call(*words, "--out", tmp_path / "board", "--json", "--quiet")
+    assert result.code == 0, result.err
     keys = {"name", "target", "probe", "pool", "metric", "value", "low", "high", "n"}
-    assert all(keys <= row.keys() for row in said.json["rows"])
-    assert all(Path(file).is_file() for file in said.json["files"])
+    assert all(keys <= row.keys() for row in result.json["rows"])
+    assert all(Path(file).is_file() for file in result.json["files"])
     text = call(*words, "--out", tmp_path / "board", "--reference", "poor")
     assert "test_used_before" in text.out or "2nd time" in text.out
     assert "good" in text.out

@@ -108,14 +108,21 @@ def fill_run(path: Path) -> None:
 
 
 def probe_of(low: float, high: float) -> dict[str, Any]:
-    said = {"probe": "linear", "pool": "mean_std_max", "metric": "auroc"}
+    reading = {"probe": "linear", "pool": "mean_std_max", "metric": "auroc"}
     names = ("tiny_cpu", "untrained", "histogram", "majority", "covariates")
     rows = [
-        {"name": name, "target": target, **said, "pool": "mean_std_max" if place < 2 else "none",
-         "value": 0.8 - 0.05 * place, "low": None if name == "majority" else 0.5, "high": 0.9, "n": 12}
-        for target in ("drusen", "macro") for place, name in enumerate(names)
+        {"name": name, "target": target, **reading, "pool": "mean_std_max" if number < 2 else "none",
+         "value": 0.8 - 0.05 * number, "low": None if name == "majority" else 0.5, "high": 0.9, "n": 12}
+        for target in ("drusen", "macro") for number, name in enumerate(names)
     ]  # fmt: skip
-    paired = {"name": "tiny_cpu", "target": "macro", **said, "difference": (low + high) / 2, "low": low, "high": high}
+    paired = {
+        "name": "tiny_cpu",
+        "target": "macro",
+        **reading,
+        "difference": (low + high) / 2,
+        "low": low,
+        "high": high,
+    }
     return {"rows": rows, "paired": paired, "comparisons": [], "notes": ["drusen: 1 volume has no label"]}
 
 

@@ -31,12 +31,12 @@ def test_what_the_probe_named_is_read_first(demo: Path) -> None:
     result.add_fault("test_used_before", "drusen: its test set is used for the 3rd time")
     probe = json.loads((demo / "probe.json").read_text(encoding="utf-8")) | {"faults": result.faults}
     (demo / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
-    said = first_words(demo)
-    assert "Read this first ✕ 3 faults" in said
-    assert "Constant predictor. tiny_cpu (linear, mean) says 'healthy' of every" in said.replace("&#39;", "'")
-    assert "Lost site or device. drusen: site UAB is lost" in said
-    assert "Test set used before. drusen" in said
-    assert said.index("Read this first") < said.index("Files read")
+    head = first_words(demo)
+    assert "Read this first ✕ 3 faults" in head
+    assert "Constant predictor. tiny_cpu (linear, mean) says 'healthy' of every" in head.replace("&#39;", "'")
+    assert "Lost site or device. drusen: site UAB is lost" in head
+    assert "Test set used before. drusen" in head
+    assert head.index("Read this first") < head.index("Files read")
 
 
 def test_leaked_people_are_named_though_no_probe_ran(demo: Path) -> None:
@@ -49,9 +49,9 @@ def test_leaked_people_are_named_though_no_probe_ran(demo: Path) -> None:
     with store.writing():
         store.add({**row, "split": "train", "volume_id": "f" * 16, "content_hash": "f" * 64, "file": "other.dcm"})
         store.consolidate()
-    said = first_words(demo)
-    assert "Leaked people. people in more than one split of the store: 1." in said
-    assert "Leaked people. people of val or test whose eyes the encoder was pretrained on: 4." in said
+    head = first_words(demo)
+    assert "Leaked people. people in more than one split of the store: 1." in head
+    assert "Leaked people. people of val or test whose eyes the encoder was pretrained on: 4." in head
 
 
 def test_a_site_of_which_nothing_came_is_named(demo: Path) -> None:

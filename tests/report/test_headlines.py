@@ -38,7 +38,7 @@ def test_the_verdict_turns_where_the_interval_meets_zero(low: float | None, high
 
 
 @pytest.mark.parametrize(
-    ("low", "lower_is_better", "verdict", "said"),
+    ("low", "lower_is_better", "verdict", "words"),
     [
         (0.01, False, "good", "The tuned encoder scores higher than"),
         (0.01, True, "bad", "scores higher than a linear probe on the same encoder frozen, and less is better,"),
@@ -46,10 +46,10 @@ def test_the_verdict_turns_where_the_interval_meets_zero(low: float | None, high
         (-0.1, True, "open", "does not show that tuning helped"),
     ],
 )
-def test_of_some_metrics_less_is_better(low: float, lower_is_better: bool, verdict: str, said: str) -> None:
+def test_of_some_metrics_less_is_better(low: float, lower_is_better: bool, verdict: str, words: str) -> None:
     headline = paired_headline({"difference": 0.05, "low": low, "high": 0.2}, TUNED, lower_is_better)
     assert (headline.title, headline.verdict) == ("Tuned minus frozen", verdict)
-    assert said in headline.sentence
+    assert words in headline.sentence
 
 
 def test_no_difference_is_not_a_zero() -> None:

@@ -1,7 +1,7 @@
-"""Encoders side by side under one protocol: validation chooses, the test set is read once and the reading is counted.
+"""Encoders side by side under one protocol: validation selects, the test set is used once and the use is counted.
 
-Enter: runs, checkpoints, weights or encoders of others, a store, a label table. Leave: rows with intervals, paired
-differences against a named reference with correction, as CSV, Markdown, HTML and plain data. Fails with UsageError on
-entries that cannot be read or compared, and on labels and splits as the probes do; a leaking encoder is named and left
-out.
+Input: runs, checkpoints, weights or external encoders, a store, a table of labels. Output: figures with intervals and
+paired differences against a named reference, corrected, and against the strongest baseline, as plain data. Raises
+UsageError on entries that cannot be read or compared, and on labels and splits as the probes do; an encoder that was
+pretrained on test people is named and left out.
 """

@@ -1,7 +1,8 @@
-"""A run, a store or a demo folder as one self-contained HTML page that a clinician-researcher can read and check.
+"""The report: one self-contained HTML page about a run, a fine-tuning, a segmentation, a store or a demo folder.
 
-Enter: a folder with what the other stages left in it. Leaves: one HTML file without scripts or network references.
-What the folder lacks is named on the page as missing; a folder that is none of the three is a UsageError.
+Input is a folder with the files that the other commands wrote; output is one HTML file without scripts or network
+references, that a clinician-researcher can read and check. What the folder lacks is named on the page as missing; any
+other folder is a UsageError. `leaderboard` writes the files of a leaderboard with the same templates.
 """
 
 from octjepa.report.page import write_report

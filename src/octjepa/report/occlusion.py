@@ -157,14 +157,14 @@ def select_test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) 
         rows.sort(key=lambda row: abs(float(row["predicted"]) - float(row["truth"])))
         chosen = {"median error": rows[(len(rows) - 1) // 2], "greatest error": rows[-1]}
         for kind, row in list(chosen.items())[: len(rows)]:
-            caption = f"{kind}: predicted {float(row['said']):.3g}, true {float(row['truth']):.3g}"
+            caption = f"{kind}: predicted {float(row['predicted']):.3g}, true {float(row['truth']):.3g}"
             cases.append((row, caption))
     for name in classes:
         for correct in (True, False):
             for row in [row for row in rows if row["truth"] == name and (row["predicted"] == name) == correct][:1]:
                 probability = float(row["scores"][list(classes).index(row["predicted"])])
                 verdict = "correct" if correct else f"wrong, it is {name}"
-                cases.append((row, f"predicted {row['said']} with {probability:.2f}: {verdict}"))
+                cases.append((row, f"predicted {row['predicted']} with {probability:.2f}: {verdict}"))
     return [
         {"volume_id": str(row["volume_id"]), "prediction": str(row["predicted"]), "caption": caption}
         for row, caption in cases[:MAX_CASES]

@@ -50,14 +50,14 @@ def render(contents: Contents) -> str:
     sections = build_sections(contents)
     root = contents.root
     cohort = (sections["cohort"].values or {}).get("summary")
-    found = [{**fault, "what": without_paths(fault["what"], root)} for fault in faults(contents, cohort)]
+    shown_faults = [{**fault, "what": without_paths(fault["what"], root)} for fault in faults(contents, cohort)]
     return render_template(
         "report.html.j2",
         contents=contents,
         title=str(name) or root.name,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         sections=sections,
-        faults=found,
+        faults=shown_faults,
         headlines=headlines(contents, cohort),
         kinds=FAULT_KINDS,
         long_table=_LONG_TABLE,

@@ -1,7 +1,7 @@
-"""The eyes of a store, one by one, in a browser on this machine; of a run also what its encoder sees.
+"""The viewer: the eyes of a store in a browser on this machine, and of a run also its encoder's tokens and masks.
 
-Enter: a store, or a run that names one. Leaves: nothing; the server answers on the loopback address alone, until it is
-stopped. `scans` makes the answers, `server` gives them out, `static` holds the page.
+The server answers on the loopback address alone until it is stopped. `scans` computes the answers, `server` serves
+them, `static` holds the page.
 """
 
 from octjepa.report.viewer.server import serve

@@ -2,7 +2,7 @@
 // kept with the number of its slice, so that band and overlay are never drawn on another one. The address keeps it all.
 "use strict";
 
-const SHOWN_ASPECT = 0.62; // height over width of a B-scan, unless true proportions are asked for
+const SHOWN_ASPECT = 0.62; // height over width of a B-scan, unless true proportions are chosen
 const MOST_ROWS = 500;
 const SENTENCES = {
   tokens: "Three principal components of the tissue tokens as red, green and blue. Like colours are like features, in all volumes alike; the colours themselves mean nothing. Clear: no tissue, or not among the tokens that the encoder is given.",
@@ -10,17 +10,17 @@ const SENTENCES = {
 };
 const at = (id) => document.getElementById(id);
 const state = { about: null, rows: [], shown: [], row: null, slice: null, scan: null, face: null, band: null, grid: null };
-const pictures = new Map(); // url -> promise of an image: the last ones asked for
+const pictures = new Map(); // url -> promise of an image: the last ones requested
 
 function picture(url) {
   if (!pictures.has(url)) {
-    const asked = (async () => {
+    const picture = (async () => {
       const answer = await fetch(url);
       if (!answer.ok) throw new Error(await answer.text());
       return createImageBitmap(await answer.blob());
     })();
-    asked.catch(() => pictures.delete(url)); // what failed is asked for anew
-    pictures.set(url, asked);
+    picture.catch(() => pictures.delete(url)); // what failed is requested again
+    pictures.set(url, picture);
     if (pictures.size > 200) pictures.delete(pictures.keys().next().value);
   }
   return pictures.get(url);
@@ -53,10 +53,10 @@ function fill(select, values, first) {
 }
 
 function filter() {
-  const asked = at("search").value.trim().toLowerCase();
+  const query = at("search").value.trim().toLowerCase();
   const is = (id, value) => !at(id).value || at(id).value === (value || "\0");
   state.shown = state.rows.filter((row) => is("device", row.device) && is("split", row.split)
-    && (!asked || [row.id, row.file, row.device, row.site, row.protocol, ...row.notes].join(" ").toLowerCase().includes(asked)));
+    && (!query || [row.id, row.file, row.device, row.site, row.protocol, ...row.notes].join(" ").toLowerCase().includes(query)));
   const orders = {
     worst: (a, b) => (a.quality ?? 0) - (b.quality ?? 0), doubt: (a, b) => doubts(b) - doubts(a) || (a.quality ?? 0) - (b.quality ?? 0),
   };
@@ -69,8 +69,8 @@ function filter() {
     button.dataset.id = row.id;
     const marks = row.axes.some((axis) => axis.uncertain) ? " spacing uncertain" : "";
     button.append(make("b", `${plain(row.device)}, ${row.eye || "eye unknown"}`), make("span", marks, "mark"));
-    const told = [`quality ${good(row)}`, row.split, row.id, row.file.split("/").pop()];
-    button.append(make("span", told.filter(Boolean).join(" · "), "soft"));
+    const facts = [`quality ${good(row)}`, row.split, row.id, row.file.split("/").pop()];
+    button.append(make("span", facts.filter(Boolean).join(" · "), "soft"));
     button.addEventListener("click", () => open(row));
     const item = make("li");
     item.append(button);
@@ -153,8 +153,8 @@ function legend(layer) {
   if (layer === "tokens") node.textContent = SENTENCES.tokens;
   else if (layer) {
     node.append(SENTENCES.mask);
-    for (const [name, told] of [["seen", "seen"], ["asked", "to be predicted"], ["hidden", "hidden, not asked"], ["out", "left out"]]) {
-      node.append(make("span", "", `swatch ${name}`), told);
+    for (const [name, label] of [["seen", "seen"], ["target", "to be predicted"], ["hidden", "hidden, no target"], ["out", "left out"]]) {
+      node.append(make("span", "", `swatch ${name}`), label);
     }
   }
 }
@@ -191,7 +191,7 @@ function draw() {
     pen.strokeStyle = "#35d0a5";
     for (const edge of band) line(pen, edge[slice], sx, sy);
   }
-  at("scan-told").textContent = at("true").checked
+  at("scan-caption").textContent = at("true").checked
     ? "B-scan as stored: flattened along Bruch’s membrane."
     : `B-scan as stored: flattened along Bruch’s membrane, drawn ${(SHOWN_ASPECT / truly).toFixed(1)} times as high as it is.`;
   drawFace(face, depth, width, (depth * dz) / (width * dx));
