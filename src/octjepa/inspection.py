@@ -57,10 +57,8 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
         return _store(path, verify)
     if (path / "run.json").is_file():
         return _run(path)
-    if (path / "head").is_dir() and _holds_head(path):
-        from octjepa.tasks.segment.folder import describe as describe_head
-
-        return describe_head(path)
+    if (path / "head").is_dir() and (found := _task_folder(path)) is not None:
+        return found
     if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):
         return _checkpoint(path)
     if path.is_dir() and recognise(path) is not None:
@@ -120,19 +118,22 @@ def _checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """Of pretraining, which names no kind in run.json, or of the fine-tuning of an encoder."""
+    """Of pretraining, which names no kind in run.json, or of a supervised task."""
     about = read_json_object(path / "run.json", _ANEW)
     if "kind" not in about:
         return {"kind": "run", **about, **_figures(path)}
-    from octjepa.tasks.finetune.folder import describe as describe_tuning
+    found = _task_folder(path)
+    if found is None:
+        raise UsageError(f"{path} is a run of the kind {about['kind']!r}, which no installed task describes")
+    return found
 
-    return describe_tuning(path)
 
+def _task_folder(path: Path) -> dict[str, Any] | None:
+    """Of a folder that a supervised task wrote; None where none did."""
+    from octjepa.tasks import find_task
 
-def _holds_head(path: Path) -> bool:
-    from octjepa.tasks.segment.folder import is_head
-
-    return is_head(path)
+    task = find_task(path)
+    return None if task is None else task.describe(path)
 
 
 def _figures(run: Path) -> dict[str, Any]:

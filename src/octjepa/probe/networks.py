@@ -1,4 +1,4 @@
-"""The two probes that are learnt by gradient steps: a small MLP on pooled features, and an attentive one on tokens.
+"""The two probes that are trained by gradient steps: a small MLP on pooled features, and an attentive one on tokens.
 
 The attentive probe is one cross-attention block (one learned query over a volume's tokens, as in V-JEPA; kept narrow,
 for wide ones overfit a few thousand volumes), so its pooling is learned from the labels. Both have one output layer for
@@ -32,14 +32,14 @@ class Outputs(nn.Module):
             self.steps = nn.Parameter(torch.full((classes - 2,), 0.54))
 
     def forward(self, x: Float[Tensor, "n w"]) -> Float[Tensor, "n outputs"]:
-        said: Tensor = self.linear(x)
+        outputs: Tensor = self.linear(x)
         if self.task == "regression":
-            return said
+            return outputs
         if self.task != "ordinal":
-            return said.log_softmax(dim=1)
+            return outputs.log_softmax(dim=1)
         thresholds = torch.cat([self.first[None], self.first + F.softplus(self.steps).cumsum(dim=0)])
-        above = torch.sigmoid(said - thresholds)
-        edge = torch.ones_like(said)
+        above = torch.sigmoid(outputs - thresholds)
+        edge = torch.ones_like(outputs)
         shares = torch.cat([edge, above], dim=1) - torch.cat([above, 0 * edge], dim=1)
         return shares.clamp_min(1e-6).log()
 
@@ -81,13 +81,13 @@ class AttentiveProbe(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "n k dim"]) -> Float[Tensor, "n outputs"]:
         values = self.value((tokens - self.mean) / self.std).unflatten(-1, self.query.shape)
-        read = torch.einsum("nhk,nkhf->nhf", self.attention(tokens), values).flatten(1)
-        x = self.out(read)
+        pooled = torch.einsum("nhk,nkhf->nhf", self.attention(tokens), values).flatten(1)
+        x = self.out(pooled)
         return self.outputs(x + self.mlp(self.norm(x)))
 
 
 def loss(
-    said: Float[Tensor, "n outputs"],
+    outputs: Float[Tensor, "n outputs"],
     truth: Int[Tensor, " n"] | Float[Tensor, " n"],
     weight: Float[Tensor, " classes"] | None,
     smoothing: float = 0.0,
@@ -95,7 +95,7 @@ def loss(
     """Mean squared error, or cross-entropy in which a volume weighs as its class; `smoothing` of the target is spread
     evenly over the classes (Szegedy et al. 2016)."""
     if weight is None:
-        return F.mse_loss(said[:, 0], truth)
-    wanted = F.one_hot(truth, len(weight)) * (1 - smoothing) + smoothing / len(weight)
+        return F.mse_loss(outputs[:, 0], truth)
+    target = F.one_hot(truth, len(weight)) * (1 - smoothing) + smoothing / len(weight)
     each = weight[truth]
-    return -(each * (wanted * said).sum(dim=1)).sum() / each.sum()
+    return -(each * (target * outputs).sum(dim=1)).sum() / each.sum()

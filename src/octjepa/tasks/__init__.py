@@ -1,5 +1,35 @@
 """Supervised tasks on a pretrained encoder: fine-tuning to labels, and segmentation of layers and lesions.
 
-Enter: a task recipe, a checkpoint, a store and labels. Leave: a folder with the tuned network or head and its test
-figures beside baselines. Fails with RecipeError on settings, UsageError on labels, ContractError on other weights.
+In: a task recipe, a checkpoint, a store and labels. Out: a folder with the tuned network or head and its test figures
+beside baselines. Fails with RecipeError on a recipe, UsageError on labels, ContractError on other weights. Packages add
+a task by an entry point of the group `octjepa.tasks`; `octjepa inspect` then describes its folders, too.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from octjepa.registry import Registry
+
+
+class Task(Protocol):
+    """What is known of a task outside of its own package."""
+
+    def holds(self, folder: Path) -> bool:
+        """Whether `folder` is one that this task wrote."""
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """What `octjepa inspect` shows of such a folder. Raises OctjepaError: a damaged file."""
+
+
+TASKS: Registry[Task] = Registry(
+    "task",
+    "octjepa.tasks",
+    {"finetune": "octjepa.tasks.finetune.folder", "segment": "octjepa.tasks.segment.folder"},
+)
+
+
+def find_task(folder: Path) -> Task | None:
+    """The task that wrote `folder`; None where none did."""
+    return next((task for name in TASKS.names() if (task := TASKS.get(name)).holds(folder)), None)

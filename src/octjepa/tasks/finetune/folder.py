@@ -29,6 +29,7 @@ from octjepa.probe.calibration import class_shares
 from octjepa.probe.results import differences_by_name
 from octjepa.remote import is_remote
 from octjepa.store import Store
+from octjepa.tasks import TASKS
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.tuning_data import TuningData
@@ -235,3 +236,18 @@ def _labels_hash(data: TuningData) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     return read_json_object(path, "start anew with another --out")
+
+
+class FinetuneTask:
+    """Folders of fine-tunings."""
+
+    def holds(self, folder: Path) -> bool:
+        """By the kind in run.json."""
+        return (folder / _ABOUT).is_file() and read_about(folder).get("kind") == KIND
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """See `describe`."""
+        return describe(folder)
+
+
+TASKS.register("finetune")(FinetuneTask())

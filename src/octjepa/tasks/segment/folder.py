@@ -18,6 +18,7 @@ from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpo
 from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D
 from octjepa.probe.results import differences_by_name
+from octjepa.tasks import TASKS
 from octjepa.tasks.segment.decoder import Decoder, DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.recipe import RECIPES, SegmentRecipe
@@ -177,3 +178,18 @@ def describe(out: Path) -> dict[str, Any]:
         "dice_minus": differences_by_name(results["paired"], lambda pair: str(pair["reference"])),
         "notes": results["notes"],
     }
+
+
+class SegmentTask:
+    """Folders of segmentation heads."""
+
+    def holds(self, folder: Path) -> bool:
+        """By the kind in the head's manifest."""
+        return (folder / "head").is_dir() and is_head(folder)
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """See `describe`."""
+        return describe(folder)
+
+
+TASKS.register("segment")(SegmentTask())
