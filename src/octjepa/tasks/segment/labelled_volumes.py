@@ -105,7 +105,7 @@ class LabelledVolumes:
         """Labels of a volume in the geometry of its scan. Raises UsageError: another shape or spacing."""
         file = self.files[volume["volume_id"]]
         assert file is not None
-        native = NativeMap.of(self.store, volume["volume_id"])
+        native = NativeMap.from_store(self.store, volume["volume_id"])
         read = self.folder.read(file, self.classes, native.shape[0])
         read.check(native.shape, native.spacing_mm, str(file))
         codes, fovea = read.as_classes(self.classes), read.fovea_mm

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -137,7 +137,7 @@ def draw_thickness(
             if np.isfinite(value):
                 ring, _, quarter = sector.partition("_")
                 (u, v), radius = _DIRECTION.get(quarter, (0, 0)), _RING_RADIUS[ring]
-                text = {"color": "white", "fontsize": 7, "ha": "center", "va": "center"}
+                text: dict[str, Any] = {"color": "white", "fontsize": 7, "ha": "center", "va": "center"}
                 panel.text(nasal * u * radius, v * radius, f"{value:.0f}", **text)
         panel.set_xlim(*map(float, column_mm))
         panel.set_ylim(*sorted(map(float, slice_mm)))
