@@ -21,7 +21,7 @@ from octjepa.errors import OctjepaError, TooManyLostError, UsageError
 from octjepa.ingest import discover
 from octjepa.ingest.archive import expand
 from octjepa.ingest.archive_members import REFUSALS
-from octjepa.ingest.archive_target import target_of
+from octjepa.ingest.archive_target import make_target
 
 TREE = "retinal_oct/structural_oct"
 SCAN = bytes(128) + b"DICM" + bytes(range(256)) * 20
@@ -196,7 +196,7 @@ def test_too_little_room_is_found_before_the_start(tmp_path: Path, monkeypatch: 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     source = zipped(tmp_path / "a.zip", "1/a.dcm")
-    with target_of(tmp_path / "out").only_writer(), pytest.raises(UsageError, match="another process expands"):
+    with make_target(tmp_path / "out").lock(), pytest.raises(UsageError, match="another process expands"):
         expand(source, tmp_path / "out")
 
 

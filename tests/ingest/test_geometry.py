@@ -296,9 +296,9 @@ def test_an_extent_that_no_oct_has_is_uncertain(
 
 
 def test_extents_that_are_too_long_and_parts_of_scans() -> None:
-    from octjepa.ingest.geometry import far_from_any_oct
+    from octjepa.ingest.geometry import implausible_extents
 
-    assert far_from_any_oct((128, 1024, 1024), (0.3, 0.01, 0.06)) == ("slice", "depth", "column")
-    assert far_from_any_oct((4, 64, 64), (0.05, 0.0026, 0.0117)) == ()
-    assert far_from_any_oct((200, 200, 200), (0.03, 0.00195, 0.03)) == ()
-    assert far_from_any_oct((512, 992, 512), (0.0234, 0.0026, 0.0234)) == ()
+    assert implausible_extents((128, 1024, 1024), (0.3, 0.01, 0.06)) == ("slice", "depth", "column")
+    assert implausible_extents((4, 64, 64), (0.05, 0.0026, 0.0117)) == ()
+    assert implausible_extents((200, 200, 200), (0.03, 0.00195, 0.03)) == ()
+    assert implausible_extents((512, 992, 512), (0.0234, 0.0026, 0.0234)) == ()

@@ -18,7 +18,7 @@ from octjepa.extras import to_install
 from octjepa.remote import info, is_remote, join, list_objects, put, put_bytes, read_bytes, remove
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import connection
-from octjepa.remote.retry import Patience, retried
+from octjepa.remote.retry import RetryPolicy, with_retries
 
 TRANSIENT = ["429", "500", "503", "408", "delay", "truncate", "shorten", "reset", "corrupt"]
 EYE = bytes(range(256)) * 40
@@ -158,13 +158,13 @@ def test_no_free_file_for_a_socket_is_the_machines_fault_and_told_at_once(scheme
     command = [sys.executable, "-c", _NO_FILES, f"{scheme}://bucket/eye.dcm"]
     made = subprocess.run(command, env=around, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr
-    assert f"cannot look at {scheme}://bucket/eye.dcm: Too many open files: raise the limit" in made.stdout
+    assert f"cannot look up {scheme}://bucket/eye.dcm: Too many open files: raise the limit" in made.stdout
 
 
 def test_an_etag_that_is_no_md5_is_not_taken_for_one(proxies: dict[str, FaultyProxy], tmp_path: Path) -> None:
     with bucket_of("s3", proxies["s3"], tmp_path / "cache") as bucket:
         url = join(bucket.url, "parts")
-        files, where = connection("s3", Patience.from_environment()), {"Bucket": BUCKET, "Key": parse(url).key}
+        files, where = connection("s3", RetryPolicy.from_environment()), {"Bucket": BUCKET, "Key": parse(url).key}
         upload = {**where, "UploadId": files.call_s3("create_multipart_upload", **where)["UploadId"]}
         parts = [
             {"PartNumber": n, "ETag": files.call_s3("upload_part", PartNumber=n, Body=body, **upload)["ETag"]}
@@ -234,13 +234,13 @@ def test_waiting_is_bounded_in_time_too() -> None:
         raise TimeoutError
 
     with pytest.raises(OctjepaError, match="cannot read s3://b/k: TimeoutError, 1 times"):
-        retried(fails, "read", "s3://b/k", Patience(total_seconds=1e-9))
+        with_retries(fails, "read", "s3://b/k", RetryPolicy(total_seconds=1e-9))
     assert len(calls) == 1
     with pytest.raises(ZeroDivisionError):
-        retried(lambda: 1 / 0, "read", "s3://b/k", Patience())
+        with_retries(lambda: 1 / 0, "read", "s3://b/k", RetryPolicy())
 
 
 def test_settings_that_are_no_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTJEPA_REMOTE_TRIES", "many")
     with pytest.raises(UsageError, match="OCTJEPA_REMOTE_TRIES is 'many'"):
-        Patience.from_environment()
+        RetryPolicy.from_environment()

@@ -1,7 +1,7 @@
-"""ZIP archives to the tree that ingest reads: streamed, checked, and continued where it stopped.
+"""ZIP archives to the tree that ingest reads: streamed, checked, and resumed where a run stopped.
 
-A member is written beside its place and renamed when its size and checksum are right, so that a file with its final
-name is whole. Running the same command again writes what is missing and touches nothing else.
+A member is written under a temporary name and renamed when its size and checksum are right, so that a file with its
+final name is complete. Running the same command again writes what is missing and touches nothing else.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
+from posixpath import basename, dirname, join
 from typing import Any
 from zipfile import ZipFile
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError
-from octjepa.ingest.archive_members import REFUSALS, Contents, Member, Refusal, Taken, judge
-from octjepa.ingest.archive_target import MB, UNREADABLE, Meter, Target, stream, target_of
+from octjepa.ingest.archive_members import REFUSALS, ArchivePlan, ClaimedPaths, Member, Refusal, plan_members
+from octjepa.ingest.archive_target import MB, UNREADABLE, Meter, Target, make_target, stream
+from octjepa.ingest.listing import BucketListing, Listing, LocalListing, relative, walk
 from octjepa.ingest.source_file import SourceFile, is_archive, printable
-from octjepa.ingest.walk import walk
 from octjepa.progress import bar
 
-_TOLD = 10  # refused members that the message names
+_REPORTED = 10  # refused members that the message names
 
 
 @dataclass
-class _Done:
-    """What a run did so far."""
+class _Counts:
+    """What a run wrote and left out so far."""
 
     written: int = 0
     skipped: int = 0
@@ -39,141 +40,124 @@ class _Done:
 
 
 def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dict[str, Any]:
-    """Expands the ZIP archives at `source` (a file, a folder with all below it, a url) into `target`, a folder or
-    a url.
+    """Expands the ZIP archives at `source` (a file, a folder with all below it, a url) into a folder or url.
 
-    Returns {archives, written, skipped, bytes, left_out, nested, refused, dry_run, seconds}: `skipped` members stand
-    there already with the same size and checksum; `nested` archives are written as they are; `refused` lists {archive,
-    member, reason, detail} with a reason of `octjepa.ingest.archive_members.REFUSALS`. With `dry_run` nothing is
-    written and the figures are what would be.
+    Returns {archives, written, skipped, bytes, left_out, nested, refused, dry_run, seconds}: `skipped` members are at
+    the target already with the same size and checksum; `nested` archives are written as they are; `refused` lists
+    {archive, member, reason, detail} with a reason of `octjepa.ingest.archive_members.REFUSALS`. With `dry_run` nothing
+    is written and the figures are what would be.
     Raises UsageError (no archive, a target that is no folder), TooManyLostError where a member was refused, after all
     work is done; OctjepaError: too little room on the disk, or no archive can be read at all.
     """
     start = time.monotonic()
-    done = _Done()
-    archives = _archives(str(source), done)
-    place = target_of(target)
-    with nullcontext() if dry_run else place.only_writer():
-        taken = Taken()
-        # What is fetched makes room for the next one; what lies on a disk is looked through before anything is written.
+    counts = _Counts()
+    archives = _find_archives(str(source), counts)
+    destination = make_target(target)
+    claimed = ClaimedPaths()
+    with nullcontext() if dry_run else destination.lock():
+        # A fetched archive makes room for the next one; local ones are all planned before anything is written.
         local = [archive for archive in archives if isinstance(archive.location, Path)]
-        groups = [local] if local else [[archive] for archive in archives]
-        for group in groups:
-            _expand_group(group, place, taken, done, dry_run)
+        for group in [local] if local else [[archive] for archive in archives]:
+            _expand_group(group, destination, claimed, counts, dry_run)
     summary = {
+        **asdict(counts),
         "archives": len(archives),
-        "written": done.written,
-        "skipped": done.skipped,
-        "bytes": done.bytes,
-        "left_out": dict(sorted(done.left_out.items())),
-        "nested": done.nested,
-        "refused": [{key: printable(value) for key, value in asdict(one).items()} for one in done.refused],
+        "left_out": dict(sorted(counts.left_out.items())),
+        "refused": [{key: printable(value) for key, value in asdict(one).items()} for one in counts.refused],
         "dry_run": dry_run,
         "seconds": time.monotonic() - start,
     }
-    if done.refused:
-        _complain(done, len(archives), summary)
+    if counts.refused:
+        _raise_refused(counts, len(archives), summary)
     return summary
 
 
-def _complain(done: _Done, archives: int, summary: dict[str, Any]) -> None:
+def _raise_refused(counts: _Counts, archives: int, summary: dict[str, Any]) -> None:
     """Raises TooManyLostError, or OctjepaError where nothing could be read."""
     lines = []
-    for one in done.refused[:_TOLD]:
-        place = f"{one.archive}: {one.member}" if one.member else one.archive
-        lines.append(f"  {printable(place)}  {one.reason}: {REFUSALS[one.reason]}{one.detail and f' ({one.detail})'}")
-    if len(done.refused) > _TOLD:
-        lines.append(f"  and {len(done.refused) - _TOLD} more, with --json")
+    for one in counts.refused[:_REPORTED]:
+        path = f"{one.archive}: {one.member}" if one.member else one.archive
+        lines.append(f"  {printable(path)}  {one.reason}: {REFUSALS[one.reason]}{one.detail and f' ({one.detail})'}")
+    if len(counts.refused) > _REPORTED:
+        lines.append(f"  and {len(counts.refused) - _REPORTED} more, with --json")
     table = "\n".join(lines)
-    if sum(not one.member for one in done.refused) >= archives and not done.written + done.skipped:
+    if sum(not one.member for one in counts.refused) >= archives and not counts.written + counts.skipped:
         raise OctjepaError(f"nothing can be expanded:\n{table}\ncopy or download it again")
     raise TooManyLostError(
-        f"expanded, but {len(done.refused)} archives or members are refused:\n{table}\n"
+        f"expanded, but {len(counts.refused)} archives or members are refused:\n{table}\n"
         "what is whole is written; mend the archive and run the same command again for the rest",
         summary,
     )
 
 
-def _archives(source: str, done: _Done) -> list[SourceFile]:
+def _find_archives(source: str, counts: _Counts) -> list[SourceFile]:
     """The ZIP archives of a source, sorted; names are relative to it, or to the folder above a single archive's."""
-    if remote.is_remote(source):
-        single = None if source.endswith("/") else remote.info(source)
-        objects = [single] if single else [one for one in remote.list_objects(source) if _is_zip(one.url)]
-        base = source.rpartition("/")[0].rpartition("/")[0] if single else remote.join(source)
-        found = [SourceFile(one.url, one.url.removeprefix(base).strip("/"), None, (one,)) for one in objects]
-    elif Path(source).is_file():
-        path = Path(source).resolve()
-        found = [SourceFile(path, f"{path.parent.name}/{path.name}")]
-    elif Path(source).is_dir():
-        top = Path(source).resolve()
-
-        def refuse(path: Path, reason: str, detail: str) -> None:
-            if reason == "unreadable_folder":
-                done.refused.append(Refusal(str(path.relative_to(top)), "", reason, detail))
-
-        found = [
-            SourceFile(folder.path / name, (folder.path / name).relative_to(top).as_posix())
-            for folder in walk(top, Counter(), refuse)
-            for name in folder.names
-            if _is_zip(name)
-        ]
-    else:
+    listing: Listing = BucketListing() if remote.is_remote(source) else LocalListing()
+    located = listing.locate(listing.normalise(source), as_folder=source.endswith("/"))
+    if located is None:
         raise UsageError(f"no file or folder at {printable(source)}")
+    top, kind = located
+
+    def refuse(path: str, reason: str, detail: str) -> None:
+        if reason == "unreadable_folder":
+            counts.refused.append(Refusal(relative(path, top) or ".", "", reason, detail))
+
+    if kind == "file":
+        found = [listing.source(top, f"{basename(dirname(top))}/{basename(top)}", None)]
+    else:
+        found = [
+            listing.source(path, relative(path, top) or "", None)
+            for folder in walk(listing, top, Counter(), refuse)
+            for name in folder.names
+            if name.lower().endswith(".zip") and not name.startswith(".") and (path := join(folder.path, name))
+        ]
     if not found:
         raise UsageError(f"no ZIP archive in {printable(source)}: expected files called *.zip")
     return sorted(found, key=lambda one: one.name)
 
 
-def _is_zip(name: str) -> bool:
-    last = PurePosixPath(name).name
-    return last.lower().endswith(".zip") and not last.startswith(".")
-
-
-def _expand_group(archives: Sequence[SourceFile], target: Target, taken: Taken, done: _Done, dry_run: bool) -> None:
-    """Judges some archives, sees that what is missing has room, and writes it."""
-    judged = [(archive, contents) for archive in archives if (contents := _contents(archive, taken, done))]
-    missing = [member for _, contents in judged for member in contents.members if not target.has(member.place)]
-    target.check_room(sum(member.info.file_size for member in missing))
-    total = sum(member.info.file_size for _, contents in judged for member in contents.members)
-    with bar("expand", total // MB, "MB") as progress:
+def _expand_group(
+    archives: Sequence[SourceFile], target: Target, claimed: ClaimedPaths, counts: _Counts, dry_run: bool
+) -> None:
+    """Plans some archives, checks that what is missing has room, and writes it."""
+    planned = [(archive, plan) for archive in archives if (plan := _plan(archive, claimed, counts))]
+    members = [member for _, plan in planned for member in plan.members]
+    target.check_room(sum(member.info.file_size for member in members if not target.has(member.path)))
+    with bar("expand", sum(member.info.file_size for member in members) // MB, "MB") as progress:
         meter = Meter(progress)
-        for archive, contents in judged:
-            done.left_out.update(contents.left_out)
-            done.refused.extend(contents.refused)
+        for archive, plan in planned:
+            counts.left_out.update(plan.left_out)
+            counts.refused.extend(plan.refused)
             with archive.local() as path, ZipFile(path) as opened:
-                for member in contents.members:
-                    _settle(opened, contents.archive, member, target, done, meter, dry_run)
+                for member in plan.members:
+                    if reason := _write(opened, member, target, counts, meter, dry_run):
+                        counts.refused.append(Refusal(plan.archive, member.info.filename, reason))
+                    elif is_archive(member.path):
+                        counts.nested.append(printable(member.path))
 
 
-def _contents(archive: SourceFile, taken: Taken, done: _Done) -> Contents | None:
+def _plan(archive: SourceFile, claimed: ClaimedPaths, counts: _Counts) -> ArchivePlan | None:
     with archive.local() as path:
         try:
             with ZipFile(path) as opened:
-                return judge(PurePosixPath(archive.name), opened.infolist(), path.stat().st_size, taken)
+                return plan_members(PurePosixPath(archive.name), opened.infolist(), path.stat().st_size, claimed)
         except UNREADABLE as error:
             detail = error.strerror or "" if isinstance(error, OSError) else ""
-            done.refused.append(Refusal(archive.name, "", "not_an_archive", detail))
+            counts.refused.append(Refusal(archive.name, "", "not_an_archive", detail))
             return None
 
 
-def _settle(
-    opened: ZipFile, archive: str, member: Member, target: Target, done: _Done, meter: Meter, dry_run: bool
-) -> None:
-    """Writes one member, or finds it there, or refuses it."""
-    reason = ""
-    if target.has(member.place):
+def _write(opened: ZipFile, member: Member, target: Target, counts: _Counts, meter: Meter, dry_run: bool) -> str:
+    """Writes one member, or skips one that is there; the reason of `REFUSALS` where it is refused, else ""."""
+    if target.has(member.path):
         same = target.is_same(member)
-        done.skipped += same
-        reason = "" if same else "other_file"
+        counts.skipped += same
         meter.add(member.info.file_size)
-    elif not target.is_free(member.place):
-        reason = "other_file"
-    elif stream(opened, member, None, meter) if dry_run else target.write(opened, member, meter):
-        done.written += 1
-        done.bytes += member.info.file_size
-    else:
-        reason = "damaged"
-    if reason:
-        done.refused.append(Refusal(archive, member.info.filename, reason))
-    elif is_archive(member.place):
-        done.nested.append(printable(member.place))
+        return "" if same else "other_file"
+    if not target.is_free(member.path):
+        return "other_file"
+    if not (stream(opened, member, None, meter) if dry_run else target.write(opened, member, meter)):
+        return "damaged"
+    counts.written += 1
+    counts.bytes += member.info.file_size
+    return ""

@@ -1,7 +1,7 @@
 """The members of a ZIP archive: which may be written and where, and which are refused and why.
 
-An archive is a stranger's word. Nothing in it may be written outside the target, hide another file, or grow beyond
-what it says; each such member is refused by itself and named.
+An archive is not trusted: nothing in it may be written outside the target, hide another file, or grow beyond its
+declared size. Each such member is refused by itself and named.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipInfo
@@ -30,7 +30,7 @@ REFUSALS = {
     "too_large": "it would grow as only a ZIP bomb does",
     "overlaps": "it shares its bytes with another member, as only in a ZIP bomb",
     "damaged": "its content is not what the archive's table promises",
-    "other_file": "another file stands in its place: remove that one, or choose another target",
+    "other_file": "another file has its path: remove that one, or choose another target",
 }
 _METHODS = {ZIP_STORED, ZIP_DEFLATED, ZIP_BZIP2, ZIP_LZMA}
 _CALLED = {9: "Deflate64", 93: "Zstandard", 95: "XZ", 99: "AES"}
@@ -43,10 +43,10 @@ _TABLES = {PARTICIPANTS: PARTICIPANTS, MANIFEST: f"retinal_oct/{MANIFEST}"}
 
 @dataclass(frozen=True)
 class Member:
-    """A file to write: `place` is its path below the target, "/" between the parts."""
+    """A file to write: `path` is its path below the target, "/" between the parts."""
 
     info: ZipInfo
-    place: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Refusal:
 
 
 @dataclass
-class Contents:
-    """One archive, judged."""
+class ArchivePlan:
+    """What of one archive is written, refused, and left out (counted by kind)."""
 
     archive: str
     members: list[Member] = field(default_factory=list)
@@ -69,16 +69,16 @@ class Contents:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-class Taken:
-    """Places that are spoken for, over all archives: case and accents do not tell files apart on every disk."""
+class ClaimedPaths:
+    """Target paths in use, over all archives; case and accents do not distinguish files on every disk."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[int, int]] = {}
         self._folders: set[str] = set()
 
     def claim(self, member: Member) -> bool | None:
-        """True for a free place, None for a second copy of the same content, False for another's place."""
-        key = unicodedata.normalize("NFC", member.place).casefold()
+        """True for a free path, None for a second copy of the same content, False for a path in use."""
+        key = unicodedata.normalize("NFC", member.path).casefold()
         content = (member.info.file_size, member.info.CRC)
         if key in self._files:
             return None if self._files[key] == content else False
@@ -90,36 +90,36 @@ class Taken:
         return True
 
 
-def judge(archive: PurePosixPath, infos: Sequence[ZipInfo], size: int, taken: Taken) -> Contents:
-    """What of an archive of `size` bytes is written and what not; `archive` is its path below the source."""
-    made = Contents(str(archive))
+def plan_members(archive: PurePosixPath, infos: Sequence[ZipInfo], size: int, claimed: ClaimedPaths) -> ArchivePlan:
+    """Decides which members of an archive of `size` bytes to write; `archive` is its path below the source."""
+    plan = ArchivePlan(str(archive))
     overlapping = _overlapping(infos, size)
-    sound: list[tuple[ZipInfo, list[str]]] = []
-    for number, info in enumerate(infos):
+    accepted: list[tuple[ZipInfo, list[str]]] = []
+    for index, info in enumerate(infos):
         parts = [part for part in info.filename.split("/") if part not in {"", "."}]
         if info.filename.endswith("/"):
             continue
         if "__MACOSX" in parts or (parts and (parts[-1].startswith("._") or parts[-1] == ".DS_Store")):
-            made.left_out["macOS side files"] += 1
+            plan.left_out["macOS side files"] += 1
             continue
         reason, detail = _fault(info, parts)
-        if not reason and number in overlapping:
+        if not reason and index in overlapping:
             reason = "overlaps"
         if reason:
-            made.refused.append(Refusal(made.archive, info.filename, reason, detail))
+            plan.refused.append(Refusal(plan.archive, info.filename, reason, detail))
         else:
-            sound.append((info, parts))
-    placed = _Placement(archive, [parts for _, parts in sound])
-    for info, parts in sound:
-        member = Member(info, "/".join(placed.of(parts)))
-        free = taken.claim(member)
+            accepted.append((info, parts))
+    target_path = _target_path(archive, [parts for _, parts in accepted])
+    for info, parts in accepted:
+        member = Member(info, "/".join(target_path(parts)))
+        free = claimed.claim(member)
         if free:
-            made.members.append(member)
+            plan.members.append(member)
         elif free is None:
-            made.left_out["second copies"] += 1
+            plan.left_out["second copies"] += 1
         else:
-            made.refused.append(Refusal(made.archive, info.filename, "name_collides"))
-    return made
+            plan.refused.append(Refusal(plan.archive, info.filename, "name_collides"))
+    return plan
 
 
 def _fault(info: ZipInfo, parts: Sequence[str]) -> tuple[str, str]:
@@ -144,20 +144,22 @@ def _fault(info: ZipInfo, parts: Sequence[str]) -> tuple[str, str]:
 
 
 def _overlapping(infos: Sequence[ZipInfo], size: int) -> set[int]:
-    """Numbers of members whose bytes reach into the next one's, or beyond the archive."""
-    order = sorted(range(len(infos)), key=lambda number: infos[number].header_offset)
+    """Indices of members whose bytes reach into the next one's, or beyond the archive."""
+    order = sorted(range(len(infos)), key=lambda index: infos[index].header_offset)
     found: set[int] = set()
-    for number, following in zip(order, [*order[1:], None], strict=True):
-        end = infos[number].header_offset + _LOCAL_HEADER_BYTES + infos[number].compress_size
+    for index, following in zip(order, [*order[1:], None], strict=True):
+        end = infos[index].header_offset + _LOCAL_HEADER_BYTES + infos[index].compress_size
         if following is None:
-            found.update({number} if end > size else ())
+            found.update({index} if end > size else ())
         elif end > infos[following].header_offset:
-            found.update({number, following})
+            found.update({index, following})
     return found
 
 
-class _Placement:
-    """Where the members of one archive belong, by how far its names go into AI-READI's tree.
+def _target_path(archive: PurePosixPath, names: Sequence[Sequence[str]]) -> Callable[[Sequence[str]], list[str]]:
+    """A function from the parts of a member's name to those of its path below the target.
+
+    How far the names of one archive go into AI-READI's tree decides:
 
     | the names hold | and go to |
     |---|---|
@@ -167,36 +169,29 @@ class _Placement:
     | none, but the archive or its folder is called like a device | retinal_oct/structural_oct/{device}/ |
     | none of these | a folder called like the archive |
     """
-
-    def __init__(self, archive: PurePosixPath, names: Sequence[Sequence[str]]) -> None:
-        self._aside = [*archive.parent.parts, archive.stem]
+    own_folder = [*archive.parent.parts, archive.stem]
+    above: list[str] = []
+    mark, prefix = "", ""
+    for mark, prefix in (("retinal_.+", ""), ("structural_oct", "retinal_oct"), ("|".join(DEVICES), _TREE)):  # noqa: B007
+        indices = (
+            (parts, index) for parts in names for index, part in enumerate(parts[:-1]) if re.fullmatch(mark, part)
+        )
+        if found := next(indices, None):
+            above = list(found[0][: found[1]])
+            break
+    else:
         device = next((name for name in (archive.stem, archive.parent.name) if name in DEVICES), "")
-        self._above: tuple[str, ...] = ()
-        self._mark = re.compile("")
-        self._prefix: list[str] | None = None
-        for mark, prefix in (("retinal_.+", ""), ("structural_oct", "retinal_oct"), ("|".join(DEVICES), _TREE)):
-            found = next((at for parts in names if (at := _first(mark, parts)) is not None), None)
-            if found is not None:
-                self._above, self._mark, self._prefix = found, re.compile(mark), prefix.split("/") if prefix else []
-                return
-        if device:
-            self._prefix = [*_TREE.split("/"), device]
+        if not device:
+            return lambda parts: [*own_folder, *parts]
+        mark, prefix = "", f"{_TREE}/{device}"
 
-    def of(self, parts: Sequence[str]) -> list[str]:
-        """The place of one member below the target."""
-        above = len(self._above)
-        if self._prefix is None or tuple(parts[:above]) != self._above:
-            return [*self._aside, *parts]
-        rest = list(parts[above:])
+    def target_path(parts: Sequence[str]) -> list[str]:
+        rest = list(parts[len(above) :])
+        if list(parts[: len(above)]) != above:
+            return [*own_folder, *parts]
         if len(rest) == 1 and rest[0] in _TABLES:
             return _TABLES[rest[0]].split("/")
-        inside = not self._mark.pattern or (len(rest) > 1 and self._mark.fullmatch(rest[0]))
-        return [*self._prefix, *rest] if inside else [*self._aside, *parts]
+        inside = not mark or (len(rest) > 1 and re.fullmatch(mark, rest[0]))
+        return [*filter(None, prefix.split("/")), *rest] if inside else [*own_folder, *parts]
 
-
-def _first(mark: str, parts: Sequence[str]) -> tuple[str, ...] | None:
-    """The folders above the first one that `mark` matches."""
-    for number, part in enumerate(parts[:-1]):
-        if re.fullmatch(mark, part):
-            return tuple(parts[:number])
-    return None
+    return target_path

@@ -1,4 +1,4 @@
-"""Where the members of archives go: a folder on a disk, or a place in a bucket; each is written whole or not at all."""
+"""Where the members of archives are written: a folder on a disk or in a bucket, each member atomically."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ class Meter:
 
 
 class Target(Protocol):
-    """A place that members are written to."""
+    """A folder that members are written to."""
 
-    def only_writer(self) -> AbstractContextManager[None]: ...
+    def lock(self) -> AbstractContextManager[None]: ...
 
     def check_room(self, needed: int) -> None:
         """Raises OctjepaError where `needed` bytes have no room."""
 
-    def has(self, place: str) -> bool: ...
+    def has(self, path: str) -> bool: ...
 
     def is_same(self, member: Member) -> bool:
-        """Whether what stands in a member's place is that member."""
+        """Whether the file at a member's path is that member."""
 
-    def is_free(self, place: str) -> bool:
+    def is_free(self, path: str) -> bool:
         """Whether a file can be made there."""
 
     def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
         """Writes one member; False where its content is damaged."""
 
 
-def target_of(target: str | Path) -> Target:
+def make_target(target: str | Path) -> Target:
     """Raises UsageError: a file stands there, or no access to the bucket."""
     if remote.is_remote(target):
         return BucketTarget(str(target))
@@ -73,11 +73,13 @@ def target_of(target: str | Path) -> Target:
 
 
 class FolderTarget:
+    """A folder on a disk."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
-    def only_writer(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Makes the folder and holds it for one process. Raises UsageError where another one has it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._folder, os.O_RDONLY)
@@ -96,12 +98,12 @@ class FolderTarget:
     def check_room(self, needed: int) -> None:
         _check_room(needed, self._folder)
 
-    def has(self, place: str) -> bool:
-        return os.path.lexists(self._folder / place)
+    def has(self, path: str) -> bool:
+        return os.path.lexists(self._folder / path)
 
     def is_same(self, member: Member) -> bool:
         """By size and checksum."""
-        path = self._folder / member.place
+        path = self._folder / member.path
         if path.is_symlink() or not path.is_file() or path.stat().st_size != member.info.file_size:
             return False
         checksum = 0
@@ -110,17 +112,17 @@ class FolderTarget:
                 checksum = zlib.crc32(block, checksum)
         return checksum == member.info.CRC
 
-    def is_free(self, place: str) -> bool:
-        """No file in a folder's place, no link that leads out of the target."""
-        parents = (self._folder / place).parents
+    def is_free(self, path: str) -> bool:
+        """Whether no part of the path is a file, or a link that leads out of the target."""
+        parents = (self._folder / path).parents
         above = next(one for one in parents if os.path.lexists(one) or one == self._folder)
         return above == self._folder or (above.is_dir() and above.resolve().is_relative_to(self._folder))
 
     def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
-        path = self._folder / member.place
+        path = self._folder / member.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The name depends on the place alone: what a kill leaves behind is written over by the next run.
-        part = path.with_name(f".{hashlib.sha256(member.place.encode()).hexdigest()[:16]}.part")
+        # The name depends on the path alone: what a killed run leaves is overwritten by the next one.
+        part = path.with_name(f".{hashlib.sha256(member.path.encode()).hexdigest()[:16]}.part")
         try:
             with part.open("wb") as file:
                 whole = stream(opened, member, file, meter)
@@ -132,26 +134,26 @@ class FolderTarget:
 
 
 class BucketTarget:
-    """Objects below a url. An object appears whole; one of the member's size in its place is taken for the member."""
+    """Objects below a url, written atomically by the store; one of the member's size is taken for the member."""
 
     def __init__(self, url: str) -> None:
         self._url = remote.join(url)
         self._sizes = {one.url.removeprefix(self._url).lstrip("/"): one.size for one in remote.list_objects(self._url)}
 
     @contextmanager
-    def only_writer(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         yield  # two runs write the same objects
 
     def check_room(self, needed: int) -> None:
         pass
 
-    def has(self, place: str) -> bool:
-        return place in self._sizes
+    def has(self, path: str) -> bool:
+        return path in self._sizes
 
     def is_same(self, member: Member) -> bool:
-        return self._sizes[member.place] == member.info.file_size
+        return self._sizes[member.path] == member.info.file_size
 
-    def is_free(self, place: str) -> bool:
+    def is_free(self, path: str) -> bool:
         return True
 
     def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
@@ -162,12 +164,12 @@ class BucketTarget:
             with path.open("wb") as file:
                 whole = stream(opened, member, file, meter)
             if whole:
-                remote.put(path, remote.join(self._url, member.place))
+                remote.put(path, remote.join(self._url, member.path))
             return whole
 
 
 def _check_room(needed: int, folder: Path) -> None:
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed and needed + _SPARE_BYTES > free:
         raise OctjepaError(

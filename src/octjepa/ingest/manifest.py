@@ -14,10 +14,11 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from posixpath import basename, dirname, join
 
 from octjepa.errors import UsageError
 
@@ -84,12 +85,9 @@ class Manifest:
         differ = len(set(map(row_hash, rows))) > 1 or any(row.filepath in self.disagreeing for row in rows)
         return (replace(rows[0], frames=None, sop_instance_uid="") if rows else None), differ
 
-    def row(self, path: Path) -> ManifestRow | None:
-        """The row of a local file; None where its rows contradict each other."""
-        real = path.parent.resolve() / path.name
-        if not real.is_relative_to(self.root):
-            return None
-        row = self.at(real.relative_to(self.root).as_posix())
+    def row(self, path: str) -> ManifestRow | None:
+        """The row of a real local path; None where it is not below the root or its rows contradict each other."""
+        row = self.at(os.path.relpath(path, self.root)) if path.startswith(self.root.rstrip("/") + "/") else None
         return None if row is None or row.filepath in self.disagreeing else row
 
 
@@ -166,11 +164,12 @@ def _table(text: str, called: str) -> list[dict[str, str]]:
     return rows
 
 
-def _text(path: Path) -> str:
+def decode_table(read: Callable[[], bytes], file: str) -> str:
+    """The text of a table. Raises UsageError: it cannot be read, or is no UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as a table of UTF-8 text: {error}") from None
+        raise UsageError(f"{file} cannot be read as a table of UTF-8 text: {error}") from None
 
 
 def parse_manifest(text: str, folder: str, called: str) -> Manifest:
@@ -219,50 +218,45 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, mtime_ns: int) -> Manifest:
-    return parse_manifest(_text(path), str(path.parent), str(path))
+def _read(path: str, mtime_ns: int) -> Manifest:
+    return parse_manifest(decode_table(Path(path).read_bytes, path), os.path.dirname(path), path)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Raises UsageError: not readable, or no column `filepath`."""
-    resolved = path.parent.resolve() / path.name  # a linked table speaks of the tree that it stands in
-    try:
-        mtime_ns = resolved.stat().st_mtime_ns
-    except OSError:
-        raise UsageError(f"no manifest at {path}") from None
-    return _read(resolved, mtime_ns)
+def is_bucket(url: str) -> bool:
+    """Whether a path is a url that names a bucket and nothing in it."""
+    return url.count("/") == 2 and "://" in url
 
 
-def find_manifest(folder: Path) -> Path | None:
-    """The manifest that speaks of `folder`: in it, in its retinal_oct/, or above it within the same dataset."""
-    above = [parent for parent in folder.resolve().parents if parent.name == "retinal_oct"]
-    return _first_file((folder, folder / "retinal_oct", *above), MANIFESTS)
+def find_manifest(folder: str, is_file: Callable[[str], bool]) -> str:
+    """The manifest of a real folder: in it, in its retinal_oct/, or in a retinal_oct/ above it; "" for none."""
+    above = [folder]
+    while (parent := dirname(above[-1])) != above[-1] and not parent.endswith(":"):
+        above.append(parent)
+    retinal_oct = [parent for parent in above[1:] if basename(parent) == "retinal_oct" and not is_bucket(parent)]
+    return _first_file((folder, join(folder, "retinal_oct"), *retinal_oct), MANIFESTS, is_file)
 
 
-def _first_file(folders: Iterable[Path], names: Sequence[str]) -> Path | None:
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+def find_participants(folder: str, manifest: str, is_file: Callable[[str], bool]) -> str:
+    """The table of people beside or above the manifest ("" for none), in `folder`, or in its retinal_oct/."""
+    near = [dirname(manifest), dirname(dirname(manifest))] if manifest else []
+    folders = [one for one in (*near, folder, join(folder, "retinal_oct")) if not one.endswith(":")]
+    return _first_file(folders, PEOPLE_TABLES, is_file)
+
+
+def _first_file(folders: Iterable[str], names: Sequence[str], is_file: Callable[[str], bool]) -> str:
+    return next((path for folder in folders for name in names if is_file(path := join(folder, name))), "")
 
 
 def find_row(path: Path) -> ManifestRow | None:
-    """The manifest row of one file, where the tree around it has a manifest."""
-    manifest = find_manifest(path.parent)
+    """The manifest row of one local file, where the tree around it has a manifest. Raises UsageError: a damaged one."""
+    real = os.path.join(os.path.realpath(path.parent), path.name)
+    file = find_manifest(os.path.dirname(real), os.path.isfile)
     try:
-        return read_manifest(manifest).row(path) if manifest else None
+        return _read(file, os.stat(file).st_mtime_ns).row(real) if file else None
     except UsageError:
-        if manifest and manifest.name == MANIFEST:
+        if basename(file) == MANIFEST:
             raise
         return None  # another program's table may be called manifest.csv
-
-
-def find_participants(folder: Path, manifest: Path | None) -> Path | None:
-    """The table of people at the dataset root, in `folder`, or in its retinal_oct/."""
-    near = [manifest.parent, manifest.parent.parent] if manifest is not None else []
-    return _first_file((*near, folder, folder / "retinal_oct"), PEOPLE_TABLES)
-
-
-def read_participants(path: Path) -> list[dict[str, object]]:
-    """As `parse_participants`, of a local file. Raises UsageError, also where it cannot be read."""
-    return parse_participants(_text(path), str(path))
 
 
 def parse_participants(text: str, called: str) -> list[dict[str, object]]:

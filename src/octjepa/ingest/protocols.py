@@ -1,4 +1,4 @@
-"""Known scan protocols: the field of view and row spacing that a device's fixed cubes have.
+"""Known scan protocols: the field of view and depth spacing that a device's fixed cubes have.
 
 The last resort of the spacing resolver. Only protocols whose field is fixed by the device are here; Spectralis
 lets the operator choose the lines, so its entries hold for their exact line count only.
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProtocolSpacing:
-    """Spacing in mm (None: not fixed by the protocol); `exact` when frames, rows and columns are the device's own."""
+    """Spacing in mm (None: not fixed by the protocol); `exact` when the shape is the device's own."""
 
     slice_mm: float | None
-    row_mm: float | None
+    depth_mm: float | None
     column_mm: float | None
     exact: bool
 
 
-# device -> native rows -> row spacing mm
-_ROW_MM = {
+# device -> native depth samples -> depth spacing in mm
+_DEPTH_MM = {
     "heidelberg_spectralis": {496: 0.003872},
     "topcon_maestro2": {885: 0.0026},
     "topcon_triton": {992: 0.0026},
@@ -52,17 +52,17 @@ def _field_mm(device: str, text: str) -> tuple[float, float, bool] | None:
 
 
 def protocol_spacing(device: str, text: str, shape: tuple[int, int, int]) -> ProtocolSpacing | None:
-    """What a protocol fixes for a scan of `shape` [D, H, W]; `text` is protocol and region, lower case."""
-    frames, rows, columns = shape
-    row_mm = _ROW_MM.get(device, {}).get(rows)
+    """The spacing that a protocol fixes for a scan of `shape` [D, H, W]; `text` is protocol and region, lower case."""
+    frames, depth, columns = shape
+    depth_mm = _DEPTH_MM.get(device, {}).get(depth)
     if device == "heidelberg_spectralis":
-        if shape[1] == 496 and columns in (768, 1536) and frames in (60, 61) and "20x20" not in text:
-            return ProtocolSpacing(0.1285, row_mm, 0.01206 * 768 / columns, True)
+        if depth == 496 and columns in (768, 1536) and frames in (60, 61) and "20x20" not in text:
+            return ProtocolSpacing(0.1285, depth_mm, 0.01206 * 768 / columns, True)
         if shape == (512, 496, 512):
-            return ProtocolSpacing(0.0117, row_mm, 0.0117, True)
-        return ProtocolSpacing(None, row_mm, None, False) if row_mm else None
+            return ProtocolSpacing(0.0117, depth_mm, 0.0117, True)
+        return ProtocolSpacing(None, depth_mm, None, False) if depth_mm else None
     field = _field_mm(device, text)
     if field is None:
-        return ProtocolSpacing(None, row_mm, None, False) if row_mm else None
+        return ProtocolSpacing(None, depth_mm, None, False) if depth_mm else None
     slow, fast, minus_one = field
-    return ProtocolSpacing(slow / (frames - minus_one), row_mm, fast / columns, shape in _NATIVE[device])
+    return ProtocolSpacing(slow / (frames - minus_one), depth_mm, fast / columns, shape in _NATIVE[device])

@@ -1,4 +1,7 @@
-"""Any file to an `OCTVolume`, or a `VolumeRejected` that says why: recognise its format, read it, assemble."""
+"""Any file to an `OCTVolume`, or a `VolumeRejected` that says why: recognise its format, read it, assemble the volume.
+
+Eye, person, scan pattern, spacing and frame order are decided here, alike for all formats.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,23 @@ import warnings
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from octjepa.errors import UsageError, VolumeRejected
-from octjepa.ingest.assemble import assemble
-from octjepa.ingest.formats import read_scan, recognise
-from octjepa.ingest.geometry import LIMITS_MM, plausible
-from octjepa.ingest.manifest import ManifestRow, find_row
-from octjepa.ingest.reasons import REASONS, error_origin, rejection
-from octjepa.volume import OCTVolume
+import numpy as np
+from jaxtyping import Float, UInt8
 
-SpacingOption = tuple[float, float, float] | Literal["file"] | None  # slice, depth, column in mm; "file": not by hand
+from octjepa.errors import UsageError, VolumeRejected
+from octjepa.ingest.formats import read_scan, recognise
+from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, plausible, resolve_geometry
+from octjepa.ingest.identity import identify
+from octjepa.ingest.manifest import ManifestRow, find_row
+from octjepa.ingest.orientation import circle_frames, find_scan_pattern, is_transposed, is_upside_down
+from octjepa.ingest.personal_data import masked_path
+from octjepa.ingest.protocols import protocol_spacing
+from octjepa.ingest.raw_scan import RawScan
+from octjepa.ingest.reasons import REASONS, error_origin, rejection
+from octjepa.volume import AXES, OCTVolume
+
+SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option
+MIN_FRAMES = 4
 
 
 def read_volume(
@@ -28,8 +39,8 @@ def read_volume(
 
     `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` takes precedence over the
     file. `dataset_path` is the scan's path in its data set where `path` is a copy of it; its folders and name may state
-    person, eye and device. `member` names one of several scans in the file ("1", "2", ...);
-    without it the first is read.
+    person, eye and device. `member` names one of several scans in the file ("1", "2", ...); without it the first is
+    read.
     Raises VolumeRejected (a code of `octjepa.ingest.reasons`); UsageError where there is no such file.
     """
     path = Path(path)
@@ -37,36 +48,14 @@ def read_volume(
         raise UsageError(f"no file at {path}: expected an OCT scan")
     try:
         with warnings.catch_warnings():
-            # pydicom converts values when they are asked for, and warns of each that is out of standard: here what is
-            # out of standard is judged one by one.
+            # pydicom warns of each value out of standard that it converts; here such values are checked one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if dataset_path is None else None)
             return assemble(read_scan(path, _format_of(path), member), dataset_path or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
-    except Exception as error:  # a damaged header may hold anything; the ledger must name it, not the run end
+    except Exception as error:  # a damaged header may hold anything; it must not end the run
         raise rejection("reader_failed", error_origin(error)) from error
-
-
-def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
-    """ "0.047,0.0026,0.0117" to (slice, depth, column) in mm, "file" to itself: what the files say, whatever was asked
-    before. Raises UsageError: not three plausible numbers.
-    """
-    if text.strip() == "file":
-        return "file"
-    try:
-        dz, dy, dx = map(float, text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, depth, column in mm; nor file"
-        ) from None
-    for axis, value in (("slice", dz), ("depth", dy), ("column", dx)):
-        if not plausible(axis, value):
-            low, high = LIMITS_MM[axis]
-            raise UsageError(
-                f"spacing {text!r}: {value:g} mm along {axis} is outside {low} to {high}; expected slice,depth,column"
-            )
-    return dz, dy, dx
 
 
 def _format_of(path: Path) -> str:
@@ -80,8 +69,148 @@ def _format_of(path: Path) -> str:
     raise rejection("unknown_format", "its first bytes and its suffix are those of no format, or of a single image")
 
 
+def assemble(
+    scan: RawScan,
+    dataset_path: PurePath,
+    row: ManifestRow | None = None,
+    spacing_mm: tuple[float, float, float] | None = None,
+) -> OCTVolume:
+    """The volume of `scan`; folders and name of `dataset_path` may state person, eye and device.
+
+    The user's `spacing_mm` (slice, depth, column) takes precedence over every other source.
+    Raises VolumeRejected: spacing_unknown, too_few_frames, not_b_scans.
+    """
+    identity = identify(scan.header, dataset_path, row)
+    frame_geometry, notes = scan.frame_geometry, [*identity.notes, *scan.notes]
+    _check_frames(len(scan.pixels), "B-scans")
+    pixels, pixel_spacing = _orient(scan, notes)
+    text = f"{identity.protocol} {identity.region}".lower()
+    pattern = scan.pattern or find_scan_pattern(frame_geometry, identity.device, text)
+    if pattern == "radial" and (circular := circle_frames(frame_geometry)).any():
+        notes.append(f"circle_frames_dropped={int(circular.sum())}")
+        frame_geometry, pixels = frame_geometry.take(~circular), pixels[~circular]
+        _check_frames(len(pixels), "straight B-scans")
+    frames, depth, columns = pixels.shape
+    sources = SpacingSources(
+        frame_geometry=frame_geometry,
+        shared_pixel_spacing=pixel_spacing,
+        shared_thickness=scan.thickness_mm,
+        manifest_pixel_spacing=row.pixel_spacing_mm if row else None,
+        manifest_thickness=row.slice_thickness_mm if row else None,
+        protocol=protocol_spacing(identity.device, text, (frames, depth, columns)),
+        header=scan.spacing_mm,
+        header_source=scan.spacing_from,
+        option=spacing_mm,
+    )
+    geometry = resolve_geometry(sources, (frames, depth, columns), pattern)
+    notes += _manifest_contradictions(scan, row, geometry)
+    pixels = _in_spatial_order(pixels, geometry)
+    estimated = [axis for axis in scan.uncertain if geometry.provenance[axis] != "option"]
+    return OCTVolume(
+        pixels=pixels,
+        spacing_mm=geometry.spacing_mm,
+        provenance=geometry.provenance,
+        person_id=identity.person_id,
+        device=identity.device,
+        laterality=identity.laterality,
+        laterality_source=identity.laterality_source,
+        pattern=pattern,
+        uncertain=tuple(dict.fromkeys([*geometry.uncertain, *estimated])),
+        slice_positions_mm=geometry.positions_mm,
+        sop_instance_uid=identity.sop_instance_uid,
+        protocol=identity.protocol,
+        region=identity.region,
+        visit=identity.visit,
+        site=identity.site,
+        format=scan.format,
+        labels=dict(scan.labels),
+        personal=scan.personal,
+        notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
+        source=masked_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
+    )
+
+
+def _check_frames(count: int, what: str) -> None:
+    if count < MIN_FRAMES:
+        raise rejection("too_few_frames", f"{count} {what}; a volume needs {MIN_FRAMES} at least")
+
+
+def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, float] | None]:
+    """(pixels, (depth, column) spacing) with the A-scans along axis 1 and the vitreous on top.
+
+    Raises VolumeRejected not_b_scans.
+    """
+    pixels, pixel_spacing = scan.pixels, scan.pixel_spacing_mm
+    if is_transposed(pixels):
+        notes.append("axes_transposed")
+        pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
+        if pixel_spacing is not None:
+            depth_mm, column_mm = pixel_spacing[::-1]  # stated for rows and columns as they are stored
+            if plausible("depth", depth_mm) and plausible("column", column_mm):
+                pixel_spacing = depth_mm, column_mm
+    if is_upside_down(pixels):
+        notes.append("turned_upright")
+        pixels = np.ascontiguousarray(pixels[:, ::-1])
+    return pixels, pixel_spacing
+
+
+def _manifest_contradictions(scan: RawScan, row: ManifestRow | None, geometry: Geometry) -> list[str]:
+    """Notes where a manifest row contradicts the file: it may be the row of another scan."""
+    if row is None:
+        return []
+    contradicts = {
+        "manifest_uid_disagrees": len({row.sop_instance_uid, scan.header.uid} - {""}) > 1,
+        "manifest_frames_disagree": row.frames is not None and row.frames != len(scan.pixels),
+        "manifest_spacing_disagrees": row.pixel_spacing_mm is not None
+        and not np.allclose(row.pixel_spacing_mm, geometry.spacing_mm[1:], rtol=0.02),
+    }
+    return [note for note, disagrees in contradicts.items() if disagrees]
+
+
+def _in_spatial_order(pixels: UInt8[np.ndarray, "F H W"], geometry: Geometry) -> UInt8[np.ndarray, "F H W"]:
+    """Frames in the resolved order, unless neighbours correlate clearly better as they are stored."""
+    order = geometry.order
+    if "frames_unordered" not in geometry.notes:
+        return pixels if np.array_equal(order, np.arange(len(order))) else pixels[order]
+    small = pixels[:, ::8, ::8].reshape(len(pixels), -1).astype(np.float32)  # [F, N]
+    small -= small.mean(axis=1, keepdims=True)
+    small /= np.linalg.norm(small, axis=1, keepdims=True) + 1e-6
+
+    def correlation(frames: Float[np.ndarray, "F N"]) -> float:
+        return float((frames[1:] * frames[:-1]).sum(axis=1).mean())
+
+    if correlation(small) > correlation(small[order]) + 0.02:
+        geometry.notes.append("order_by_correlation")
+        geometry.positions_mm = None
+        geometry.uncertain = tuple(dict.fromkeys([*geometry.uncertain, "slice"]))
+        return pixels
+    return pixels[order]
+
+
+def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
+    """Parses "0.047,0.0026,0.0117" to (slice, depth, column) in mm; "file" (what the files state) stays as it is.
+
+    Raises UsageError: not three plausible numbers.
+    """
+    if text.strip() == "file":
+        return "file"
+    try:
+        dz, dy, dx = map(float, text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, depth, column in mm; nor file"
+        ) from None
+    for axis, value in zip(AXES, (dz, dy, dx), strict=True):
+        if not plausible(axis, value):
+            low, high = LIMITS_MM[axis]
+            raise UsageError(
+                f"spacing {text!r}: {value:g} mm along {axis} is outside {low} to {high}; expected slice,depth,column"
+            )
+    return dz, dy, dx
+
+
 def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[str, Any]:
-    """What `octjepa inspect FILE` says, for an accepted and for a rejected file. Raises UsageError: no such file.
+    """What `octjepa inspect FILE` reports, for an accepted and for a rejected file. Raises UsageError: no such file.
 
     Keys: kind ("volume" | "rejected"), shape, spacing_mm, provenance, laterality, device, pattern, reasons
     [{reason, detail, meaning, action}], uncertain, notes, protocol, region, content_hash.
@@ -97,17 +226,8 @@ def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[st
             "content_hash": "",
         }  # fmt: skip
     return {
-        "kind": "volume",
-        "shape": list(volume.shape),
-        "spacing_mm": list(volume.spacing_mm),
-        "provenance": dict(volume.provenance),
-        "laterality": volume.laterality,
-        "device": volume.device,
-        "pattern": volume.pattern,
-        "reasons": [],
-        "uncertain": list(volume.uncertain),
-        "notes": list(volume.notes),
-        "protocol": volume.protocol,
-        "region": volume.region,
-        "content_hash": volume.content_hash,
-    }
+        "kind": "volume", "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm),
+        "provenance": dict(volume.provenance), "laterality": volume.laterality, "device": volume.device,
+        "pattern": volume.pattern, "reasons": [], "uncertain": list(volume.uncertain), "notes": list(volume.notes),
+        "protocol": volume.protocol, "region": volume.region, "content_hash": volume.content_hash,
+    }  # fmt: skip

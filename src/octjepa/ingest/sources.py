@@ -1,102 +1,111 @@
 """Finds the scans to ingest: files, folders, globs, lists of files and manifests, on disks and in buckets.
 
-Enter what a user names; leave a sorted list of `SourceFile`s, what belongs into the ledger at once, and counts of what
-was left out. Local files are recognised by their content, objects in buckets by their names. Side files (tables,
-pictures, notes, `._` twins of macOS) are left out and counted. A file that is called DICOM and is none stays in the
-list, so that it ends in the ledger, and so does an archive.
+The sources that a user names become a sorted list of `SourceFile`s, the entries of the quarantine that are known before
+anything is read, and counts of what was left out. A file that holds several scans, such as a vendor's file of both
+eyes, stands for each of them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 from octjepa import remote
-from octjepa.errors import UsageError
-from octjepa.ingest.bucket_tree import BucketSearch
-from octjepa.ingest.local_tree import LISTS, LocalSearch, read_list
-from octjepa.ingest.multi_scan import each_scan
-from octjepa.ingest.reasons import REASONS
+from octjepa.errors import MachineRefuses, OctjepaError, UsageError, VolumeRejected
+from octjepa.ingest import formats
+from octjepa.ingest.listing import BucketListing, LocalListing, suffix_of
+from octjepa.ingest.reasons import REASONS, error_origin
+from octjepa.ingest.search import Search
 from octjepa.ingest.source_file import Discovery, SourceFile, printable
-from octjepa.ingest.walk import WILDCARDS
+from octjepa.progress import bar
 
 __all__ = ["Discovery", "SourceFile", "discover"]
 
-_log = logging.getLogger(__name__)
-_TO_ACT_ON = (
-    "archive_not_expanded",
-    "unreadable_folder",
-    "path_escapes",
-    "images_beside_scan",
-)  # each may stand for any number of scans
-
-
+_LISTS = {".txt", ".lst"}
 _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
-
-
-def _like_dicom(file: SourceFile) -> bool:
-    """DICOM goes first: of one scan in two formats, the one whose header knows more enters the store."""
-    return PurePosixPath(file.name).suffix.lower() in _DICOM_SUFFIXES
-
-
-def _is_link(file: SourceFile) -> bool:
-    return isinstance(file.location, Path) and os.path.realpath(file.location) != os.path.abspath(file.location)
+# Reasons of which each entry may stand for any number of scans.
+_WARNED = ("archive_not_expanded", "unreadable_folder", "path_escapes", "images_beside_scan")
+_CONCURRENT_FETCHES = 8
+_log = logging.getLogger(__name__)
+_parsing = threading.Lock()  # vendors' libraries are not made for threads
 
 
 def discover(sources: Sequence[str | Path]) -> Discovery:
     """All scans of `sources`: local paths and globs, gs:// and s3:// urls.
 
     Raises UsageError: nothing named, no such path, a glob without a match, an unreadable manifest or list, no scan
-    found. OctjepaError: a bucket does not answer.
+    found. OctjepaError: a bucket does not answer. MachineRefuses: no room for a copy of an object.
     """
     if not sources:
         raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
     found = Discovery()
-    disk, bucket = LocalSearch(found), BucketSearch(found)
+    disk, objects = Search(LocalListing(), found), BucketListing()
+    bucket = Search(objects, found)
     for source in map(str, sources):
-        if PurePosixPath(source).suffix.lower() in LISTS:
-            _add_list(source, disk, bucket)
-        elif remote.is_remote(source):
-            bucket.add(source)
-        elif set(source) & set(WILDCARDS) and not Path(source).exists():
-            disk.add_glob(source)
+        if suffix_of(source) in _LISTS:
+            _add_list(source, disk, bucket, objects)
         else:
-            disk.add(Path(source))
+            (bucket if remote.is_remote(source) else disk).add(source)
     _sort(found)
-    found.files = each_scan(found.files)
-    _tell(sources, found)
+    found.files = _split_multi_scan_files(found.files)
+    _report(sources, found)
     return found
 
 
-def _add_list(source: str, disk: LocalSearch, bucket: BucketSearch) -> None:
-    """The entries of a list; a relative one is meant from the list's own place."""
+def _add_list(source: str, disk: Search, bucket: Search, objects: BucketListing) -> None:
+    """The entries of a list of files; relative ones are relative to the list's folder."""
     if remote.is_remote(source):
-        here = source.rpartition("/")[0]
+        folder = source.rpartition("/")[0]
         entries = read_list(remote.read_bytes(source), source)
-        bucket.add_listed([one if remote.is_remote(one) else remote.join(here, one) for one in entries], here)
-        return
-    path = Path(source)
-    try:
-        entries = read_list(path.read_bytes(), source)
-    except OSError as error:
-        raise UsageError(f"{printable(source)} cannot be read as a list of files: {error.strerror}") from None
-    urls = [entry for entry in entries if remote.is_remote(entry)]
-    folder = path.parent.resolve()
-    for entry in entries:
-        if not remote.is_remote(entry):
-            disk.add_listed(folder / entry, folder)
-    if urls:
-        bucket.add_listed(urls, "")
+        urls = [entry if remote.is_remote(entry) else remote.join(folder, entry) for entry in entries]
+    else:
+        path = Path(source)
+        try:
+            entries = read_list(path.read_bytes(), source)
+        except OSError as error:
+            raise UsageError(f"{printable(source)} cannot be read as a list of files: {error.strerror}") from None
+        folder = os.path.realpath(path.parent)
+        urls = [remote.join(entry) for entry in entries if remote.is_remote(entry)]
+        for entry in entries:
+            if not remote.is_remote(entry):
+                disk.add_listed(os.path.join(folder, entry), folder)
+    objects.prefetch(urls)
+    for url in urls:
+        bucket.add_listed(url, folder)
+
+
+def read_list(content: bytes, source: str) -> list[str]:
+    """The entries of a list of files, one a line; empty lines and those that begin with "#" are left out.
+
+    Raises UsageError: no text, or no entry.
+    """
+    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"  # as some shells write it
+    lines = content.decode(encoding, "surrogateescape" if encoding == "utf-8-sig" else "replace").splitlines()
+    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not entries or any("\0" in entry for entry in entries):
+        raise UsageError(f"{printable(source)} is no list of files: expected text with a path or url on each line")
+    return entries
 
 
 def _sort(found: Discovery) -> None:
-    """Each file once, in the order of names; where it was found with a row and without, the row counts.
+    """Each file once, in the order of names; a file found with a manifest row takes precedence over one without.
 
-    Of a file and a link to it the file speaks, for its path tells of person and eye; other names of it are counted.
+    Of a file and a link to it the file is read, for its path may state person and eye; the other names are counted.
+    DICOM comes first: of one scan in two formats, the one whose header knows more enters the store.
     """
+
+    def is_link(file: SourceFile) -> bool:
+        return isinstance(file.location, Path) and os.path.realpath(file.location) != os.path.abspath(file.location)
+
     unique: dict[str, SourceFile] = {}
     for file in found.files:
         first = unique.setdefault(file.key, file)
@@ -104,24 +113,88 @@ def _sort(found: Discovery) -> None:
             continue
         two_names = os.path.abspath(first.location) != os.path.abspath(file.location)
         found.ignored["link to a file that is read"] += two_names
-        unique[file.key] = max(first, file, key=lambda one: (one.row is not None, not _is_link(one)))
+        unique[file.key] = max(first, file, key=lambda one: (one.row is not None, not is_link(one)))
     found.ignored = +found.ignored  # without the kinds of which there are none
-    found.files = sorted(unique.values(), key=lambda file: (not _like_dicom(file), file.name, str(file.location)))
+    found.files = sorted(
+        unique.values(), key=lambda file: (suffix_of(file.name) not in _DICOM_SUFFIXES, file.name, str(file.location))
+    )
     refused = {(one.source.key, one.reason): one for one in found.refused}
     found.refused = sorted(refused.values(), key=lambda one: (one.source.name, one.reason))
 
 
-def _tell(sources: Sequence[str | Path], found: Discovery) -> None:
+def _report(sources: Sequence[str | Path], found: Discovery) -> None:
     """Warns of what a person must act on before all can be read. Raises UsageError where there is nothing to read."""
-    by_reason = Counter(one.reason for one in found.refused)
-    said = {
-        code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}" for code, count in by_reason.items()
+    messages = {
+        code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}"
+        for code, count in Counter(one.reason for one in found.refused).items()
     }
     if not found.files:
         where = ", ".join(printable(str(source)) for source in sources)
         ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5))
-        why = f" (left out: {ignored})" if ignored else "" if said else ": it is empty"
-        raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *said.values()]))
-    for code in _TO_ACT_ON:
-        if code in said:
-            _log.warning("%s", said[code])
+        why = f" (left out: {ignored})" if ignored else "" if messages else ": it is empty"
+        raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *messages.values()]))
+    for code in _WARNED:
+        if code in messages:
+            _log.warning("%s", messages[code])
+
+
+def _split_multi_scan_files(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """`files`, those of several scans as one for each: "eyes.e2e" becomes "eyes.e2e#1" and "eyes.e2e#2".
+
+    A file whose scans cannot be listed stays whole: reading it reports why. Raises MachineRefuses.
+    """
+    suffixes = formats.suffixes(multi_scan_only=True)
+    several = [file for file in files if file.dataset_path.suffix.lower() in suffixes]
+    objects = [file for file in several if isinstance(file.location, str) and file.objects]
+    members = {file.key: _list_scans(file.path, file.name) for file in several if isinstance(file.location, Path)}
+    if objects:
+        pool = ThreadPoolExecutor(_CONCURRENT_FETCHES)
+        with bar("looking for several scans in a file", len(objects), "files") as progress:
+            try:
+                for file, scans in zip(objects, pool.map(_list_scans_of_object, objects), strict=True):
+                    members[file.key] = scans
+                    progress.advance()
+            finally:
+                pool.shutdown(cancel_futures=True)
+    return [
+        scan
+        for file in files
+        for scan in [
+            replace(file, name=f"{file.name}#{member}", member=member) for member in members.get(file.key) or ()
+        ]
+        or [file]
+    ]
+
+
+def _list_scans(path: Path, name: str) -> tuple[str, ...] | None:
+    """The scans in the file, () for one; None where they cannot be listed."""
+    try:
+        with _parsing:
+            return formats.list_scans(path)
+    except VolumeRejected:  # reading it raises the same, for the quarantine
+        return None
+    except Exception as error:  # vendors' libraries raise whatever a damaged file makes of their parser
+        _log.warning("the scans in %s cannot be listed: %s", name, error_origin(error))
+        return None
+
+
+def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
+    """As `_list_scans`, of an object; the answer is cached for as long as the object stays the same."""
+    found = next(one for one in file.objects if one.url == file.location)
+    digest = hashlib.sha256("\x1f".join((found.url, found.version, str(found.size))).encode()).hexdigest()
+    cached = remote.cache_folder("scans") / f"{digest[:32]}.json"
+    try:
+        return tuple(json.loads(cached.read_text(encoding="utf-8"))["scans"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not listed before
+    try:
+        with remote.local_copy(found) as path:
+            members = _list_scans(path, file.name)
+    except MachineRefuses:
+        raise
+    except OctjepaError:  # reading it raises the same, for the quarantine
+        return None
+    if members is not None:
+        with suppress(OSError):
+            cached.write_text(json.dumps({"scans": members}), encoding="utf-8")
+    return members

@@ -1,6 +1,7 @@
-"""Objects in buckets: listed, looked at, downloaded, written and removed, each call tried again where that can help.
+"""Objects in buckets: listed, looked up, downloaded, written and removed, each call retried after transient failures.
 
-fsspec's s3fs and gcsfs do the talking; their own retries are off, so that this package alone decides and logs them.
+The requests are those of fsspec's s3fs and gcsfs; their own retries are off, so that this package alone decides and
+logs them.
 Endpoint and credentials come from the environment only: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and the usual AWS
 variables; STORAGE_EMULATOR_HOST and the usual Google ones; OCTJEPA_ANONYMOUS=1 signs nothing.
 """
@@ -24,14 +25,14 @@ from typing import Any, TypeVar
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import to_install
 from octjepa.remote.address import Address, parse
-from octjepa.remote.retry import DamagedBody, Patience, is_absent, is_taken, retried, told
+from octjepa.remote.retry import DamagedBody, RetryPolicy, is_absent, is_conflict, user_error, with_retries
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """One object; `version` is its ETag (S3) or generation (GCS): another content has another version.
+    """One object; `version` is its ETag (S3) or generation (GCS), which differs where the content does.
 
     `checksum` is "md5:<hex>" or "crc32c:<hex>" where the store gives one, else "".
     """
@@ -57,15 +58,15 @@ def _import(name: str, scheme: str) -> Any:
         raise UsageError(f"{scheme}:// needs {name}: {to_install('gcs' if scheme == 'gs' else 's3')}") from None
 
 
-def _connect_s3(patience: Patience) -> Any:
+def _connect_s3(policy: RetryPolicy) -> Any:
     s3fs = _import("s3fs", "s3")
     files = s3fs.S3FileSystem(
         anon=_anonymous(),
         endpoint_url=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None,
         config_kwargs={
             "retries": {"total_max_attempts": 1},
-            "connect_timeout": min(10.0, patience.timeout_seconds),
-            "read_timeout": patience.timeout_seconds,
+            "connect_timeout": min(10.0, policy.timeout_seconds),
+            "read_timeout": policy.timeout_seconds,
         },
         use_listings_cache=False,
         skip_instance_cache=True,
@@ -74,24 +75,24 @@ def _connect_s3(patience: Patience) -> Any:
     return files
 
 
-def _connect_gs(patience: Patience) -> Any:
+def _connect_gs(policy: RetryPolicy) -> Any:
     # Read when gcsfs is imported: with it on, gcsfs asks a gRPC control service per bucket and waits a minute for it.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     gcsfs = _import("gcsfs", "gs")
     aiohttp = _import("aiohttp", "gs")
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints a traceback for what is tried again here
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints a traceback for what is retried here
 
-    # gcsfs without its own six tries: its `retry_request` keeps the function it wraps.
+    # gcsfs without its own six tries: the functions that its `retry_request` wraps.
     plain = gcsfs.GCSFileSystem
     once = {name: getattr(plain, name).__wrapped__ for name in ("_request", "_get_file_request")}
     OneTry = type("OneTry", (plain,), once)
 
     emulated = os.environ.get("STORAGE_EMULATOR_HOST", "") not in {"", "default"}
     return OneTry(
-        project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),  # asked for only to make or list buckets
+        project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),  # needed only to make or list buckets
         token="anon" if emulated or _anonymous() else "google_default",
         requests_timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=min(10.0, patience.timeout_seconds), sock_read=patience.timeout_seconds
+            total=None, sock_connect=min(10.0, policy.timeout_seconds), sock_read=policy.timeout_seconds
         ),
         use_listings_cache=False,
         skip_instance_cache=True,
@@ -105,12 +106,12 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
-def connection(scheme: str, patience: Patience) -> Any:
+def connection(scheme: str, policy: RetryPolicy) -> Any:
     """The file system for a scheme, one per process and environment: its sockets and threads do not survive a fork."""
-    key = (os.getpid(), scheme, patience, *(os.environ.get(name, "") for name in _ENVIRONMENT))
+    key = (os.getpid(), scheme, policy, *(os.environ.get(name, "") for name in _ENVIRONMENT))
     with _connecting:
         if key not in _connections:
-            _connections[key] = _CONNECT[scheme](patience)
+            _connections[key] = _CONNECT[scheme](policy)
         return _connections[key]
 
 
@@ -133,20 +134,22 @@ def disconnect() -> None:
 os.register_at_fork(after_in_child=_connections.clear)
 
 
-def _call(work: Callable[[Any], T], doing: str, address: Address) -> T:
-    """`work(file system)`, tried again; library errors that stay go to the caller."""
-    patience = Patience.from_environment()
-    return retried(lambda: work(connection(address.scheme, patience)), doing, address.url, patience)
+def _call(
+    work: Callable[[Any], T], action: str, address: Address, expected: Callable[[Exception], bool] = lambda _: False
+) -> T | None:
+    """`work(file system)` with retries; None where it fails as `expected`.
 
-
-def told_or_done(work: Callable[[Any], T], doing: str, address: Address) -> T:
-    """`work(file system)`, tried again; what stays is told as UsageError or OctjepaError."""
+    Raises UsageError: no such bucket, no access, no credentials. OctjepaError: the store does not answer.
+    """
+    policy = RetryPolicy.from_environment()
     try:
-        return _call(work, doing, address)
+        return with_retries(lambda: work(connection(address.scheme, policy)), action, address.url, policy)
     except OctjepaError:
         raise
     except Exception as error:
-        raise told(error, doing, address.url) from None
+        if expected(error):
+            return None
+        raise user_error(error, action, address.url) from None
 
 
 def _object(address: Address, found: dict[str, Any]) -> RemoteObject:
@@ -174,17 +177,16 @@ def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
     address = parse(url)
 
     def work(files: Any) -> list[RemoteObject]:
-        depth = {} if recursive else {"maxdepth": 1}
-        found = files.find(address.path, withdirs=False, detail=True, **depth)
+        found = files.find(address.path, withdirs=False, detail=True, **({} if recursive else {"maxdepth": 1}))
         if not found:
-            _look_at_bucket(files, address)  # an absent bucket lists like an empty folder
-        kept = [one for one in found.values() if one["type"] == "file" and not one["name"].endswith("/")]
-        return sorted((_object(address, one) for one in kept), key=lambda one: one.url)
+            _check_bucket(files, address)  # an absent bucket lists like an empty folder
+        objects = [one for one in found.values() if one["type"] == "file" and not one["name"].endswith("/")]
+        return sorted((_object(address, one) for one in objects), key=lambda one: one.url)
 
-    return told_or_done(work, "list", address)
+    return _call(work, "list", address) or []
 
 
-def _look_at_bucket(files: Any, address: Address) -> None:
+def _check_bucket(files: Any, address: Address) -> None:
     """Raises the library's error where the bucket cannot be listed."""
     if address.scheme == "s3":
         files.call_s3("list_objects_v2", Bucket=address.bucket, MaxKeys=1)
@@ -208,23 +210,23 @@ def info(url: str) -> RemoteObject | None:
         except Exception as error:
             if not is_absent(error):
                 raise
-        _look_at_bucket(files, address)
+        _check_bucket(files, address)
         return None
 
-    return told_or_done(work, "look at", address)
+    return _call(work, "look up", address)
 
 
 def download(found: RemoteObject, path: Path) -> None:
-    """The object's body into `path`, in one try and unverified. Raises the library's errors: see `cache`."""
+    """Writes the object's body to `path`, in one try and unverified. Raises the library's errors."""
     address = parse(found.url)
-    files = connection(address.scheme, Patience.from_environment())
+    files = connection(address.scheme, RetryPolicy.from_environment())
     # In one stream: several at once write into a file of full length, where a missing piece would be zeros.
     one_stream = {"max_concurrency": 1} if address.scheme == "s3" else {"concurrency": 1}
     files.get_file(address.path, str(path), **one_stream)
 
 
 def put(path: Path, url: str) -> None:
-    """Writes the local file `path` as the object `url`, and sees that all of it arrived. Raises as `list_objects`."""
+    """Writes the local file `path` as the object `url` and checks that all of it arrived. Raises as `list_objects`."""
     address = parse(url)
 
     def work(files: Any) -> None:
@@ -234,9 +236,9 @@ def put(path: Path, url: str) -> None:
             raise DamagedBody("the object is shorter than the file")
         kind, _, stored = written.checksum.partition(":")
         if stored and stored != checksum_of(path, kind):
-            raise DamagedBody(f"its {kind} is another than the file's")
+            raise DamagedBody(f"its {kind} differs from the file's")
 
-    told_or_done(work, "write", address)
+    _call(work, "write", address)
 
 
 def checksum_of(path: Path, kind: str) -> str:
@@ -260,32 +262,19 @@ def put_bytes(data: bytes, url: str, only_if_absent: bool = False) -> bool:
     """
     address = parse(url)
     mode = {"mode": "create"} if only_if_absent else {}
-    try:
-        _call(lambda files: files.pipe_file(address.path, data, **mode), "write", address)
-    except OctjepaError:
-        raise
-    except Exception as error:
-        if not (only_if_absent and is_taken(error)):
-            raise told(error, "write", url) from None
-        # The first of two tries may have written it and only its answer was lost.
-        return _content(address) == data
-    return True
 
+    def work(files: Any) -> bool:
+        files.pipe_file(address.path, data, **mode)
+        return True
 
-def _content(address: Address) -> bytes | None:
-    found = info(address.url)
-    if found is None:
-        return None
-    return told_or_done(lambda files: files.cat_file(address.path), "read", address)
+    if _call(work, "write", address, lambda error: only_if_absent and is_conflict(error)):
+        return True
+    # Of two tries the first may have written it, with only its answer lost.
+    written = info(url) and _call(lambda files: files.cat_file(address.path), "read", address)
+    return bool(written == data)
 
 
 def remove(url: str) -> None:
-    """Removes the object `url`; nothing happens where there is none. Raises as `list_objects`."""
+    """Removes the object `url`; does nothing where there is none. Raises as `list_objects`."""
     address = parse(url)
-    try:
-        _call(lambda files: files.rm_file(address.path), "remove", address)
-    except OctjepaError:
-        raise
-    except Exception as error:
-        if not is_absent(error):
-            raise told(error, "remove", url) from None
+    _call(lambda files: files.rm_file(address.path), "remove", address, is_absent)

@@ -2,9 +2,9 @@
 
     <root>/objects/aa/<key of url, version, size>/<digest>/<file name>
 
-A body is downloaded beside its place, held against the store's own length and checksum, and renamed. `digest` is that
-of the content: a copy that was damaged later is found and fetched again. Whoever uses a copy holds a shared lock on it
-(flock, which the kernel lets go of when a process dies); the copies that were used longest ago and are not held make
+A body is downloaded to a temporary folder, compared with the store's own length and checksum, and renamed. `digest` is
+that of the content: a copy that was damaged later is detected and fetched again. Whoever uses a copy holds a shared
+lock on it (flock, which the kernel releases when a process dies); the least recently used copies without a lock make
 room for new ones.
 """
 
@@ -26,13 +26,13 @@ from pathlib import Path
 from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
-from octjepa.remote.retry import DamagedBody, Patience, retried, told
+from octjepa.remote.retry import DamagedBody, RetryPolicy, user_error, with_retries
 
 _GB = 1_000_000_000
 _STALE_SECONDS = 24 * 3600
 _verified: dict[Path, tuple[int, int, int]] = {}  # copies this process has hashed: inode, mtime, size
-_room: dict[tuple[Path, int], int] = {}  # bytes this process may add before it looks through the cache again
-_here = threading.Lock()
+_room: dict[tuple[Path, int], int] = {}  # bytes this process may add before it scans the cache again
+_room_lock = threading.Lock()
 
 
 def cache_root() -> Path:
@@ -74,17 +74,17 @@ def limit_bytes() -> int:
 
 
 @contextmanager
-def local_copy(wanted: str | RemoteObject) -> Iterator[Path]:
+def local_copy(source: str | RemoteObject) -> Iterator[Path]:
     """A verified local copy with the object's file name, which stays while the context is open. Read only.
 
     Raises UsageError: no such object, no access, no credentials. MachineRefuses: the disk is full, no open file is
     left. OctjepaError: the object changed since it was listed, what the store sends is never whole.
     """
-    found = info(wanted) if isinstance(wanted, str) else wanted
+    found = info(source) if isinstance(source, str) else source
     if found is None:
-        raise UsageError(f"there is no object {wanted}")
+        raise UsageError(f"there is no object {source}")
     try:
-        handle, path = _held(found)
+        handle, path = _open_copy(found)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             raise MachineRefuses(f"{found.url} cannot be read: {error.strerror}: {MORE_FILES}") from None
@@ -102,17 +102,17 @@ def read_bytes(url: str) -> bytes:
         return path.read_bytes()
 
 
-def _held(found: RemoteObject) -> tuple[int, Path]:
+def _open_copy(found: RemoteObject) -> tuple[int, Path]:
     """(open handle with a shared lock, path) of a good copy, downloaded where there is none."""
     folder = _folder(found)
-    held = _hold(folder, found)
-    if held is None:
+    opened = _lock_copy(folder, found)
+    if opened is None:
         with _downloading(folder.name):
-            held = _hold(folder, found)  # another process may have had the same wish
-            while held is None:
+            opened = _lock_copy(folder, found)  # another process may have downloaded it meanwhile
+            while opened is None:
                 _download(found, folder)
-                held = _hold(folder, found)
-    return held
+                opened = _lock_copy(folder, found)
+    return opened
 
 
 def _folder(found: RemoteObject) -> Path:
@@ -128,8 +128,8 @@ def _downloading(key: str) -> Iterator[None]:
         yield
 
 
-def _hold(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
-    """A lock on the copy in `folder` if there is one and it is whole; a damaged one is taken out."""
+def _lock_copy(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
+    """A lock on the copy in `folder` if there is one and it is complete; a damaged one is removed."""
     for path in folder.glob("*/*"):
         try:
             handle = os.open(path, os.O_RDONLY)
@@ -149,59 +149,59 @@ def _hold(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
             os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # the time of access orders eviction
             return handle, path
         os.close(handle)
-        _take_out(path)
+        _evict(path)
     return None
 
 
 def _download(found: RemoteObject, folder: Path) -> None:
-    """Fetches, verifies and files one object."""
+    """Fetches and verifies one object, and moves it into the cache."""
     now = info(found.url)
     if now is None or now.version != found.version:
         what = "is gone" if now is None else "has other content"
-        raise OctjepaError(f"{found.url} {what} since it was looked at: run the same command again")
+        raise OctjepaError(f"{found.url} {what} since it was listed: run the same command again")
     _make_room(found.size)
     arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=cache_folder()))
     try:
         name = parse(found.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
         body = arriving / name
         try:
-            retried(lambda: _arrive(now, body), "read", found.url, Patience.from_environment())
+            with_retries(lambda: _download_once(now, body), "read", found.url, RetryPolicy.from_environment())
         except (OctjepaError, OSError) as error:
             if isinstance(error, OctjepaError) or error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            raise told(error, "read", found.url) from None
+            raise user_error(error, "read", found.url) from None
         except Exception as error:
-            raise told(error, "read", found.url) from None
+            raise user_error(error, "read", found.url) from None
         if not now.checksum and info(found.url) != now:
             raise OctjepaError(f"{found.url} changed while it was read: run the same command again")
-        _file(body, folder / checksum_of(body, "blake2b"))
+        _move(body, folder / checksum_of(body, "blake2b"))
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
 
 
-def _file(body: Path, folder: Path) -> None:
+def _move(body: Path, folder: Path) -> None:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             os.replace(body, folder / body.name)
             return
-        except FileNotFoundError:  # an evicting process took the empty folder away in between
+        except FileNotFoundError:  # an evicting process removed the empty folder in between
             continue
 
 
-def _arrive(found: RemoteObject, body: Path) -> None:
-    """One try: the body at `body`. Raises DamagedBody where it is not what the store said."""
+def _download_once(found: RemoteObject, body: Path) -> None:
+    """One try to download to `body`. Raises DamagedBody where size or checksum is not the store's."""
     download(found, body)
     size = body.stat().st_size
     if size != found.size:
         raise DamagedBody(f"{size} bytes of {found.size} arrived")
     kind, _, expected = found.checksum.partition(":")
     if expected and checksum_of(body, kind) != expected:
-        raise DamagedBody(f"its {kind} is another than the store's")
+        raise DamagedBody(f"its {kind} differs from the store's")
 
 
 def cached_bytes() -> int:
-    """What all copies take on this disk."""
+    """Bytes of all copies on this disk."""
     return sum(size for _, size, _ in _copies())
 
 
@@ -218,31 +218,31 @@ def _copies() -> list[tuple[int, int, Path]]:
 
 
 def _make_room(size: int) -> None:
-    """Takes out what was used longest ago until `size` more bytes fit below the limit, or all that is left is held.
+    """Evicts the least recently used copies until `size` more bytes fit below the limit, or all others are locked.
 
-    Looking through the cache takes a moment, so a look makes room for a fiftieth of the limit beyond `size`, and the
-    next one waits until that is used up.
+    Scanning the cache takes time, so one scan makes room for a fiftieth of the limit beyond `size`, and the next one
+    waits until that is used up.
     """
     limit = limit_bytes()
-    place = (cache_root(), limit)
-    with _here:
-        if size <= _room.get(place, 0):
-            _room[place] -= size
+    key = (cache_root(), limit)
+    with _room_lock:
+        if size <= _room.get(key, 0):
+            _room[key] -= size
             return
         ahead = limit // 50
         copies = _copies()
-        over = sum(held for _, held, _ in copies) + size + ahead - limit
-        for _, held, path in sorted(copies):
+        over = sum(used for _, used, _ in copies) + size + ahead - limit
+        for _, used, path in sorted(copies):
             if over <= 0:
                 break
-            if _take_out(path):
-                over -= held
-        _room[place] = ahead
+            if _evict(path):
+                over -= used
+        _room[key] = ahead
         _clear_unfinished()
 
 
-def _take_out(path: Path) -> bool:
-    """Removes a copy that nobody holds."""
+def _evict(path: Path) -> bool:
+    """Removes a copy that nobody has locked; False where somebody has."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -264,7 +264,7 @@ def _take_out(path: Path) -> bool:
 
 
 def _clear_unfinished() -> None:
-    """Downloads that a kill left behind; a day is longer than any download that still runs."""
+    """Removes downloads that a killed process left; a day is longer than any download that still runs."""
     for left in cache_root().glob(".new-*"):
         try:
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:

@@ -1,10 +1,10 @@
-"""Trying again: which failures pass by themselves, how long to wait for them, and what to say about the others.
+"""Retries: which failures are transient, how long to wait for them, and the message for the user about the others.
 
 Transient are timeouts, connections reset or refused, answers 408, 429 and 5xx, bodies that came short or damaged. The
-wait before try n is drawn evenly from 0 to first_wait * 2^(n-1) seconds ("full jitter": many workers that failed
-together do not come back together). Everything else is told at once.
+wait before try n is uniform from 0 to first_wait * 2^(n-1) seconds ("full jitter", so that workers that failed together
+do not return together). Everything else is reported at once.
 
-No message repeats what the store or its library said in words: such text can hold a key or a signed address.
+No message repeats a text of the store or its library: it can hold a key or a signed address.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TypeVar
 from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
 
 _log = logging.getLogger(__name__)
-_mine = threading.local()
+_thread = threading.local()
 T = TypeVar("T")
 
-# Classes by name, of the error or one it derives from: importing botocore and aiohttp to ask would load both always.
-_PASSING = {
+# Classes by name, of the error or one it derives from: importing botocore and aiohttp would load both always.
+_TRANSIENT = {
     "TimeoutError", "ConnectionError", "DamagedBody",
     "HTTPClientError", "ConnectionClosedError", "IncompleteReadError", "ResponseParserError", "FlexibleChecksumError",
     "ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError", "ChecksumError", "FSTimeoutError",
@@ -43,8 +43,8 @@ class DamagedBody(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a transient failure is borne."""
+class RetryPolicy:
+    """How often and for how long a transient failure is retried."""
 
     tries: int = 8
     total_seconds: float = 300.0
@@ -53,7 +53,7 @@ class Patience:
     timeout_seconds: float = 60.0  # without a byte from the store
 
     @classmethod
-    def from_environment(cls) -> Patience:
+    def from_environment(cls) -> RetryPolicy:
         """OCTJEPA_REMOTE_TRIES, _SECONDS, _WAIT and _TIMEOUT over the defaults. Raises UsageError for no number."""
         return cls(
             tries=max(1, int(_number("OCTJEPA_REMOTE_TRIES", cls.tries))),
@@ -87,7 +87,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _code(error: BaseException) -> tuple[int, str]:
     """(HTTP status or 0, the store's code such as "SlowDown" or "")."""
     for link in _chain(error):
-        if _names(link) & _PASSING:  # aiohttp files a body cut short under the code 400
+        if _names(link) & _TRANSIENT:  # aiohttp files a body cut short under the code 400
             return 0, ""
         response = getattr(link, "response", None)
         if isinstance(response, dict):  # botocore's ClientError
@@ -102,7 +102,7 @@ def _code(error: BaseException) -> tuple[int, str]:
         return 404, ""
     if isinstance(error, FileExistsError):
         return 412, ""
-    if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):  # gcsfs says 403 in words
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):  # gcsfs writes 403 in words
         return 403, ""
     return 0, ""
 
@@ -115,49 +115,49 @@ def _classes(error: BaseException) -> set[str]:
     return {name for link in _chain(error) for name in _names(link)}
 
 
-def no_file_is_free(error: BaseException) -> bool:
-    """True where no socket could be opened, for the machine has no open file left; botocore keeps the cause aside."""
+def out_of_open_files(error: BaseException) -> bool:
+    """True where no socket could be opened because too many files are open; botocore hides the cause in its context."""
     links = [one for link in _chain(error) for one in (link, link.__context__)]
     return any(isinstance(one, OSError) and one.errno in {errno.EMFILE, errno.ENFILE} for one in links)
 
 
 def is_transient(error: BaseException) -> bool:
     """True where the same call may succeed in a moment."""
-    if no_file_is_free(error):
+    if out_of_open_files(error):
         return False
     status, code = _code(error)
     if status:
         return status in {408, 429} or (status >= 500 and status != 501) or code == "RequestTimeout"
     if any(getattr(link, "retryable", False) is True for link in _chain(error)):  # google.auth
         return True
-    return bool(_classes(error) & _PASSING)
+    return bool(_classes(error) & _TRANSIENT)
 
 
 def is_absent(error: BaseException) -> bool:
-    """True where the store says that there is no such object or bucket."""
+    """True where the store answers that there is no such object or bucket."""
     return _code(error)[0] == 404
 
 
-def is_taken(error: BaseException) -> bool:
-    """True where a write that asked for an empty place found something there."""
+def is_conflict(error: BaseException) -> bool:
+    """True where a write that may not overwrite found an object."""
     return _code(error)[0] in {409, 412}
 
 
-def told(error: BaseException, doing: str, url: str) -> OctjepaError:
-    """The message for the user: `doing` and `url`, what kind of failure it is, what to do."""
-    if no_file_is_free(error):
-        return MachineRefuses(f"cannot {doing} {url}: {os.strerror(errno.EMFILE)}: {MORE_FILES}")
+def user_error(error: BaseException, action: str, url: str) -> OctjepaError:
+    """The error for the user: what was attempted at `url`, what kind of failure it is, what to do."""
+    if out_of_open_files(error):
+        return MachineRefuses(f"cannot {action} {url}: {os.strerror(errno.EMFILE)}: {MORE_FILES}")
     status, code = _code(error)
     found = " ".join(str(part) for part in (status or "", code if code != str(status) else "") if part)
     found = found or type(error).__name__
     bucket = "/".join(url.split("/")[:3])
     if status == 404:
         if code == "NoSuchBucket":
-            return UsageError(f"cannot {doing} {url}: there is no bucket {bucket}")
-        return UsageError(f"cannot {doing} {url}: there is nothing at this address, or no bucket {bucket}")
+            return UsageError(f"cannot {action} {url}: there is no bucket {bucket}")
+        return UsageError(f"cannot {action} {url}: there is nothing at this address, or no bucket {bucket}")
     if status in {401, 403} or code in _DENIED:
         return UsageError(
-            f"cannot {doing} {url}: access is denied ({found}). Check the credentials in the environment and their "
+            f"cannot {action} {url}: access is denied ({found}). Check the credentials in the environment and their "
             "rights on the bucket; for a public bucket set OCTJEPA_ANONYMOUS=1"
         )
     if _classes(error) & _NO_CREDENTIALS:
@@ -167,40 +167,38 @@ def told(error: BaseException, doing: str, url: str) -> OctjepaError:
             else "GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`"
         )
         return UsageError(
-            f"cannot {doing} {url}: no credentials were found. Set {way}; for a public bucket OCTJEPA_ANONYMOUS=1"
+            f"cannot {action} {url}: no credentials were found. Set {way}; for a public bucket OCTJEPA_ANONYMOUS=1"
         )
-    return OctjepaError(f"cannot {doing} {url}: {found}")
+    return OctjepaError(f"cannot {action} {url}: {found}")
 
 
 def retry_count() -> int:
-    """How often this thread has tried again so far."""
-    return int(getattr(_mine, "retries", 0))
+    """How often this thread has retried so far."""
+    return int(getattr(_thread, "retries", 0))
 
 
-def retried(call: Callable[[], T], doing: str, url: str, patience: Patience) -> T:
-    """`call()`, again after transient failures.
+def with_retries(call: Callable[[], T], action: str, url: str, policy: RetryPolicy) -> T:
+    """`call()`, repeated after transient failures.
 
-    A permanent failure goes to the caller as it is. Raises OctjepaError after `patience` is used up.
+    A permanent failure is raised as it is. Raises OctjepaError after `policy` is used up.
     """
     start = time.monotonic()
-    for number in range(1, patience.tries + 1):
+    for number in range(1, policy.tries + 1):
         try:
             return call()
         except Exception as error:
             if not is_transient(error):
                 raise
             seconds = time.monotonic() - start
-            wait = random.uniform(
-                0, min(patience.longest_wait_seconds, patience.first_wait_seconds * 2 ** (number - 1))
-            )
-            if number == patience.tries or seconds + wait > patience.total_seconds:
+            wait = random.uniform(0, min(policy.longest_wait_seconds, policy.first_wait_seconds * 2 ** (number - 1)))
+            if number == policy.tries or seconds + wait > policy.total_seconds:
                 raise OctjepaError(
-                    f"{told(error, doing, url)}, {number} times in {seconds:.0f} s. The store does not answer as it "
-                    "should: run the same command again later; what was finished is kept"
+                    f"{user_error(error, action, url)}, {number} times in {seconds:.0f} s. The store does not answer "
+                    "as it should: run the same command again later; what was finished is kept"
                 ) from None
             status, code = _code(error)
-            _log.info("%s %s: %s, try %d of %d in %.1f s", doing, url, code or status or type(error).__name__,
-                      number + 1, patience.tries, wait)  # fmt: skip
-            _mine.retries = retry_count() + 1
+            _log.info("%s %s: %s, try %d of %d in %.1f s", action, url, code or status or type(error).__name__,
+                      number + 1, policy.tries, wait)  # fmt: skip
+            _thread.retries = retry_count() + 1
             time.sleep(wait)
     raise AssertionError("unreachable: the last try returns or raises")

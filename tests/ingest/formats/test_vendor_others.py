@@ -10,12 +10,12 @@ import pytest
 
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.assemble import assemble
 from octjepa.ingest.formats.vendor.bioptigen import members as bioptigen_members
 from octjepa.ingest.formats.vendor.bioptigen import read_bioptigen
 from octjepa.ingest.formats.vendor.headerless import members as optovue_members
 from octjepa.ingest.formats.vendor.headerless import read_optovue, read_zeiss
 from octjepa.ingest.formats.vendor.topcon import read_topcon
+from octjepa.ingest.reader import assemble
 from vendor_files import (
     bioptigen_bytes,
     topcon_bytes,

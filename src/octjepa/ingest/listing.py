@@ -1,0 +1,327 @@
+"""Folders on disks and in buckets behind one interface, with the walk and the glob over them.
+
+Paths are strings with "/" between their parts: local paths, or urls of buckets. A local folder costs one system call,
+and a file a look at its first bytes. A tree in a bucket costs one listing; objects are recognised by their names.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path, PurePosixPath
+from posixpath import basename, dirname, join
+from typing import Protocol
+
+from octjepa import remote
+from octjepa.errors import UsageError, VolumeRejected
+from octjepa.ingest import formats
+from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
+from octjepa.ingest.manifest import ManifestRow
+from octjepa.ingest.source_file import SourceFile
+
+Refuse = Callable[[str, str, str], None]  # path, reason code, detail
+WILDCARDS = frozenset("*?[")
+IMAGES = frozenset(IMAGE_SUFFIXES)
+
+
+def suffix_of(path: str) -> str:
+    """The suffix of the last part, in lower case."""
+    return PurePosixPath(path).suffix.lower()
+
+
+def relative(path: str, folder: str) -> str | None:
+    """`path` below `folder` ("" for the folder itself), None where it is elsewhere."""
+    inside = folder.rstrip("/")
+    if path.rstrip("/") == inside:
+        return ""
+    return path[len(inside) + 1 :] if path.startswith(f"{inside}/") else None
+
+
+class Listing(Protocol):
+    """What a search needs to know about files, on a disk or in a bucket."""
+
+    def normalise(self, source: str) -> str:
+        """The path that a user's `source` names. Raises UsageError for one that cannot be searched."""
+
+    def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
+        """(path without links, kind), kind as in `entries`; None where there is nothing. Raises PermissionError."""
+
+    def entries(self, folder: str) -> Sequence[tuple[str, str]]:
+        """(name, kind) in the order of names; kind is file, folder, link (to a file) or what else it is.
+
+        Raises OSError.
+        """
+
+    def is_file(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def read_bytes(self, path: str) -> bytes: ...
+
+    def real(self, folder: str) -> str:
+        """The path of a folder without links."""
+
+    def is_scan(self, path: str) -> bool:
+        """Whether a reader should try this file; True for one that cannot be opened, so that its error is recorded."""
+
+    def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
+        """Whether the files called `names` in a folder are the B-scan images of one scan."""
+
+    def location(self, path: str) -> Path | str: ...
+
+    def name_outside(self, path: str) -> str:
+        """What to call a file that is not below the searched root."""
+
+    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile: ...
+
+
+class LocalListing:
+    """Files on the disks of this machine."""
+
+    def __init__(self) -> None:
+        self.real = cache(os.path.realpath)  # of folders: thousands of files share few
+
+    def normalise(self, source: str) -> str:
+        return str(Path(source))
+
+    def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
+        try:
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                real, mode = os.path.realpath(path), os.stat(path).st_mode
+            else:
+                real = join(self.real(dirname(path)), basename(path))
+        except PermissionError:
+            raise
+        except OSError:
+            return None
+        return real, "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "special file"
+
+    def entries(self, folder: str) -> list[tuple[str, str]]:
+        with os.scandir(folder) as found:
+            return sorted((entry.name, self._kind(entry)) for entry in found)
+
+    @staticmethod
+    def _kind(entry: os.DirEntry[str]) -> str:
+        try:
+            if entry.is_symlink():
+                if entry.is_dir():
+                    return "linked folder"
+                if entry.is_file():
+                    return "link"
+                return "special file" if os.path.exists(entry.path) else "link to nothing"
+            if entry.is_dir(follow_symlinks=False):
+                return "folder"
+            return "file" if entry.is_file(follow_symlinks=False) else "special file"
+        except OSError:  # a loop of links
+            return "link to nothing"
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def size(self, path: str) -> int:
+        return os.path.getsize(path)
+
+    def read_bytes(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def is_scan(self, path: str) -> bool:
+        try:
+            return formats.recognise(Path(path)) is not None
+        except VolumeRejected:
+            return True
+
+    def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
+        return formats.is_scan_folder(Path(folder), names)
+
+    def location(self, path: str) -> Path:
+        return Path(path)
+
+    def name_outside(self, path: str) -> str:
+        return basename(path)
+
+    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile:
+        return SourceFile(Path(path), name, row)
+
+
+class BucketListing:
+    """Objects in buckets. What was listed or looked up once is not requested again."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, remote.RemoteObject | None] = {}
+        self._children: dict[str, set[tuple[str, str]]] = {}
+        self._listed: set[str] = set()  # folders whose own objects are known
+        self._listed_below: set[str] = set()  # folders of which everything below is known
+
+    def normalise(self, source: str) -> str:
+        url = remote.join(source)
+        if set(url.split("/")[2]) & WILDCARDS:
+            raise UsageError(f"{source} has a wildcard in the bucket's name: name the bucket")
+        return url
+
+    def prefetch(self, urls: Sequence[str], few: int = 3) -> None:
+        """Lists the folders of `urls` where that takes fewer requests than looking each of them up."""
+        for folder, count in Counter(map(dirname, urls)).items():
+            if count > few:
+                self.load(folder, below=False)
+
+    def load(self, folder: str, below: bool = True) -> None:
+        """Lists a folder, with everything below it or its own objects only, unless it is known."""
+        if self._is_known(folder, below):
+            return
+        (self._listed_below if below else self._listed).add(folder)
+        for found in remote.list_objects(folder, recursive=below):
+            self._objects[found.url] = found
+            child, kind = found.url, "file"
+            while child != folder:
+                parent = dirname(child)
+                self._children.setdefault(parent, set()).add((basename(child), kind))
+                child, kind = parent, "folder"
+
+    def _is_known(self, folder: str, below: bool) -> bool:
+        if not below and folder in self._listed:
+            return True
+        return any(relative(folder, known) is not None for known in self._listed_below)
+
+    def _object(self, url: str) -> remote.RemoteObject | None:
+        if url not in self._objects:
+            known = self._is_known(dirname(url), below=False)
+            self._objects[url] = None if known else remote.info(url)
+        return self._objects[url]
+
+    def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
+        if path.count("/") > 2 and not as_folder and self._object(path):
+            return path, "file"
+        self.load(path)
+        return (path, "folder") if path in self._children else None
+
+    def entries(self, folder: str) -> list[tuple[str, str]]:
+        self.load(folder, below=False)
+        return sorted(self._children.get(folder, ()))
+
+    def is_file(self, path: str) -> bool:
+        return self._object(path) is not None
+
+    def size(self, path: str) -> int:
+        found = self._object(path)
+        return found.size if found else 0
+
+    def read_bytes(self, path: str) -> bytes:
+        return remote.read_bytes(path)
+
+    def real(self, folder: str) -> str:
+        return folder
+
+    def is_scan(self, path: str) -> bool:
+        return path.lower().endswith(tuple(formats.suffixes() - IMAGES))  # by name a TIFF may be a single picture
+
+    def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
+        return formats.is_scan_folder(Path(basename(folder)), names)
+
+    def location(self, path: str) -> str:
+        return path
+
+    def name_outside(self, path: str) -> str:
+        return path.partition("://")[2].partition("/")[2]
+
+    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile:
+        """With the objects that have to be fetched together: companions of a file, the images of a folder."""
+        if is_folder:
+            parts = [file for file in self._files(path) if suffix_of(file) in IMAGES | {".json"}]
+        else:
+            folder = dirname(path)
+            parts = [path, *(join(folder, other) for other in formats.companion_names(basename(path)))]
+            if suffix_of(path) == ".xml":  # a HEYEX export lists images beside it
+                parts += [file for file in self._files(folder) if suffix_of(file) in IMAGES]
+        objects = tuple(found for part in dict.fromkeys(parts) if (found := self._object(part)))
+        return SourceFile(f"{path}/" if is_folder else path, name, row, objects)
+
+    def _files(self, folder: str) -> list[str]:
+        return [join(folder, name) for name, kind in self.entries(folder) if kind == "file"]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder of a walk: `names` of its files, those among them that are `links`, and its `subfolders`.
+
+    The walk enters what is in `subfolders` next; clearing the list keeps it out.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    links: frozenset[str]
+    subfolders: list[str]
+
+
+def walk(listing: Listing, top: str, ignored: Counter[str], refuse: Refuse) -> Iterator[Folder]:
+    """`top` and all folders below it, each before those inside it; linked and hidden folders are not entered.
+
+    What is left out is counted in `ignored`; what cannot be listed or opened goes to `refuse`.
+    """
+    waiting = [top]
+    while waiting:
+        path = waiting.pop()
+        try:
+            entries = listing.entries(path)
+        except OSError as error:
+            refuse(path, "unreadable_folder", error.strerror or str(error))
+            continue
+        subfolders = []
+        for name, kind in entries:
+            if kind == "folder" and not name.startswith("."):
+                subfolders.append(join(path, name))
+            elif kind == "link to nothing":
+                refuse(join(path, name), "unreadable_file", "a link that leads nowhere")
+            elif kind not in {"file", "link"}:
+                ignored["hidden folder" if kind == "folder" else kind] += 1
+        names = tuple(name for name, kind in entries if kind in {"file", "link"})
+        links = frozenset(name for name, kind in entries if kind == "link")
+        yield Folder(path, names, links, subfolders)
+        waiting.extend(reversed(subfolders))
+
+
+def glob(listing: Listing, pattern: str, ignored: Counter[str], refuse: Refuse) -> tuple[str, list[str]]:
+    """The folder before the first wildcard, and the files and folders that `pattern` matches, sorted, each once.
+
+    "*", "?" and "[...]" stand for parts of one name, "**" for any number of folders. Hidden names need a pattern that
+    begins with a dot, and linked folders are not entered, as in `walk`.
+    """
+    parts = pattern.split("/")
+    fixed = next(index for index, part in enumerate(parts) if set(part) & WILDCARDS)
+    base = listing.real("/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else "."))
+    found: dict[str, None] = {}
+
+    def expand(folder: str, rest: tuple[str, ...]) -> None:
+        if not rest or rest == ("**",):
+            found.setdefault(folder)
+            return
+        if rest[0] == "**":
+            expand(folder, rest[1:])
+        try:
+            entries = listing.entries(folder)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            refuse(folder, "unreadable_folder", error.strerror or str(error))
+            return
+        for name, kind in entries:
+            hidden = name.startswith(".") and not rest[0].startswith(".")
+            if rest[0] == "**":
+                if kind == "folder" and not hidden:
+                    expand(join(folder, name), rest)
+            elif not hidden and fnmatchcase(name, rest[0]):
+                if kind == "folder" or (kind in {"file", "link"} and len(rest) == 1):
+                    expand(join(folder, name), rest[1:])
+                elif kind not in {"file", "link"}:
+                    ignored[kind] += 1
+
+    once = [part for index, part in enumerate(parts) if part != "**" or index == 0 or parts[index - 1] != "**"]
+    located = listing.locate(base)
+    if located and located[1] == "folder":
+        expand(base, tuple(once[fixed:]))
+    return base, sorted(found)
