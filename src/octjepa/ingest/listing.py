@@ -153,6 +153,7 @@ class BucketListing:
     """Objects in buckets. What was listed or looked up once is not requested again."""
 
     def __init__(self) -> None:
+        self._suffixes = tuple(formats.suffixes() - IMAGES)  # by name alone a TIFF may be a single picture
         self._objects: dict[str, remote.RemoteObject | None] = {}
         self._children: dict[str, set[tuple[str, str]]] = {}
         self._listed: set[str] = set()  # folders whose own objects are known
@@ -218,7 +219,7 @@ class BucketListing:
         return folder
 
     def is_scan(self, path: str) -> bool:
-        return path.lower().endswith(tuple(formats.suffixes() - IMAGES))  # by name a TIFF may be a single picture
+        return path.lower().endswith(self._suffixes)
 
     def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
         return formats.is_scan_folder(Path(basename(folder)), names)
