@@ -189,8 +189,8 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
         ("train: [", "is not readable YAML"),
         ("- a\n- b\n", "holds list, expected a mapping"),
         ("", "holds NoneType, expected a mapping"),
-        ("1: 2\n", "key 1 is no text"),
-        ("? [a, b]\n: 1\n", "is no text"),
+        ("1: 2\n", "key 1 is not text"),
+        ("? [a, b]\n: 1\n", "is not text"),
         ("name: !!python/object/apply:os.getcwd []\n", "is not readable YAML"),
     ],
 )

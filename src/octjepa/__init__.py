@@ -1,4 +1,4 @@
-"""octjepa: from a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check.
+"""octjepa: from a folder of retinal OCT volumes to a 3D foundation model, and from that to verifiable results.
 
 The public names below load on first use, so that `import octjepa` costs nothing.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["VJEPA3D", "OCTVolume", "Store", "VolumeEmbedder", "load_encoder", "read_volume"]
 
-_HOME = {
+_MODULES = {
     "VJEPA3D": "octjepa.model",
     "OCTVolume": "octjepa.volume",
     "Store": "octjepa.store",
@@ -30,6 +30,6 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'octjepa' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""The console command: loads the command line so that Ctrl-C during its own imports is told like any other."""
+"""The console command: loads the command line so that Ctrl-C during its own imports is reported like any other."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import sys
 
 
 def main() -> None:
+    """Runs the command line."""
     try:
         from octjepa.cli import main as run
     except KeyboardInterrupt:
-        print("octjepa: interrupted before anything began", file=sys.stderr)
+        print("octjepa: interrupted before anything started", file=sys.stderr)
         sys.exit(130)
     run()
 

@@ -1,4 +1,4 @@
-"""Reads a recipe: by name or path, with dotted overrides, into a frozen model, or a `RecipeError` that says why.
+"""Reads a recipe by name or path, with dotted overrides, into a frozen model, or raises a `RecipeError` with reasons.
 
 YAML 1.1 reads `1e-4` as text; the loader here reads it as the number it is (YAML 1.2). A key given twice is refused.
 """
@@ -35,14 +35,14 @@ _Loader.add_implicit_resolver(
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: list[Any] = []
+    keys: list[Any] = []
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no text", key_node.start_mark)
-        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
+        if key in keys:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen.append(key)
+        keys.append(key)
     return loader.construct_mapping(node)
 
 
@@ -59,23 +59,23 @@ def parse_yaml(text: str, where: str) -> Any:
 
 @dataclass(frozen=True)
 class RecipeKind(Generic[Model]):
-    """A kind of recipe: the model that checks it, the folder of those that come with the package, and its name.
+    """A kind of recipe: the model that validates it, the folder of the package's own, and the noun for messages.
 
-    `example` is an override that it takes; `or_else`: what the user may have meant where there is no such recipe.
+    `example` is an override that it accepts; `alternative` a hint for messages where there is no such recipe.
     """
 
     model: type[Model]
     folder: Path
-    called: str
+    noun: str
     example: str
-    or_else: str = ""
+    alternative: str = ""
 
     def names(self) -> list[str]:
-        """Of the recipes that come with the package."""
+        """Names of the recipes that come with the package."""
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def load(self, name_or_path: str | Path, overrides: Iterable[str] = ()) -> Model:
-        """The recipe called `name_or_path` (a shipped name or a YAML file) with `a.b=value` overrides, in order.
+        """The recipe `name_or_path` (a name of the package's own or a YAML file) with `a.b=value` overrides, in order.
 
         Raises RecipeError: no such recipe, not YAML, an unknown, unused or ill-typed key.
         """
@@ -83,15 +83,15 @@ class RecipeKind(Generic[Model]):
         if path.suffix not in {".yaml", ".yml"}:
             path = self.folder / f"{name_or_path}.yaml"
         if not path.is_file():
-            wanted = f"give the path of a .yaml file, {self.or_else}or one of {', '.join(self.names())}"
-            raise RecipeError(f"no {self.called} {str(name_or_path)!r}: {wanted}")
+            expected = f"give the path of a .yaml file, {self.alternative}or one of {', '.join(self.names())}"
+            raise RecipeError(f"no {self.noun} {str(name_or_path)!r}: {expected}")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path} cannot be read as a text file: {error}") from None
         data = parse_yaml(text, str(path))
         if not isinstance(data, dict):
-            raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of the keys of a {self.called}")
+            raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of the keys of a {self.noun}")
         data.setdefault("name", path.stem)
         for override in overrides:
             self._apply(data, override)
@@ -103,7 +103,7 @@ class RecipeKind(Generic[Model]):
             return self.model.model_validate(data)
         except ValidationError as error:
             faults = "\n".join(f"  {_fault(self.model, dict(item))}" for item in error.errors())
-            raise RecipeError(f"{self.called} {where} is refused:\n{faults}") from None
+            raise RecipeError(f"{self.noun} {where} is refused:\n{faults}") from None
 
     def _apply(self, data: dict[str, Any], override: str) -> None:
         key, sign, text = override.partition("=")
@@ -128,9 +128,9 @@ def _fault(model: type[BaseModel], item: dict[str, Any]) -> str:
     if item["type"] == "missing":
         return f"{key}: missing"
     message = item["msg"].removeprefix("Value error, ")
-    found = item.get("input")
-    shown = "" if isinstance(found, dict | BaseModel) else f" (found {found!r})"
-    return f"{key}: {message}{shown}" if key else message
+    value = item.get("input")
+    found = "" if isinstance(value, dict | BaseModel) else f" (found {value!r})"
+    return f"{key}: {message}{found}" if key else message
 
 
 def _nearest(model: type[BaseModel], location: list[str]) -> str:
@@ -148,7 +148,7 @@ PRETRAINING = RecipeKind(Recipe, Path(str(files("octjepa"))) / "recipes", "recip
 
 
 def recipe_names() -> list[str]:
-    """Of pretraining."""
+    """Names of the pretraining recipes that come with the package."""
     return PRETRAINING.names()
 
 
@@ -169,15 +169,15 @@ def to_yaml(recipe: BaseModel) -> str:
 
 def science(model: BaseModel) -> dict[str, Any]:
     """The fields that change the result, as plain data (machine fields and the recipe's name left out)."""
-    kept: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, info in type(model).model_fields.items():
         extra = info.json_schema_extra
-        named_only = name == "name" and isinstance(model, Recipe)
-        if named_only or (isinstance(extra, dict) and extra.get("machine")):
+        is_label = name == "name" and isinstance(model, Recipe)
+        if is_label or (isinstance(extra, dict) and extra.get("machine")):
             continue
         value = getattr(model, name)
-        kept[name] = science(value) if isinstance(value, BaseModel) else value
-    return {key: value for key, value in kept.items() if value != {}}
+        fields[name] = science(value) if isinstance(value, BaseModel) else value
+    return {key: value for key, value in fields.items() if value != {}}
 
 
 def science_hash(model: BaseModel) -> str:

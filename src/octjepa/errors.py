@@ -1,7 +1,7 @@
-"""What octjepa says when something is not as it must be.
+"""The errors of octjepa, each shown to the user as one clear message.
 
-Every foreseeable mistake of a user ends in one of these, never in a traceback. A message says what was
-found, where, what was expected and what to do. It never holds a person's name or birth date.
+Every foreseeable mistake of a user ends in one of these, never in a traceback. A message names what was found,
+where, what was expected and what to do. It never contains a person's name or birth date.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class OctjepaError(Exception):
-    """A failure that is told to the user as one clear message; `exit_code` is the command's."""
+    """A failure shown to the user as one clear message; `exit_code` is the command's."""
 
     exit_code = 1
 
@@ -41,14 +41,14 @@ class WrongCheckpointError(CheckpointError):
 
 
 class MachineRefuses(OctjepaError):
-    """The machine gives no memory, open file, right or disk now: what was asked for is not at fault, and stays."""
+    """The machine has no memory, open files, permissions or disk space left: the input is not at fault and is kept."""
 
 
 MORE_FILES = "raise the limit of open files (ulimit -n), or use fewer processes"  # what to do without a free one
 
 
 class TooManyLostError(OctjepaError):
-    """The work is finished, but more was lost than the allowed share. `summary` holds the work's figures."""
+    """The work is finished, but more was lost than the allowed share. `summary` holds the results."""
 
     exit_code = 3
 
@@ -58,7 +58,7 @@ class TooManyLostError(OctjepaError):
 
 
 class NothingReadError(TooManyLostError, UsageError):
-    """The work is finished and nothing came of it: every file stands in the ledger."""
+    """The work is finished without any result: every file is in the quarantine."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""How an optional library is installed, said the same way by every message that misses one."""
+"""How to install an optional library, in the same words in every message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 def to_install(extra: str) -> str:
     """The command that adds `extra` to this installation of octjepa.
 
-    A checkout is told to install from itself, with its pinned versions: an index may hold another package of the name.
+    In a checkout it installs from the checkout, with pinned versions: an index may hold another package of the name.
     """
     if _from_checkout():
         return f'pip install -c constraints.txt -e ".[{extra}]", in the checkout'

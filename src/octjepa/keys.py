@@ -1,6 +1,6 @@
 """Stateless randomness: every random choice is a function of (seed, purpose, epoch, sample id), never of a state.
 
-There is nothing to save for a resume, and no choice depends on the worker, the rank or the order of work.
+Nothing needs saving for a resume, and no choice depends on the worker, the rank or the order of work.
 """
 
 from __future__ import annotations

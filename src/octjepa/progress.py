@@ -1,6 +1,6 @@
-"""Progress bars on stderr for work of more than a moment: what, how far, how fast, how long still.
+"""Progress bars on stderr: what is done, how far, how fast, and the remaining time.
 
-Silent with --quiet and where stderr is no terminal, so logs and JSON stay clean.
+Nothing is shown with --quiet or where stderr is not a terminal, so logs and JSON stay clean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One eye's OCT scan as it was measured: pixels, geometry with provenance, identity.
 
-Axes are always `[D, H, W]` = slice (slow axis, between B-scans), depth (axial), width (fast axis), and
+Axes are always `[D, H, W]` = slice (slow axis, between B-scans), depth (axial), column (fast axis), and
 spacing is `(dz, dy, dx)` in millimetres in the same order. Readers in `octjepa.ingest` make these;
 nothing downstream reads a source file again.
 """
@@ -25,7 +25,7 @@ class OCTVolume:
     """A scan in its native geometry.
 
     `pixels` is 8-bit, `[D, H, W]`, bright tissue on dark vitreous, B-scans in spatial order, the axial axis
-    pointing from vitreous to sclera. Deeper or signed sources are brought to 8 bit and say so in `notes`.
+    pointing from vitreous to sclera. Deeper or signed sources are converted to 8 bit, with a code in `notes`.
 
     `provenance` names for each of "slice", "depth", "column" the source of that spacing ("option", "positions",
     "frame_location", "shared", "per_frame", "header", "sidecar", "manifest", "protocol", "scan_pattern"); `uncertain`
@@ -69,8 +69,9 @@ class OCTVolume:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        depth, height, width = self.pixels.shape
-        return depth, height, width
+        """Slices, depth samples and columns."""
+        slices, depth, columns = self.pixels.shape
+        return slices, depth, columns
 
 
 def hash_pixels(pixels: np.ndarray) -> str:

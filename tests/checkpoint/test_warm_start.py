@@ -52,10 +52,10 @@ def test_both_encoders_start_from_the_video_weights(shards: bool, tmp_path: Path
     expected = from_vjepa2(weights, PATCH)
     for encoder in (model.context_encoder, model.target_encoder):
         assert all(torch.equal(encoder.state_dict()[name], value) for name, value in expected.items())
-    grey = weights["encoder.embeddings.patch_embeddings.proj.weight"].sum(1)  # [192, 2, 16, 16]
+    intensity = weights["encoder.embeddings.patch_embeddings.proj.weight"].sum(1)  # [192, 2, 16, 16]
     kernel = model.context_encoder.embed.weight.view(192, 4, 16, 16)
-    assert torch.allclose(kernel[:, 0], grey[:, 0] / 2)
-    assert torch.allclose(kernel[:, 3], grey[:, 1] / 2)
+    assert torch.allclose(kernel[:, 0], intensity[:, 0] / 2)
+    assert torch.allclose(kernel[:, 3], intensity[:, 1] / 2)
 
 
 def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ("heads", "error", "told"),
     [
         (12, UsageError, "has 12 attention heads, model.size test has 6"),
-        (None, CheckpointError, "does not tell num_attention_heads"),
+        (None, CheckpointError, "has no num_attention_heads"),
     ],
 )
 def test_heads_are_compared_though_no_shape_tells_them(
@@ -140,17 +140,17 @@ def test_the_released_shape_starts_model_size_large(tmp_path: Path) -> None:
 
     kernel = theirs["encoder.embeddings.patch_embeddings.proj.weight"]
     assert kernel.shape == (1024, 3, 2, 16, 16)
-    grey = kernel.float().sum(1).repeat_interleave(2, dim=1) / 2
+    intensity = kernel.float().sum(1).repeat_interleave(2, dim=1) / 2
     layer = "encoder.layer.23.attention"
     for encoder in (model.context_encoder, model.target_encoder):
-        assert torch.equal(encoder.embed.weight.view(1024, 4, 16, 16), grey)
+        assert torch.equal(encoder.embed.weight.view(1024, 4, 16, 16), intensity)
         joined = torch.cat([theirs[f"{layer}.{name}.weight"] for name in ("query", "key", "value")])
         assert torch.equal(encoder.blocks[23].attention.qkv.weight, joined.float())
         assert torch.equal(encoder.blocks[0].mlp[2].weight, theirs["encoder.layer.0.mlp.fc2.weight"].float())
         assert torch.equal(encoder.norm.bias, theirs["encoder.layernorm.bias"].float())
     ours = sum(value.numel() for value in model.context_encoder.parameters())
     used = sum(value.numel() for name, value in theirs.items() if name.startswith("encoder."))
-    assert (used, ours) == (303_885_312, 303_361_024)  # 2 x 3 colours a kernel there, 4 grey slices here
+    assert (used, ours) == (303_885_312, 303_361_024)  # 2 x 3 colours a kernel there, 4 one-channel slices here
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(

@@ -28,7 +28,7 @@ def test_ctrl_c_while_the_command_line_loads(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "octjepa: interrupted before anything began\n"
+    assert capsys.readouterr().err == "octjepa: interrupted before anything started\n"
 
 
 def test_every_option_of_every_verb_is_used() -> None:

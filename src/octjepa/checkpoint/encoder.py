@@ -1,6 +1,6 @@
-"""A pretrained encoder for use: from a run, a checkpoint folder or one weights file, to vectors of eyes.
+"""A pretrained encoder for use: loaded from a run, a checkpoint folder or a weights file, it gives vectors of scans.
 
-The weights carry their recipe, so a volume is always prepared as it was for training.
+The recipe is stored with the weights, so a volume is always prepared as it was for training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder 
 
 
 class TokenFeatures(NamedTuple):
-    """Features of a volume's K selected tokens; `grid_index` is their place in the raster order of `grid`."""
+    """Features of a volume's K selected tokens; `grid_index` is their index in the raster order of `grid`."""
 
     features: Float[np.ndarray, "k dim"]
     grid_index: Int[np.ndarray, " k"]
@@ -59,7 +59,7 @@ class SelectedTokens(NamedTuple):
 
 
 class PretrainedEncoder:
-    """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` the volumes it saw."""
+    """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` its training volumes."""
 
     def __init__(self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Iterable[str] = ()) -> None:
         self.encoder = encoder.eval().requires_grad_(False)
@@ -68,15 +68,16 @@ class PretrainedEncoder:
 
     @property
     def parameters(self) -> int:
+        """Number of the encoder's parameters."""
         return sum(parameter.numel() for parameter in self.encoder.parameters())
 
     def to(self, device: torch.device) -> PretrainedEncoder:
-        """Computes on `device` from now on."""
+        """Moves the encoder to `device`."""
         self.encoder.to(device)
         return self
 
     def untrained(self) -> PretrainedEncoder:
-        """The same architecture with the weights that training started from: the baseline of every probe."""
+        """The same architecture with the weights at the start of training: the baseline of every probe."""
         with torch.random.fork_rng():
             torch.manual_seed(self.recipe.train.seed)
             return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
@@ -97,7 +98,7 @@ class PretrainedEncoder:
         return pool_features(self.tokens(volume).features, pool)
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
-        """What the encoder is given of a prepared volume: centre crop, no augmentation, always the same tokens."""
+        """The encoder's input for a prepared volume: centre crop, no augmentation, always the same tokens."""
         recipe, shape = self.recipe, geometry.center_crop(self.recipe.preprocessing)
         view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
         cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
@@ -107,20 +108,20 @@ class PretrainedEncoder:
     @torch.no_grad()  # XLA does not know inference_mode's tensors
     def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
         """`tokens` of several prepared volumes in one pass."""
-        chosen = [self.select_tokens(volume) for volume in volumes]
+        selected = [self.select_tokens(volume) for volume in volumes]
         device = next(self.encoder.parameters()).device
         patches, positions = (
-            torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*chosen, strict=True))[:2]
+            torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*selected, strict=True))[:2]
         )
         features = self.encoder(patches, positions).float().cpu().numpy()
         return [
-            TokenFeatures(of_one, one.grid_index, one.grid, one.tissue)
-            for of_one, one in zip(features, chosen, strict=True)
+            TokenFeatures(own, one.grid_index, one.grid, one.tissue)
+            for own, one in zip(features, selected, strict=True)
         ]
 
 
 def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
-    """Mean over tokens, or mean, standard deviation and maximum one after the other."""
+    """Mean over tokens, or mean, standard deviation and maximum concatenated."""
     if pool == "mean":
         return features.mean(axis=0)
     if pool == "mean_std_max":
@@ -132,7 +133,7 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     """The EMA target encoder of a run (its newest checkpoint), of a fine-tuning the tuned one; or of a checkpoint or
     exported folder, or a weights file.
 
-    Each may lie in a bucket. A name such as `phantom-tiny` means weights of the package, unless a path is so called.
+    Each may be in a bucket. A name such as `phantom-tiny` means weights of the package, unless such a path exists.
     Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
     """
     named = shipped(path)
@@ -146,9 +147,9 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
         if kind is not None:
             raise WrongCheckpointError(f"{folder} is a {kind}, {_NO_ENCODER}")
         recipe, weights = read_recipe(folder), read_tensors(folder, MODEL_FILE)
-        seen = read_manifest(folder).get("trained_on", ())
+        trained_on = read_manifest(folder).get("trained_on", ())
     elif is_file:
-        recipe, weights, seen = _read_file(path)
+        recipe, weights, trained_on = _read_file(path)
     else:
         raise WrongCheckpointError(
             f"no checkpoint at {path}: give a run folder, a step-* folder, a .safetensors file, or the name of weights "
@@ -157,8 +158,8 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
     encoder = VJEPA3D.from_recipe(recipe).target_encoder
     prefix = "target_encoder."
     own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-    _fill(encoder, own, path)
-    return PretrainedEncoder(encoder, recipe, recipe.name if named is None else named.name, seen)
+    _load_weights(encoder, own, path)
+    return PretrainedEncoder(encoder, recipe, recipe.name if named is None else named.name, trained_on)
 
 
 def _is_file(path: Location) -> bool:
@@ -171,28 +172,28 @@ def newest_checkpoint(path: Location) -> Location:
     """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is."""
     if has_file(path, MANIFEST):
         return path
-    saves = path
+    checkpoints = path
     if isinstance(path, Path) and (path / TUNED).is_dir():
-        saves = path / TUNED
+        checkpoints = path / TUNED
     elif isinstance(path, Path) and (path / "recipe.yaml").is_file():
-        saves = parse_location(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
-    found = list_checkpoints(saves)
-    if not found:
-        raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {saves}")
-    return found[-1]
+        checkpoints = parse_location(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
+    folders = list_checkpoints(checkpoints)
+    if not folders:
+        raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {checkpoints}")
+    return folders[-1]
 
 
 def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
     try:
         with local_copy(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
-            about = json.loads((file.metadata() or {})["octjepa"])
+            metadata = json.loads((file.metadata() or {})["octjepa"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
-        return recipe_from(about["recipe"], f"of {path}"), weights, about.get("trained_on", [])
+        return recipe_from(metadata["recipe"], f"of {path}"), weights, metadata.get("trained_on", [])
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError):
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 
 
-def _fill(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Location) -> None:
+def _load_weights(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Location) -> None:
     if not weights:
         raise WrongCheckpointError(f"{path} holds other weights, {_NO_ENCODER}")
     try:

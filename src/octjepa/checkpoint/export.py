@@ -1,4 +1,4 @@
-"""Weights for others: safetensors with their contract, the form of transformers' VJEPA2Model, or ONNX; with a card."""
+"""Exports an encoder with a model card: safetensors with its contract, transformers' VJEPA2Model, or ONNX."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def export(source: str | Path, form: Form, out: Path) -> list[str]:
 
     Form safetensors is read back by `load_encoder`; hf is a folder for
     `transformers.VJEPA2Model.from_pretrained`; onnx a graph from the patches and positions of selected tokens to their
-    features. Raises UsageError: `out` holds
-    something, the encoder has no such form (rotary positions in another layout or in millimetres, patches or a grid
+    features. Raises UsageError: `out` is not
+    empty, the encoder has no such form (rotary positions in another layout or in millimetres, patches or a grid
     that are not square), or the extra is not installed; CheckpointError: the disk refuses.
     """
     encoder = load_encoder(source)
@@ -80,14 +80,14 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
     if recipe.model.position_unit != "index":
         raise UsageError(
             f"{encoder.name} was trained with model.position_unit={recipe.model.position_unit}: VJEPA2Model counts "
-            "positions in token steps, and would place every token wrongly without a word. Export with --format "
+            "positions in token steps, and would give every token a wrong position silently. Export with --format "
             "safetensors"
         )
     grid = recipe.grid
     if grid[1] != grid[2]:
         raise UsageError(
             f"a grid of {grid[1]} x {grid[2]} tokens in the plane: VJEPA2Model numbers positions on a square one, and "
-            "would place these wrongly without a word. Export with --format safetensors"
+            "would give these wrong positions silently. Export with --format safetensors"
         )
     config = json.dumps(vjepa2_config(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
     text = card(encoder, "transformers.VJEPA2Model.from_pretrained(folder)")
@@ -95,7 +95,7 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
         text += (
             f"\nVJEPA2Model takes all {recipe.grid_tokens} tokens of a volume, and this encoder was trained on "
             f"{recipe.token_count} of them, of tissue first: its features here are not those of `octjepa embed`, and "
-            "what they are worth was not measured.\n"
+            "their quality was not measured.\n"
         )
     return {WEIGHTS: weights, "config.json": config, "preprocessing.json": _contract(encoder), CARD: text}
 
@@ -114,9 +114,7 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
         "grid": recipe.grid, "position_unit": recipe.model.position_unit,
         "grid_positions": token_positions(np.arange(recipe.grid_tokens), recipe).tolist(),
     }  # fmt: skip
-    text = card(encoder, how) + (
-        "\nA runtime refuses nothing: whoever feeds it keeps to preprocessing.json, which says what goes in.\n"
-    )
+    text = card(encoder, how) + ("\nA runtime checks nothing: its inputs must follow preprocessing.json.\n")
     return {GRAPH: graph_of(encoder, _about(encoder)), "preprocessing.json": _contract(encoder, inputs), CARD: text}
 
 
@@ -132,7 +130,7 @@ def _contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) 
 
 
 def card(encoder: PretrainedEncoder, how: str) -> str:
-    """A model card in Markdown: what it is, what it expects, what it was trained on, what nobody has shown."""
+    """A model card in Markdown: architecture, expected input, training data, and limits."""
     recipe = encoder.recipe
     size, spacing, patch = (
         " x ".join(map(str, values))
@@ -140,24 +138,24 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
             recipe.preprocessing.image_size, recipe.preprocessing.target_spacing_mm, recipe.tokens.patch_size,
         )
     )  # fmt: skip
-    rows = {
+    entries = {
         "Objective": recipe.objective.name,
         "Encoder": f"{recipe.model.size}, {encoder.dim} features a token, {encoder.parameters:,} parameters",
-        "Input": f"{size} voxels at {spacing} mm (slice, depth, width), "
-        f"grey, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",
+        "Input": f"{size} voxels at {spacing} mm (slice, depth, column), "
+        f"one channel, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",
         "Tokens": f"{recipe.token_count} of {recipe.grid_tokens} patches of {patch}",
-        "Trained on": f"{len(encoder.trained_on)} volumes; their content hashes stand in the weights' metadata",
+        "Trained on": f"{len(encoder.trained_on)} volumes; their content hashes are in the weights' metadata",
         "Contract": science_hash(recipe.preprocessing),
         "Load with": f"`{how}`",
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    table = "\n".join(f"| {name} | {value} |" for name, value in entries.items())
     return f"""# {encoder.name}
 
 | | |
 |---|---|
 {table}
 
-Features of retinal OCT volumes, for research. Not a medical device: no decision about a patient may rest on it. What
-the features are worth has to be shown by probes on held-out people of the data at hand, beside an untrained encoder
+Features of retinal OCT volumes, for research. Not a medical device: no decision about a patient may rest on it. Their
+quality has to be shown by probes on held-out people of the data at hand, beside an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
 """

@@ -1,6 +1,6 @@
-"""Starts an encoder from weights that exist: V-JEPA 2's in Hugging Face form, or one of our own checkpoints.
+"""Initialises both encoders from existing weights: V-JEPA 2's in Hugging Face form, or a checkpoint of octjepa.
 
-Only safetensors are read. Both encoders, student and target, start alike; the predictor starts anew.
+Only safetensors are read. Student and target start with the same weights; the predictor is initialised randomly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
-    """Fills both encoders of `model` from `recipe.model.warm_start`, in place; nothing to do where that is null.
+    """Fills both encoders of `model` from `recipe.model.warm_start`, in place; does nothing where that is null.
 
     Raises UsageError: nothing there, another width, depth or number of heads, patches that cannot be carried over;
     CheckpointError: damaged.
@@ -48,7 +48,7 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
         ours = getattr(recipe.model, name)
         if ours != theirs:
             _log.warning(
-                "the weights of %s were trained with model.%s=%s, the recipe says %s: they start further from home",
+                "the weights of %s were trained with model.%s=%s, the recipe says %s: expect slower convergence",
                 path, name, theirs, ours,
             )  # fmt: skip
 
@@ -66,7 +66,7 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, s
             f"and patches {model.patch_size}. Choose model.size (or width, depth and heads) and tokens.patch_size "
             "to fit."
         )
-    if heads != model.context_encoder.heads:  # no shape tells: the same features would be parted otherwise
+    if heads != model.context_encoder.heads:  # no shape differs, but the same features would be split otherwise
         raise UsageError(
             f"model.warm_start {path} has {heads} attention heads, model.size {size} has "
             f"{model.context_encoder.heads}: choose a model.size, model.heads or weights to fit"
@@ -74,13 +74,13 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, s
 
 
 def _heads(folder: Path) -> int:
-    """The number of attention heads that a Hugging Face folder's config.json tells."""
+    """The number of attention heads in a Hugging Face folder's config.json."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_attention_heads"]
     except (OSError, ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, int):
-        raise CheckpointError(f"{folder}/config.json does not tell num_attention_heads: fetch the folder again")
+        raise CheckpointError(f"{folder}/config.json has no num_attention_heads: fetch the folder again")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What every section of a recipe is made of: types with limits, the mark of machine fields, and how values are read."""
+"""Base of every section of a recipe: types with limits, the mark of machine fields, and checks of raw values."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ def without_repeats(items: tuple[Any, ...]) -> tuple[Any, ...]:
 Several = Annotated[tuple[Item, ...], Field(min_length=1), AfterValidator(without_repeats)]
 
 
-def _not_a_spelled_null(path: str | None) -> str | None:
+def _refuse_null_as_text(path: str | None) -> str | None:
     if path is not None and path.strip().lower() in {"", "none", "null", "~"}:
         raise ValueError(f"{path!r} is text, not a folder: write null without quotes to switch it off")
     return path
 
 
-Directory = Annotated[str | None, AfterValidator(_not_a_spelled_null)]
+Directory = Annotated[str | None, AfterValidator(_refuse_null_as_text)]
 
 
 def machine(default: Any = ..., **limits: Any) -> Any:
-    """A field that says where or how fast a run goes, never what it computes; it stays out of the run's hash."""
+    """A field for where or how fast a run goes, never what it computes; it is not part of the run's hash."""
     return Field(default, json_schema_extra={"machine": True}, **limits)
 
 
 class Section(BaseModel):
+    """A frozen part of a recipe that refuses unknown keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _a_switch_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic takes true for 1, and YAML 1.1 takes `yes` and `on` for true: base_lr: yes would be a rate of 1.
         parts = value if isinstance(value, list | tuple) else [value]
         field = cls.model_fields[str(info.field_name)]

@@ -24,10 +24,10 @@ from octjepa.volume import AXES, Laterality, Pattern
 
 
 class DataRecipe(Section):
-    """Which volumes of the store take part, and how often each domain is drawn; docs/cohort.md tells of every key.
+    """Which volumes of the store take part, and how often each domain is drawn; docs/cohort.md explains every key.
 
-    A criterion that is null (or empty) lets every volume pass; those given must all hold. `strategy` single_domain
-    takes one `device`, multi_domain every one or those of `devices`.
+    A criterion that is null (or empty) accepts every volume; a volume must meet all that are given. `strategy`
+    single_domain takes one `device`, multi_domain every one or those of `devices`.
     """
 
     strategy: Literal["single_domain", "multi_domain"] = "multi_domain"
@@ -90,8 +90,8 @@ class Preprocessing(Section):
     """How a native scan becomes a canonical volume: the contract that store and weights share.
 
     The stored volume is `image_size` plus `margin` on both sides of each axis, so that training can crop by
-    whole voxels. `flatten` takes the tilt (`plane`) or tilt and curvature (`quadratic`) of Bruch's membrane out of
-    the axial axis by whole-voxel shifts, which are kept and reversible.
+    whole voxels. `flatten` removes the tilt (`plane`) or tilt and curvature (`quadratic`) of Bruch's membrane along
+    depth by whole-voxel shifts, which are stored and reversible.
     """
 
     image_size: Size3 = (16, 128, 128)
@@ -99,7 +99,7 @@ class Preprocessing(Section):
     margin: tuple[int, int, int] = (0, 8, 8)
     orientation: Literal["OD", "native"] = "OD"
     flatten: Literal["none", "plane", "quadratic"] = "quadratic"
-    axial_anchor: Share = 0.65  # where Bruch's membrane lies in the stored height, 0 top, 1 bottom
+    axial_anchor: Share = 0.65  # depth of Bruch's membrane in the stored volume, 0 top, 1 bottom
     clip_percentiles: tuple[float, float] = (1.0, 99.8)
 
     @model_validator(mode="after")
@@ -113,6 +113,7 @@ class Preprocessing(Section):
 
     @property
     def stored_size(self) -> tuple[int, int, int]:
+        """`image_size` with the margin on both sides of each axis."""
         (d, h, w), (a, b, c) = self.image_size, self.margin
         return d + 2 * a, h + 2 * b, w + 2 * c
 

@@ -54,7 +54,7 @@ class SegmentRecipe(Section):
 
 RECIPES = RecipeKind(
     SegmentRecipe, Path(__file__).parent / "recipes", "segmentation recipe", "decoder.updates=100",
-    or_else="a head's folder to apply, ",
+    alternative="a head's folder to apply, ",
 )  # fmt: skip
 
 
