@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/monitor.py [RECIPE] [UPDATES]
 
-Makes a small phantom store, trains UPDATES updates in the order of `octjepa pretrain` and looks at the audit volumes
+Makes a small phantom store, trains UPDATES updates in the order of `octjepa pretrain` and runs the monitor
 after every tenth of them. Prints the median seconds of both and the share at the recipe's `monitor.every_updates`.
 """
 
@@ -22,8 +22,8 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.phantom import write_cohort
 from octjepa.store import Store, build_store
-from octjepa.train.cohort import choose_cohort
-from octjepa.train.monitor import Audit, measure
+from octjepa.train.data import choose_cohort
+from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
@@ -43,8 +43,8 @@ def main(name: str, updates: int) -> None:
         model = VJEPA3D.from_recipe(recipe).to(runtime.device)
         optimizer = build_optimizer(model, recipe.train)
         ids = (cohort.val.volume_ids + cohort.train.volume_ids)[: recipe.monitor.volumes]
-        audit = Audit.choose(store, recipe, ids, recipe.monitor.volumes)
-        trained, looked = [], []
+        monitor_set = MonitorSet.choose(store, recipe, ids, recipe.monitor.volumes)
+        trained, monitored = [], []
         for update, batch in enumerate(training_batches(stream, 0, updates, 0)):
             start = time.perf_counter()
             accumulate(model, batch, recipe, runtime, update)
@@ -54,13 +54,14 @@ def main(name: str, updates: int) -> None:
             trained.append(time.perf_counter() - start)
             if update % max(updates // 10, 1) == 0:
                 start = time.perf_counter()
-                measure(model, runtime, audit, update)
-                looked.append(time.perf_counter() - start)
-    one, look = statistics.median(trained[2:]), statistics.median(looked[1:])
+                run_monitor(model, runtime, monitor_set, update)
+                monitored.append(time.perf_counter() - start)
+    update_seconds, monitor_seconds = statistics.median(trained[2:]), statistics.median(monitored[1:])
     every = recipe.monitor.every_updates or updates
-    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {len(ids)} volumes looked at")
+    share = monitor_seconds / (monitor_seconds + every * update_seconds)
+    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {len(ids)} volumes monitored at")
     print(
-        f"an update {one:.3f} s, a look {look:.3f} s: {100 * look / (look + every * one):.2f} % "
+        f"an update {update_seconds:.3f} s, the monitor {monitor_seconds:.3f} s: {100 * share:.2f} % "
         f"at every {every} updates"
     )
 

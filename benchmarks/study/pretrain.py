@@ -23,7 +23,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.cohort import choose_cohort
+from octjepa.train.data import choose_cohort
 from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate

@@ -14,7 +14,7 @@ from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.model.vjepa2 import from_vjepa2, to_vjepa2, vjepa2_config
-from octjepa.train import loop, micro_batch, resume
+from octjepa.train import checkpointing, loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -164,12 +164,14 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
     )
     store = MemoryStore(recipe.preprocessing)
     with monkeypatch.context() as patched:
-        patched.setattr(micro_batch, "accumulate", interrupted)
+        patched.setattr(loop, "accumulate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop.pretrain(recipe, store, tmp_path / "run")
     warmed: list[str] = []
-    begin = resume.warm_start
-    monkeypatch.setattr(resume, "warm_start", lambda model, recipe: (warmed.append(recipe.name), begin(model, recipe)))
+    begin = checkpointing.warm_start
+    monkeypatch.setattr(
+        checkpointing, "warm_start", lambda model, recipe: (warmed.append(recipe.name), begin(model, recipe))
+    )
     loop.pretrain(recipe, store, tmp_path / "run", resume=True)
     assert warmed == ["small"]
 

@@ -139,7 +139,7 @@ def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     result = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,
                 "--resume")  # fmt: skip
     refused(
-        result, 2, "begun with another recipe", "model.size: checkpoint 'test', recipe 'reference'", "another --out"
+        result, 2, "started with another recipe", "model.size: checkpoint 'test', recipe 'reference'", "another --out"
     )
     assert sorted(path.name for path in line.run.rglob("*")) == before
 

@@ -197,10 +197,10 @@ class Stage:
         for name, text in _FAKES.items():
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
-        kept = {
+        remaining = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OCTJEPA_", "OMP_"))
         }
-        self.environ = kept | {
+        self.environ = remaining | {
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "RECORD": str(self.record),
             "FAKE_HOSTS": str(folder / "hosts"),
@@ -214,7 +214,7 @@ class Stage:
         self.started: list[subprocess.Popen[str]] = []
 
     @property
-    def asked(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """A recipe with an override and paths that hold spaces."""
         return ["tiny_cpu", "train.seed=3", "--store", str(self.store), "--out", str(self.out)]
 

@@ -34,12 +34,12 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
 
 @pytest.mark.parametrize("script", ["one_machine", "slurm.sbatch", "tpu"])
 def test_help_names_every_option(script: str) -> None:
-    said = subprocess.run(["bash", str(LAUNCH / script), "--help"], capture_output=True, text=True, check=True).stdout
-    assert "RECIPE [k=v ...]" in said
+    output = subprocess.run(["bash", str(LAUNCH / script), "--help"], capture_output=True, text=True, check=True).stdout
+    assert "RECIPE [k=v ...]" in output
     options = {
         word
         for line in (LAUNCH / script).read_text().splitlines()
         if line.strip().startswith("--") and line.endswith(")")
         for word in line.strip(" )").split(" | ")
     }
-    assert not [option for option in options if option not in said]
+    assert not [option for option in options if option not in output]

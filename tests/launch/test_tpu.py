@@ -89,24 +89,24 @@ def test_the_whole_way(cluster: Cluster, where: tuple[str, ...]) -> None:
         assert torchrun[torchrun.index("--rdzv-endpoint") + 1] == meet
     names = [words[words.index("--rdzv-id") + 1] for words in stage.calls("torchrun")]
     assert names[0] == names[1]
-    asked = ["tiny_cpu", "train.seed=3", "--store", str(stage.store), "--out", "my run"]
-    assert stage.calls("octjepa") == [["octjepa", "rank=0", "pretrain", *asked]] * 2
+    arguments = ["tiny_cpu", "train.seed=3", "--store", str(stage.store), "--out", "my run"]
+    assert stage.calls("octjepa") == [["octjepa", "rank=0", "pretrain", *arguments]] * 2
 
     done = cluster.tpu("start", where, *start, **environ)
     assert (done.returncode, "a run is going on here already" in done.stdout) == (1, True)
 
 
 def test_a_variable_reaches_the_processes_of_every_host(deployed: Cluster) -> None:
-    asked = ("--processes", "1", "--env", "PJRT_DEVICE=TPU", "--env", "WORDS=two words", "tiny_cpu")
-    place = ("--store", str(deployed.stage.store), "--out", "my run")
-    done = deployed.tpu("start", SSH, *asked, *place, FAKE_CODES="wait", FAKE_BEGINS="1")
+    arguments = ("--processes", "1", "--env", "PJRT_DEVICE=TPU", "--env", "WORDS=two words", "tiny_cpu")
+    location = ("--store", str(deployed.stage.store), "--out", "my run")
+    done = deployed.tpu("start", SSH, *arguments, *location, FAKE_CODES="wait", FAKE_BEGINS="1")
     assert done.returncode == 0, done.stderr + done.stdout
     for host in "ab":
         process = Path(f"{deployed.at(host)}.launch", "pid").read_text().strip()
         held = Path("/proc", process, "environ").read_text().split("\0")
         assert {"PJRT_DEVICE=TPU", "WORDS=two words"} <= set(held)
     assert deployed.tpu("stop", SSH).returncode == 0
-    done = deployed.tpu("start", SSH, "--env", "PJRT_DEVICE", "tiny_cpu", *place)
+    done = deployed.tpu("start", SSH, "--env", "PJRT_DEVICE", "tiny_cpu", *location)
     assert (done.returncode, "--env takes NAME=VALUE" in done.stderr) == (2, True)
 
 
@@ -245,7 +245,7 @@ def test_a_dry_run_prints_every_command_and_calls_nothing(cluster: Cluster, verb
     assert not (cluster.stage.folder / "hosts").exists()
 
 
-def test_a_missing_gcloud_is_told(cluster: Cluster) -> None:
+def test_a_missing_gcloud_is_reported(cluster: Cluster) -> None:
     tools = cluster.stage.folder / "tools"
     tools.mkdir()
     for name in ("bash", "git", "dirname"):
@@ -255,7 +255,7 @@ def test_a_missing_gcloud_is_told(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         ([], "unknown verb ''"),
         (["destroy"], "unknown verb 'destroy'"),
@@ -271,10 +271,10 @@ def test_a_missing_gcloud_is_told(cluster: Cluster) -> None:
         (["status", "--host", "a"], "unknown option --host"),
     ],
 )
-def test_mistakes_are_told(stage: Stage, words: list[str], said: str) -> None:
+def test_mistakes_are_reported(stage: Stage, words: list[str], output: str) -> None:
     done = stage.run("tpu", *words)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert output in done.stderr
     assert stage.calls() == []
 
 

@@ -90,7 +90,7 @@ def test_there_and_back_is_the_same_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4, 3])
-def test_a_still_scan_gives_what_a_still_grey_video_gave(slices: int) -> None:
+def test_a_still_scan_gives_what_a_still_video_gave(slices: int) -> None:
     kernel = torch.randn(5, 3, 2, 4, 4)
     frame = torch.randn(4, 4)
     expected = (kernel * frame).sum(dim=(1, 2, 3, 4))
@@ -99,7 +99,7 @@ def test_a_still_scan_gives_what_a_still_grey_video_gave(slices: int) -> None:
     assert torch.allclose((adapted * frame).sum(dim=(1, 2, 3)), expected, atol=1e-4)
 
 
-def test_what_cannot_be_carried_over_is_told() -> None:
+def test_what_cannot_be_carried_over_is_reported() -> None:
     with pytest.raises(ValueError, match="16 x 16, the recipe's 8 x 8"):
         adapt_kernel(torch.randn(5, 3, 2, 16, 16), (4, 8, 8))
     with pytest.raises(ValueError, match="no V-JEPA 2 encoder"):

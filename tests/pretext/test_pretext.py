@@ -15,8 +15,8 @@ from octjepa.model import VJEPA3D
 from octjepa.objective import ema
 from octjepa.objective.base import get_objective
 from octjepa.recipe import OBJECTIVES
-from octjepa.train import step, validate
-from octjepa.train.alarms import FROZEN_AFTER, PretextAlarm
+from octjepa.train import loop, validate
+from octjepa.train.guards import FROZEN_AFTER, PretextAlarm
 from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
@@ -131,19 +131,19 @@ def test_3_no_gradient_reaches_the_target(objective):
 def test_4_both_views_share_their_geometry():
     """Without light the views are equal; with light each patch is nearest its own counterpart."""
     dark = {"gain": 0, "gamma": 0, "speckle": 0, "blur": 0, "flip_slow": 0.5, "flip_fast": 0.5, "rotation_degrees": 5}
-    lit = {**dark, "gain": 0.3, "gamma": 0.3, "speckle": 0.3, "blur": 0.5}
+    intensity = {**dark, "gain": 0.3, "gamma": 0.3, "speckle": 0.3, "blur": 0.5}
     for number in range(6):
         recipe = small_recipe(views=dark)
         one = volume(recipe.preprocessing, number)
         same = make_sample(one, recipe, epoch=number)
         assert np.array_equal(same.context_view, same.target_view)
-        sample = make_sample(one, small_recipe(views=lit), epoch=number)
+        sample = make_sample(one, small_recipe(views=intensity), epoch=number)
         assert not np.array_equal(sample.context_view, sample.target_view)
         a = sample.context_view - sample.context_view.mean(1, keepdims=True)
         b = sample.target_view - sample.target_view.mean(1, keepdims=True)
-        likeness = (a @ b.T) / np.outer(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
+        similarity = (a @ b.T) / np.outer(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
         own = np.flatnonzero(sample.tissue > 0.5)
-        assert (likeness[np.ix_(own, own)].argmax(axis=1) == np.arange(len(own))).all()
+        assert (similarity[np.ix_(own, own)].argmax(axis=1) == np.arange(len(own))).all()
 
 
 def test_4_crops_and_flips_move_tissue_and_voxels_alike():
@@ -179,7 +179,7 @@ def test_5_masks_have_exact_counts_and_no_overlap(family, share):
 
 
 @pytest.mark.parametrize("family", masks.FAMILIES)
-def test_5_every_place_is_hidden_alike_often(family):
+def test_5_every_position_is_hidden_alike_often(family):
     """No edge, corner or last B-scan is favoured: counts over positions stay within a fifth of their mean."""
     grid = (4, 8, 8)
     weights = dict.fromkeys(masks.FAMILIES, 0.0) | {family: 1.0}
@@ -237,7 +237,7 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     again = collate([ValidationDataset(store, recipe, held_out)[i] for i in range(8)])
     assert torch.equal(first.target, again.target)
     assert torch.equal(first.context_view, first.target_view)
-    means = validate.learn_means(model, runtime, validation_batches(samples, 4), recipe.grid_tokens)
+    means = validate.fit_means(model, runtime, validation_batches(samples, 4), recipe.grid_tokens)
     whole = validate.validate(model, runtime, validation_batches(samples, 8), means, recipe.grid)
     uneven = validate.validate(model, runtime, validation_batches(samples, 3), means, recipe.grid)
     assert whole["loss"] > 0
@@ -288,7 +288,7 @@ def test_8_a_healthy_run_trips_no_alarm(tmp_path):
 
 
 def test_8_a_frozen_target_trips_an_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "update_target", lambda target, student, m, healthy: None)
+    monkeypatch.setattr(loop, "update_target", lambda target, student, m, healthy: None)
     with pytest.raises(PretextAlarm) as caught:
         run(tmp_path)
     assert caught.value.alarm == "frozen_target"

@@ -57,17 +57,17 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def healthy(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from a store on disk to which nothing happens, and that store."""
-    place = tmp_path_factory.mktemp("healthy")
-    build_store([scans], place / "store", recipe_of().preprocessing)
+    location = tmp_path_factory.mktemp("healthy")
+    build_store([scans], location / "store", recipe_of().preprocessing)
     torch.set_num_threads(1)
-    pretrain(recipe_of(), Store.open(place / "store"), place / "run")
-    return place
+    pretrain(recipe_of(), Store.open(location / "store"), location / "run")
+    return location
 
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[Bucket]:
-    with s3_server() as proxy, bucket_of("s3", proxy, tmp_path / "cache", timeout_seconds=20) as place:
-        yield place
+    with s3_server() as proxy, bucket_of("s3", proxy, tmp_path / "cache", timeout_seconds=20) as location:
+        yield location
 
 
 class ByChance(Fault):
@@ -75,10 +75,10 @@ class ByChance(Fault):
 
     def __init__(self) -> None:
         super().__init__("503")
-        self._chance, self.struck, self.asked = random.Random(5), 0, 0
+        self._chance, self.struck, self.requests = random.Random(5), 0, 0
 
     def strikes(self, method: str, path: str) -> bool:
-        self.asked += 1
+        self.requests += 1
         if self._chance.random() >= SHARE:
             return False
         self.struck += 1
@@ -98,7 +98,7 @@ def test_a_bucket_that_fails_5_per_cent_of_requests_trains_the_same_weights(
         out = tmp_path / f"workers{workers}"
         summary = pretrain(recipe_of(loader_workers=workers), Store.open(join(bucket.url, "store")), out)
         assert summary["updates"] == UPDATES
-        assert faults.asked > 100, "the cache hides the bucket"
+        assert faults.requests > 100, "the cache hides the bucket"
         assert faults.struck > 3
         lines = read_json_lines(out / "metrics.jsonl")
         assert 0 < sum(line.get("retried", 0) for line in lines) <= faults.struck
@@ -131,7 +131,7 @@ def test_volumes_that_are_gone_for_good_are_replaced_by_the_next_in_order_and_co
     torch.set_num_threads(1)
     seen: list[tuple[str, ...]] = []
     honest = TrainingDataset.__getitem__
-    monkeypatch.setattr(TrainingDataset, "__getitem__", lambda *asked: noted(honest(*asked), seen))
+    monkeypatch.setattr(TrainingDataset, "__getitem__", lambda *arguments: noted(honest(*arguments), seen))
     pretrain(recipe, Store.open(tmp_path / "store"), tmp_path / "one")
 
     order = TrainingDataset(store, recipe, ids)

@@ -26,12 +26,12 @@ recipe = recipe_of()
 told["whole"] = pretrain(recipe, store(recipe), out / "two")
 
 # in parts: one process before (made by the test), two now, one after
-right = micro_batch.accumulate
+right = loop.accumulate
 def stopping(model, batch, recipe, runtime, update, micro):
     if update == 3 and rank == 1:  # one rank alone is told to stop
         os.kill(os.getpid(), signal.SIGTERM)
     return right(model, batch, recipe, runtime, update, micro)
-micro_batch.accumulate = stopping
+loop.accumulate = stopping
 try:
     pretrain(recipe, store(recipe), out / "parts", resume=True)
 except OctjepaError as error:
@@ -43,7 +43,7 @@ def bad(model, batch, recipe, runtime, update, micro):
     if update == 2 and rank == 1:
         next(model.predictor.parameters()).grad.fill_(float("nan"))
     return figures
-micro_batch.accumulate = bad
+loop.accumulate = bad
 told["nan"] = pretrain(recipe, store(recipe), out / "nan")
 
 # one rank runs out of memory once
@@ -52,9 +52,9 @@ def full(model, batch, recipe, runtime, update, micro):
         right(model, batch, recipe, runtime, update, micro)
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
     return right(model, batch, recipe, runtime, update, micro)
-micro_batch.accumulate = full
+loop.accumulate = full
 told["memory"] = pretrain(recipe, store(recipe), out / "memory")
-micro_batch.accumulate = right
+loop.accumulate = right
 
 # a volume cannot be read, by whichever rank meets it
 lossy = store(recipe)
@@ -90,12 +90,12 @@ honest_save = loop.state.save
 def slow(*arguments):
     time.sleep(3)
     return honest_save(*arguments)
-loop.state.save, micro_batch.accumulate = slow, stopping
+loop.state.save, loop.accumulate = slow, stopping
 try:
     pretrain(recipe, store(recipe), out / "slow")
 except OctjepaError as error:
     told["slow"] = sorted(path.name for path in (out / "slow" / "checkpoints").glob("step-*"))
-loop.state.save, micro_batch.accumulate = honest_save, right
+loop.state.save, loop.accumulate = honest_save, right
 
 # a rank has another copy of the store
 other = MemoryStore(recipe.preprocessing, train=12 + 2 * rank, val=8 - 2 * rank)
@@ -105,14 +105,14 @@ except OctjepaError as error:
     told["copies"] = [error.exit_code, str(error)]
 
 # the hosts have different commits
-from octjepa.train import preflight
-ours = preflight.code_hash
-preflight.code_hash = lambda: f"{rank}" + ours()
+from octjepa.train import setup
+ours = setup.code_hash
+setup.code_hash = lambda: f"{rank}" + ours()
 try:
     pretrain(recipe, store(recipe), out / "other")
 except OctjepaError as error:
     told["other"] = [error.exit_code, str(error)]
-preflight.code_hash = ours
+setup.code_hash = ours
 
 # rank 0 refuses: the folder holds a run
 try:
@@ -141,9 +141,9 @@ def stopped_at(update, out):
     import os
 
     from octjepa.distributed.signals import Interrupted
-    from octjepa.train import micro_batch
+    from octjepa.train import loop
 
-    honest = micro_batch.accumulate
+    honest = loop.accumulate
 
     def stopping(model, batch, recipe, runtime, now, micro):
         if now == update - 1:
@@ -151,17 +151,17 @@ def stopped_at(update, out):
         return honest(model, batch, recipe, runtime, now, micro)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(micro_batch, "accumulate", stopping)
+        patch.setattr(loop, "accumulate", stopping)
         with pytest.raises(Interrupted):
             run_alone(out)
 
 
 def test_two_processes_train_the_weights_of_one_to_the_bit(scenes):
-    out, told, _ = scenes
+    out, outputs, _ = scenes
     assert_same(weights_of(out / "one"), weights_of(out / "two"))
     assert losses_of(out / "one") == losses_of(out / "two")
-    assert told[0]["whole"] == told[1]["whole"]
-    assert told[0]["whole"]["loss"] > 0
+    assert outputs[0]["whole"] == outputs[1]["whole"]
+    assert outputs[0]["whole"]["loss"] > 0
 
 
 def test_one_of_them_writes(scenes):
@@ -172,9 +172,9 @@ def test_one_of_them_writes(scenes):
 
 
 def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_and_one_process_can_go_on(scenes):
-    out, told, _ = scenes
-    assert [one["stopped"][0] for one in told] == [143, 143]
-    assert "stopped after update 4 of 6; its checkpoint is written" in told[0]["stopped"][1]
+    out, outputs, _ = scenes
+    assert [one["stopped"][0] for one in outputs] == [143, 143]
+    assert "stopped after update 4 of 6; its checkpoint is written" in outputs[0]["stopped"][1]
     summary = run_alone(out / "parts", resume=True)  # one, two, one again
     assert summary["updates"] == 6
     assert_same(weights_of(out / "one"), weights_of(out / "parts"))
@@ -182,8 +182,8 @@ def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_and_one_process_can_g
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(scenes):
-    out, told, _ = scenes
-    assert [one["nan"]["skipped_updates"] for one in told] == [1, 1]
+    out, outputs, _ = scenes
+    assert [one["nan"]["skipped_updates"] for one in outputs] == [1, 1]
     skipped = [line for line in read_json_lines(out / "nan" / "metrics.jsonl") if "skipped" in line]
     assert [line["update"] for line in skipped] == [3]
     assert len(skipped[0]["skipped"]) == 4
@@ -195,30 +195,30 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(scenes):
 
 
 def test_memory_that_runs_out_on_one_rank_makes_both_take_fewer_volumes_at_once(scenes):
-    out, told, errors = scenes
+    out, outputs, errors = scenes
     assert all("every rank now takes 1 volumes at once" in text for text in errors)
-    assert [one["memory"]["skipped_updates"] for one in told] == [0, 0]
+    assert [one["memory"]["skipped_updates"] for one in outputs] == [0, 0]
     mine, theirs = weights_of(out / "memory"), weights_of(out / "one")
     assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-5
 
 
 def test_a_volume_that_cannot_be_read_is_quarantined_and_another_stands_in(scenes):
-    out, told, _ = scenes
+    out, outputs, _ = scenes
     lines = read_json_lines(out / "unread" / "metrics.jsonl")
     assert {name for line in lines for name in line.get("unread", ())} == {"volume0003"}
     ledger = [json.loads(line) for line in (out / "unread" / "quarantine.jsonl").read_text().splitlines()]
     assert [(row["file"], row["stage"], row["reason"]) for row in ledger] == [
         ("volume0003", "train", "unreadable_file")
     ]
-    assert told[0]["unread"] == told[1]["unread"]
+    assert outputs[0]["unread"] == outputs[1]["unread"]
 
 
 def test_a_machine_that_refuses_one_rank_ends_both_with_a_checkpoint_and_no_volume_is_blamed(scenes):
-    out, told, _ = scenes
-    assert told[0]["refusing"] == told[1]["refusing"]
-    code, said = told[0]["refusing"]
+    out, outputs, _ = scenes
+    assert outputs[0]["refusing"] == outputs[1]["refusing"]
+    code, output = outputs[0]["refusing"]
     assert code == 1
-    assert "cannot be read: Too many open files; stopped after update 3 of 6; its checkpoint is written" in said
+    assert "cannot be read: Too many open files; stopped after update 3 of 6; its checkpoint is written" in output
     assert (out / "refused_read" / "quarantine.jsonl").read_text() == ""
     assert_same(weights_of(out / "one"), weights_of(out / "refused_read"))
     assert losses_of(out / "one") == losses_of(out / "refused_read")
@@ -226,31 +226,31 @@ def test_a_machine_that_refuses_one_rank_ends_both_with_a_checkpoint_and_no_volu
 
 def test_no_rank_ends_before_the_checkpoint_of_a_stopped_run_is_written(scenes):
     """torchrun kills the others half a minute after one has ended."""
-    _, told, _ = scenes
-    assert [one["slow"] for one in told] == [["step-00000002", "step-00000004"]] * 2
+    _, outputs, _ = scenes
+    assert [one["slow"] for one in outputs] == [["step-00000002", "step-00000004"]] * 2
 
 
 def test_ranks_that_see_other_volumes_are_refused(scenes):
-    out, told, _ = scenes
-    assert told[0]["copies"] == told[1]["copies"]
-    assert told[0]["copies"][0] == 2
-    assert "do not run the same" in told[0]["copies"][1]
+    out, outputs, _ = scenes
+    assert outputs[0]["copies"] == outputs[1]["copies"]
+    assert outputs[0]["copies"][0] == 2
+    assert "do not run the same" in outputs[0]["copies"][1]
     assert not (out / "copies").exists()
 
 
 def test_what_rank_0_refuses_ends_all_with_its_code(scenes):
-    _, told, _ = scenes
-    assert [one["refused"][0] for one in told] == [2, 2]
-    assert "already holds a run" in told[0]["refused"][1]
-    assert told[1]["refused"][1].startswith("rank 0: ")
+    _, outputs, _ = scenes
+    assert [one["refused"][0] for one in outputs] == [2, 2]
+    assert "already holds a run" in outputs[0]["refused"][1]
+    assert outputs[1]["refused"][1].startswith("rank 0: ")
 
 
 def test_ranks_with_different_code_are_refused_before_anything_is_written(scenes):
-    out, told, _ = scenes
-    assert [one["other"][0] for one in told] == [2, 2]
-    assert told[0]["other"] == told[1]["other"]
-    assert "the processes do not run the same: rank 0 has code 0" in told[0]["other"][1]
-    assert ", rank 1 code 1" in told[0]["other"][1]
+    out, outputs, _ = scenes
+    assert [one["other"][0] for one in outputs] == [2, 2]
+    assert outputs[0]["other"] == outputs[1]["other"]
+    assert "the processes do not run the same: rank 0 has code 0" in outputs[0]["other"][1]
+    assert ", rank 1 code 1" in outputs[0]["other"][1]
     assert not (out / "other").exists()
 
 
@@ -276,15 +276,15 @@ except OctjepaError as error:
 def test_a_rank_that_is_killed_ends_the_other_with_a_message_not_a_hang(tmp_path):
     for attempt in ("first", "second"):
         started, run = time.monotonic(), tmp_path / attempt
-        (code, said, told), (killed, _, _) = finish(start_ranks(DYING, run))
+        (code, output, outputs), (killed, _, _) = finish(start_ranks(DYING, run))
         assert killed == -signal.SIGKILL
         # About once in a hundred times, on a loaded machine, the process aborts below Python while the broken
         # connection is taken down. A launcher sees that it failed all the same; twice in a row would be ours.
         if code != -signal.SIGABRT:
             break
-    assert code == 1, told
-    assert "rank 0 lost the others" in said
-    assert "--resume" in said
+    assert code == 1, outputs
+    assert "rank 0 lost the others" in output
+    assert "--resume" in output
     assert time.monotonic() - started < 240
     recipe = recipe_of(200)
     assert folder.list_checkpoints(run / "checkpoints")[-1].name == "step-00000002"

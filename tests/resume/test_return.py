@@ -13,7 +13,7 @@ import torch
 from octjepa.checkpoint import folder
 from octjepa.errors import CheckpointError, OctjepaError
 from octjepa.files import read_json_lines
-from octjepa.train import loop, micro_batch
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from octjepa.views.loader import TrainingDataset, select_volumes
 from synthetic import MemoryStore, small_recipe
@@ -41,7 +41,7 @@ def bad(monkeypatch):
     store = store_of(recipe)
     stream = TrainingDataset(store, recipe, select_volumes(store, recipe, "train").volume_ids)
     names = {name for update in range(5, 10) for name in stream.volume_ids_of_update(update)}
-    honest = micro_batch.accumulate
+    honest = loop.accumulate
 
     def poisoned(model, batch, *arguments):
         figures = honest(model, batch, *arguments)
@@ -49,7 +49,7 @@ def bad(monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
-    monkeypatch.setattr(micro_batch, "accumulate", poisoned)
+    monkeypatch.setattr(loop, "accumulate", poisoned)
     return names
 
 
@@ -97,7 +97,7 @@ def test_a_kill_after_the_return_changes_nothing(tmp_path, bad, monkeypatch):
 
 def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
     recipe = recipe_of(40)
-    honest = micro_batch.accumulate
+    honest = loop.accumulate
 
     def poisoned(model, batch, recipe, runtime, update, micro):
         figures = honest(model, batch, recipe, runtime, update, micro)
@@ -105,7 +105,7 @@ def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
-    monkeypatch.setattr(micro_batch, "accumulate", poisoned)
+    monkeypatch.setattr(loop, "accumulate", poisoned)
     with pytest.raises(OctjepaError, match=r"5 updates in a row from \d+ on .* for the 4th time after step-00000006"):
         pretrain(recipe, MemoryStore(recipe.preprocessing, train=200, val=2), tmp_path / "run")
 
@@ -127,8 +127,8 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path, ca
     (tmp_path / "run" / "summary.json").unlink()
     with caplog.at_level(logging.WARNING):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
-    told = [record.message for record in caplog.records if "NOT USED" in record.message]
-    assert [text.split()[0] for text in told] == ["step-00000006", "step-00000004"]
+    outputs = [record.message for record in caplog.records if "NOT USED" in record.message]
+    assert [text.split()[0] for text in outputs] == ["step-00000006", "step-00000004"]
     assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
     assert (tmp_path / "run" / "summary.json").is_file()
     for one in saves:

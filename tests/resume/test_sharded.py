@@ -20,17 +20,17 @@ def looking(model, *arguments):
     held.append(sum(p.numel() for p in model.parameters()))
     return honest(model, *arguments)
 loop.take_step = looking
-right = memory.accumulate
+right = loop.accumulate
 def stopping(model, batch, recipe, runtime, update, micro):
     if update == 3:
         os.kill(os.getpid(), signal.SIGTERM)
     return right(model, batch, recipe, runtime, update, micro)
-memory.accumulate = stopping
+loop.accumulate = stopping
 try:
     pretrain(recipe, store, out / "sharded")
 except OctjepaError as error:
     stopped = error.exit_code
-memory.accumulate = right
+loop.accumulate = right
 summary = pretrain(recipe, store, out / "sharded", resume=True)
 print(json.dumps({"held": held[:2], "stopped": stopped, "summary": summary}))
 dist.destroy_process_group()
@@ -42,10 +42,10 @@ def test_each_rank_holds_half_and_together_they_train_the_same_model(tmp_path):
     run_alone(tmp_path / "one")
     ended = finish(start_ranks(SCENE, tmp_path))
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
-    told = [json.loads(text.splitlines()[-1]) for _, text, _ in ended]
-    mine, everything = told[0]["held"]
+    outputs = [json.loads(text.splitlines()[-1]) for _, text, _ in ended]
+    mine, everything = outputs[0]["held"]
     assert mine <= 0.51 * everything
-    assert [one["stopped"] for one in told] == [143, 143]
+    assert [one["stopped"] for one in outputs] == [143, 143]
     theirs, ours = weights_of(tmp_path / "one"), weights_of(tmp_path / "sharded")
     assert theirs.keys() == ours.keys()
     worst = max(float((theirs[name] - ours[name]).abs().max()) for name in theirs)
@@ -53,4 +53,4 @@ def test_each_rank_holds_half_and_together_they_train_the_same_model(tmp_path):
     one, both = losses_of(tmp_path / "one"), losses_of(tmp_path / "sharded")
     assert [update for update, _ in both] == [1, 2, 3, 4, 5, 6]
     assert max(abs(a - b) for (_, a), (_, b) in zip(one, both, strict=True)) < 1e-5
-    assert run_alone(tmp_path / "sharded", resume=True) == told[0]["summary"]  # whole: one process can take it up
+    assert run_alone(tmp_path / "sharded", resume=True) == outputs[0]["summary"]  # whole: one process can take it up

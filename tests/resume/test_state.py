@@ -20,7 +20,7 @@ from octjepa.errors import UsageError
 from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
-from octjepa.train import health, loop, micro_batch
+from octjepa.train import guards, loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -48,9 +48,9 @@ class Lossy(MemoryStore):
 @pytest.fixture
 def nervous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every measurement is alarming, from the third update on."""
-    limit = health.LIMITS["low_rank"]
-    monkeypatch.setattr(health, "_WINDOW", 1)
-    monkeypatch.setitem(health.LIMITS, "low_rank", health.Limit(limit.figure, 1e9, limit.below, "it is a test"))
+    limit = guards.LIMITS["low_rank"]
+    monkeypatch.setattr(guards, "LOSS_WINDOW", 1)
+    monkeypatch.setitem(guards.LIMITS, "low_rank", guards.Limit(limit.metric, 1e9, limit.below, "it is a test"))
 
 
 @pytest.fixture
@@ -106,14 +106,14 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
-    honest = micro_batch.accumulate
+    honest = loop.accumulate
 
     def stopping(model: Any, batch: Any, recipe: Any, runtime: Any, now: int, micro: Any) -> Any:
         if now == update:
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(model, batch, recipe, runtime, now, micro)
 
-    monkeypatch.setattr(micro_batch, "accumulate", stopping)
+    monkeypatch.setattr(loop, "accumulate", stopping)
 
 
 def test_the_same_scans_made_otherwise_are_other_data(stopped: Path) -> None:
@@ -139,10 +139,10 @@ def test_a_stop_without_checkpoints_promises_none(tmp_path: Path, monkeypatch: p
         pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
 
 
-def test_a_checkpoint_within_a_row_of_unfit_updates_does_not_drive_out_the_one_to_return_to(
+def test_a_checkpoint_within_a_row_of_skipped_updates_does_not_drive_out_the_one_to_return_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, seen = micro_batch.accumulate, []
+    honest, seen = loop.accumulate, []
 
     def bad(model: Any, batch: Any, recipe: Any, runtime: Any, now: int, micro: Any) -> Any:
         figures = honest(model, batch, recipe, runtime, now, micro)
@@ -151,7 +151,7 @@ def test_a_checkpoint_within_a_row_of_unfit_updates_does_not_drive_out_the_one_t
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
-    monkeypatch.setattr(micro_batch, "accumulate", bad)
+    monkeypatch.setattr(loop, "accumulate", bad)
     recipe = recipe_of(8, keep_last=1)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=40, val=2), tmp_path / "run")
     assert summary["skipped_updates"] == 0
@@ -184,7 +184,7 @@ def test_what_a_kill_left_of_any_checkpoint_goes_with_the_next_write(tmp_path: P
 
 _WRITER = """
 import time
-from octjepa.train.saver import Saver
+from octjepa.train.checkpointing import Saver
 try:
     with Saver() as saver:
         saver.start(lambda: time.sleep(60))

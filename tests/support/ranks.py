@@ -60,7 +60,6 @@ import torch
 import torch.distributed as dist
 from octjepa.errors import OctjepaError
 from octjepa.train import loop
-from octjepa.train import micro_batch
 from octjepa.train.loop import pretrain
 from ranks import recipe_of
 from synthetic import MemoryStore

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from octjepa.errors import UsageError
-from octjepa.train.preflight import check_compiler
+from octjepa.train.setup import check_compiler
 from ranks import PYTHONPATH
 
 # In a process of its own: torch's compiler cannot trace the shape checks that tests put around every function.
@@ -54,7 +54,7 @@ def test_compiled_blocks_train_the_same_model_and_are_built_for_training_alone(t
     assert "compiled" in done.stdout
 
 
-def test_without_a_compiler_the_run_says_so_before_it_starts(monkeypatch):
+def test_without_a_compiler_the_run_reports_so_before_it_starts(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UsageError, match=r"machine.compile=true needs a C\+\+ compiler.*no-such-compiler"):
         check_compiler(torch.device("cpu"))

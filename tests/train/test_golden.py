@@ -96,7 +96,7 @@ def lighter_loss(patch: pytest.MonkeyPatch) -> None:
 
 def faster_target(patch: pytest.MonkeyPatch) -> None:
     honest = loop.momentum
-    patch.setattr(loop, "momentum", lambda *asked: 0.99 * honest(*asked))
+    patch.setattr(loop, "momentum", lambda *arguments: 0.99 * honest(*arguments))
 
 
 def other_masks(patch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_the_golden_curves_learn() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
-        eyes = store_in(Path(place))
-        curves = {name: curve(eyes, what, Path(place) / name) for name, what in OBJECTIVES.items()}
+    with tempfile.TemporaryDirectory() as location:
+        eyes = store_in(Path(location))
+        curves = {name: curve(eyes, what, Path(location) / name) for name, what in OBJECTIVES.items()}
     GOLDEN.write_text(json.dumps(curves, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from octjepa.errors import OctjepaError
-from octjepa.train import micro_batch
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from octjepa.views.workers import translate_worker_errors
 from synthetic import MemoryStore, small_recipe
@@ -78,26 +78,28 @@ def run_with(do: Callable[[], Any], out: Path) -> None:
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_the_cause_is_told(death: str, tmp_path: Path) -> None:
+def test_the_cause_is_reported(death: str, tmp_path: Path) -> None:
     do, message = DEATHS[death]
     escaped = message if death == "files" else message.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(OctjepaError, match=escaped):
         run_with(do, tmp_path / "run")
 
 
-def test_a_death_in_the_midst_of_the_arithmetic_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_in_the_midst_of_the_arithmetic_is_reported_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch raises it wherever the main process is when the news arrives; here that is inside an update."""
 
     def interrupted(*_: Any) -> Any:
         raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(micro_batch, "accumulate", interrupted)
-    with pytest.raises(OctjepaError, match="a loader process was killed") as told:
+    monkeypatch.setattr(loop, "accumulate", interrupted)
+    with pytest.raises(OctjepaError, match="a loader process was killed") as outputs:
         run_with(lambda: None, tmp_path / "run")
-    assert told.value.exit_code == 1
+    assert outputs.value.exit_code == 1
 
 
-def test_of_two_errors_the_one_that_knows_the_signal_is_told() -> None:
+def test_of_two_errors_the_one_that_knows_the_signal_is_reported() -> None:
     """torch's iterator says "ended" where its signal handler said of what, a moment before."""
 
     def next_batch() -> None:
@@ -111,7 +113,7 @@ def test_of_two_errors_the_one_that_knows_the_signal_is_told() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR2])
-def test_a_death_while_a_batch_is_handed_over_is_told_alike(
+def test_a_death_while_a_batch_is_handed_over_is_reported_alike(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch comes by a connection to the process that made it."""
@@ -128,14 +130,14 @@ def test_a_death_while_a_batch_is_handed_over_is_told_alike(
     signal.signal(signal.SIGCHLD, honest)
 
 
-def test_an_error_in_a_loader_process_keeps_its_place(tmp_path: Path) -> None:
+def test_an_error_in_a_loader_process_keeps_its_position(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=re.compile(r"a bug in a view.*", re.DOTALL)) as found:
         run_with(lambda: refuse(RuntimeError("a bug in a view")), tmp_path / "run")
     assert not isinstance(found.value, OctjepaError)
     assert "make_sample" in str(found.value), "the traceback of the loader process"
 
 
-def test_what_a_loader_process_refuses_is_told_as_it_was_there(tmp_path: Path) -> None:
+def test_what_a_loader_process_refuses_is_reported_as_it_was_there(tmp_path: Path) -> None:
     """Every volume lost: the message of the loader process, without its traceback."""
     recipe = small_recipe(machine={"loader_workers": 1}, monitor={"every_updates": None})
     store = MemoryStore(recipe.preprocessing)

@@ -17,7 +17,7 @@ from octjepa.checkpoint import folder, load_encoder
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines, writer_lock
-from octjepa.train import micro_batch
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -64,10 +64,10 @@ def test_a_run_leaves_what_the_contract_names(tmp_path):
     ]
 
 
-def test_without_held_out_people_it_runs_and_says_what_it_judged_on(tmp_path, caplog):
+def test_without_held_out_people_it_runs_and_reports_what_it_validated_on(tmp_path, caplog):
     recipe = recipe_of(2)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=12, val=0), tmp_path / "run")
-    assert summary["judged_on"] == "train_fixed"
+    assert summary["validated_on"] == "train_fixed"
     assert "nobody of split val" in caplog.text
     lines = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     assert any("train_fixed/loss" in line for line in lines)
@@ -84,7 +84,7 @@ def test_the_same_recipe_gives_the_same_weights(tmp_path):
 def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
-    honest, calls = micro_batch.accumulate, []
+    honest, calls = loop.accumulate, []
 
     def stopping(*arguments):
         calls.append(1)
@@ -92,12 +92,12 @@ def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(*arguments)
 
-    monkeypatch.setattr(micro_batch, "accumulate", stopping)
+    monkeypatch.setattr(loop, "accumulate", stopping)
     with pytest.raises(Interrupted) as stopped:
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     assert stopped.value.exit_code == 143
     assert folder.list_checkpoints(tmp_path / "parts" / "checkpoints")[-1].name == "step-00000003"
-    monkeypatch.setattr(micro_batch, "accumulate", honest)
+    monkeypatch.setattr(loop, "accumulate", honest)
     pretrain(recipe, store_of(recipe), tmp_path / "parts", resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     losses = [
@@ -134,16 +134,16 @@ def test_kill_9_and_resume_is_exact(tmp_path, root):
     stop_at = reached + 4
     for run, resume in (("killed", True), ("whole", False)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(micro_batch, "accumulate", _signal_at(stop_at))
+            patch.setattr(loop, "accumulate", _signal_at(stop_at))
             with pytest.raises(Interrupted):
                 pretrain(recipe, store_of(recipe), tmp_path / run, resume=resume)
-    kept = [folder.list_checkpoints(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
-    assert kept[0].name == kept[1].name
+    remaining = [folder.list_checkpoints(tmp_path / run / "checkpoints")[-1] for run in ("killed", "whole")]
+    assert remaining[0].name == remaining[1].name
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")
 
 
 def _signal_at(update):
-    honest = micro_batch.accumulate
+    honest = loop.accumulate
 
     def accumulate(model, batch, recipe, runtime, now, micro):
         if now == update - 1:
@@ -165,7 +165,7 @@ def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
         pretrain(recipe, store_of(recipe), tmp_path / "other", resume=True)
 
 
-def test_a_finished_run_is_resumed_to_what_it_said(tmp_path):
+def test_a_finished_run_is_resumed_to_its_summary(tmp_path):
     recipe = recipe_of(2)
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
     journal = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -173,7 +173,7 @@ def test_a_finished_run_is_resumed_to_what_it_said(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
 
 
-def test_going_on_with_other_code_is_said_and_kept(tmp_path, caplog):
+def test_continuing_with_other_code_is_logged_and_recorded(tmp_path, caplog):
     recipe, run = recipe_of(2), tmp_path / "run"
     pretrain(recipe, store_of(recipe), run)
     begun = json.loads((run / "run.json").read_text())
@@ -212,7 +212,7 @@ def test_lost_checkpoints_stop_a_resume(tmp_path):
 def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tmp_path, monkeypatch):
     recipe = recipe_of(4)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")
-    monkeypatch.setattr(micro_batch, "accumulate", _failing_at(2))
+    monkeypatch.setattr(loop, "accumulate", _failing_at(2))
     with pytest.raises(ZeroDivisionError):
         pretrain(recipe, store_of(recipe), tmp_path / "parts")
     monkeypatch.undo()
@@ -227,7 +227,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tm
 
 
 def _failing_at(call):
-    honest, calls = micro_batch.accumulate, []
+    honest, calls = loop.accumulate, []
 
     def failing(*arguments):
         calls.append(1)
@@ -316,7 +316,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, mo
 
 def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
     recipe = recipe_of(4)
-    honest, calls = micro_batch.accumulate, []
+    honest, calls = loop.accumulate, []
 
     def sometimes_bad(model, *arguments):
         measured = honest(model, *arguments)
@@ -325,7 +325,7 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return measured
 
-    monkeypatch.setattr(micro_batch, "accumulate", sometimes_bad)
+    monkeypatch.setattr(loop, "accumulate", sometimes_bad)
     assert pretrain(recipe, store_of(recipe), tmp_path / "run")["skipped_updates"] == 1
     lines = [line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "skipped" in line]
     assert [line["update"] for line in lines] == [2]
@@ -335,7 +335,7 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
 def test_a_run_that_never_gives_a_finite_gradient_stops(tmp_path, monkeypatch):
     recipe = recipe_of(30)
     monkeypatch.setattr(
-        micro_batch,
+        loop,
         "accumulate",
         lambda *_: {"train/loss": torch.tensor(float("nan")), "train/cosine": torch.zeros(())},
     )

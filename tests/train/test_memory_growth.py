@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from octjepa.train import loop, micro_batch
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -25,13 +25,13 @@ def held_in_a_run(out: Path, patch: pytest.MonkeyPatch) -> list[tuple[int, int]]
     found: list[tuple[int, int]] = []
     honest = loop.learning_rate
 
-    def counting(update: int, *asked: Any) -> float:
+    def counting(update: int, *arguments: Any) -> float:
         if update > EVERY and (update + 1) % EVERY == 0:
             gc.collect()
             # by type: torch keeps tensors without storage of whatever was exported in this process
             tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
             found.append((len(tensors), sum(one.untyped_storage().nbytes() for one in tensors)))
-        return honest(update, *asked)
+        return honest(update, *arguments)
 
     patch.setattr(loop, "learning_rate", counting)
     recipe = small_recipe(
@@ -52,14 +52,14 @@ def test_a_run_holds_as_much_at_its_end_as_at_its_beginning(tmp_path: Path, monk
 
 
 def test_a_planted_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest: Callable[..., Any] = micro_batch.accumulate
-    kept: list[Any] = []
+    honest: Callable[..., Any] = loop.accumulate
+    remaining: list[Any] = []
 
-    def leaking(*asked: Any) -> Any:
-        figures = honest(*asked)
-        kept.append(figures["train/loss"])
+    def leaking(*arguments: Any) -> Any:
+        figures = honest(*arguments)
+        remaining.append(figures["train/loss"])
         return figures
 
-    monkeypatch.setattr(micro_batch, "accumulate", leaking)
+    monkeypatch.setattr(loop, "accumulate", leaking)
     held = held_in_a_run(tmp_path / "run", monkeypatch)
     assert [tensors - held[0][0] for tensors, _ in held] == [0, EVERY, 2 * EVERY]

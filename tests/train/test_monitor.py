@@ -14,9 +14,9 @@ from octjepa.checkpoint import folder
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
-from octjepa.train.health import LIMITS, Health
+from octjepa.train.guards import LIMITS, CollapseAlarms
 from octjepa.train.loop import pretrain
-from octjepa.train.monitor import Audit, measure
+from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.views.loader import TrainingDataset
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import LAYERS, TISSUE_SHARE
@@ -52,7 +52,7 @@ def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> No
     assert measured[-1]["monitor/rankme_tissue_topcon_triton"] != measured[-1]["monitor/rankme_tissue_zeiss_cirrus"]
 
 
-def test_the_best_checkpoint_is_the_online_probes_and_is_kept(healthy: Any) -> None:
+def test_the_best_checkpoint_is_the_online_probes_and_is_retained(healthy: Any) -> None:
     summary, measured, out = healthy
     assert summary["best"] == "step-00000040"  # the only one that was saved
     saves = out / "checkpoints"
@@ -85,36 +85,36 @@ def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None
     train = {**TRAIN, "base_lr": 1.0, "clip_norm": None}
     summary, measured = run(tmp_path / "run", train=train, objective={"name": objective})
     assert "diverging" in summary["alarms"]
-    told = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
-    assert "Lower train.base_lr" in told
+    outputs = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
+    assert "Lower train.base_lr" in outputs
 
 
 def test_an_alarm_rings_once_and_never_in_warm_up() -> None:
-    health = Health("vjepa", warm=10)
-    health.follow(0.5)
+    alarms = CollapseAlarms("vjepa", warmup=10)
+    alarms.follow_loss(0.5)
     bad = {"pair_cosine_tissue": 0.99, "rankme_tissue": 80.0}
-    assert health.judge(bad, 20) == {}
-    assert list(health.judge(bad, 30)) == ["constant_solution"]
-    assert health.judge(bad, 40) == {}
-    assert health.tripped == {"constant_solution": 30}
+    assert alarms.check(bad, 20) == {}
+    assert list(alarms.check(bad, 30)) == ["constant_solution"]
+    assert alarms.check(bad, 40) == {}
+    assert alarms.tripped == {"constant_solution": 30}
 
 
 def test_a_figure_that_could_not_be_had_trips_nothing() -> None:
-    health = Health("vjepa", warm=0)
-    health.follow(0.5)
-    assert health.judge({limit.figure: math.nan for limit in LIMITS.values()}, 100) == {}
+    alarms = CollapseAlarms("vjepa", warmup=0)
+    alarms.follow_loss(0.5)
+    assert alarms.check({limit.metric: math.nan for limit in LIMITS.values()}, 100) == {}
 
 
 def test_a_loss_that_is_not_finite_hides_no_divergence() -> None:
-    def told(*losses: float) -> list[str]:
-        health = Health("vjepa", warm=0)
+    def outputs(*losses: float) -> list[str]:
+        alarms = CollapseAlarms("vjepa", warmup=0)
         for loss in losses:
-            health.follow(loss)
-        return list(health.judge({}, 100))
+            alarms.follow_loss(loss)
+        return list(alarms.check({}, 100))
 
-    assert told(*[0.9] * 19, math.nan) == ["diverging"]
-    assert told(*[0.5] * 19, math.nan) == []  # one update that was not taken
-    assert told(*[math.nan, math.inf] * 10) == ["diverging"]
+    assert outputs(*[0.9] * 19, math.nan) == ["diverging"]
+    assert outputs(*[0.5] * 19, math.nan) == []  # one update that was not taken
+    assert outputs(*[math.nan, math.inf] * 10) == ["diverging"]
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
@@ -122,17 +122,20 @@ def test_each_limit_has_a_side(name: str) -> None:
     limit = LIMITS[name]
     step = -1e-3 if limit.below else 1e-3
     for beyond, trips in ((step, True), (-step, False)):
-        health = Health("mae", warm=0)
-        health.follow(0.1)
-        assert (name in health.judge({limit.figure: limit.bound + beyond}, 100)) is trips
+        alarms = CollapseAlarms("mae", warmup=0)
+        alarms.follow_loss(0.1)
+        assert (name in alarms.check({limit.metric: limit.bound + beyond}, 100)) is trips
 
 
-def test_vendors_take_turns_in_the_audit() -> None:
+def test_vendors_take_turns_in_the_monitor_set() -> None:
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing, train=12)
-    audit = Audit.choose(store, recipe, sorted(store.volumes), 5)
-    assert sorted(audit.device_of).count("topcon_triton") == 3
-    assert audit.batch.volume_ids == Audit.choose(store, recipe, sorted(store.volumes)[::-1], 5).batch.volume_ids
+    monitor_set = MonitorSet.choose(store, recipe, sorted(store.volumes), 5)
+    assert sorted(monitor_set.device_of).count("topcon_triton") == 3
+    assert (
+        monitor_set.batch.volume_ids
+        == MonitorSet.choose(store, recipe, sorted(store.volumes)[::-1], 5).batch.volume_ids
+    )
 
 
 def test_background_is_looked_at_where_training_sees_none() -> None:
@@ -140,11 +143,11 @@ def test_background_is_looked_at_where_training_sees_none() -> None:
     store = MemoryStore(recipe.preprocessing)
     ids = sorted(store.volumes)
     seen = TrainingDataset(store, recipe, ids)
-    assert min(float(seen[place].sample.tissue.min()) for place in range(4)) >= TISSUE_SHARE
-    audit = Audit.choose(store, recipe, ids, 5)
-    assert (~audit.tissue).sum(dim=1).tolist() == [3] * 5
+    assert min(float(seen[location].sample.tissue.min()) for location in range(4)) >= TISSUE_SHARE
+    monitor_set = MonitorSet.choose(store, recipe, ids, 5)
+    assert (~monitor_set.tissue).sum(dim=1).tolist() == [3] * 5
     torch.manual_seed(0)
-    found = measure(VJEPA3D.from_recipe(recipe), Runtime("fp32"), audit, 1)
+    found = run_monitor(VJEPA3D.from_recipe(recipe), Runtime("fp32"), monitor_set, 1)
     assert {"rankme_background", "cosine_background", "rankme_tissue"} <= found.keys()
     assert not any(name.endswith(("triton", "cirrus")) for name in found), "two and three volumes are too few"
 
@@ -154,10 +157,10 @@ def test_measuring_changes_nothing() -> None:
     store = MemoryStore(recipe.preprocessing)
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
-    audit = Audit.choose(store, recipe, sorted(store.volumes), 4)
+    monitor_set = MonitorSet.choose(store, recipe, sorted(store.volumes), 4)
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
-    first = measure(model, Runtime("fp32"), audit, 1)
-    assert measure(model, Runtime("fp32"), audit, 1) == pytest.approx(first, nan_ok=True)
+    first = run_monitor(model, Runtime("fp32"), monitor_set, 1)
+    assert run_monitor(model, Runtime("fp32"), monitor_set, 1) == pytest.approx(first, nan_ok=True)
     assert torch.equal(state, torch.get_rng_state())
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

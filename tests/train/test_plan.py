@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from octjepa.bench.memory import peak_memory_bytes
 from octjepa.config import load_recipe
+from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.train.plan import plan
-from synthetic import small_recipe
+from octjepa.train import plan as plan_module
+from octjepa.train.data import choose_cohort
+from octjepa.train.plan import plan, time_run
+from synthetic import MemoryStore, small_recipe
 
 
-def test_the_founding_recipes_plan_to_the_founding_figures():
+def test_the_reference_recipes_plan_to_the_reference_figures():
     single = plan(load_recipe("pretrain_vjepa_single_domain"), volumes=1000)
     assert single["tokens"] == 9216
     assert single["grid"] == [16, 24, 24]
@@ -78,3 +83,47 @@ def test_predicted_memory_is_within_15_per_cent_of_the_measured_peak(overrides):
     measured = peak_memory_bytes(["tiny_cpu", *overrides])
     predicted = plan(load_recipe("tiny_cpu", overrides))["peak_memory_bytes"]
     assert 0.85 < predicted / measured < 1.15, (predicted, measured)
+
+
+LOAD, WORK, STEP = 0.5, 2.0, 0.25  # seconds that each lap is made to take
+
+
+@pytest.fixture
+def laps(monkeypatch):
+    """Each lap reads the watch four times and, once there are enough, once more to see whether time is up."""
+    lap = [0.0, LOAD, WORK, STEP]
+    times = itertools.accumulate([0.0, *(lap * 5), 0.0])
+    monkeypatch.setattr(plan_module, "SECONDS", 0.0)  # the least number of laps
+    monkeypatch.setattr(plan_module.time, "perf_counter", lambda: next(times))
+
+
+def timed(updates=7, **machine):
+    recipe = small_recipe(machine=machine)
+    _, stream = choose_cohort(MemoryStore(recipe.preprocessing), recipe)
+    return time_run(recipe, stream, updates)
+
+
+@pytest.mark.parametrize(
+    ("machine", "seconds"),
+    [
+        ({}, LOAD + WORK + STEP),
+        ({"micro_batch": 1}, 4 * (LOAD + WORK) + STEP),
+        ({"micro_batch": 1, "devices": 2}, 2 * (LOAD + WORK) + STEP),
+        ({"loader_workers": 1}, WORK + STEP),  # loading goes on beside the arithmetic
+    ],
+)
+def test_seconds_of_an_update_are_those_of_its_parts(laps, machine, seconds):
+    found = timed(**machine)
+    assert found["seconds_per_update"] == pytest.approx(seconds)
+    assert found["hours"] == pytest.approx(7 * seconds / 3600)
+    assert found["measured"]["laps"] == 3
+    assert found["measured"]["micro_batch"] == machine.get("micro_batch", 4)
+
+
+def test_a_micro_batch_too_large_for_memory_is_a_clear_error(monkeypatch):
+    def full(*arguments):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(plan_module, "accumulate", full)
+    with pytest.raises(UsageError, match=r"4 volumes at once do not fit .* lower machine.micro_batch"):
+        timed()

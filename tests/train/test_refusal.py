@@ -40,12 +40,12 @@ class Refusing(MemoryStore):
 
     def __init__(self, recipe: Recipe, first: int, times: float = float("inf"), number: int = errno.EMFILE) -> None:
         super().__init__(recipe.preprocessing)
-        self.first, self.times, self.number, self.asked = first, times, number, 0
+        self.first, self.times, self.number, self.requests = first, times, number, 0
 
     def read(self, volume_id: str) -> CanonicalVolume:
-        self.asked += 1
+        self.requests += 1
         with reading_chunk(f"chunks/{volume_id}"):
-            if self.first <= self.asked < self.first + self.times:
+            if self.first <= self.requests < self.first + self.times:
                 raise OSError(self.number, os.strerror(self.number))
         return super().read(volume_id)
 
@@ -67,14 +67,14 @@ def test_the_run_ends_with_a_checkpoint_and_goes_on_with_the_same_volumes(
     tmp_path: Path, whole: Path, workers: int
 ) -> None:
     recipe = recipe_of(loader_workers=workers)
-    with pytest.raises(OctjepaError) as told:
+    with pytest.raises(OctjepaError) as outputs:
         pretrain(recipe, Refusing(recipe, first=8), tmp_path / "run")
     assert re.fullmatch(
         r"chunks/volume\d+ cannot be read: Too many open files. The volume is not at fault: raise the limit of open "
         r"files \(ulimit -n\).*; stopped after update 3 of 6; its checkpoint is written. Go on with --resume.",
-        str(told.value),
+        str(outputs.value),
     )
-    assert told.value.exit_code == 1
+    assert outputs.value.exit_code == 1
     assert (tmp_path / "run" / "quarantine.jsonl").read_text() == ""
     assert folder.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000003"
     pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run", resume=True)
@@ -90,7 +90,7 @@ def test_what_passes_is_waited_for(tmp_path: Path, whole: Path) -> None:
     assert (tmp_path / "run" / "quarantine.jsonl").read_text() == ""
 
 
-def test_where_nothing_can_be_written_either_both_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_either_both_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, honest = recipe_of(), folder.save_file
     store = Refusing(recipe, first=8)
 
@@ -132,4 +132,4 @@ def test_where_some_are_left_out_and_no_other_can_be_read_the_search_ends() -> N
             stream[0]
     finally:
         signal.alarm(0)
-    assert store.asked == 16, "a bucket that is gone costs minutes a volume"
+    assert store.requests == 16, "a bucket that is gone costs minutes a volume"

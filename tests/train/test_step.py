@@ -39,12 +39,12 @@ def update(clip_norm: float | None) -> tuple[float, float]:
     store = MemoryStore(recipe.preprocessing)
     stream = TrainingDataset(store, recipe, list(store.volumes))
     runtime, optimizer = Runtime("fp32"), Noting(model)
-    figures = accumulate(model, collate([stream[i] for i in range(4)]), recipe, runtime)
-    told = take_step(model, optimizer, figures, runtime, 0.99, clip_norm, float("inf"))  # type: ignore[arg-type]
-    return float(told["train/grad_norm"]), optimizer.given
+    metrics = accumulate(model, collate([stream[i] for i in range(4)]), recipe, runtime)
+    metrics = take_step(model, optimizer, metrics, runtime, clip_norm, float("inf"))  # type: ignore[arg-type]
+    return float(metrics["train/grad_norm"]), optimizer.given
 
 
-def test_the_gradient_is_cut_to_the_global_norm_and_told_as_it_was():
+def test_the_gradient_is_cut_to_the_global_norm_and_reported_as_it_was():
     whole, given = update(None)
     assert given == pytest.approx(whole, rel=1e-5)
     assert update(whole / 10) == pytest.approx((whole, whole / 10), rel=1e-5)
@@ -61,9 +61,9 @@ def test_bf16_computes_and_weights_moments_and_target_stay_fp32(tmp_path):
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
     saved = folder.list_checkpoints(tmp_path / "bf16" / "checkpoints")[-1]
-    kept = folder.read_tensors(saved, "model.safetensors") | folder.read_tensors(saved, "optimiser.safetensors")
-    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    remaining = folder.read_tensors(saved, "model.safetensors") | folder.read_tensors(saved, "optimiser.safetensors")
+    assert {tensor.dtype for tensor in remaining.values()} == {torch.float32}
     for part in ("context_encoder", "target_encoder", "exp_avg", "exp_avg_sq"):  # no bf16 numbers in wider boxes either
-        values = torch.cat([kept[name].flatten() for name in kept if re.split("[./]", name)[0] == part])
+        values = torch.cat([remaining[name].flatten() for name in remaining if re.split("[./]", name)[0] == part])
         values = values[values != 0]
         assert float((values.bfloat16().float() != values).float().mean()) > 0.9, part

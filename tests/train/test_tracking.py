@@ -21,9 +21,9 @@ from octjepa.config import science_hash
 from octjepa.errors import RecipeError
 from octjepa.extras import to_install
 from octjepa.files import read_json_lines
-from octjepa.train import micro_batch
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
-from octjepa.train.tracking import backends, channel, open_record, record
+from octjepa.train.tracking import backends, logger, open_logger
 from octjepa.train.tracking.picture import DARK, HIDDEN, TARGET, draw
 from octjepa.views.loader import ValidationDataset, validation_batches
 from synthetic import MemoryStore, small_recipe
@@ -46,10 +46,10 @@ def batch_of(recipe, count=2):
     return next(validation_batches(ValidationDataset(store, recipe, list(store.volumes)[:count]), count))
 
 
-def told(path, recipe, rank=0, first=0):
-    """A record that was given two lines and a picture."""
+def outputs(path, recipe, rank=0, first=0):
+    """A logger that was given two lines and a picture."""
     path.mkdir(exist_ok=True)
-    with open_record(path, recipe, rank, first) as given:
+    with open_logger(path, recipe, rank, first) as given:
         given.show(first + 1, batch_of(recipe))
         given.write(first + 1, {"train/loss": 0.5, "skipped": ["volume0001", "volume0002"]})
         given.write(first + 1, {"val/loss": 0.25, "alarms": {"collapse": "a sentence"}})
@@ -74,7 +74,7 @@ def no_environment(monkeypatch):
     for name in ("WANDB_ERROR_REPORTING", "WANDB_SILENT", "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, os.environ.get(name, "true"))  # what a backend sets is put back
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setattr(record, "_SECONDS_AT_THE_END", 60.0)  # a loaded machine takes long to import W&B
+    monkeypatch.setattr(logger, "SECONDS_AT_THE_END", 60.0)  # a loaded machine takes long to import W&B
 
 
 def test_a_run_leaves_lines_pictures_and_events(tmp_path, no_environment):
@@ -107,7 +107,7 @@ def test_a_resumed_run_goes_on_in_the_same_events(tmp_path, no_environment):
     recipe = recipe_of(backends=["tensorboard"], pictures_every_updates=None)
     tmp_path.joinpath("run").mkdir()
     for first, values in ((0, (1.0, 2.0, 3.0)), (2, (9.0, 4.0))):
-        with open_record(tmp_path / "run", recipe, 0, first) as given:
+        with open_logger(tmp_path / "run", recipe, 0, first) as given:
             for n, value in enumerate(values):
                 given.write(first + n + 1, {"train/loss": value})
         time.sleep(1.1)  # an event file is named by its second
@@ -118,7 +118,7 @@ def test_a_resumed_run_goes_on_in_the_same_events(tmp_path, no_environment):
 
 def test_wandb_is_recorded_offline_without_network_or_login(tmp_path, no_environment, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", _only_local(socket.socket.connect))
-    told(tmp_path / "run", recipe_of(backends=["wandb_offline"], project="eyes", name="first"))
+    outputs(tmp_path / "run", recipe_of(backends=["wandb_offline"], project="eyes", name="first"))
     (folder,) = (tmp_path / "run" / "tracking" / "wandb").glob("offline-run-*")
     run_id = (tmp_path / "run" / "tracking" / "wandb.id").read_text()
     known = (b"eyes", b"first", b"train/loss", b"train/skipped_volumes", b"alarm/collapse", b"science_hash")
@@ -130,11 +130,13 @@ def test_wandb_is_recorded_offline_without_network_or_login(tmp_path, no_environ
     assert not list(folder.rglob("*.png")), "pictures of scans are sent when asked for alone"
 
     monkeypatch.chdir(tmp_path)  # W&B's process, begun above, stays where it was
-    told(Path("run"), recipe_of(backends=["wandb_offline"], send_pictures=True), first=1)
+    outputs(Path("run"), recipe_of(backends=["wandb_offline"], send_pictures=True), first=1)
     assert (tmp_path / "run" / "tracking" / "wandb.id").read_text() == run_id, "a resumed run is the same run"
-    kept = list((tmp_path / "run" / "tracking" / "wandb").rglob("*.wandb"))
-    assert {path.name for path in kept} == {f"run-{run_id}.wandb"}
-    assert len({path.parent for path in kept}) == len(kept) == 2, "each start of the run has a file of its own"
+    remaining = list((tmp_path / "run" / "tracking" / "wandb").rglob("*.wandb"))
+    assert {path.name for path in remaining} == {f"run-{run_id}.wandb"}
+    assert len({path.parent for path in remaining}) == len(remaining) == 2, (
+        "each start of the run has a file of its own"
+    )
     assert list((tmp_path / "run" / "tracking" / "wandb").rglob("files/media/**/*.png"))
 
 
@@ -148,8 +150,8 @@ def _only_local(connect):
 
 def test_mlflow_writes_files_and_goes_on_in_the_same_run(tmp_path, no_environment):
     recipe = recipe_of(backends=["mlflow"], project="eyes", send_pictures=True)
-    told(tmp_path / "run", recipe)
-    told(tmp_path / "run", recipe, first=1)
+    outputs(tmp_path / "run", recipe)
+    outputs(tmp_path / "run", recipe, first=1)
     store = tmp_path / "run" / "tracking" / "mlflow"
     (loss,) = store.rglob("metrics/train/loss")
     assert [line.split()[1:] for line in loss.read_text().splitlines()] == [["0.5", "1"], ["0.5", "2"]]
@@ -168,7 +170,7 @@ def test_mlflow_writes_files_and_goes_on_in_the_same_run(tmp_path, no_environmen
 
 def test_what_is_sent_of_a_recipe_holds_no_path():
     recipe = small_recipe(model={"warm_start": "weights/of/a/person"}, checkpoint={"dir": "gs://lab/secret"})
-    config = record.config_of(recipe)
+    config = logger.config_of(recipe)
     assert config["model.warm_start"] is True
     assert config["train.base_lr"] == recipe.train.base_lr
     assert not [value for value in config.values() if "person" in str(value) or "secret" in str(value)]
@@ -176,11 +178,11 @@ def test_what_is_sent_of_a_recipe_holds_no_path():
 
 def test_a_line_becomes_finite_numbers():
     line = {"train/loss": float("nan"), "epoch": 1, "skipped": ["a", "b"], "alarms": {"x": "why"}, "text": "t"}
-    assert record.figures_of(line) == {"epoch": 1.0, "train/skipped_volumes": 2.0, "alarm/x": 1.0}
+    assert logger.numbers_of(line) == {"epoch": 1.0, "train/skipped_volumes": 2.0, "alarm/x": 1.0}
 
 
 def test_only_the_first_rank_writes_and_tracks(tmp_path):
-    told(tmp_path / "run", recipe_of(backends=["tensorboard", "mlflow"]), rank=1)
+    outputs(tmp_path / "run", recipe_of(backends=["tensorboard", "mlflow"]), rank=1)
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -188,12 +190,12 @@ def test_only_the_first_rank_writes_and_tracks(tmp_path):
 
 
 class Bad:
-    """A tracker whose `fault` is called at the n-th figures."""
+    """A tracker whose `fault` is called at the n-th metrics."""
 
     def __init__(self, fault, at=1):
         self.fault, self.left, self.taken = fault, at, []
 
-    def figures(self, update, values):
+    def metrics(self, update, values):
         self.left -= 1
         if not self.left:
             self.fault()
@@ -211,23 +213,23 @@ def refuse():
 
 
 def run_with(tracker, tmp_path, monkeypatch, name="run"):
-    monkeypatch.setitem(record.MAKERS, "tensorboard", lambda run: tracker)
+    monkeypatch.setitem(logger.MAKERS, "tensorboard", lambda run: tracker)
     recipe = recipe_of(backends=["tensorboard"], pictures_every_updates=None)
     return pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / name)
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     tracker = Bad(refuse, at=2)
     assert run_with(tracker, tmp_path, monkeypatch)["updates"] == 3
     assert tracker.taken == [1], "nothing more is sent to it"
-    said = [entry.getMessage() for entry in caplog.records if "tracker" in entry.getMessage()]
-    assert len(said) == 1
-    assert "tracker tensorboard failed (ConnectionError: no route to https://server.example second line)" in said[0]
+    output = [entry.getMessage() for entry in caplog.records if "tracker" in entry.getMessage()]
+    assert len(output) == 1
+    assert "tracker tensorboard failed (ConnectionError: no route to https://server.example second line)" in output[0]
     assert len([line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]) == 3
 
 
 def test_a_tracker_that_hangs_neither_slows_nor_holds_a_run(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(record, "_SECONDS_AT_THE_END", 0.3)
+    monkeypatch.setattr(logger, "SECONDS_AT_THE_END", 0.3)
     free = threading.Event()
     tracker = Bad(free.wait)
     started = time.monotonic()
@@ -239,11 +241,11 @@ def test_a_tracker_that_hangs_neither_slows_nor_holds_a_run(tmp_path, monkeypatc
 
 
 def test_a_tracker_that_falls_behind_is_let_go(monkeypatch, caplog):
-    monkeypatch.setattr(channel, "_WAITING", 3)
+    monkeypatch.setattr(logger, "MOST_MESSAGES", 3)
     free = threading.Event()
-    line = channel.Channel("slow", lambda: Bad(free.wait))
+    line = logger.TrackerThread("slow", lambda: Bad(free.wait))
     for update in range(8):
-        line.figures(update, {})
+        line.metrics(update, {})
     line.end(True)
     free.set()
     line.wait(5)
@@ -252,7 +254,7 @@ def test_a_tracker_that_falls_behind_is_let_go(monkeypatch, caplog):
 
 def test_a_run_that_failed_is_closed_as_failed(tmp_path, monkeypatch):
     tracker = Bad(refuse, at=99)
-    monkeypatch.setattr(micro_batch, "accumulate", _fail_at_the_second(micro_batch.accumulate))
+    monkeypatch.setattr(loop, "accumulate", _fail_at_the_second(loop.accumulate))
     with pytest.raises(ZeroDivisionError):
         run_with(tracker, tmp_path, monkeypatch)
     assert tracker.taken == [1, False]
@@ -270,7 +272,7 @@ def _fail_at_the_second(honest):
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    told(tmp_path / "run", recipe_of(backends=["mlflow"]))
+    outputs(tmp_path / "run", recipe_of(backends=["mlflow"]))
     assert f"tracker mlflow is not installed ({to_install('mlflow')})" in caplog.text
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
@@ -278,7 +280,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monke
 def test_a_folder_that_cannot_be_made_costs_the_trackers_alone(tmp_path, caplog):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tracking").write_text("a file in the way")
-    told(tmp_path / "run", recipe_of(backends=["tensorboard"]))
+    outputs(tmp_path / "run", recipe_of(backends=["tensorboard"]))
     assert "cannot be made" in caplog.text
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
@@ -300,7 +302,7 @@ def test_wandb_without_login_or_server_is_recorded_offline(tmp_path, monkeypatch
 
     monkeypatch.setattr(wandb, "init", init)
     caplog.set_level(logging.WARNING)
-    told(tmp_path / "run", recipe_of(backends=["wandb"]))
+    outputs(tmp_path / "run", recipe_of(backends=["wandb"]))
     assert begun == (["online", "offline"] if login else ["offline"])
     assert (
         f"W&B takes no run now ({'CommError: connection refused' if login else 'UsageError: no login'})" in caplog.text
@@ -328,14 +330,14 @@ def test_a_picture_shows_views_and_masks():
     for cell in range(recipe.grid_tokens):
         slab, row, column = np.unravel_index(cell, recipe.grid)
         patch = below[row * q : (row + 1) * q, slab * (w + 4) + column * r :][:, :r].astype(int)
-        grey = (patch[..., 0] == patch[..., 1]).all() and (patch[..., 1] == patch[..., 2]).all()
+        intensity = (patch[..., 0] == patch[..., 1]).all() and (patch[..., 1] == patch[..., 2]).all()
         role = roles.get(cell, "hidden" if cell in batch.grid_index[0] else "none")
         if role == "target":
             assert (patch[..., 0] - patch[..., 2] > 0.4 * (TARGET[0] - TARGET[2])).all()
         elif role == "hidden":
             assert (patch[..., 2] - patch[..., 0] > 0.4 * (HIDDEN[2] - HIDDEN[0])).all()
         else:
-            assert grey
+            assert intensity
             assert (patch == DARK).all() == (role == "none")
     above = image[:h]
     shown = sum((above[row * q, slab * (w + 4) + column * r] != DARK).any()
@@ -346,9 +348,9 @@ def test_a_picture_shows_views_and_masks():
 
 
 def test_pictures_can_be_switched_off(tmp_path):
-    told(tmp_path / "run", recipe_of(pictures_every_updates=None))
+    outputs(tmp_path / "run", recipe_of(pictures_every_updates=None))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
-    told(tmp_path / "on", recipe_of())
+    outputs(tmp_path / "on", recipe_of())
     with Image.open(tmp_path / "on" / "pictures" / "update-00000001.png") as picture:
         assert picture.size[0] > 64
 
@@ -370,4 +372,4 @@ def test_useless_settings_are_refused(given, message):
 
 def test_tracking_does_not_change_what_a_run_is():
     assert science_hash(recipe_of()) == science_hash(recipe_of(backends=["mlflow"], name="x", project="y"))
-    assert "tracking" not in json.dumps(sorted(record.config_of(recipe_of())))
+    assert "tracking" not in json.dumps(sorted(logger.config_of(recipe_of())))

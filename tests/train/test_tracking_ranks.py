@@ -15,7 +15,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.errors import RecipeError
 from octjepa.files import read_json_lines
 from octjepa.train.loop import pretrain
-from octjepa.train.tracking import record
+from octjepa.train.tracking import logger
 from ranks import PYTHONPATH
 from synthetic import MemoryStore, small_recipe
 
@@ -29,9 +29,9 @@ RUN = f"""
 import sys
 from pathlib import Path
 from octjepa.train.loop import pretrain
-from octjepa.train.tracking import record
+from octjepa.train.tracking import logger
 from synthetic import MemoryStore, small_recipe
-record._SECONDS_AT_THE_END = 60.0
+logger.SECONDS_AT_THE_END = 60.0
 recipe = small_recipe(**{FAST}, tracking={{"backends": ["wandb_offline", "tensorboard"], "send_addresses": True}})
 pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), Path(sys.argv[1]))
 """
@@ -40,8 +40,8 @@ pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), Path(sys.arg
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of two processes, started as users start them."""
-    place = tmp_path_factory.mktemp("tracked")
-    (place / "run.py").write_text(RUN)
+    location = tmp_path_factory.mktemp("tracked")
+    (location / "run.py").write_text(RUN)
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": PYTHONPATH,
@@ -50,11 +50,17 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment.pop("WANDB_SERVICE", None)  # W&B's process of a test before, which ends with that test's process
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run.py", "run"]
     ended = subprocess.run(
-        [sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *command],
+        cwd=location,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert "tracker" not in ended.stderr, ended.stderr  # one that fails or comes too late is told of there
-    return place / "run"
+    return location / "run"
 
 
 def test_there_is_one_run_in_each_tracker_and_one_line_an_update(tracked: Path) -> None:
@@ -68,16 +74,16 @@ def test_there_is_one_run_in_each_tracker_and_one_line_an_update(tracked: Path) 
 
 
 def test_wandb_holds_an_artefact_that_refers_to_each_checkpoint(tracked: Path) -> None:
-    (kept,) = (tracked / "tracking" / "wandb").rglob("*.wandb")
+    (remaining,) = (tracked / "tracking" / "wandb").rglob("*.wandb")
     run_id = (tracked / "tracking" / "wandb.id").read_text().encode()
-    told, until = kept.read_bytes(), time.monotonic() + 10
-    while b"update-4" not in told and time.monotonic() < until:
+    outputs, until = remaining.read_bytes(), time.monotonic() + 10
+    while b"update-4" not in outputs and time.monotonic() < until:
         time.sleep(0.1)
-        told = kept.read_bytes()
-    assert b"checkpoint-" + run_id in told
+        outputs = remaining.read_bytes()
+    assert b"checkpoint-" + run_id in outputs
     for update in (2, 4):
-        assert f"update-{update}".encode() in told
-        assert (tracked / "checkpoints" / f"step-0000000{update}").as_uri().encode() in told
+        assert f"update-{update}".encode() in outputs
+        assert (tracked / "checkpoints" / f"step-0000000{update}").as_uri().encode() in outputs
     assert not list((tracked / "tracking").rglob("*.safetensors")), "the weights themselves are sent nowhere"
 
 
@@ -88,7 +94,7 @@ class Listener:
         self.heard: list[tuple[int, str]] = []
         self._at_checkpoint = at_checkpoint
 
-    def figures(self, update: int, values: object) -> None: ...
+    def metrics(self, update: int, values: object) -> None: ...
 
     def picture(self, update: int, image: object) -> None: ...
 
@@ -101,24 +107,24 @@ class Listener:
 
 
 def run_with(listener: Listener, out: Path, patch: pytest.MonkeyPatch, **tracking: object) -> int:
-    patch.setitem(record.MAKERS, "wandb_offline", lambda run: listener)
+    patch.setitem(logger.MAKERS, "wandb_offline", lambda run: listener)
     recipe = small_recipe(**FAST, tracking={"backends": ["wandb_offline"], **tracking})
     return int(pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), out)["updates"])
 
 
-def test_addresses_are_sent_when_asked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent, told = Listener(), Listener()
+def test_addresses_are_sent_only_when_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, outputs = Listener(), Listener()
     run_with(silent, tmp_path / "silent", monkeypatch)
     assert silent.heard == []
-    run_with(told, tmp_path / "told", monkeypatch, send_addresses=True)
+    run_with(outputs, tmp_path / "told", monkeypatch, send_addresses=True)
     saves = tmp_path / "told" / "checkpoints"
-    assert told.heard == [(n, (saves / f"step-0000000{n}").as_uri()) for n in (2, 4)]
+    assert outputs.heard == [(n, (saves / f"step-0000000{n}").as_uri()) for n in (2, 4)]
 
 
 def test_an_artefact_that_fails_or_hangs_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(record, "_SECONDS_AT_THE_END", 0.3)
+    monkeypatch.setattr(logger, "SECONDS_AT_THE_END", 0.3)
     assert run_with(Listener(lambda: 1 / 0), tmp_path / "fails", monkeypatch, send_addresses=True) == 4
     assert "tracker wandb_offline failed (ZeroDivisionError: division by zero)" in caplog.text
     free = threading.Event()
@@ -132,19 +138,19 @@ def test_addresses_without_wandb_are_refused() -> None:
         small_recipe(tracking={"backends": ["tensorboard"], "send_addresses": True})
 
 
-def test_device_utilisation_is_what_the_driver_says_and_is_asked_once_where_it_says_nothing(
+def test_device_utilisation_is_what_the_driver_reports_and_is_requested_once_where_it_reports_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No GPU is needed: torch.cuda.utilization asks the driver through a library that may be missing."""
-    runtime, asked = Runtime("fp32"), []
+    runtime, arguments = Runtime("fp32"), []
     assert runtime.utilisation() == {}, "a CPU has no driver that tells"
     monkeypatch.setattr(runtime, "_utilisation", lambda device: 73)
     assert runtime.utilisation() == {"device_utilisation": 0.73}
 
     def missing(device: object) -> int:
-        asked.append(device)
+        arguments.append(device)
         raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
 
     monkeypatch.setattr(runtime, "_utilisation", missing)
     assert [runtime.utilisation() for _ in range(3)] == [{}, {}, {}]
-    assert len(asked) == 1
+    assert len(arguments) == 1

@@ -13,7 +13,7 @@ from octjepa.distributed import xla
 from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
-from octjepa.train.alarms import PretextAlarm, check_leak
+from octjepa.train.guards import PretextAlarm, check_leak
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
 
@@ -52,7 +52,7 @@ def loss_and_norm(recipe: Recipe, device: torch.device, bf16: bool = False) -> l
         ("mae", {}),
     ],
 )
-def test_loss_and_gradient_of_an_arm(name: str, sections: dict, xla_device: torch.device) -> None:
+def test_loss_and_gradient_of_an_objective(name: str, sections: dict, xla_device: torch.device) -> None:
     recipe = small(objective={"name": name, **sections})
     by_xla, by_cpu = (loss_and_norm(recipe, device) for device in (xla_device, torch.device("cpu")))
     assert by_xla == pytest.approx(by_cpu, rel=1e-5)

@@ -36,12 +36,12 @@ if __name__ == "__main__":
 def test_a_sum_over_ranks(xla_device: torch.device, tmp_path) -> None:
     script = tmp_path / "replica.py"
     script.write_text(_REPLICA)
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, "CPU_NUM_DEVICES": "2"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert said.returncode == 0, said.stderr[-2000:]
-    assert said.stdout.count("2 [[3.0, 3.0, 3.0, 3.0, 3.0, 3.0], [10.0]]") == 2, said.stdout
+    assert output.returncode == 0, output.stderr[-2000:]
+    assert output.stdout.count("2 [[3.0, 3.0, 3.0, 3.0, 3.0, 3.0], [10.0]]") == 2, output.stdout

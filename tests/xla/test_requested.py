@@ -10,10 +10,10 @@ from octjepa.distributed import xla
 from octjepa.errors import UsageError
 
 
-@pytest.mark.parametrize(("platform", "asked"), [("", False), ("CPU", True), ("TPU", True)])
-def test_pjrt_device_says_whether(platform: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("platform", "requested"), [("", False), ("CPU", True), ("TPU", True)])
+def test_pjrt_device_reports_whether(platform: str, requested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", platform)
-    assert xla.is_requested() is asked
+    assert xla.is_requested() is requested
     monkeypatch.delenv("PJRT_DEVICE")
     assert xla.is_requested() is False
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from octjepa.distributed import xla
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import momentum
-from octjepa.train.optimizer import build_optimizer, set_learning_rate
-from octjepa.train.schedule import learning_rate
+from octjepa.objective.ema import momentum, update_target
+from octjepa.train.optimizer import build_optimizer, learning_rate, set_learning_rate
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
@@ -52,8 +51,9 @@ class Run:
         set_learning_rate(self.optimizer, learning_rate(number, UPDATES + 1, RECIPE.train))
         m = momentum(number, UPDATES + 1, 0.99, 1.0)
         found = accumulate(self.model, next(self.batches), RECIPE, self.runtime, number)
-        found = take_step(self.model, self.optimizer, found, self.runtime, m, 1.0, norm_limit)
-        packed = torch.stack([found[name] for name in FIGURES])
+        found = take_step(self.model, self.optimizer, found, self.runtime, 1.0, norm_limit)
+        update_target(self.model.target_encoder, self.model.context_encoder, m, found["healthy"])
+        packed = torch.stack([found[name].float() for name in FIGURES])
         if self.runtime.device.type == "xla":
             xla.sync()
         self.read()

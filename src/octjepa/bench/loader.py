@@ -28,7 +28,7 @@ from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store
 from octjepa.bench.ingest import monai
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.cohort import choose_cohort
+from octjepa.train.data import choose_cohort
 from octjepa.views.loader import training_batches
 
 PASSES = 2  # over the store, a turn

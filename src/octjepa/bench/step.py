@@ -18,9 +18,10 @@ from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import bench_recipe, random_batch, wait_for
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
+from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe, TrainRecipe
 from octjepa.train.optimizer import build_optimizer
-from octjepa.train.preflight import check_compiler
+from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, take_step
 
 UPDATES = 2  # a turn
@@ -39,8 +40,9 @@ def update_of(recipe: Recipe) -> Work:
 
     def work() -> int:
         for _ in range(UPDATES):
-            figures = accumulate(model, batch, recipe, runtime)
-            take_step(model, optimizer, figures, runtime, MOMENTUM, recipe.train.clip_norm, inf)
+            metrics = accumulate(model, batch, recipe, runtime)
+            metrics = take_step(model, optimizer, metrics, runtime, recipe.train.clip_norm, inf)
+            update_target(model.target_encoder, model.context_encoder, MOMENTUM, metrics["healthy"])
         wait_for(runtime.device)
         return UPDATES * recipe.train.global_batch
 

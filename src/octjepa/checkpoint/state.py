@@ -14,7 +14,7 @@ from torch import Tensor
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location
 from octjepa.config import recipe_from, science, science_hash
-from octjepa.distributed.tensors import full_tensor
+from octjepa.distributed.runtime import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe

@@ -41,11 +41,11 @@ def plan(
     opened, ids, stream = None, None, None
     if store is not None:
         from octjepa.store import Store
-        from octjepa.train.cohort import choose_cohort
+        from octjepa.train.data import choose_cohort
 
         opened = Store.open(store)
         cohort, stream = choose_cohort(opened, resolved)
-        cohort.tell()
+        cohort.print_flow()
         ids = cohort.train.volume_ids
         about = cohort.about() if as_json else {}
     if masks is not None:
@@ -54,7 +54,7 @@ def plan(
         about["masks"] = report_masks(resolved, opened, ids, masks)
     planned = plan_recipe(resolved, None if ids is None else len(ids))
     if measure and stream is not None:
-        from octjepa.train.timing import time_run
+        from octjepa.train.plan import time_run
 
         planned |= time_run(resolved, stream, planned["updates"])
     if not as_json:

@@ -1,7 +1,7 @@
-"""The only file that knows devices and ranks: where to compute, in which precision, and how ranks agree.
+"""The only file that knows devices and ranks: where to compute, in which precision, and how ranks communicate.
 
 Processes are started by torchrun and find each other by its environment. Host numbers (flags, counts) travel over gloo
-whatever the device, so that agreeing never waits for a device; tensors travel by the device's own backend.
+whatever the device, so that they never wait for a device; tensors travel by the device's own backend.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from octjepa.distributed import xla
 from octjepa.errors import OctjepaError, UsageError
 
 _log = logging.getLogger(__name__)
-TIMEOUT = timedelta(minutes=10)  # a rank that says nothing for so long is taken for dead
-HEARTBEAT_SECONDS = 60.0  # between the words of a rank 0 that is at work while the others wait
-_BUSY = "busy"
+TIMEOUT = timedelta(minutes=10)  # a rank that sends nothing for so long is taken for dead
+HEARTBEAT_SECONDS = 60.0  # between two messages of a rank 0 that works while the others wait
+_BUSY = "busy"  # the message of rank 0 while it works
 _BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl", "hpu": "hccl"}
 
 
 class RankZeroError(OctjepaError):
-    """Rank 0 failed at something that it does for all; the other ranks end with its exit code."""
+    """Rank 0 failed at something that it does for all ranks; the others end with its exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(f"rank 0: {message}")
@@ -40,7 +40,7 @@ class RankZeroError(OctjepaError):
 
 
 class Runtime:
-    """This process's device and its place among the processes (one, unless a process group is up)."""
+    """This process's device, precision and rank; one process, unless a process group is up."""
 
     def __init__(self, precision: str) -> None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -48,20 +48,22 @@ class Runtime:
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision = precision
-        self.sharded = False  # whether the model is dealt over the ranks
+        self.sharded = False  # whether FSDP2 shards the model over the ranks
         # torch.cuda has it, others may; it asks the driver, and never waits for the device
         self._utilisation = getattr(getattr(torch, self.device.type, None), "utilization", None)
 
     @property
     def rank(self) -> int:
+        """This process's number, from 0."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property
     def world_size(self) -> int:
+        """The number of processes."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def autocast(self) -> AbstractContextManager[object]:
-        """bf16 products over fp32 masters, or plain fp32."""
+        """The context of forward passes: bf16 products over fp32 weights, or plain fp32."""
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -70,52 +72,52 @@ class Runtime:
         """The sum over ranks of each of these host numbers, the same on every rank."""
         if self.world_size == 1:
             return [float(number) for number in numbers]
-        together = torch.tensor(list(numbers), dtype=torch.float64)
-        _communicate(lambda: dist.all_reduce(together))
-        return together.tolist()
+        total = torch.tensor(list(numbers), dtype=torch.float64)
+        _communicate(lambda: dist.all_reduce(total))
+        return total.tolist()
 
-    def all_gather(self, words: Iterable[str]) -> list[str]:
-        """The words of all ranks, by rank; the same on every rank."""
-        mine = list(words)
+    def all_gather(self, texts: Iterable[str]) -> list[str]:
+        """The texts of all ranks, by rank; the same on every rank."""
+        mine = list(texts)
         if self.world_size == 1:
             return mine
-        everyone: list[Any] = [None] * self.world_size
-        _communicate(lambda: dist.all_gather_object(everyone, mine))
-        return [word for one in everyone for word in one]
+        gathered: list[Any] = [None] * self.world_size
+        _communicate(lambda: dist.all_gather_object(gathered, mine))
+        return [text for texts_of_rank in gathered for text in texts_of_rank]
 
-    def run_on_rank_zero(self, do: Callable[[], object]) -> None:
-        """Rank 0 does it while the others wait. Where it raises an OctjepaError, every rank ends with its exit code.
+    def run_on_rank_zero(self, function: Callable[[], object]) -> None:
+        """Calls `function` on rank 0 while the others wait. If it raises an OctjepaError, every rank raises one.
 
-        It may take as long as it likes (a large checkpoint on its way to a bucket): the others hear that it is at work.
+        It may take any time (a large checkpoint on its way to a bucket): a heartbeat tells the others that it works.
         """
         if self.world_size == 1:
-            do()
+            function()
             return
         error: OctjepaError | None = None
         if self.rank == 0:
             with _heartbeat():
                 try:
-                    do()
+                    function()
                 except OctjepaError as raised:
                     error = raised
-        said: Any = _BUSY
-        while said == _BUSY:
-            said = self.broadcast_object(None if error is None else (str(error), error.exit_code))
+        outcome: Any = _BUSY
+        while outcome == _BUSY:
+            outcome = self.broadcast_object(None if error is None else (str(error), error.exit_code))
         if error is not None:
             raise error
-        if said is not None:
-            raise RankZeroError(*said)
+        if outcome is not None:
+            raise RankZeroError(*outcome)
 
     def broadcast_object(self, value: Any) -> Any:
-        """What rank 0 holds, on every rank."""
+        """Returns rank 0's `value` on every rank."""
         if self.world_size == 1:
             return value
-        held = [value]
-        _communicate(lambda: dist.broadcast_object_list(held))
-        return held[0]
+        values = [value]
+        _communicate(lambda: dist.broadcast_object_list(values))
+        return values[0]
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
-        """In place: rank 0's values, on every rank."""
+        """Replaces the values of `tensor`, in place, by those of rank 0."""
         if self.world_size == 1:
             return
         host = tensor.cpu() if tensor.device.type == "xla" else tensor
@@ -124,7 +126,7 @@ class Runtime:
             tensor.copy_(host)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        """In place."""
+        """Replaces `tensor`, in place, by its sum over the ranks, and returns it."""
         if tensor.device.type == "xla":
             xla.sum_over_ranks([tensor])
         elif self.world_size > 1:
@@ -132,9 +134,9 @@ class Runtime:
         return tensor
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Every gradient becomes the sum over ranks, several at once.
+        """Replaces every gradient by its sum over the ranks, several at once.
 
-        By two ranks to the bit what one process adds; by more in the order of the backend.
+        For two ranks the sum is to the bit what one process adds; for more its order is the backend's.
         """
         if self.world_size == 1 or self.sharded:  # FSDP2 has summed them
             return
@@ -165,22 +167,22 @@ class Runtime:
         return pair[0] / pair[1]
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this process holds now, and the most that its tensors held on the accelerator; never waits."""
+        """Bytes of this process now, and the most that its tensors took on the accelerator; never waits."""
         statm = Path("/proc/self/statm")
         if statm.is_file():
-            held = int(statm.read_text().split()[1]) * resource.getpagesize()
+            process_bytes = int(statm.read_text().split()[1]) * resource.getpagesize()
         else:  # macOS: the most so far, in bytes
-            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = {"memory/process_bytes": held}
+            process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = {"memory/process_bytes": process_bytes}
         if self.device.type == "xla":
-            found |= xla.memory()
+            memory |= xla.memory()
         if torch.accelerator.is_available():
             with suppress(RuntimeError):  # not every accelerator's allocator counts
-                found["memory/device_bytes"] = torch.accelerator.max_memory_allocated()
-        return found
+                memory["memory/device_bytes"] = torch.accelerator.max_memory_allocated()
+        return memory
 
     def utilisation(self) -> dict[str, float]:
-        """The share of the last moments, 0 to 1, in which the device computed; nothing where the driver is silent."""
+        """The share of the last moments, 0 to 1, in which the device computed; empty where the driver does not say."""
         if self._utilisation is None:
             return {}
         try:
@@ -201,6 +203,7 @@ class Runtime:
         return host, event
 
     def describe(self) -> dict[str, str | int]:
+        """Device, processes, threads, torch and cores, for run.json."""
         return {
             "device": str(self.device),
             "processes": self.world_size,
@@ -212,14 +215,14 @@ class Runtime:
 
 @contextmanager
 def distributed_context(precision: str) -> Iterator[Runtime]:
-    """The runtime among the processes that a launcher started, or alone; leaves them at the end.
+    """Joins the processes that a launcher started, if any, and leaves them at the end.
 
     Raises UsageError: the launcher's environment is incomplete, or the other processes do not come.
     """
-    asked = int(os.environ.get("WORLD_SIZE", "1"))
-    joins = asked > 1 and not dist.is_initialized()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    joins = processes > 1 and not dist.is_initialized()
     if joins:
-        _join(asked)
+        _join(processes)
     try:
         yield Runtime(precision)
     finally:
@@ -227,20 +230,20 @@ def distributed_context(precision: str) -> Iterator[Runtime]:
             dist.destroy_process_group()
 
 
-def _join(asked: int) -> None:
+def _join(processes: int) -> None:
     missing = [n for n in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         raise UsageError(
-            f"WORLD_SIZE is {asked}, but {', '.join(missing)} is not set: start the processes with torchrun, which "
+            f"WORLD_SIZE is {processes}, but {', '.join(missing)} is not set: start the processes with torchrun, which "
             "sets all of them, or unset WORLD_SIZE"
         )
     backend = "gloo"
     if xla.is_requested():
         xla.initialize(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        if xla.world_size() != asked:
+        if xla.world_size() != processes:
             raise UsageError(
-                f"the launcher started {asked} processes, but torch_xla sees {xla.world_size()} replicas: start one "
-                "process for every chip of the slice"
+                f"the launcher started {processes} processes, but torch_xla sees {xla.world_size()} replicas: start "
+                "one process for every chip of the slice"
             )
     if torch.accelerator.is_available():
         device, local = torch.accelerator.current_accelerator(), int(os.environ["LOCAL_RANK"])
@@ -257,14 +260,14 @@ def _join(asked: int) -> None:
         dist.init_process_group(backend, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise UsageError(
-            f"rank {os.environ['RANK']} of {asked} could not reach the others at {os.environ['MASTER_ADDR']}:"
+            f"rank {os.environ['RANK']} of {processes} could not reach the others at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']}: {error}"
         ) from None
 
 
 @contextmanager
 def _heartbeat() -> Iterator[None]:
-    """Tells the ranks that wait for this one, now and then, that it is there."""
+    """While this is open, tells the ranks that wait for this one that it still works."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -283,13 +286,23 @@ def _heartbeat() -> Iterator[None]:
         thread.join()
 
 
-def _communicate(talk: Callable[[], object]) -> None:
-    """Raises OctjepaError where a rank is gone: the run ends here, and goes on from its last checkpoint."""
+def _communicate(exchange: Callable[[], object]) -> None:
+    """Calls a collective. Raises OctjepaError where a rank is gone: the run ends, to resume from its checkpoint."""
     try:
-        talk()
+        exchange()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise OctjepaError(
             f"rank {dist.get_rank()} lost the others ({reason}). One of them ended or hangs: see its log. Start the "
             "processes again with --resume; the run goes on from its last checkpoint."
         ) from None
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor that FSDP2 distributes over the ranks; any other tensor unchanged."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that FSDP2 distributes, gathered by all ranks together; any other tensor unchanged."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

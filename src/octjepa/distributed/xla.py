@@ -1,8 +1,9 @@
-"""What octjepa asks of torch_xla: a TPU's device, when its graph is run, how its replicas agree, what memory it took.
+"""What octjepa uses of torch_xla: a TPU's device, when its graph is run, sums over replicas, peak memory.
 
 torch_xla records what is computed and runs it when `sync` is called or a value is read. A graph is compiled once for
 its shapes. So an update has fixed shapes and ends in `sync`, and nothing is read in between: a value that is read early
-runs the graph that leads to it, and `sync` runs that part again. Numbers such as the learning rate are handed over.
+runs the graph that leads to it, and `sync` runs that part again. Numbers such as the learning rate are
+inputs of the graph.
 
 torch_xla is used where PJRT_DEVICE, its own variable, says TPU or CPU; it needs torch 2.9.0, hence an environment of
 its own (docs/tpu.md). `device` comes before the first backward pass, even one on the CPU: torch counts devices then.
@@ -38,15 +39,15 @@ def is_requested() -> bool:
 def initialize(local_rank: int, local_processes: int) -> None:
     """Takes one device of this host for this process, of `local_processes` that torchrun started. Before `device`.
 
-    On a TPU the hosts' processes find each other by what the machine's metadata say.
+    On a TPU the processes of all hosts find each other by the machine's metadata.
     """
     _library("torch_xla._internal.pjrt").initialize_multiprocess(local_rank, local_processes)
 
 
 def device() -> torch.device:
     """This replica's device. Raises UsageError where torch_xla is not installed."""
-    found: torch.device = _library("torch_xla").device()
-    return found
+    result: torch.device = _library("torch_xla").device()
+    return result
 
 
 def rank() -> int:
@@ -65,13 +66,13 @@ def sync() -> None:
 
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """In place and recorded like any other operation: each becomes the sum over all replicas, which all call this."""
+    """Replaces each tensor by its sum over all replicas, which all call this; recorded like any other operation."""
     if world_size() > 1:
         _library("torch_xla.core.xla_model").all_reduce("sum", list(tensors))
 
 
 def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float]) -> torch.optim.AdamW:
-    """AdamW that heeds its attribute `found_inf`, as torch's fused one does: where that is 1, nothing moves.
+    """AdamW that obeys its attribute `found_inf`, as torch's fused one does: where that is 1, nothing moves.
 
     Its moments exist from the start, so that the first update has the graph of all others.
     """
@@ -79,13 +80,13 @@ def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float])
     class AdamW(_library("torch_xla.amp.syncfree").AdamW):  # type: ignore[misc]
         def step(self, closure: None = None) -> None:
             _complete(self)
-            found = getattr(self, "found_inf", None)
-            super().step(found_inf=torch.zeros((), device=device()) if found is None else found)
+            found_inf = getattr(self, "found_inf", None)
+            super().step(found_inf=torch.zeros((), device=device()) if found_inf is None else found_inf)
 
-    made: torch.optim.AdamW = AdamW(groups, lr=rate, betas=betas)
-    _complete(made)
+    optimizer: torch.optim.AdamW = AdamW(groups, lr=rate, betas=betas)
+    _complete(optimizer)
     sync()
-    return made
+    return optimizer
 
 
 def _complete(optimizer: torch.optim.AdamW) -> None:
@@ -100,12 +101,11 @@ def _complete(optimizer: torch.optim.AdamW) -> None:
 
 
 def memory() -> dict[str, int]:
-    """The most bytes that the device held, where it counts them: XLA's CPU device does not."""
-    found: dict[str, int] = {}
+    """The most bytes that the device used, where it counts them: XLA's CPU device does not."""
     with suppress(RuntimeError):  # UNIMPLEMENTED
-        said = _library("torch_xla.core.xla_model").get_memory_info(device())
-        found["memory/device_bytes"] = int(said["peak_bytes_used"])
-    return found
+        info = _library("torch_xla.core.xla_model").get_memory_info(device())
+        return {"memory/device_bytes": int(info["peak_bytes_used"])}
+    return {}
 
 
 def _library(name: str) -> ModuleType:

@@ -23,7 +23,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
-from octjepa.train.plan import JOURNAL_BYTES
+from octjepa.train.plan import METRICS_BYTES
 from octjepa.views.sample import token_positions
 
 _MINIMUM_BYTES = 2e9  # of memory or disk that even the smallest run needs
@@ -163,7 +163,7 @@ def disk_check(setup: Setup) -> Iterator[Check]:
     if setup.recipe is not None and setup.planned is not None:
         checkpoints = setup.recipe.checkpoint.dir
         local = checkpoints is not None and not is_remote(checkpoints)
-        needed = float(setup.planned["disk_bytes"] if local else JOURNAL_BYTES)
+        needed = float(setup.planned["disk_bytes"] if local else METRICS_BYTES)
         expected = f"{gigabytes(needed)} for checkpoints and the journal"
         folder = setup.out / checkpoints if local and checkpoints is not None else setup.out
     free = float(shutil.disk_usage(nearest(folder)).free)

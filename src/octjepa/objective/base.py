@@ -55,7 +55,7 @@ class Objective:
     predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
     supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
     trivial_loss: ClassVar[float]  # the loss of a prediction that knows nothing: training must come below it
-    alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.health.LIMITS` that differ here, by name
+    alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.guards.LIMITS` that differ here, by name
 
     def targets(
         self, patches: Float[Tensor, "b t voxels"], features: Callable[[], Float[Tensor, "b t f"]]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from octjepa.distributed.tensors import local_tensor
+from octjepa.distributed.runtime import local_tensor
 
 
 def momentum(update: int, total: int, base: float, final: float) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from octjepa.checkpoint.folder import list_checkpoints, prune, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location, location_name
 from octjepa.errors import CheckpointError, WrongCheckpointError
-from octjepa.train.spike_guard import Guard
+from octjepa.train.guards import SpikeGuard
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
 _NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
@@ -52,7 +52,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.parameters = self.parameters or list(self.network.parameters())
-        self._guards = {start: Guard(self.spike_factor) for start in sorted({0, *self.guard_starts})}
+        self._guards = {start: SpikeGuard(self.spike_factor) for start in sorted({0, *self.guard_starts})}
 
     def norm_limit(self, update: int) -> float:
         """The gradient norm above which update `update` (from 0) is skipped."""
@@ -82,7 +82,7 @@ class Learner:
                 self.follow_update(line["update"] - 1, "skipped" not in line, line.get("grad_norm", 0.0))
         self.skipped = skipped
 
-    def _guard(self, update: int) -> tuple[int, Guard]:
+    def _guard(self, update: int) -> tuple[int, SpikeGuard]:
         starts = list(self._guards)
         start = starts[bisect_right(starts, update) - 1]
         return start, self._guards[start]

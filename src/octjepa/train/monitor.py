@@ -1,7 +1,7 @@
-"""Is the encoder collapsing, or learning? Meters on a fixed audit set, on tissue and background apart, per vendor.
+"""Is the encoder learning or collapsing? Metrics of a fixed set of volumes, of tissue and background, per vendor.
 
-Loss does not tell: an encoder that forgets all but the place of a token has the lowest loss of all. The audit set is
-drawn once; measuring it costs a few forward passes every so many updates.
+The loss does not say: an encoder that forgets all but the position of a token has the lowest loss of all. The set is
+chosen once; measuring it costs a few forward passes every so many updates.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from octjepa.views.loader import Batch, LoadedSample, collate, read_or_warn
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import TISSUE_SHARE
 
-VIEWS = 3  # training draws of each audit volume, for LiDAR
-_ROWS = 2048  # of features that go into one figure
-_BACKGROUND = 0.25  # of the audit's tokens at least, where tokens are selected: training may see next to none
-_VOLUMES_OF_VENDOR = 4  # at least, for figures of its own
+VIEWS = 3  # training views of each volume, for LiDAR
+_TOKENS = 2048  # features that go into one metric
+_BACKGROUND = 0.25  # of the monitored tokens at least, where tokens are selected: training may see next to none
+_VOLUMES_OF_VENDOR = 4  # at least, for metrics of its own
 
 
 @dataclass(frozen=True)
-class Audit:
-    """Fixed samples of volumes chosen in turn from each vendor, in part background, and `VIEWS` training draws of each
-    for LiDAR."""
+class MonitorSet:
+    """One fixed sample of each volume, in part background, and `VIEWS` training views of each for LiDAR.
+
+    `device_of` names the device of each volume [b]; `layers` are the retinal layers of all grid cells [b, grid].
+    """
 
     batch: Batch
     draws: tuple[Batch, ...]
@@ -46,8 +48,8 @@ class Audit:
     layers: Tensor
 
     @classmethod
-    def choose(cls, store: Store, recipe: Recipe, ids: Sequence[str], count: int) -> Audit:
-        """At most `count` of `ids`."""
+    def choose(cls, store: Store, recipe: Recipe, ids: Sequence[str], count: int) -> MonitorSet:
+        """At most `count` of the volumes `ids`, from each vendor in turn. Raises OctjepaError: none can be read."""
         device = dict(zip(store.table["volume_id"], store.table["device"], strict=True))
         by_vendor: dict[str, list[str]] = {}
         for volume_id in sorted(ids):
@@ -69,31 +71,31 @@ class Audit:
 
     @cached_property
     def tissue(self) -> Tensor:
-        """[b, t] True for tokens that hold tissue."""
+        """[b, t], True for tokens that hold tissue."""
         return self.batch.tissue >= TISSUE_SHARE
 
     @cached_property
     def layer(self) -> Tensor:
-        """[b, t] layer of each token, -1 for none."""
+        """[b, t], the retinal layer of each token, -1 for none."""
         return torch.gather(self.layers, 1, self.batch.grid_index)
 
 
-def _rows(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(at most `_ROWS` of the chosen rows, their flat index), evenly spread."""
+def _subsample(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """(at most `_TOKENS` of the chosen tokens' features [n, width], their index into b * t), evenly spread."""
     index = chosen.flatten().nonzero()[:, 0]
-    index = index[:: max(1, math.ceil(len(index) / _ROWS))]
+    index = index[:: max(1, math.ceil(len(index) / _TOKENS))]
     return features.flatten(0, 1)[index], index
 
 
 @uncompiled()
 @torch.no_grad()  # XLA does not know inference_mode's tensors
-def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict[str, float]:
-    """All meters by name: `<meter>_<tissue|background>`, of all volumes and, with `_<vendor>`, of each vendor that has
+def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, update: int) -> dict[str, float]:
+    """All metrics by name: `<metric>_<tissue|background>`, of all volumes and, with `_<vendor>`, of each vendor with
     enough; `lidar`, `cosine`, `layer_accuracy` and `loss_over_constant`.
 
-    `loss_over_constant` is the objective's loss on hidden tokens over that of their mean target, said everywhere.
+    `loss_over_constant` is the objective's loss on hidden tokens over that of their mean target, predicted everywhere.
     """
-    batch = audit.batch
+    batch = monitor_set.batch
     positions = batch.positions.to(runtime.device)
     view = batch.target_view.to(runtime.device)
     training = model.training
@@ -101,59 +103,60 @@ def measure(model: VJEPA3D, runtime: Runtime, audit: Audit, update: int) -> dict
     with runtime.autocast():
         teacher = model.encode(view, positions).cpu()
         student = model.encode(view, positions, student=True).cpu()
-        outcome = model.predict(*batch.inputs(runtime.device))
-        looks = [
-            model.encode(draw.target_view.to(runtime.device), draw.positions.to(runtime.device)) for draw in audit.draws
+        prediction = model.predict(*batch.inputs(runtime.device))
+        views = [
+            model.encode(draw.target_view.to(runtime.device), draw.positions.to(runtime.device))
+            for draw in monitor_set.draws
         ]
-    pooled = [torch.nn.functional.layer_norm(look, look.shape[-1:]).mean(dim=1).cpu() for look in looks]
+    pooled = [torch.nn.functional.layer_norm(view, view.shape[-1:]).mean(dim=1).cpu() for view in views]
     model.train(training)
-    said, truth = outcome.predicted.cpu(), outcome.target.cpu()
-    agreement = torch.nn.functional.cosine_similarity(said, truth, dim=-1)
+    predicted, truth = prediction.predicted.cpu(), prediction.target.cpu()
+    cosine = torch.nn.functional.cosine_similarity(predicted, truth, dim=-1)
     constant = model.objective.loss(truth.mean(dim=(0, 1)).expand_as(truth), truth)
-    rows, index = _rows(teacher, audit.layer >= 0)
-    found = {
+    tokens, index = _subsample(teacher, monitor_set.layer >= 0)
+    values = {
         "lidar": rank_metrics.lidar(torch.stack(pooled, dim=1)),
-        "cosine": float(agreement.mean()),
-        "loss_over_constant": float(model.objective.loss(said, truth) / constant.clamp_min(1e-6)),
-        "layer_accuracy": rank_metrics.separability(rows, audit.layer.flatten()[index]),
+        "cosine": float(cosine.mean()),
+        "loss_over_constant": float(model.objective.loss(predicted, truth) / constant.clamp_min(1e-6)),
+        "layer_accuracy": rank_metrics.separability(tokens, monitor_set.layer.flatten()[index]),
     }
-    features = _Features(teacher, student, agreement, batch.target, batch.grid_index, update)
-    vendors = np.asarray(audit.device_of)
-    for vendor in (None, *sorted(set(audit.device_of))):
+    features = _Features(teacher, student, cosine, batch.target, batch.grid_index, update)
+    vendors = np.asarray(monitor_set.device_of)
+    for vendor in (None, *sorted(set(monitor_set.device_of))):
         mine = torch.from_numpy((vendors == vendor) | (vendor is None))
         if vendor is not None and mine.sum() < _VOLUMES_OF_VENDOR:
             continue
-        for part, chosen in (("tissue", audit.tissue), ("background", ~audit.tissue)):
-            figures = features.figures(chosen & mine.unsqueeze(1))
-            found |= {"_".join(filter(None, (name, part, vendor))): value for name, value in figures.items()}
-    return found
+        for part, chosen in (("tissue", monitor_set.tissue), ("background", ~monitor_set.tissue)):
+            metrics = features.metrics(chosen & mine.unsqueeze(1))
+            values |= {"_".join(filter(None, (name, part, vendor))): value for name, value in metrics.items()}
+    return values
 
 
 class _Features(NamedTuple):
-    """Of every audit token [b, t, w], and how well hidden ones [b, m] were predicted."""
+    """Features of every monitored token [b, t, width], and the cosine of hidden ones [b, m] with their prediction."""
 
     teacher: Tensor
     student: Tensor
-    agreement: Tensor
+    cosine: Tensor
     target: Tensor
     grid_index: Tensor
     update: int
 
-    def figures(self, chosen: Tensor) -> dict[str, float]:
-        """Meters of the tokens `chosen` [b, t] by name; none of fewer than eight."""
+    def metrics(self, chosen: Tensor) -> dict[str, float]:
+        """Metrics of the tokens `chosen` [b, t] by name; none of fewer than eight."""
         if chosen.sum() < 8:
             return {}
-        rows, index = _rows(self.teacher, chosen)
-        found = {
-            "rankme": rank_metrics.rank_me(rows),
-            "alpha_req": rank_metrics.alpha_req(rows),
-            "target_std": rank_metrics.spread(rows),
-            "student_std": rank_metrics.spread(_rows(self.student, chosen)[0]),
-            "pair_cosine": rank_metrics.pair_cosine(rows),
-            "position_share": rank_metrics.position_share(rows, self.grid_index.flatten()[index]),
-            "sigreg": float(sigreg((rows - rows.mean(0)) / rows.std(0).clamp_min(1e-6), self.update)),
+        tokens, index = _subsample(self.teacher, chosen)
+        values = {
+            "rankme": rank_metrics.rank_me(tokens),
+            "alpha_req": rank_metrics.alpha_req(tokens),
+            "target_std": rank_metrics.spread(tokens),
+            "student_std": rank_metrics.spread(_subsample(self.student, chosen)[0]),
+            "pair_cosine": rank_metrics.pair_cosine(tokens),
+            "position_share": rank_metrics.position_share(tokens, self.grid_index.flatten()[index]),
+            "sigreg": float(sigreg((tokens - tokens.mean(0)) / tokens.std(0).clamp_min(1e-6), self.update)),
         }
         hidden = torch.gather(chosen, 1, self.target)
         if hidden.any():
-            found["cosine"] = float(self.agreement[hidden].mean())
-        return found
+            values["cosine"] = float(self.cosine[hidden].mean())
+        return values

@@ -1,34 +1,50 @@
-"""What a recipe will cost, before it runs: tokens, parameters, arithmetic, memory, updates, learning rate.
+"""What a run will cost, before it runs: tokens, parameters, arithmetic, memory, updates, learning rate, hours.
 
 Counted, not guessed: the very model is built without storage and run on shapes alone, once while torch's own counter
-adds up its arithmetic, once while `octjepa.train.peak_memory` adds up what lives in memory.
+adds up its arithmetic, once while `StorageCounter` adds up what lives in memory. `time_run` times a few micro-batches.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from octjepa.distributed.runtime import Runtime
+from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
+from octjepa.objective.ema import update_target
 from octjepa.objective.loss import training_loss
+from octjepa.progress import bar
 from octjepa.recipe import Recipe
-from octjepa.train.peak_memory import peak_bytes
-from octjepa.train.preflight import batch_shares
-from octjepa.train.schedule import lr_curve, total_updates, warmup_updates
+from octjepa.train.data import batch_shares
+from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates, warmup_updates
+from octjepa.train.setup import check_compiler
+from octjepa.train.step import accumulate, is_out_of_memory, micro_batch_too_large, take_step
+from octjepa.views.loader import TrainingDataset, collate
 
 _FP32_BYTES = 4
-JOURNAL_BYTES = 10**8  # of 100,000 updates, pictures with it
+METRICS_BYTES = 10**8  # metrics.jsonl of 100,000 updates, pictures with it
+_WARMUP, _FEWEST, _MOST = 2, 3, 20  # micro-batches: not counted, at least, at most
+SECONDS = 15.0  # after which the fewest are enough
 
 
 def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
-    """All figures of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
+    """All numbers of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
 
     `peak_memory_bytes` is of one device, weights, gradients, moments, activations and one micro-batch of views together
-    (`octjepa.train.peak_memory` says what is not in it; in sharded mode it is not divided). Raises UsageError when the
-    batch cannot be dealt over `machine.devices`.
+    (`peak_bytes` says what is not in it; in sharded mode it is not divided). Raises UsageError when the batch cannot be
+    divided over `machine.devices`.
     """
     devices = recipe.machine.devices or 1
     _, micro, accumulation = batch_shares(recipe, devices)
@@ -70,14 +86,14 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
 
 
 def _disk_bytes(recipe: Recipe, parameters: int, trainable: int, updates: int) -> int:
-    """The most that checkpoints and the journal take: the last k, the permanent, the best and the one being written.
+    """The most that checkpoints and metrics.jsonl take: the last k, the permanent, the best and the one being written.
 
     A checkpoint holds the weights and two moments of the trained ones, all fp32.
     """
     if recipe.checkpoint.dir is None:
-        return JOURNAL_BYTES
+        return METRICS_BYTES
     permanent = updates // recipe.checkpoint.keep_every_updates if recipe.checkpoint.keep_every_updates else 0
-    return _FP32_BYTES * (parameters + 2 * trainable) * (recipe.checkpoint.keep_last + 2 + permanent) + JOURNAL_BYTES
+    return _FP32_BYTES * (parameters + 2 * trainable) * (recipe.checkpoint.keep_last + 2 + permanent) + METRICS_BYTES
 
 
 def _count(part: torch.nn.Module) -> int:
@@ -100,6 +116,114 @@ def _step_flops(model: VJEPA3D, recipe: Recipe) -> int:
     target = torch.empty(1, target_count, dtype=torch.int64, device="meta")
     counter = FlopCounterMode(display=False)
     with counter:
-        outcome = model.predict(patches, patches, positions, context, target)
-        training_loss(recipe.objective, outcome, positions, context, target, update=0)[0].backward()
+        prediction = model.predict(patches, patches, positions, context, target)
+        training_loss(recipe.objective, prediction, positions, context, target, update=0)[0].backward()
     return int(counter.get_total_flops())
+
+
+class StorageCounter(TorchDispatchMode):
+    """While open, adds up the storages that live; `peak` is the most there was, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._held = 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = storage.nbytes()
+            self._held += storage.nbytes()
+            self.peak = max(self.peak, self._held)
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._held -= self._known.pop(key, 0)
+
+
+def peak_bytes(recipe: Recipe, micro: int) -> int:
+    """The most memory of one device that takes `micro` volumes at once, over two updates: the first makes the moments.
+
+    torch's fake tensors have shapes, types and lifetimes, but no bytes; every storage is counted from its first use
+    until it is freed. What a kernel takes for itself, and what an allocator keeps back, is not in it. A test holds the
+    result within 15 % of the peak measured on a CPU.
+    """
+    tokens, (context_count, target_count) = recipe.token_count, recipe.mask_counts
+    voxels = math.prod(recipe.tokens.patch_size)
+    with torch.device("meta"):
+        model = VJEPA3D.from_recipe(recipe)
+    with FakeTensorMode(allow_non_fake_inputs=True), StorageCounter() as storages:
+        model = model.to_empty(device="cpu")
+        optimizer = build_optimizer(model, recipe.train)
+        for update in range(2):
+            context_view, target_view = torch.empty(micro, tokens, voxels), torch.empty(micro, tokens, voxels)
+            positions = torch.empty(micro, tokens, 3)
+            index = torch.empty(micro, tokens, dtype=torch.int64)
+            context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
+            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16"):
+                prediction = model.predict(context_view, target_view, positions, context, target)
+            loss, _ = training_loss(recipe.objective, prediction, positions, context, target, update)
+            loss.backward()
+            del prediction, loss
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            update_target(model.target_encoder, model.context_encoder, 0.99)
+            optimizer.zero_grad(set_to_none=True)
+    return storages.peak
+
+
+def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int) -> dict[str, Any]:
+    """`seconds_per_update` and `hours` of `updates` on devices like this one, and what they are made of (medians).
+
+    Only one of `machine.devices` is timed, with its share of the global batch; communication is not in it, nor are
+    validation, the monitor and checkpoints. With loader processes, loading costs what it exceeds the arithmetic by.
+    Raises UsageError where a micro-batch does not fit into memory.
+    """
+    runtime = Runtime(recipe.train.precision)
+    _, micro, accumulation = batch_shares(recipe, recipe.machine.devices or 1)
+    model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+    optimizer = build_optimizer(model, recipe.train)
+    if recipe.machine.compile:
+        check_compiler(runtime.device)
+        model.compile_blocks()
+    laps: list[tuple[float, float, float]] = []
+    began = time.perf_counter()
+    with bar("time", _WARMUP + _FEWEST, "micro-batch") as progress:
+        while len(laps) < _WARMUP + _FEWEST or (len(laps) < _MOST and time.perf_counter() - began < SECONDS):
+            start = time.perf_counter()
+            batch = collate([dataset[len(laps) * micro + position] for position in range(micro)])
+            loaded = time.perf_counter()
+            try:
+                metrics = accumulate(model, batch, recipe, runtime, len(laps), micro)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise UsageError(micro_batch_too_large(recipe, micro, f"the memory of {runtime.device}")) from None
+            float(metrics["train/loss"])  # waits for the device
+            worked = time.perf_counter()
+            metrics = take_step(model, optimizer, metrics, runtime, recipe.train.clip_norm, float("inf"))
+            update_target(model.target_encoder, model.context_encoder, 0.99, metrics["healthy"])
+            float(metrics["healthy"])
+            laps.append((loaded - start, worked - loaded, time.perf_counter() - worked))
+            progress.advance()
+    load, work, step = (statistics.median(one) for one in zip(*laps[_WARMUP:], strict=True))
+    workers = recipe.machine.loader_workers
+    each = max(work, load / workers) if workers else load + work
+    seconds = accumulation * each + step
+    return {
+        "seconds_per_update": seconds,
+        "hours": updates * seconds / 3600,
+        "measured": {
+            "device": str(runtime.device), "threads": torch.get_num_threads(), "micro_batch": micro,
+            "load_seconds": load, "work_seconds": work, "step_seconds": step, "laps": len(laps) - _WARMUP,
+        },
+    }  # fmt: skip

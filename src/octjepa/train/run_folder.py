@@ -1,4 +1,4 @@
-"""The run folder: what was asked, with which code and data, on what; and its summary at the end."""
+"""The run folder: the recipe, the hashes of code and data, the devices; and the summary at the end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from octjepa.remote import is_remote
 from octjepa.store import Store
 
 SUMMARY = "summary.json"
-_ABOUT = "run.json"
-_SAVED = "saved.json"
+_RUN_FILE = "run.json"
+_SAVED_FILE = "saved.json"
 _log = logging.getLogger(__name__)
 _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "scikit-learn")
 
@@ -41,17 +41,17 @@ def open_run(
     resume: bool,
     cohort: Mapping[str, Any],
 ) -> None:
-    """Writes recipe.yaml and run.json (with `cohort`) of a new run, whose checkpoints will lie in `saves`.
+    """Writes recipe.yaml and run.json (with `cohort`) of a new run, whose checkpoints will be stored in `saves`.
 
     Raises UsageError when `out` holds a run and `resume` is false, or none and it is true, or `saves` holds another
-    run's checkpoints; WrongCheckpointError when the run was begun with another recipe.
+    run's checkpoints; WrongCheckpointError when the run was started with another recipe.
     """
-    there = (out / _ABOUT).is_file()
-    if there and not resume:
+    exists = (out / _RUN_FILE).is_file()
+    if exists and not resume:
         raise UsageError(f"{out} already holds a run: add --resume to go on with it, or give another --out")
-    if resume and not there:
+    if resume and not exists:
         raise UsageError(f"{out} holds no run to resume: leave --resume out to start one there")
-    if there:
+    if exists:
         check_recipe(out, recipe)
         return
     if saves is not None:
@@ -60,8 +60,8 @@ def open_run(
         raise UsageError(f"{saves} already holds checkpoints of another run: give another checkpoint.dir")
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
-    ledger = "".join(json.dumps(row) + "\n" for row in store.quarantine)
-    write_atomic(out / "quarantine.jsonl", lambda file: file.write(ledger.encode()))
+    quarantine = "".join(json.dumps(entry) + "\n" for entry in store.quarantine)
+    write_atomic(out / "quarantine.jsonl", lambda file: file.write(quarantine.encode()))
     about = {
         "name": recipe.name,
         "science_hash": science_hash(recipe),
@@ -75,18 +75,18 @@ def open_run(
         "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         **cohort,
     }
-    write_json(out / _ABOUT, about)
+    write_json(out / _RUN_FILE, about)
 
 
 def code_and_versions() -> dict[str, Any]:
-    """Hash of this package's code, versions of it and of what its figures depend on."""
+    """Hash of this package's code, versions of it and of what its results depend on."""
     versions = {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()}
     return {"code_hash": code_hash(), "versions": versions}
 
 
-def note_other_code(out: Path, update: int) -> None:
-    """A run that goes on from `update` with other code or libraries says so, and run.json keeps both."""
-    about, now = _read_json(out / _ABOUT), code_and_versions()
+def record_code_change(out: Path, update: int) -> None:
+    """Logs, and records in run.json, that a run continues from `update` with other code or libraries."""
+    about, now = _read_json(out / _RUN_FILE), code_and_versions()
     before = about.get("continued", [about])[-1]
     changed = [
         f"{name} {before['versions'].get(name)} -> {one}"
@@ -102,50 +102,50 @@ def note_other_code(out: Path, update: int) -> None:
         "unbroken run; run.json keeps both",
         out, update, ", ".join(changed),
     )  # fmt: skip
-    write_json(out / _ABOUT, {**about, "continued": [*about.get("continued", []), {"from_update": update, **now}]})
+    write_json(out / _RUN_FILE, {**about, "continued": [*about.get("continued", []), {"from_update": update, **now}]})
 
 
 def check_recipe(out: Path, recipe: Recipe) -> None:
     """Raises WrongCheckpointError naming every field in which the run's recipe differs from `recipe`."""
-    begun = load_recipe(out / "recipe.yaml")
-    if science_hash(begun) != science_hash(recipe):
-        changed = "\n  ".join(differences(begun, recipe))
+    started = load_recipe(out / "recipe.yaml")
+    if science_hash(started) != science_hash(recipe):
+        changed = "\n  ".join(differences(started, recipe))
         raise WrongCheckpointError(
-            f"run {out} was begun with another recipe and cannot be resumed by {recipe.name}:\n  {changed}\n"
-            "Give the recipe it was begun with, or start anew with another --out."
+            f"run {out} was started with another recipe and cannot be resumed by {recipe.name}:\n  {changed}\n"
+            "Give the recipe it was started with, or start anew with another --out."
         )
 
 
 def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recipe) -> None:
     """Raises UsageError when a resumed run would see other volumes than it began with, or the same in another form."""
-    begun, chunks = _read_json(out / _ABOUT), chunks_hash(store, volume_ids, recipe)
+    started, chunks = _read_json(out / _RUN_FILE), chunks_hash(store, volume_ids, recipe)
     # the first runs did not note the hash of their chunks
-    if begun.get("data_hash") != data_hash(store, volume_ids) or begun.get("chunks_hash", chunks) != chunks:
+    if started.get("data_hash") != data_hash(store, volume_ids) or started.get("chunks_hash", chunks) != chunks:
         raise UsageError(
-            f"store {store.location} no longer holds the {begun.get('volumes')} training volumes that run {out} began "
-            f"with ({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
+            f"store {store.location} no longer holds the {started.get('volumes')} training volumes that run {out} "
+            f"began with ({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
         )
 
 
 def read_summary(out: Path) -> dict[str, Any] | None:
-    """What a finished run said of itself; None while it is not finished."""
+    """The summary of a finished run; None while it is not finished."""
     return _read_json(out / SUMMARY) if (out / SUMMARY).is_file() else None
 
 
 def reached_update(out: Path) -> int:
-    """The last update in the run's journal; 0 without one."""
+    """The last update in metrics.jsonl; 0 without one."""
     journal = out / "metrics.jsonl"
     return max((line["update"] for line in read_json_lines(journal)), default=0) if journal.is_file() else 0
 
 
-def note_saved(out: Path, update: int, checkpoint: Location) -> None:
-    """The run has written `checkpoint`: should it be gone one day, a resume knows that it was there."""
-    write_json(out / _SAVED, {"update": update, "checkpoint": str(checkpoint)})
+def record_saved(out: Path, update: int, checkpoint: Location) -> None:
+    """Records that the run wrote `checkpoint`, so that a resume notices when it is gone."""
+    write_json(out / _SAVED_FILE, {"update": update, "checkpoint": str(checkpoint)})
 
 
 def last_saved(out: Path) -> dict[str, Any] | None:
-    """What `note_saved` noted last; None before the first checkpoint."""
-    return _read_json(out / _SAVED) if (out / _SAVED).is_file() else None
+    """What `record_saved` recorded last; None before the first checkpoint."""
+    return _read_json(out / _SAVED_FILE) if (out / _SAVED_FILE).is_file() else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def data_hash(store: Store, volume_ids: Sequence[str]) -> str:
 def chunks_hash(store: Store, volume_ids: Sequence[str], recipe: Recipe) -> str:
     """Hash of what the store made of these contents (a corrected spacing changes it), and of what balances them."""
     columns = ["chunk_hash"] + (["device", "site"] if recipe.data.balance != "none" else [])
-    rows = store.table.set_index("volume_id").reindex(index=list(volume_ids), columns=columns)
-    return hashlib.sha256("\n".join("\t".join(map(str, row)) for row in rows.to_numpy()).encode()).hexdigest()
+    volumes = store.table.set_index("volume_id").reindex(index=list(volume_ids), columns=columns)
+    return hashlib.sha256("\n".join("\t".join(map(str, row)) for row in volumes.to_numpy()).encode()).hexdigest()
 
 
 def code_hash() -> str:

@@ -1,8 +1,11 @@
-"""A run before its first update: who takes part, the model, the optimizer, and where it takes up."""
+"""A run before its first update: volumes, model, optimizer, where it continues, and the checks that can be made."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +14,16 @@ import torch
 
 from octjepa.checkpoint.location import Location, parse_location
 from octjepa.distributed.runtime import Runtime
+from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
+from octjepa.model.blocks import Block
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.cohort import choose_cohort
-from octjepa.train.optimizer import build_optimizer
-from octjepa.train.preflight import batch_shares, check_compiler, check_same_run
-from octjepa.train.resume import Start, start_from
-from octjepa.train.run_folder import chunks_hash, data_hash, open_run
-from octjepa.train.schedule import lr_curve, total_updates
-from octjepa.train.validate import judge
+from octjepa.train.checkpointing import Start, start_from
+from octjepa.train.data import batch_shares, choose_cohort
+from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
+from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run
+from octjepa.train.validate import evaluate
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 _log = logging.getLogger(__name__)
@@ -28,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """What does not change while it trains, alike on every rank, but for the weights and their moments.
+    """What a run is made of, alike on every rank; only the weights and their moments change while it trains.
 
-    `ids` are the training volumes, `held_out` those that validate; `saves` is where checkpoints lie, None for none;
-    `micro` volumes are taken at once.
+    `ids` are the training volumes, `held_out` those that validate; checkpoints are stored in `saves`, None for none;
+    `micro_batch` volumes are taken at once; `total` updates are made.
     """
 
     recipe: Recipe
@@ -41,9 +44,9 @@ class Run:
     runtime: Runtime
     ids: list[str]
     held_out: list[str]
-    stream: TrainingDataset
+    dataset: TrainingDataset
     total: int
-    micro: int
+    micro_batch: int
     model: VJEPA3D
     optimizer: torch.optim.AdamW
     start: Start
@@ -54,23 +57,26 @@ class Run:
         return self.runtime.rank == 0
 
     @property
-    def judged_on(self) -> str:
+    def validated_on(self) -> str:
+        """val, or train_fixed where nobody is held out: the prefix of validation metrics."""
         return "val" if self.held_out else "train_fixed"
 
     def batches_from(self, update: int) -> Iterator[Batch]:
         """This rank's share of every batch from `update` on."""
         workers, runtime = self.recipe.machine.loader_workers, self.runtime
-        return training_batches(self.stream, update, self.total, workers, runtime.rank, runtime.world_size)
+        return training_batches(self.dataset, update, self.total, workers, runtime.rank, runtime.world_size)
 
-    def judged(self, recipe: Recipe) -> dict[str, float]:
-        """Figures of the model on fixed samples, with the views of `recipe`."""
-        return judge(self.model, self.runtime, self.store, self.ids, self.held_out or self.ids, recipe)
+    def validate(self, recipe: Recipe | None = None) -> dict[str, float]:
+        """Metrics of the model on fixed samples, with the views of the run's recipe or of another."""
+        validation = self.held_out or self.ids
+        return evaluate(self.model, self.runtime, self.store, self.ids, validation, recipe or self.recipe)
 
     def shard_and_compile(self) -> None:
-        """The model over the ranks and its blocks compiled, where the recipe asks. Raises as `check_compiler`."""
-        if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
-            from octjepa.train.sharding import shard  # half a second that few runs need
+        """Shards the model over the ranks and compiles its blocks, where the recipe asks for it.
 
+        Raises as `check_compiler`.
+        """
+        if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
             self.model, self.optimizer = shard(self.model, self.optimizer, self.recipe, self.runtime)
             self.runtime.sharded = True
         if self.recipe.machine.compile:
@@ -80,24 +86,88 @@ class Run:
 
 def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> Run:
     """Checks what can be checked, opens or resumes the folder `out`, fills the model. Raises as `pretrain`."""
-    shares = batch_shares(recipe, runtime.world_size)
-    cohort, stream = choose_cohort(store, recipe)
+    micro_batch = batch_shares(recipe, runtime.world_size).micro
+    cohort, dataset = choose_cohort(store, recipe)
     ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
-    seen = data_hash(store, ids), data_hash(store, held_out), chunks_hash(store, ids, recipe)
-    check_same_run(runtime, recipe, "-".join(one[:8] for one in seen))
+    hashes = data_hash(store, ids), data_hash(store, held_out), chunks_hash(store, ids, recipe)
+    check_same_run(runtime, recipe, "-".join(one[:8] for one in hashes))
     total = total_updates(recipe.train, len(ids))
     lr_curve(recipe.train, total)
     saves = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
     runtime.run_on_rank_zero(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
     if runtime.rank == 0:
-        cohort.tell()
+        cohort.print_flow()
         if not held_out:
             _log.warning(
-                "%s holds nobody of split val: the figures of this run are of the training volumes", store.location
+                "%s holds nobody of split val: the metrics of this run are of the training volumes", store.location
             )
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimizer = build_optimizer(model, recipe.train)
     start = start_from(out, saves, store, ids, model, optimizer, recipe, runtime, resume)
-    stream.exclude(start.left_out)
-    return Run(recipe, store, out, saves, runtime, ids, held_out, stream, total, shares.micro, model, optimizer, start)
+    dataset.exclude(start.excluded)
+    return Run(recipe, store, out, saves, runtime, ids, held_out, dataset, total, micro_batch, model, optimizer, start)
+
+
+def shard(
+    model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe, runtime: Runtime
+) -> tuple[VJEPA3D, torch.optim.AdamW]:
+    """Shards weights, gradients, moments and EMA target over the ranks (FSDP2), for models larger than one device.
+
+    Encoders and predictor are sharded block by block alike, so that a shard of the target averages the same shard of
+    the student. Checkpoints stay whole: a sharded run continues replicated, and the other way round.
+    """
+    # these imports take half a second, and few runs need them
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    moments = {
+        name: optimizer.state[parameter] for name, parameter in model.named_parameters() if parameter in optimizer.state
+    }
+    mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for method in ("predict", "encode", "targets"):  # ways into the model beside forward; none calls another
+        register_fsdp_forward_method(model, method)
+    sharded = build_optimizer(model, recipe.train)
+    for name, parameter in model.named_parameters():
+        for kind, value in moments.get(name, {}).items():
+            if kind != "step":
+                assert isinstance(parameter, DTensor)
+                value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            sharded.state[parameter][kind] = value
+    return model, sharded
+
+
+def check_same_run(runtime: Runtime, recipe: Recipe, data: str) -> None:
+    """Raises UsageError on every rank where processes differ in octjepa's source, in torch, in the recipe or in `data`.
+
+    Each host may have a copy of the store: from copies that differ, the ranks would draw different batches.
+    """
+    if runtime.world_size == 1:
+        return
+    recipe_hash = hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
+    versions = runtime.all_gather(
+        [f"code {code_hash()[:12]} with torch {torch.__version__}, recipe {recipe_hash[:12]}, volumes {data}"]
+    )
+    other = next((rank for rank, version in enumerate(versions) if version != versions[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"the processes do not run the same: rank 0 has {versions[0]}, rank {other} {versions[other]}. Bring one "
+            "commit, environment (scripts/launch/tpu deploy does both), recipe and store to all hosts, then start again"
+        )
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises UsageError where `machine.compile` needs a compiler that is not installed, or is of no use."""
+    if device.type == "xla":
+        raise UsageError("machine.compile=true is unused on XLA, which compiles everything: set machine.compile=false")
+    compiler = os.environ.get("CXX")
+    names = [compiler] if compiler else ["g++", "clang++"]
+    if device.type == "cpu" and not any(map(shutil.which, names)):
+        raise UsageError(
+            f"machine.compile=true needs a C++ compiler on a CPU, and {' and '.join(names)} are not to be found: "
+            "install one (Debian: apt install g++), name it in CXX, or set machine.compile=false"
+        )

@@ -1,89 +1,96 @@
-"""One optimizer update: gradients of the whole batch, then the step, unless the gradient is unfit.
+"""One update: gradients of the whole batch in micro-batches that fit into memory, then the optimizer step.
 
-Nothing here waits for the device: whether the step is taken is decided there (by the optimizer's own `found_inf`, made
-for loss scaling), and the figures are read one update later (`Late`).
+Nothing here waits for the device. Whether the step is taken is decided on the device (by the optimizer's own
+`found_inf`, made for loss scaling), and the metrics are read one update later (`octjepa.train.metrics`).
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import gc
+import logging
+from collections.abc import Callable
+from typing import TypeVar
 
-from octjepa.distributed.runtime import Runtime
-from octjepa.distributed.tensors import full_tensor
+import torch
+from torch import Tensor, nn
+
+from octjepa.distributed.runtime import Runtime, full_tensor
+from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.objective.base import cosine
-from octjepa.objective.ema import update_target
 from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe
-from octjepa.train.alarms import check_detached
+from octjepa.train.guards import check_detached
 from octjepa.views.loader import Batch
 
-Figures = dict[str, Tensor]
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_cpu")
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def accumulate(
     model: VJEPA3D, batch: Batch, recipe: Recipe, runtime: Runtime, update: int = 0, micro_batch: int | None = None
-) -> Figures:
-    """This rank's part of the gradient of the global batch's mean loss, in micro-batches; its part of loss and cosine.
+) -> dict[str, Tensor]:
+    """Adds this rank's share of the gradient of the global batch's mean loss, in micro-batches; returns its metrics.
 
     Each micro-batch counts by its share of the global batch, and gradients are added in pairs, as two ranks add theirs:
-    1x32, 2x16 and 4x8 give the same update. `micro_batch` overrides the recipe's.
+    1x32, 2x16 and 4x8 give the same update. `micro_batch` overrides the recipe's. The metrics are scalars on the
+    device, to be summed over the ranks: `train/loss`, its terms where there are several, `train/cosine`.
     """
     size = len(batch.volume_ids)
     step = min(micro_batch or recipe.machine.micro_batch or size, size)
-    sums: Figures = {}
-    waiting: list[tuple[int, list[Tensor | None]]] = []  # (micro-batches in it, gradients), ever smaller
+    metrics: dict[str, Tensor] = {}
+    pending: list[tuple[int, list[Tensor | None]]] = []  # (micro-batches, the sum of their gradients), ever smaller
     for start in range(0, size, step):
-        part = batch.micro_batch(start, start + step)
-        share = len(part.volume_ids) / (size * runtime.world_size)
+        micro = batch.micro_batch(start, start + step)
+        share = len(micro.volume_ids) / (size * runtime.world_size)
         weight = share * runtime.world_size if runtime.sharded else share  # FSDP2 takes the mean over ranks
-        inputs = part.inputs(runtime.device)
+        inputs = micro.inputs(runtime.device)
         with runtime.autocast():
-            outcome = model.predict(*inputs)
-        check_detached(outcome)
-        steps = token_steps(part.grid_index.to(runtime.device), recipe.grid)
-        loss, parts = training_loss(recipe.objective, outcome, steps, *inputs[3:], update)
+            prediction = model.predict(*inputs)
+        check_detached(prediction)
+        steps = token_steps(micro.grid_index.to(runtime.device), recipe.grid)
+        loss, terms = training_loss(recipe.objective, prediction, steps, *inputs[3:], update)
         (loss * weight).backward()
-        shown = {"train/loss": loss.detach(), "train/cosine": cosine(outcome.predicted.detach(), outcome.target)}
-        if len(parts) > 1:
-            shown |= {f"train/loss_{name}": value for name, value in parts.items()}
-        for name, value in shown.items():
-            sums[name] = sums.get(name, torch.zeros((), device=runtime.device)) + value.float() * share
+        values = {"train/loss": loss.detach(), "train/cosine": cosine(prediction.predicted.detach(), prediction.target)}
+        if len(terms) > 1:
+            values |= {f"train/loss_{name}": value for name, value in terms.items()}
+        for name, value in values.items():
+            metrics[name] = metrics.get(name, torch.zeros((), device=runtime.device)) + value.float() * share
         if size > step:
-            _add_in_pairs(model, waiting, last=start + step >= size)
-    return sums
+            _add_in_pairs(model, pending, last=start + step >= size)
+    return metrics
 
 
-def _add_in_pairs(model: VJEPA3D, waiting: list[tuple[int, list[Tensor | None]]], last: bool) -> None:
-    """Takes the gradients in hand out of `model` and adds equals to equals; at the `last` all, and puts them back."""
+def _add_in_pairs(model: VJEPA3D, pending: list[tuple[int, list[Tensor | None]]], last: bool) -> None:
+    """Moves the gradients of `model` to `pending` and adds sums of equal size; after the `last`, all, and puts them
+    back. Pairwise sums make the result independent of the micro-batch."""
     parameters = list(model.parameters())
-    waiting.append((1, [parameter.grad for parameter in parameters]))
-    while len(waiting) > 1 and (last or waiting[-1][0] == waiting[-2][0]):
-        count, mine = waiting.pop()
-        before, sums = waiting.pop()
-        added = [a if b is None else b if a is None else a.add_(b) for a, b in zip(sums, mine, strict=True)]
-        waiting.append((count + before, added))
-    for parameter, gradient in zip(parameters, waiting[0][1] if last else [None] * len(parameters), strict=True):
+    pending.append((1, [parameter.grad for parameter in parameters]))
+    while len(pending) > 1 and (last or pending[-1][0] == pending[-2][0]):
+        count, gradients = pending.pop()
+        count_before, sums = pending.pop()
+        added = [a if b is None else b if a is None else a.add_(b) for a, b in zip(sums, gradients, strict=True)]
+        pending.append((count + count_before, added))
+    for parameter, gradient in zip(parameters, pending[0][1] if last else [None] * len(parameters), strict=True):
         parameter.grad = gradient
 
 
 def take_step(
-    model: VJEPA3D,
+    model: nn.Module,
     optimizer: torch.optim.AdamW,
-    figures: Figures,
+    metrics: dict[str, Tensor],
     runtime: Runtime,
-    momentum: float,
     clip_norm: float | None,
     norm_limit: float,
-) -> Figures:
-    """Sums gradients and figures over ranks, clips, steps, moves the target; the figures with `train/grad_norm`.
+) -> dict[str, Tensor]:
+    """Sums gradients and metrics over ranks, clips, steps; returns the sums, `train/grad_norm` and `healthy`.
 
-    A loss or norm that is not finite, or a norm above `norm_limit`, leaves weights, moments and target as they are;
-    `healthy` is then 0. Every rank decides from the same sums, so all decide alike.
+    A loss or norm that is not finite, or a norm above `norm_limit`, leaves weights and moments unchanged; `healthy`
+    is then false, and the EMA target must not move either. Every rank decides from the same sums, so all decide alike.
     """
-    names = list(figures)
-    summed = runtime.sum_over_ranks(torch.stack([figures[name] for name in names]))
+    names = list(metrics)
+    summed = runtime.sum_over_ranks(torch.stack([metrics[name] for name in names]))
     runtime.sum_gradients(model.parameters())
     norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf")))
     limit = min(norm_limit, torch.finfo(norm.dtype).max)  # XLA compiles infinity in, but is handed a number
@@ -91,6 +98,78 @@ def take_step(
     optimizer.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    update_target(model.target_encoder, model.context_encoder, momentum, healthy)
-    found = dict(zip(names, summed, strict=True))
-    return {**found, "train/grad_norm": norm.detach(), "healthy": healthy.float()}
+    return {**dict(zip(names, summed, strict=True)), "train/grad_norm": norm.detach(), "healthy": healthy}
+
+
+class MicroBatcher:
+    """Runs steps in micro-batches of `micro_batch` volumes, fewer after each `reduce_micro_batch`.
+
+    The global batch stays as it is, so the run is the same but for rounding. With a regulariser it would be another
+    objective: there `reduce_micro_batch` ends the run.
+    """
+
+    def __init__(self, recipe: Recipe, runtime: Runtime, micro_batch: int) -> None:
+        self._recipe, self._runtime, self.micro_batch = recipe, runtime, micro_batch
+
+    def try_step(self, model: nn.Module, step: Callable[[int], T], update: int) -> T | None:
+        """What `step(micro_batch)` returns; None, and no gradients, where this rank ran out of memory.
+
+        Raises OctjepaError where that happens to a sharded model.
+        """
+        try:
+            return step(self.micro_batch)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if self._runtime.sharded:  # the others already wait inside this rank's backward pass
+                raise OctjepaError(
+                    f"rank {self._runtime.rank} ran out of memory at update {update + 1}: lower machine.micro_batch "
+                    f"(now {self.micro_batch}) and go on with --resume"
+                ) from None
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        return None
+
+    def reduce_micro_batch(self, model: nn.Module, update: int) -> None:
+        """Halves the micro-batch on every rank after any of them ran out of memory.
+
+        Raises OctjepaError where a single volume does not fit, or a regulariser forbids smaller micro-batches.
+        """
+        model.zero_grad(set_to_none=True)
+        if self.micro_batch == 1:
+            raise OctjepaError(
+                f"update {update + 1}: a single volume does not fit into memory. Use machine.recompute=true, fewer "
+                "tokens (tokens.budget), a smaller model.size, or a device with more memory; octjepa plan says how much"
+            )
+        if self._recipe.objective.regulariser is not None:
+            raise OctjepaError(
+                f"update {update + 1}: {micro_batch_too_large(self._recipe, self.micro_batch, 'memory')}"
+            )
+        self.micro_batch //= 2
+        _log.warning(
+            "out of memory at update %d: every rank now takes %d volumes at once, and more often; the global batch "
+            "stays %d. Put machine.micro_batch=%d into the recipe to start with that",
+            update + 1, self.micro_batch, self._recipe.train.global_batch, self.micro_batch,
+        )  # fmt: skip
+
+
+def micro_batch_too_large(recipe: Recipe, micro_batch: int, where: str) -> str:
+    """The message for `micro_batch` volumes that do not fit into `where`: what to change."""
+    regulariser = recipe.objective.regulariser
+    if regulariser is None:
+        return f"{micro_batch} volumes at once do not fit into {where}: lower machine.micro_batch"
+    return (
+        f"{micro_batch} volumes at once do not fit into {where}, and objective.{regulariser} looks at the spread "
+        "within what it is given, so fewer at once would be another objective. Use machine.recompute=true or a device "
+        f"with more memory (octjepa plan says how much), or another run: a smaller train.global_batch, or "
+        f"objective.{regulariser}=0 (a meter)"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out: a class of its own on accelerators, a message on a CPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)

@@ -24,15 +24,14 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from octjepa.distributed.flags import StepFlags, sync_flags
 from octjepa.distributed.runtime import Runtime
-from octjepa.distributed.signals import Interrupted, StopRequest, stop_request
+from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, stop_request, sync_flags
 from octjepa.errors import OctjepaError
 from octjepa.files import Journal, read_json_lines
 from octjepa.progress import Bar, bar
+from octjepa.train.guards import SKIPPED_IN_A_ROW
 from octjepa.train.learner import STATES, Learner, load_state, save_state
-from octjepa.train.micro_batch import is_out_of_memory
-from octjepa.train.spike_guard import IN_A_ROW
+from octjepa.train.step import is_out_of_memory
 
 METRICS = "metrics.jsonl"
 _log = logging.getLogger(__name__)
@@ -125,22 +124,22 @@ def train_supervised(
             ]
             figures.push(update, steps, values)
             update += 1
-            if flags.unread:
-                _log.warning("update %d: %d volumes could not be read, others stood in", update, flags.unread)
+            if flags.unreadable:
+                _log.warning("update %d: %d volumes could not be read, others stood in", update, flags.unreadable)
             if update in settings.validations:
                 figures.settle()
                 _validate(task, active, update, journal, progress)
             for learner in active:
                 learner.update, learner.done = update, learner.done or update >= learner.updates
             ended = all(learner.done for learner in learners)
-            if folder is not None and (ended or flags.stop or update % settings.save_every == 0):
+            if folder is not None and (ended or flags.stop_signal or update % settings.save_every == 0):
                 figures.settle()
                 runtime.run_on_rank_zero(partial(save_state, folder / STATES, learners[0], fingerprint))
-            if flags.stop and not ended:
+            if flags.stop_signal and not ended:
                 raise Interrupted(
                     f"stopped after update {update} of {settings.updates}; its checkpoint is written. Go on with "
                     f"{settings.resume}.",
-                    flags.stop,
+                    flags.stop_signal,
                 )
     for learner in learners:
         if learner.best:
@@ -186,8 +185,10 @@ def _gradients(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        flags = sync_flags(runtime, losses is None, task.unread(batch), signal_number, False)
-        if losses is not None and not flags.memory:
+        flags = sync_flags(
+            runtime, signal_number=signal_number, out_of_memory=losses is None, unreadable=task.unread(batch)
+        )
+        if losses is not None and not flags.out_of_memory:
             return losses, flags, micro_batch
         for learner in active:
             learner.optimizer.zero_grad(set_to_none=True)
@@ -289,7 +290,7 @@ class _LateFigures:
                 self._journal.append({"update": update + 1, **known, **values})
             if lost:
                 raise OctjepaError(
-                    f"{learner.name}: {IN_A_ROW} updates in a row without a finite gradient that is no spike: lower "
-                    f"{self._settings.rates}"
+                    f"{learner.name}: {SKIPPED_IN_A_ROW} updates in a row without a finite gradient that is no spike: "
+                    f"lower {self._settings.rates}"
                 )
         self._bar.advance()

@@ -1,4 +1,4 @@
-"""Held-out people, fixed samples: how well hidden tokens are predicted, beside trivial predictors."""
+"""Validation: how well hidden tokens of held-out people are predicted, beside trivial predictors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.views.loader import Batch, ValidationDataset, validation_batches
 
-_TEACHERS = 4  # times as many training volumes teach the trivial predictors as judge them
+_FIT_TIMES = 4  # times as many training volumes fit the trivial predictors as evaluate them
 _RANK_TOKENS_A_VOLUME = 64
 _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well under a second
 
 
 @uncompiled()
 @torch.no_grad()
-def learn_means(
-    model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int
-) -> baselines.PositionMeans:
-    """Mean target features of training people, overall and per grid place: what the trivial predictors know."""
+def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> baselines.PositionMeans:
+    """Mean target features of training people, overall and per grid cell: what the trivial predictors know."""
     means: baselines.PositionMeans | None = None
     for batch in batches:
         with runtime.autocast():
@@ -36,7 +34,7 @@ def learn_means(
         means = means or baselines.PositionMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
     if means is None:
-        raise ValueError("no training batch to learn the trivial predictors from")
+        raise ValueError("no training batch to fit the trivial predictors to")
     return means
 
 
@@ -59,12 +57,12 @@ def validate(
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
     model.eval()
     sums: dict[str, torch.Tensor] = {}
-    seen = torch.zeros(())
+    samples = torch.zeros(())
     features = []
     for batch in batches:
         with runtime.autocast():
-            outcome = model.predict(*batch.inputs(runtime.device))
-        truth, targets = outcome.target.cpu(), outcome.all_targets.cpu()
+            prediction = model.predict(*batch.inputs(runtime.device))
+        truth, targets = prediction.target.cpu(), prediction.all_targets.cpu()
         index = torch.gather(batch.grid_index, 1, batch.target)
         steps = token_steps(batch.grid_index, grid)  # not millimetres: a step of any axis is one neighbour
         guesses = {
@@ -72,53 +70,53 @@ def validate(
             "position_mean": means.at(index),
             "copy_nearest": baselines.copy_nearest(targets, steps, batch.context, batch.target),
         }
-        values = {"loss": model.objective.loss(outcome.predicted.cpu(), truth)}
-        values["cosine"] = cosine(outcome.predicted.cpu(), truth)
+        values = {"loss": model.objective.loss(prediction.predicted.cpu(), truth)}
+        values["cosine"] = cosine(prediction.predicted.cpu(), truth)
         for name, guess in guesses.items():
             values[f"baseline/{name}"] = cosine(guess, truth)
             values[f"baseline_loss/{name}"] = model.objective.loss(guess, truth)
         count = len(batch.volume_ids)
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
-        seen += count
+        samples += count
         last = targets if not model.objective.predicts_pixels else _features(model, runtime, batch)
         width = model.target_encoder.width
         features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
-    result = {key: float(runtime.mean_over_ranks(total, seen)) for key, total in sums.items()}
+    result = {key: float(runtime.mean_over_ranks(total, samples)) for key, total in sums.items()}
     tokens = torch.cat(features)
     step = -(-len(tokens) // _RANK_TOKENS)  # every step-th token, from all volumes alike
     result["rankme"] = rank_me(tokens[::step])
     return result
 
 
-def judge(
-    model: VJEPA3D, runtime: Runtime, store: Store, train_ids: list[str], judges: list[str], recipe: Recipe
+def evaluate(
+    model: VJEPA3D, runtime: Runtime, store: Store, train_ids: list[str], ids: list[str], recipe: Recipe
 ) -> dict[str, float]:
-    """Fixed samples of training people teach the trivial predictors; those of `judges`, held-out people, judge all."""
+    """`validate` on the volumes `ids`, with trivial predictors fitted to fixed samples of the training volumes."""
     limit = recipe.validation.max_samples
     batch = recipe.machine.micro_batch or recipe.train.global_batch
-    known = ValidationDataset(store, recipe, train_ids[: limit and _TEACHERS * limit])
-    means = learn_means(model, runtime, validation_batches(known, batch), recipe.grid_tokens)
-    samples = ValidationDataset(store, recipe, judges[:limit])
+    fitted = ValidationDataset(store, recipe, train_ids[: limit and _FIT_TIMES * limit])
+    means = fit_means(model, runtime, validation_batches(fitted, batch), recipe.grid_tokens)
+    samples = ValidationDataset(store, recipe, ids[:limit])
     return validate(model, runtime, validation_batches(samples, batch), means, recipe.grid)
 
 
-def without_chance(recipe: Recipe) -> Recipe:
-    """The recipe with every view centred: there the mean of a place knows most, and is hardest to beat."""
-    still = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
-    return recipe.model_copy(update={"views": recipe.views.model_copy(update=still)})
+def without_augmentation(recipe: Recipe) -> Recipe:
+    """The recipe with every view centred: there the mean of a position predicts best, and is hardest to beat."""
+    centred = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
+    return recipe.model_copy(update={"views": recipe.views.model_copy(update=centred)})
 
 
-def figures_of(result: Mapping[str, float]) -> dict[str, Any]:
-    """A result as a run's summary tells it."""
+def summary_metrics(result: Mapping[str, float]) -> dict[str, Any]:
+    """The metrics of a validation that stand in a run's summary."""
     return {
         "loss": result["loss"],
         "cosine": result["cosine"],
-        "baseline_cosine": _named(result, "baseline/"),
-        "baseline_loss": _named(result, "baseline_loss/"),
+        "baseline_cosine": _with_prefix(result, "baseline/"),
+        "baseline_loss": _with_prefix(result, "baseline_loss/"),
     }
 
 
-def _named(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+def _with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}

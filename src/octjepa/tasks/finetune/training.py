@@ -22,7 +22,7 @@ from octjepa.tasks.finetune.predict import predict_split, standardise, validatio
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.tuning_data import TuningData
 from octjepa.train.learner import STATES, Learner, adamw
-from octjepa.train.schedule import learning_rate
+from octjepa.train.optimizer import learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 

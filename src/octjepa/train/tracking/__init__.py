@@ -1,9 +1,9 @@
-"""Where a run's figures and pictures go: metrics.jsonl always, and W&B, TensorBoard or MLflow when the recipe asks.
+"""Where a run's metrics and pictures go: metrics.jsonl always, and W&B, TensorBoard or MLflow when the recipe asks.
 
-Enter: the recipe's section `tracking`, figures by name, batches. Leave: lines in the run folder, and copies elsewhere.
-A tracker that fails is told of once and let go: it never stops a run, and never makes an update wait.
+Enter: the recipe's section `tracking`, metrics by name, batches. Leave: lines in the run folder, and copies elsewhere.
+A tracker that fails is logged once and dropped: it never stops a run, and never makes an update wait.
 """
 
-from octjepa.train.tracking.record import Record, open_record
+from octjepa.train.tracking.logger import RunLogger, open_logger
 
-__all__ = ["Record", "open_record"]
+__all__ = ["RunLogger", "open_logger"]

@@ -7,8 +7,8 @@ import pytest
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.train import loop
+from octjepa.train.data import BatchShares, batch_shares
 from octjepa.train.plan import plan
-from octjepa.train.preflight import Shares, batch_shares
 from synthetic import MemoryStore, small_recipe
 
 
@@ -19,10 +19,10 @@ def recipe_of(batch, micro=None, **machine):
 @pytest.mark.parametrize(
     ("batch", "micro", "processes", "shares"),
     [
-        (32, None, 1, Shares(32, 32, 1)),
-        (32, 1, 16, Shares(2, 1, 2)),  # the reference run
-        (32, 8, 8, Shares(4, 4, 1)),  # a micro-batch above the share is the share
-        (30, 4, 3, Shares(10, 4, 3)),  # the last part is short
+        (32, None, 1, BatchShares(32, 32, 1)),
+        (32, 1, 16, BatchShares(2, 1, 2)),  # the reference run
+        (32, 8, 8, BatchShares(4, 4, 1)),  # a micro-batch above the share is the share
+        (30, 4, 3, BatchShares(10, 4, 3)),  # the last part is short
     ],
 )
 def test_shares_by_hand(batch, micro, processes, shares):
@@ -43,23 +43,23 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_would(batch, processes, 
 
 
 @pytest.mark.parametrize(
-    ("batch", "objective", "told"),
+    ("batch", "objective", "message"),
     [
         (4, {}, "over 3 processes"),
         (6, {"sigreg": 0.1}, "objective.sigreg looks at the spread .* on 3 processes .* Start one process"),
         (6, {"variance_covariance": 0.1, "sigreg": 0}, "set objective.variance_covariance to 0"),
     ],
 )
-def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monkeypatch, batch, objective, told):
+def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monkeypatch, batch, objective, message):
     recipe = small_recipe(train={"global_batch": batch}, machine={"devices": 3}, objective=objective)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         plan(recipe)
     monkeypatch.setattr(Runtime, "world_size", property(lambda self: 3))
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         loop.pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_meter_and_a_regulariser_on_one_process_are_free():
-    assert batch_shares(small_recipe(objective={"sigreg": 0}), 2) == Shares(2, 2, 1)
-    assert batch_shares(small_recipe(objective={"sigreg": 0.1}), 1) == Shares(4, 4, 1)
+    assert batch_shares(small_recipe(objective={"sigreg": 0}), 2) == BatchShares(2, 2, 1)
+    assert batch_shares(small_recipe(objective={"sigreg": 0.1}), 1) == BatchShares(4, 4, 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octjepa.errors import OctjepaError
-from octjepa.train import micro_batch
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
@@ -14,7 +14,7 @@ from synthetic import MemoryStore, small_recipe
 @pytest.fixture
 def crowded(monkeypatch):
     """No more than two volumes fit; the micro-batches that were tried."""
-    tried, honest = [], micro_batch.accumulate
+    tried, honest = [], loop.accumulate
 
     def accumulate(model, batch, recipe, runtime, update, micro):
         tried.append(micro)
@@ -22,7 +22,7 @@ def crowded(monkeypatch):
             raise torch.OutOfMemoryError("out of memory")
         return honest(model, batch, recipe, runtime, update, micro)
 
-    monkeypatch.setattr(micro_batch, "accumulate", accumulate)
+    monkeypatch.setattr(loop, "accumulate", accumulate)
     return tried
 
 

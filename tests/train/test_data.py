@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from octjepa.progress import set_quiet
-from octjepa.train.cohort import choose_cohort
+from octjepa.train.data import choose_cohort
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
 
-def test_a_run_keeps_the_flow_and_tells_it_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_the_flow_and_reports_it_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small_recipe(
         data={"balance": "site", "max_samples": 9}, train={"max_updates": 1}, checkpoint={"dir": None}
     )
     store = MemoryStore(recipe.preprocessing)
     pretrain(recipe, store, tmp_path / "run")
-    told = capsys.readouterr()
-    assert told.out == ""
-    lines = told.err.splitlines()
+    outputs = capsys.readouterr()
+    assert outputs.out == ""
+    lines = outputs.err.splitlines()
     assert lines[0] == "training cohort"
     assert any(line.split()[:5] == ["split", "train", "12", "12", "12"] for line in lines)
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     cohort, stream = choose_cohort(MemoryStore(recipe.preprocessing), recipe)
     set_quiet(True)
     try:
-        cohort.tell()
+        cohort.print_flow()
     finally:
         set_quiet(False)
     assert capsys.readouterr().err == ""

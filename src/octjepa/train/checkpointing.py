@@ -1,0 +1,261 @@
+"""Saves checkpoints beside the training, and finds the one from which a run continues.
+
+The state is copied at once; a thread writes and uploads it meanwhile, one checkpoint at a time. Rank 0 reads, the
+others receive what it read, so a checkpoint needs to be reachable from rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from octjepa.checkpoint import folder, state
+from octjepa.checkpoint.location import Location, child, location_name
+from octjepa.checkpoint.warm_start import warm_start
+from octjepa.distributed.runtime import Runtime
+from octjepa.errors import CheckpointError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.files import read_json_lines
+from octjepa.model import VJEPA3D
+from octjepa.recipe import Recipe
+from octjepa.store import Store
+from octjepa.train.guards import SKIPPED_IN_A_ROW
+from octjepa.train.run_folder import check_data, last_saved, read_summary, record_code_change, record_saved
+from octjepa.train.tracking import RunLogger
+
+_RETURNS = 3  # to one checkpoint; then excluding volumes is no cure
+_log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Runs one write at a time in the background; leaving the context waits for it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], object]) -> None:
+        """`write` in the background, after the one before. Raises the error of that one."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write met an error that was not raised yet."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Returns when nothing is being written. Raises OctjepaError (disk full, bucket gone) as the write did."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except Exception as error:  # whatever it is, it must end the run, and not die with a thread
+            self._error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.wait()
+        elif self._thread is not None and not issubclass(kind, KeyboardInterrupt):
+            # The run ends for another reason, and what was being written is finished all the same. Ctrl-C ends it at
+            # once: a daemon's thread does not keep the process, and half a checkpoint is none.
+            self._thread.join()
+
+
+def write_checkpoint(
+    out: Path,
+    saves: Location,
+    update: int,
+    tensors: dict[str, dict[str, Tensor]],
+    recipe: Recipe,
+    skipped: int,
+    ids: list[str],
+    score: float | None,
+    logger: RunLogger,
+    prune: bool,
+) -> None:
+    """What `CheckpointWriter` runs: saves `tensors` below `saves` and, if `prune`, removes checkpoints that are too
+    old."""
+    logger.sync()  # a checkpoint is never ahead of the lines that a resume needs
+    state.save(saves, update, tensors, recipe, skipped, ids, score)
+    location = child(saves, f"step-{update:08d}")
+    record_saved(out, update, location)
+    logger.checkpoint(update, location)
+    if prune:
+        folder.prune(saves, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run continues: updates done, how many of them were skipped, volumes excluded from here on, and the lines
+    of metrics.jsonl so far."""
+
+    update: int = 0
+    skipped: int = 0
+    excluded: tuple[str, ...] = ()
+    lines: tuple[dict[str, Any], ...] = ()
+
+
+def start_from(
+    out: Path,
+    saves: Location | None,
+    store: Store,
+    ids: list[str],
+    model: VJEPA3D,
+    optimizer: torch.optim.AdamW,
+    recipe: Recipe,
+    runtime: Runtime,
+    resume: bool,
+) -> Start:
+    """Fills `model` and `optimizer` on every rank, at the run's first update or from its newest checkpoint.
+
+    Raises UsageError (nothing to resume from, other data), CheckpointError (no checkpoint is whole).
+    """
+    start = Start()
+
+    def read() -> None:
+        nonlocal start
+        if resume:
+            start = _load_newest(out, saves, store, ids, model, optimizer, recipe)
+            if read_summary(out) is None:
+                record_code_change(out, start.update)
+        if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
+            warm_start(model, recipe)
+
+    runtime.run_on_rank_zero(read)
+    _broadcast_state(model, optimizer, runtime)
+    result: Start = runtime.broadcast_object(start)
+    return result
+
+
+def _load_newest(
+    out: Path,
+    saves: Location | None,
+    store: Store,
+    ids: list[str],
+    model: VJEPA3D,
+    optimizer: torch.optim.AdamW,
+    recipe: Recipe,
+) -> Start:
+    """Loads the newest whole checkpoint; a damaged one is logged, and the one before it is taken."""
+    if saves is None:
+        raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
+    check_data(out, store, ids, recipe)
+    checkpoints = folder.list_checkpoints(saves)
+    for checkpoint in reversed(checkpoints):
+        try:
+            update, skipped = state.load(checkpoint, model, optimizer, recipe)
+        except WrongCheckpointError:
+            raise
+        except CheckpointError as error:
+            if checkpoint == checkpoints[0]:
+                raise
+            _log.warning(
+                "%s NOT USED: %s The run goes on from the checkpoint before it", location_name(checkpoint), error
+            )
+            continue
+        return _start_with_lines(out, update, skipped)
+    last = last_saved(out)
+    if last is not None:
+        raise UsageError(
+            f"{out} wrote {last['checkpoint']}, but {saves} holds no checkpoint: bring it back, name its folder by "
+            "checkpoint.dir, or start the run anew with another --out"
+        )
+    _log.warning("%s was stopped before its first checkpoint was written: it starts at its first update", out)
+    return Start()
+
+
+def _start_with_lines(out: Path, update: int, skipped: int) -> Start:
+    """What metrics.jsonl holds up to `update`: excluded volumes, and the norms that the spike guard needs."""
+    path = out / "metrics.jsonl"
+    lines = [line for line in read_json_lines(path) if line["update"] <= update] if path.is_file() else []
+    excluded = [name for line in lines for name in line.get("left_out", ())]
+    return Start(update, skipped, tuple(excluded), tuple(lines))
+
+
+def go_back(
+    out: Path,
+    saves: Location | None,
+    model: VJEPA3D,
+    optimizer: torch.optim.AdamW,
+    recipe: Recipe,
+    runtime: Runtime,
+    volumes: Mapping[int, list[str]],
+) -> Start:
+    """Loads the last checkpoint before the skipped updates (from 0) in `volumes`; excludes the volumes of these.
+
+    Later checkpoints are removed; metrics.jsonl is not touched here. Raises OctjepaError when there is no checkpoint,
+    or going back did not help before.
+    """
+    first = min(volumes)
+    start = Start()
+
+    def read() -> None:
+        nonlocal start
+        known = (
+            []
+            if saves is None
+            else [one for one in folder.list_checkpoints(saves) if folder.update_number(one) <= first]
+        )
+        if saves is None or not known:
+            raise OctjepaError(_cannot_go_back(first, "and there is no checkpoint before them"))
+        if runtime.sharded:  # the shards on each rank stay as they are: the run ends, and a resume reads it
+            manifest = folder.read_manifest(known[-1])
+            update, skipped = int(manifest["update"]), int(manifest.get("skipped_updates", 0))
+        else:
+            update, skipped = state.load(known[-1], model, optimizer, recipe)
+        before = _start_with_lines(out, update, skipped)
+        if sum("left_out" in line for line in before.lines if line["update"] == update) >= _RETURNS:
+            raise OctjepaError(
+                _cannot_go_back(first, f"for the {_RETURNS + 1}th time after {location_name(known[-1])}")
+            )
+        folder.remove_later(saves, update)
+        excluded = dict.fromkeys([*before.excluded, *(name for names in volumes.values() for name in names)])
+        start = Start(update, skipped, tuple(excluded), before.lines)
+
+    runtime.run_on_rank_zero(read)
+    if not runtime.sharded:
+        _broadcast_state(model, optimizer, runtime)
+    result: Start = runtime.broadcast_object(start)
+    return result
+
+
+def _broadcast_state(model: VJEPA3D, optimizer: torch.optim.AdamW, runtime: Runtime) -> None:
+    """Copies weights and moments of rank 0 to all other ranks."""
+    if runtime.world_size == 1:
+        return
+    for tensor in model.state_dict().values():
+        runtime.broadcast_tensor(tensor)
+    if not runtime.broadcast_object(bool(optimizer.state)):
+        optimizer.state.clear()
+        return
+    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+        moments = optimizer.state[parameter]
+        for kind in ("step", "exp_avg", "exp_avg_sq"):
+            empty = torch.zeros((), device=parameter.device) if kind == "step" else torch.zeros_like(parameter)
+            runtime.broadcast_tensor(moments.setdefault(kind, empty))
+
+
+def _cannot_go_back(update: int, when: str) -> str:
+    return (
+        f"{SKIPPED_IN_A_ROW} updates in a row from {update + 1} on gave no finite loss or a gradient far above the "
+        f"usual, {when}. Start anew with a lower train.base_lr or with train.precision=fp32; metrics.jsonl names the "
+        "volumes of each skipped update."
+    )

@@ -1,0 +1,273 @@
+"""What guards a run: gradient spikes, a collapsing encoder, a broken pretext task, volumes that cannot be read.
+
+Everything here follows from the lines of metrics.jsonl, so a run that was killed and resumed decides as the
+uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from octjepa.distributed.runtime import Runtime, local_tensor
+from octjepa.errors import OctjepaError
+from octjepa.files import Journal
+from octjepa.ingest.reasons import quarantine_record
+from octjepa.model import VJEPA3D
+from octjepa.model.blocks import uncompiled
+from octjepa.objective.base import Prediction, get_objective
+from octjepa.views.loader import Batch
+
+SKIPPED_IN_A_ROW = 5  # after so many skipped updates the run goes back
+# Norms of healthy runs leap up to 60-fold over the first hundred updates, while the target learns to tell tokens apart;
+# after 200 none of eleven rose above 6.3 times the median (lab/LOG.md).
+SPIKES_FROM_UPDATE = 200
+_NORM_WINDOW = 100  # healthy updates whose median norm is the usual one
+_FEWEST_NORMS = 20  # of them before anything is called a spike
+_LAG = 2  # updates whose norms are not known yet: they come off the device one update late
+LOSS_WINDOW = 20  # updates whose mean loss is compared with the trivial one
+LEAK_CHECK_EVERY = 200
+FROZEN_AFTER = 5  # updates
+_MOST_UNREADABLE = 0.2  # of the training volumes
+_log = logging.getLogger(__name__)
+
+
+class SpikeGuard:
+    """Decides which updates are skipped, and when there were too many of them in a row.
+
+    An update is skipped by all ranks alike (`octjepa.train.step.take_step`) when its loss or gradient is not finite, or
+    its gradient norm is above `limit(update)`: `spike_factor` times the median of the healthy updates before. After
+    `SKIPPED_IN_A_ROW` of them the run returns to its last checkpoint and leaves their volumes out from there on.
+    `skipped` are the updates skipped since the last healthy one.
+    """
+
+    def __init__(self, spike_factor: float | None) -> None:
+        self._factor = spike_factor
+        self._norms: deque[tuple[int, float]] = deque(maxlen=_NORM_WINDOW + _LAG)
+        self.skipped: list[int] = []
+
+    def limit(self, update: int) -> float:
+        """The largest norm of a healthy gradient; infinite for the first updates, until enough norms are known."""
+        known = [norm for done, norm in self._norms if done <= update - _LAG][-_NORM_WINDOW:]
+        if self._factor is None or update < SPIKES_FROM_UPDATE or len(known) < _FEWEST_NORMS:
+            return math.inf
+        return self._factor * median(known)
+
+    def follow(self, update: int, healthy: bool, norm: float) -> bool:
+        """Records an update (from 0); True when too many in a row were skipped."""
+        if healthy:
+            self._norms.append((update, norm))
+            self.skipped = []
+        else:
+            self.skipped.append(update)
+        return len(self.skipped) >= SKIPPED_IN_A_ROW
+
+    def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Continues from the lines of metrics.jsonl (updates from 1)."""
+        self._norms.clear()
+        self.skipped = []
+        for line in lines:
+            if "train/grad_norm" in line:
+                self.follow(line["update"] - 1, "skipped" not in line, line["train/grad_norm"])
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The alarm goes off where `metric` is above `bound`, or below it where `below`."""
+
+    metric: str
+    bound: float
+    below: bool
+    message: str
+
+
+LIMITS: dict[str, Limit] = {
+    "diverging": Limit(
+        "loss_over_constant", 1.25, False,
+        "hidden tokens of the monitor are predicted worse than by one vector for all of them. Lower train.base_lr "
+        "(2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share.",
+    ),
+    "constant_solution": Limit(
+        "pair_cosine_tissue", 0.95, False,
+        "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_base, or give "
+        "objective.variance_covariance a weight (0.04 to start with).",
+    ),
+    "vanishing_features": Limit(
+        "target_std_tissue", 0.1, True,
+        "the target's features hardly vary over tissue tokens. Lower train.base_lr or raise objective.ema_base.",
+    ),
+    "position_only": Limit(
+        "position_share_tissue", 0.8, False,
+        "the features encode the position of a token and little else. Let the target move more slowly "
+        "(objective.ema_base nearer to 1), hide more or larger blocks (masks), or give more light changes (views).",
+    ),
+    "low_rank": Limit(
+        "rankme_tissue", 10.0, True,
+        "the features of tissue span a handful of directions. Lower train.base_lr, let the target move more slowly "
+        "(objective.ema_base nearer to 1), or give objective.variance_covariance a weight (0.04 to start with).",
+    ),
+}  # fmt: skip
+DIVERGING = (
+    "the loss of the last {window} updates ({loss:.3f}) is no better than that of a guess that knows nothing "
+    "({trivial:.3f}). Lower train.base_lr (2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share."
+)
+
+
+class CollapseAlarms:
+    """Alarms on the loss and the monitor's metrics of one run, from `warmup` updates on.
+
+    An alarm does not end a run, for a short run may recover: it is logged once, written to metrics.jsonl, and a
+    checkpoint is saved. Limits are far from what healthy runs show (docs/training.md). `tripped` maps the name of each
+    alarm so far to its update.
+    """
+
+    def __init__(self, objective: str, warmup: int) -> None:
+        self.warmup, self._trivial = warmup, get_objective(objective).trivial_loss
+        bounds = get_objective(objective).alarm_bounds
+        self._limits = {name: replace(limit, bound=bounds.get(name, limit.bound)) for name, limit in LIMITS.items()}
+        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)
+        self.tripped: dict[str, int] = {}
+
+    def follow_loss(self, loss: float) -> None:
+        """Records the loss of an update."""
+        self._losses.append(loss)
+
+    def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Continues from the lines of metrics.jsonl."""
+        self._losses.clear()
+        self.tripped = {}
+        for line in lines:
+            if "train/loss" in line:
+                self.follow_loss(line.get("train/loss_hidden", line["train/loss"]))
+            self.tripped |= dict.fromkeys(line.get("alarms", ()), line["update"])
+
+    def check(self, metrics: Mapping[str, float], update: int) -> dict[str, str]:
+        """Alarms (name -> what to change) that go off at `update` for the first time in the run."""
+        if update < self.warmup + LOSS_WINDOW:
+            return {}
+        messages = {
+            name: f"{limit.metric} is {metrics[limit.metric]:.3g}: {limit.message}"
+            for name, limit in self._limits.items()
+            if math.isfinite(value := metrics.get(limit.metric, math.nan))  # a metric that is missing says nothing
+            and (value < limit.bound) == limit.below and value != limit.bound
+        }  # fmt: skip
+        finite = [loss for loss in self._losses if math.isfinite(loss)]  # other updates were not taken
+        loss = fmean(finite) if 2 * len(finite) > len(self._losses) else math.inf
+        if loss > self._trivial:
+            messages["diverging"] = DIVERGING.format(window=len(self._losses), loss=loss, trivial=self._trivial)
+        new = {name: message for name, message in messages.items() if name not in self.tripped}
+        self.tripped |= dict.fromkeys(new, update)
+        return new
+
+
+class PretextAlarm(OctjepaError):
+    """The pretext task is broken while its loss looks fine; `alarm` is frozen_target, live_target or context_leak."""
+
+    def __init__(self, alarm: str, message: str) -> None:
+        super().__init__(f"alarm {alarm}: {message}")
+        self.alarm = alarm
+
+
+def check_detached(prediction: Prediction) -> None:
+    """Raises PretextAlarm when a gradient could reach the target."""
+    if prediction.all_targets.requires_grad or prediction.target.requires_grad:
+        raise PretextAlarm(
+            "live_target",
+            "the target features carry a gradient, so both sides can agree on a constant. The target must be computed "
+            "by the EMA encoder under no_grad.",
+        )
+
+
+@uncompiled()
+@torch.no_grad()
+def check_leak(model: VJEPA3D, batch: Batch) -> None:
+    """Raises PretextAlarm when a prediction of the first sample depends on a hidden voxel.
+
+    Hidden patches are replaced by others, inverted: no prediction may change by a single bit.
+    """
+    device = next(model.parameters()).device
+    view, target_view, positions, context, target = batch.micro_batch(0, 1).inputs(device)
+    visible = torch.zeros(view.shape[:2], dtype=torch.bool, device=device).scatter(1, context, True)
+    changed = torch.where(visible.unsqueeze(-1), view, view.flip(1).neg() + 1.0)
+    before = model.predict(view, target_view, positions, context, target).predicted
+    after = model.predict(changed, target_view, positions, context, target).predicted
+    if not torch.equal(before, after):
+        raise PretextAlarm(
+            "context_leak",
+            "predictions change when hidden patches of the context view change, so the task can be solved by looking. "
+            "The context encoder must be given visible tokens only.",
+        )
+
+
+class FrozenTargetCheck:
+    """Notices a target that does not move although the student does and the momentum is below 1."""
+
+    def __init__(self, model: VJEPA3D) -> None:
+        self._last = self._weights(model)
+        self._still = 0
+
+    def check(self, model: VJEPA3D, momentum: float) -> None:
+        """After an update. Raises PretextAlarm after FROZEN_AFTER updates without a move."""
+        now = self._weights(model)
+        student_moved, target_moved = (not torch.equal(a, b) for a, b in zip(now, self._last, strict=True))
+        # below fp32's resolution a healthy target stands still too, so momentum near 1 does not count
+        if student_moved and not target_moved and momentum < 1.0 - 1e-5:
+            self._still += 1
+        elif target_moved:
+            self._still = 0
+        self._last = now
+        if self._still >= FROZEN_AFTER:
+            raise PretextAlarm(
+                "frozen_target",
+                f"the target encoder has not moved for {self._still} updates while the student did (momentum "
+                f"{momentum:.6f}): it is a random projection, not a teacher. The EMA update must follow every step.",
+            )
+
+    @staticmethod
+    def _weights(model: VJEPA3D) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the patch embeddings of student and target: enough to see a move, cheap to keep."""
+        student, target = model.context_encoder.embed.weight, model.target_encoder.embed.weight
+        return local_tensor(student.detach()).clone(), local_tensor(target.detach()).clone()
+
+
+class UnreadableVolumes:
+    """Quarantines each volume that cannot be read while training, once, for all ranks.
+
+    The run goes on without it; another volume of the order takes its position
+    (`octjepa.views.loader.TrainingDataset`). `lines` are those of metrics.jsonl so far.
+    """
+
+    def __init__(self, out: Path, volumes: int, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._quarantine, self._volumes = Journal(out / "quarantine.jsonl"), volumes
+        self._known = {name for line in lines for name in line.get("unread", ())}
+
+    def record(self, unreadable: Iterable[tuple[str, str]], runtime: Runtime) -> list[str]:
+        """Gathers (volume id, reason) of one update from all ranks; returns the volume ids.
+
+        Raises OctjepaError when more than a fifth of the training volumes is lost.
+        """
+        reasons = dict(json.loads(pair) for pair in runtime.all_gather(json.dumps(pair) for pair in unreadable))
+        new = {name: reason for name, reason in sorted(reasons.items()) if name not in self._known}
+        self._known |= set(new)
+        if runtime.rank == 0 and new:
+            written = {entry["file"] for entry in self._quarantine.read() if entry["stage"] == "train"}
+            for name, reason in new.items():
+                _log.warning("volume %s cannot be read; others stand in for it: %s", name, reason)
+                if name not in written:  # the run may have been killed between the quarantine and metrics.jsonl
+                    self._quarantine.append(quarantine_record(name, "", "train", "unreadable_file", reason))
+        if len(self._known) > _MOST_UNREADABLE * self._volumes:
+            raise OctjepaError(
+                f"{len(self._known)} of {self._volumes} training volumes cannot be read, the last: "
+                f"{next(reversed(reasons.values()))}. Is the store's disk or bucket there? Mend it and go on with "
+                "--resume"
+            )
+        return sorted(reasons)
