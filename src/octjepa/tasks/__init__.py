@@ -8,11 +8,12 @@ a task by an entry point of the group `octjepa.tasks`; `octjepa inspect` then de
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from octjepa.registry import Registry
 
 
+@runtime_checkable
 class Task(Protocol):
     """What is known of a task outside of its own package."""
 

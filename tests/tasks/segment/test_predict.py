@@ -138,3 +138,22 @@ def test_a_segmentation_that_says_two_things_or_of_another_scan_is_refused(
     cut.write_bytes(Path(source).read_bytes()[:4000])
     with pytest.raises(UsageError, match="cut"):
         read_segmentation(cut, 32)
+
+
+def test_a_scan_without_positions_is_referenced_and_classes_are_coded(line: Line, tmp_path: Path) -> None:
+    scan = pydicom.dcmread(line.scan("cirrus"))
+    for group in scan.PerFrameFunctionalGroupsSequence:
+        group.pop("PlanePositionSequence", None)
+    scan.save_as(tmp_path / "scan.dcm")
+    codes = np.zeros((int(scan.NumberOfFrames), scan.Rows, scan.Columns), np.uint8)
+    codes[3, 10:20], codes[5, 5:9] = 1, 2
+    classes = ("onl", "intraretinal_fluid")
+    write_segmentation(tmp_path / "seg.dcm", codes, classes, (0.2, 0.004, 0.03), tmp_path / "scan.dcm")
+    read = read_segmentation(tmp_path / "seg.dcm", len(codes))
+    assert np.array_equal(read.codes, codes)
+    assert (read.names, read.spacing_mm) == (classes, (0.2, 0.004, 0.03))
+    properties = [
+        (one.SegmentedPropertyCategoryCodeSequence[0].CodeMeaning, one.SegmentedPropertyTypeCodeSequence[0].CodeMeaning)
+        for one in pydicom.dcmread(tmp_path / "seg.dcm").SegmentSequence
+    ]
+    assert properties == [("Anatomical Structure", "Retina"), ("Body Substance", "Body fluid")]

@@ -1,6 +1,7 @@
-"""An encoder tuned to labels in stages, chosen on validation people, judged once on test people beside itself frozen.
+"""Fine-tuning of an encoder to labels in stages, chosen on validation people, measured once on test people.
 
-Enter: a checkpoint, a store and a label table (`cohort`); `learn` tunes the network (`network`), `judge` measures it,
-`fit` is the whole verb. Leave: a tuned encoder with its heads (`saved`), which `apply` uses on new scans. Fails with
-UsageError on labels that do not fit, ContractError on a store prepared otherwise, Interrupted when told to stop.
+In: a checkpoint, a store and a label table (`tuning_data`); `training` tunes the network (`network`), `evaluation`
+measures it beside the same encoder frozen, `fit` is the whole verb. Out: a tuned encoder with its heads (`folder`),
+which `predict` applies to new scans. Fails with UsageError on labels that do not fit, ContractError on a store prepared
+otherwise, Interrupted after a signal.
 """

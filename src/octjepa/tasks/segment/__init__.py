@@ -1,6 +1,7 @@
-"""Layers and lesions of whole volumes from an encoder's tokens, judged by person and given back in the scan's geometry.
+"""Layers and lesions of whole volumes from an encoder's tokens, measured by person, in the geometry of the scan.
 
-Labels come in the scan's own voxels (`label_files`), are laid on the stored volume (`places`) and learnt by a linear
-head (`linear`) or a light decoder (`decoder`), window by window (`windows`). What they say is measured in the scan's
-voxels again (`judge`, `thickness`), with the rows that know nothing beside it (`fit`); `apply` gives it for new scans.
+Labels come in the scan's own voxels (`label_files`, `dicom_seg`), are resampled to the stored volume
+(`labelled_volumes`) and learned by a linear head (`linear`) or a light decoder (`decoder`), window by window
+(`windows`). Predictions are measured in the scan's voxels again (`evaluation`, `thickness`), beside references that
+know less (`fit`); `predict` applies a head to new scans.
 """

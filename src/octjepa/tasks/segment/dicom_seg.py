@@ -196,7 +196,7 @@ def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Data
         positions = [_item(ImagePositionPatient=[0.0, 0.0, round(frame * dz, 6)]) for frame in range(frames)]
     else:
         made.FrameOfReferenceUID = scan.FrameOfReferenceUID
-    made.PositionReferenceIndicator = ""
+    made.Modality, made.PositionReferenceIndicator = "OPT", ""
     made.SharedFunctionalGroupsSequence = [
         _item(PixelMeasuresSequence=[measures], PlaneOrientationSequence=[orientation])
     ]
