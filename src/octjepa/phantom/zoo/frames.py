@@ -27,37 +27,51 @@ def _noise(scan: ScanFile, length: int) -> bytes:
     return generator("phantom zoo", scan.seed, scan.eye.person.index).bytes(length)
 
 
-def _noisy(indices: Callable[[int], Iterable[int]]) -> Apply:
-    """The JPEG 2000 frames of `indices`, a function of the number of frames, become noise after their first bytes."""
+def _only_one(_: int) -> Iterable[int]:
+    return (_BROKEN,)
+
+
+def _changed(
+    codec: str,
+    change: Callable[[ScanFile, int, bytes], bytes],
+    indices: Callable[[int], Iterable[int]] = _only_one,
+) -> Apply:
+    """The code streams of `indices`, a function of the number of frames, become change(scan, index, stream)."""
 
     def apply(scan: ScanFile) -> None:
-        def change(streams: list[bytes]) -> None:
-            for index in indices(len(streams)):
-                streams[index] = streams[index][:40] + _noise(scan, 400)
-
-        scan.compress("jpeg2000", change)
+        streams = encode_frames(scan.pixels, codec)
+        for index in indices(len(streams)):
+            streams[index] = change(scan, index, streams[index])
+        scan.compress(codec, streams)
 
     return apply
 
 
-def _one_frame(codec: str, change: Callable[[bytes], bytes]) -> Apply:
-    """One code stream becomes another."""
-
-    def apply(scan: ScanFile) -> None:
-        scan.compress(codec, lambda streams: streams.__setitem__(_BROKEN, change(streams[_BROKEN])))
-
-    return apply
+def _noisy_end(scan: ScanFile, _: int, stream: bytes) -> bytes:
+    return stream[:40] + _noise(scan, 400)
 
 
-def _half(stream: bytes) -> bytes:
+def _half(_: ScanFile, __: int, stream: bytes) -> bytes:
     return stream[: len(stream) // 2]
 
 
-def _all_noise(scan: ScanFile) -> None:
-    def change(streams: list[bytes]) -> None:
-        streams[:] = [_noise(scan, 500) for _ in streams]
+def _smaller(scan: ScanFile, _: int, __: bytes) -> bytes:
+    return encode_frames(scan.pixels[:2, ::2, ::2], "jpeg2000")[0]
 
-    scan.compress("jpeg2000", change)
+
+def _scramble(_: ScanFile, __: int, stream: bytes) -> bytes:
+    """Every seventh byte XORed with 0x5A and the halves swapped, as some Zeiss exports hide their frames."""
+    swapped = np.frombuffer(stream[len(stream) * 3 // 5 :] + stream[: len(stream) * 3 // 5], np.uint8).copy()
+    swapped[::7] ^= 0x5A
+    return swapped.tobytes()
+
+
+def _boxed(scan: ScanFile, index: int, _: bytes) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(scan.pixels[index]).save(buffer, "JPEG2000", irreversible=False)
+    return buffer.getvalue()
 
 
 def _one_empty(scan: ScanFile) -> None:
@@ -66,29 +80,12 @@ def _one_empty(scan: ScanFile) -> None:
     scan.set_encapsulated(b"".join(_ITEM + len(item).to_bytes(4, "little") + item for item in [b"", *streams]))
 
 
-def _one_other_size(scan: ScanFile) -> None:
-    smaller = encode_frames(scan.pixels[:2, ::2, ::2], "jpeg2000")[0]
-    scan.compress("jpeg2000", lambda streams: streams.__setitem__(_BROKEN, smaller))
-
-
 def _all_other_size(scan: ScanFile) -> None:
-    scan.compress("jpeg2000", pixels=scan.pixels[:, ::2, ::2])
+    scan.compress("jpeg2000", encode_frames(scan.pixels[:, ::2, ::2], "jpeg2000"))
 
 
 def _in_fragments(scan: ScanFile) -> None:
     scan.compress("jpeg2000", fragments_per_frame=3, has_bot=False)
-
-
-def _scrambled(scan: ScanFile) -> None:
-    """Every seventh byte XORed with 0x5A and the halves swapped, as some Zeiss exports hide their frames."""
-
-    def change(streams: list[bytes]) -> None:
-        for index, stream in enumerate(streams):
-            swapped = np.frombuffer(stream[len(stream) * 3 // 5 :] + stream[: len(stream) * 3 // 5], np.uint8).copy()
-            swapped[::7] ^= 0x5A
-            streams[index] = swapped.tobytes()
-
-    scan.compress("jpeg2000", change)
 
 
 def _offsets_wrong(scan: ScanFile) -> None:
@@ -104,18 +101,6 @@ def _extended_offsets(scan: ScanFile) -> None:
     scan.set_encapsulated(content)
     scan.data.add_new(0x7FE00001, "OV", offsets)
     scan.data.add_new(0x7FE00002, "OV", lengths)
-
-
-def _boxed(scan: ScanFile) -> None:
-    from PIL import Image
-
-    def change(streams: list[bytes]) -> None:
-        for index, frame in enumerate(scan.pixels):
-            buffer = io.BytesIO()
-            Image.fromarray(frame).save(buffer, "JPEG2000", irreversible=False)
-            streams[index] = buffer.getvalue()
-
-    scan.compress("jpeg2000", change)
 
 
 def _item_broken(scan: ScanFile) -> None:
@@ -153,24 +138,27 @@ def _says_compressed(scan: ScanFile) -> Files:
 
 
 DEFECTS: Final[tuple[Defect, ...]] = (
-    accepted("frame_broken", "one JPEG 2000 frame is noise", _noisy(lambda _: (_BROKEN,)), "gap_frames"),
+    accepted("frame_broken", "one JPEG 2000 frame is noise", _changed("jpeg2000", _noisy_end), "gap_frames"),
     accepted("frame_empty", "one fragment holds nothing", _one_empty, "gap_frames"),
-    accepted("frame_zeroed", "one RLE frame is all zeros", _one_frame("rle", lambda stream: bytes(len(stream))),
+    accepted("frame_zeroed", "one RLE frame is all zeros", _changed("rle", lambda _, __, stream: bytes(len(stream))),
              "gap_frames"),
-    accepted("frame_cut", "one JPEG 2000 frame ends half way", _one_frame("jpeg2000", _half), "gap_frames"),
-    accepted("frame_jpeg_cut", "one JPEG frame ends half way", _one_frame("jpeg", _half), "gap_frames"),
-    accepted("frame_other_size", "one frame has another size", _one_other_size, "gap_frames"),
-    refused("frames_neighbours", "two neighbouring frames are noise", _noisy(lambda _: (_BROKEN, _BROKEN + 1)),
-            "frames_broken"),
-    refused("frames_many", "every third frame is noise", _noisy(lambda count: range(1, count, 3)), "frames_broken"),
-    refused("frames_all", "every frame is noise", _all_noise, "wrong_transfer_syntax"),
+    accepted("frame_cut", "one JPEG 2000 frame ends half way", _changed("jpeg2000", _half), "gap_frames"),
+    accepted("frame_jpeg_cut", "one JPEG frame ends half way", _changed("jpeg", _half), "gap_frames"),
+    accepted("frame_other_size", "one frame has another size", _changed("jpeg2000", _smaller), "gap_frames"),
+    refused("frames_neighbours", "two neighbouring frames are noise",
+            _changed("jpeg2000", _noisy_end, lambda _: (_BROKEN, _BROKEN + 1)), "frames_broken"),
+    refused("frames_many", "every third frame is noise",
+            _changed("jpeg2000", _noisy_end, lambda count: range(1, count, 3)), "frames_broken"),
+    refused("frames_all", "every frame is noise",
+            _changed("jpeg2000", lambda scan, _, __: _noise(scan, 500), range), "wrong_transfer_syntax"),
     refused("frames_other_size", "all frames have another size than the header says",
             _all_other_size, "header_contradicts_pixels"),
-    refused("scrambled", "JPEG 2000 hidden the way some Zeiss exports do", _scrambled, "scrambled_pixels"),
+    refused("scrambled", "JPEG 2000 hidden the way some Zeiss exports do", _changed("jpeg2000", _scramble, range),
+            "scrambled_pixels"),
     accepted("fragments", "three fragments a frame and no offset table", _in_fragments),
     accepted("offsets_wrong", "an offset table that points nowhere", _offsets_wrong),
     accepted("offsets_extended", "an extended offset table", _extended_offsets),
-    accepted("boxed", "JPEG 2000 frames as whole JP2 files", _boxed),
+    accepted("boxed", "JPEG 2000 frames as whole JP2 files", _changed("jpeg2000", _boxed, range)),
     refused("item_broken", "a mark between two frames is damaged", _item_broken, "truncated", "frames_missing"),
     refused("syntax_says_native", "compressed, but the header says it is not",
             _other_syntax("rle", ExplicitVRLittleEndian), "wrong_transfer_syntax"),
@@ -235,7 +223,7 @@ def _black(indices: Callable[[int], slice]) -> Apply:
     def apply(scan: ScanFile) -> None:
         pixels = scan.pixels.copy()
         pixels[indices(len(pixels))] = 0
-        scan.compress("rle", pixels=pixels)
+        scan.compress("rle", encode_frames(pixels, "rle"))
 
     return apply
 

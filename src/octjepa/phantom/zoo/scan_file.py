@@ -96,20 +96,13 @@ class ScanFile:
         data.add_new(PIXEL_DATA, "OB" if bits == 8 else "OW", content + b"\0" * (len(content) % 2))
         self.set_elements(**elements)
 
-    def compress(
-        self,
-        codec: str,
-        change: Callable[[list[bytes]], object] | None = None,
-        pixels: np.ndarray | None = None,
-        **encapsulation: Any,
-    ) -> list[bytes]:
-        """Encapsulates `pixels` or the eye's own in `codec`, after `change` edited the list of code streams in place.
+    def compress(self, codec: str, streams: list[bytes] | None = None, **encapsulation: Any) -> list[bytes]:
+        """Stores the code `streams`, or the eye's own in `codec`, encapsulated; returns them.
 
-        `encapsulation` goes to `pydicom.encaps.encapsulate`. Returns the code streams.
+        `encapsulation` goes to `pydicom.encaps.encapsulate`.
         """
-        streams = encode_frames(self.pixels if pixels is None else pixels, codec)
-        if change is not None:
-            change(streams)
+        if streams is None:
+            streams = encode_frames(self.pixels, codec)
         self.data.file_meta.TransferSyntaxUID = TRANSFER_SYNTAX[codec]
         self.set_encapsulated(encapsulate(streams, **encapsulation))
         return streams
