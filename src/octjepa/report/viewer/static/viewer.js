@@ -14,13 +14,13 @@ const pictures = new Map(); // url -> promise of an image: the last ones request
 
 function picture(url) {
   if (!pictures.has(url)) {
-    const picture = (async () => {
+    const loading = (async () => {
       const answer = await fetch(url);
       if (!answer.ok) throw new Error(await answer.text());
       return createImageBitmap(await answer.blob());
     })();
-    picture.catch(() => pictures.delete(url)); // what failed is requested again
-    pictures.set(url, picture);
+    loading.catch(() => pictures.delete(url)); // what failed is requested again
+    pictures.set(url, loading);
     if (pictures.size > 200) pictures.delete(pictures.keys().next().value);
   }
   return pictures.get(url);
