@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 
 
 class Installed:
@@ -27,4 +27,4 @@ class Installed:
 )  # fmt: skip
 def test_a_checkout_installs_from_itself(monkeypatch, origin, said):
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed(origin))
-    assert to_install("hf") == said
+    assert install_command("hf") == said

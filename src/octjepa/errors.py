@@ -40,7 +40,7 @@ class WrongCheckpointError(CheckpointError):
     exit_code = 2
 
 
-class MachineRefuses(OctjepaError):
+class ResourceError(OctjepaError):
     """The machine has no memory, open files, permissions or disk space left: the input is not at fault and is kept."""
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 
 
-def to_install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command that adds `extra` to this installation of octjepa.
 
     In a checkout it installs from the checkout, with pinned versions: an index may hold another package of the name.

@@ -17,7 +17,7 @@ from octjepa.config import load_recipe
 from octjepa.doctor import inputs, install, machine
 from octjepa.doctor.checks import Check, Setup
 from octjepa.errors import UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.train.plan import plan
 from synthetic import MemoryStore, small_recipe
 from tiny_frames import CODED, frames
@@ -148,7 +148,7 @@ def test_libraries_and_extras_are_held_against_their_limits(monkeypatch):
     found = by_name(install.library_checks(Setup(Path())))
     assert found["libraries"].state == "failed"
     assert found["libraries"].found == f"torch {torch.__version__} is not < 2.1"
-    assert (found["extra far"].state, found["extra far"].to_do) == ("ok", to_install("far"))
+    assert (found["extra far"].state, found["extra far"].to_do) == ("ok", install_command("far"))
     assert found["extra far"].found == "nothing-such is not installed"
     assert found["extra new"].state == "warning"
     assert (found["extra here"].state, found["extra here"].to_do) == ("ok", "")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.leaderboard import encoders
 from octjepa.leaderboard.encoders import ENCODERS, ExternalEncoder, is_external, load_external
 from octjepa.registry import Registry
@@ -183,11 +183,11 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monk
     import sys
 
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UsageError, match=re.escape(to_install("hf"))):
+    with pytest.raises(UsageError, match=re.escape(install_command("hf"))):
         load_external(vit)
     (tmp_path / "monai.json").write_text('{"network": "resnet10", "arguments": {}}')
     monkeypatch.setitem(sys.modules, "monai.networks", None)
-    with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
+    with pytest.raises(UsageError, match=re.escape(install_command("segment"))):
         load_external(tmp_path)
 
 

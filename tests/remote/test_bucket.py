@@ -14,7 +14,7 @@ import pytest
 from bucket_servers import BUCKET, Bucket, bucket_of
 from faulty_proxy import Fault, FaultyProxy
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.remote import info, is_remote, join, list_objects, put, put_bytes, read_bytes, remove
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import connection
@@ -123,7 +123,7 @@ def test_a_permanent_failure_is_told_at_once_and_without_secrets(bucket: Bucket)
 
 _NO_FILES = """
 import os, resource, sys
-from octjepa.errors import MachineRefuses, OctjepaError
+from octjepa.errors import ResourceError, OctjepaError
 from octjepa.remote import info
 
 def said(url):
@@ -143,7 +143,7 @@ try:
 except OSError:
     pass
 then = said(sys.argv[1])
-assert type(then) is MachineRefuses, repr(then)
+assert type(then) is ResourceError, repr(then)
 print(then)
 """
 
@@ -222,7 +222,7 @@ def test_no_credentials_are_told_with_what_to_set(
 
 def test_an_absent_extra_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, {"s3": "s3fs", "gs": "gcsfs"}[bucket.scheme], None)
-    with pytest.raises(UsageError, match=re.escape(to_install({"s3": "s3", "gs": "gcs"}[bucket.scheme]))):
+    with pytest.raises(UsageError, match=re.escape(install_command({"s3": "s3", "gs": "gcs"}[bucket.scheme]))):
         list_objects(bucket.url)
 
 

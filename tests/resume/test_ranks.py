@@ -67,7 +67,7 @@ lossy.read = sometimes
 told["unread"] = pretrain(recipe, lossy, out / "unread")
 
 # the machine of one rank refuses
-from octjepa.store.storage import MachineRefuses
+from octjepa.store.storage import ResourceError
 from octjepa.views import loader
 loader._WAITS_SECONDS = ()
 refusing = store(recipe)
@@ -76,7 +76,7 @@ honest_read = refusing.read
 def refuses(volume_id):
     asked.append(volume_id)
     if rank == 1 and len(asked) > 14:  # eight for the monitor, two an update
-        raise MachineRefuses(f"{volume_id} cannot be read: Too many open files")
+        raise ResourceError(f"{volume_id} cannot be read: Too many open files")
     return honest_read(volume_id)
 refusing.read = refuses
 try:

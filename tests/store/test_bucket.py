@@ -18,7 +18,7 @@ import pytest
 from bucket_servers import Bucket
 from faulty_proxy import Fault
 from octjepa.config import load_recipe
-from octjepa.errors import MachineRefuses, OctjepaError, UsageError
+from octjepa.errors import OctjepaError, ResourceError, UsageError
 from octjepa.remote import info, join, list_objects, put_bytes, read_bytes, remove
 from octjepa.store import Store, build_store
 from octjepa.store.split import apply_split
@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_written_damages_nothing(
 
     monkeypatch.setattr("octjepa.remote.cache.os.open", full)
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    with pytest.raises(MachineRefuses, match=r"cannot be read: Too many open files.*ulimit -n"):
+    with pytest.raises(ResourceError, match=r"cannot be read: Too many open files.*ulimit -n"):
         store.damaged()
 
 

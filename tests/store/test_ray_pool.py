@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.ingest import SourceFile
 from octjepa.recipe import Preprocessing
 from worker_tasks import die_on_bad, obey
@@ -25,7 +25,7 @@ def test_an_absent_ray_names_its_extra(tiny: Path, tmp_path: Path, monkeypatch: 
     from octjepa.store import build_store
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=re.escape(to_install("ray"))):
+    with pytest.raises(UsageError, match=re.escape(install_command("ray"))):
         build_store([tiny], tmp_path / "store", PREPROCESSING, engine="ray")
 
 

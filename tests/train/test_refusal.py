@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octjepa.checkpoint import folder
-from octjepa.errors import MachineRefuses, OctjepaError
+from octjepa.errors import OctjepaError, ResourceError
 from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
@@ -108,7 +108,7 @@ def test_where_nothing_can_be_written_either_both_are_reported(tmp_path: Path, m
 def test_a_refused_volume_judges_all_the_same_or_ends_the_run(tmp_path: Path) -> None:
     recipe = recipe_of()
     store = Refusing(recipe, first=13)  # after six batches of two: the validation
-    with pytest.raises(MachineRefuses, match="Too many open files"):
+    with pytest.raises(ResourceError, match="Too many open files"):
         pretrain(recipe, store, tmp_path / "run")
     store.first = 10**9
     assert pretrain(recipe, store, tmp_path / "run", resume=True)["updates"] == 6

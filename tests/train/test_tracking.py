@@ -19,7 +19,7 @@ from PIL import Image
 
 from octjepa.config import science_hash
 from octjepa.errors import RecipeError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.files import read_json_lines
 from octjepa.train import loop
 from octjepa.train.loop import pretrain
@@ -273,7 +273,7 @@ def _fail_at_the_second(honest):
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     outputs(tmp_path / "run", recipe_of(backends=["mlflow"]))
-    assert f"tracker mlflow is not installed ({to_install('mlflow')})" in caplog.text
+    assert f"tracker mlflow is not installed ({install_command('mlflow')})" in caplog.text
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 

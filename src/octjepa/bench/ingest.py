@@ -30,7 +30,7 @@ from scipy import ndimage
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import bench_recipe, one_thread, phantom_files
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.recipe import Preprocessing
 from octjepa.store import build_store
 
@@ -98,7 +98,7 @@ def monai(module: str) -> Any:
     try:
         return import_module(f"monai.{module}")
     except ImportError:
-        raise UsageError(f"the peer monai needs MONAI: {to_install('segment')}") from None
+        raise UsageError(f"the peer monai needs MONAI: {install_command('segment')}") from None
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from octjepa.bench.step import UPDATES, Work, comparison, plain_adamw, plain_ste
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.recipe import Recipe
@@ -42,7 +42,7 @@ def vjepa2_model(recipe: Recipe, model: VJEPA3D) -> Any:
     try:
         transformers = import_module("transformers")
     except ImportError:
-        raise UsageError(f"the peer transformers needs transformers: {to_install('hf')}") from None
+        raise UsageError(f"the peer transformers needs transformers: {install_command('hf')}") from None
     size, encoder = recipe.model.encoder_size, model.target_encoder
     config = vjepa2_config(encoder, recipe.tokens.patch_size, recipe.grid) | {
         "pred_hidden_size": size.predictor_width,

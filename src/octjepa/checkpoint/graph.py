@@ -17,7 +17,7 @@ import torch
 
 from octjepa.checkpoint.encoder import PretrainedEncoder
 from octjepa.errors import UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.model.vjepa3d import grid_positions
 from octjepa.progress import bar
 
@@ -34,7 +34,7 @@ def graph_of(encoder: PretrainedEncoder, about: dict[str, str]) -> bytes:
         import onnx
         import onnxscript  # noqa: F401 -- torch's exporter needs it
     except ImportError:
-        raise UsageError(f"the ONNX form needs the libraries of an extra: {to_install('onnx')}") from None
+        raise UsageError(f"the ONNX form needs the libraries of an extra: {install_command('onnx')}") from None
     if 4 * encoder.parameters > LARGEST_BYTES:
         raise UsageError(
             f"{encoder.parameters:,} parameters do not fit into one ONNX file: export with --format safetensors"

@@ -36,15 +36,15 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
             weights = from_vjepa2(_read_folder(path), recipe.tokens.patch_size)
         except (ValueError, KeyError) as error:
             raise UsageError(f"model.warm_start {path}: {error}") from None
-        heads, wanted = _heads(path), {"positions": "rope_tiled", "position_unit": "index"}
+        heads, source_recipe = _heads(path), {"positions": "rope_tiled", "position_unit": "index"}
     else:
         source = load_encoder(path)
         weights, heads = dict(source.encoder.state_dict()), source.encoder.heads
-        wanted = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
+        source_recipe = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
     _check(model, weights, heads, path, recipe.model.size)
     for encoder in (model.context_encoder, model.target_encoder):
         encoder.load_state_dict(weights)
-    for name, theirs in wanted.items():
+    for name, theirs in source_recipe.items():
         ours = getattr(recipe.model, name)
         if ours != theirs:
             _log.warning(

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from octjepa.doctor.checks import Check, Setup, register
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 from octjepa.train.tracking.backends import NEEDS
@@ -36,7 +36,7 @@ def tracker_checks(setup: Setup) -> Iterator[Check]:
         if importlib.util.find_spec(module) is not None:
             yield Check(f"tracker {backend}", "ok", "installed", "installed")
         else:
-            yield Check(f"tracker {backend}", "warning", "not installed", "installed", to_install(extra))
+            yield Check(f"tracker {backend}", "warning", "not installed", "installed", install_command(extra))
 
 
 @register("store", "a store that can be read", "name a store that octjepa ingest made, and that you may read")

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.doctor.checks import Check, Setup, register
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.ingest.pixels import decode_pixels
 from octjepa.train.run_folder import code_hash
 
@@ -66,7 +66,7 @@ def _required_libraries(requirements: list[tuple[str, str]]) -> Check:
 
 
 def _extra(extra: str, requirements: list[tuple[str, str]]) -> Check:
-    name, to_do = f"extra {extra}", to_install(extra)
+    name, to_do = f"extra {extra}", install_command(extra)
     faults = [fault for library, limits in requirements if (fault := _fault(library, limits))]
     if not faults:
         found = ", ".join(f"{library} {importlib.metadata.version(library)}" for library, _ in requirements)

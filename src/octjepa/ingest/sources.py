@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from octjepa import remote
-from octjepa.errors import MachineRefuses, OctjepaError, UsageError, VolumeRejected
+from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
 from octjepa.ingest import formats
 from octjepa.ingest.listing import BucketListing, LocalListing, suffix_of
 from octjepa.ingest.reasons import REASONS, error_origin
@@ -43,7 +43,7 @@ def discover(sources: Sequence[str | Path]) -> Discovery:
     """All scans of `sources`: local paths and globs, gs:// and s3:// urls.
 
     Raises UsageError: nothing named, no such path, a glob without a match, an unreadable manifest or list, no scan
-    found. OctjepaError: a bucket does not answer. MachineRefuses: no room for a copy of an object.
+    found. OctjepaError: a bucket does not answer. ResourceError: no room for a copy of an object.
     """
     if not sources:
         raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
@@ -141,7 +141,7 @@ def _report(sources: Sequence[str | Path], found: Discovery) -> None:
 def _split_multi_scan_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     """`files`, those of several scans as one for each: "eyes.e2e" becomes "eyes.e2e#1" and "eyes.e2e#2".
 
-    A file whose scans cannot be listed stays whole: reading it reports why. Raises MachineRefuses.
+    A file whose scans cannot be listed stays whole: reading it reports why. Raises ResourceError.
     """
     suffixes = formats.suffixes(multi_scan_only=True)
     several = [file for file in files if file.dataset_path.suffix.lower() in suffixes]
@@ -190,7 +190,7 @@ def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
     try:
         with remote.local_copy(found) as path:
             members = _list_scans(path, file.name)
-    except MachineRefuses:
+    except ResourceError:
         raise
     except OctjepaError:  # reading it raises the same, for the quarantine
         return None

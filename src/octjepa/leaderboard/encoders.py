@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from octjepa.checkpoint.encoder import pool_features
 from octjepa.checkpoint.location import Location
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.registry import Registry
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
@@ -179,7 +179,7 @@ class MonaiEncoder(ExternalEncoder):
         try:
             from monai.networks import nets
         except ImportError:
-            raise UsageError(f"{folder} needs MONAI: {to_install('segment')}") from None
+            raise UsageError(f"{folder} needs MONAI: {install_command('segment')}") from None
         try:
             network: nn.Module = getattr(nets, name)(**arguments)
         except (TypeError, ValueError, AttributeError) as error:
@@ -237,7 +237,7 @@ def _load_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Modul
     try:
         import transformers
     except ImportError:
-        raise UsageError(f"{folder} needs transformers: {to_install('hf')}") from None
+        raise UsageError(f"{folder} needs transformers: {install_command('hf')}") from None
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **local)

@@ -2,7 +2,7 @@
 
 Enter: addresses, and endpoint and credentials from the environment. Leave: `RemoteObject`s, local copies, bytes.
 Fails with UsageError (no such bucket or object, no access, no credentials, an extra missing) or OctjepaError (the store
-does not answer or sends damaged bodies for as long as is borne), MachineRefuses (the disk is full, no file is free).
+does not answer or sends damaged bodies for as long as is borne), ResourceError (the disk is full, no file is free).
 """
 
 from octjepa.remote.address import is_remote, join

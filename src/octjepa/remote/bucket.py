@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.remote.address import Address, parse
 from octjepa.remote.retry import DamagedBody, RetryPolicy, is_absent, is_conflict, user_error, with_retries
 
@@ -55,7 +55,7 @@ def _import(name: str, scheme: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UsageError(f"{scheme}:// needs {name}: {to_install('gcs' if scheme == 'gs' else 's3')}") from None
+        raise UsageError(f"{scheme}:// needs {name}: {install_command('gcs' if scheme == 'gs' else 's3')}") from None
 
 
 def _connect_s3(policy: RetryPolicy) -> Any:

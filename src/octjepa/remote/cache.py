@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
+from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
 from octjepa.remote.retry import DamagedBody, RetryPolicy, user_error, with_retries
@@ -77,7 +77,7 @@ def limit_bytes() -> int:
 def local_copy(source: str | RemoteObject) -> Iterator[Path]:
     """A verified local copy with the object's file name, which stays while the context is open. Read only.
 
-    Raises UsageError: no such object, no access, no credentials. MachineRefuses: the disk is full, no open file is
+    Raises UsageError: no such object, no access, no credentials. ResourceError: the disk is full, no open file is
     left. OctjepaError: the object changed since it was listed, what the store sends is never whole.
     """
     found = info(source) if isinstance(source, str) else source
@@ -87,9 +87,9 @@ def local_copy(source: str | RemoteObject) -> Iterator[Path]:
         handle, path = _open_copy(found)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
-            raise MachineRefuses(f"{found.url} cannot be read: {error.strerror}: {MORE_FILES}") from None
+            raise ResourceError(f"{found.url} cannot be read: {error.strerror}: {MORE_FILES}") from None
         why = "is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else f"cannot be written ({error.strerror})"
-        raise MachineRefuses(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
+        raise ResourceError(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
     try:
         yield path
     finally:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
+from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 
 _log = logging.getLogger(__name__)
 _thread = threading.local()
@@ -146,7 +146,7 @@ def is_conflict(error: BaseException) -> bool:
 def user_error(error: BaseException, action: str, url: str) -> OctjepaError:
     """The error for the user: what was attempted at `url`, what kind of failure it is, what to do."""
     if out_of_open_files(error):
-        return MachineRefuses(f"cannot {action} {url}: {os.strerror(errno.EMFILE)}: {MORE_FILES}")
+        return ResourceError(f"cannot {action} {url}: {os.strerror(errno.EMFILE)}: {MORE_FILES}")
     status, code = _code(error)
     found = " ".join(str(part) for part in (status or "", code if code != str(status) else "") if part)
     found = found or type(error).__name__

@@ -186,7 +186,7 @@ class Store:
         """One volume; `pixels` is a read-only memory map.
 
         A chunk from a bucket is compared with the SHA-256 of the index when it is first read.
-        Raises UsageError: no such volume; MachineRefuses: no memory, files or right to read it; DamagedVolume;
+        Raises UsageError: no such volume; ResourceError: no memory, files or right to read it; DamagedVolume;
         OctjepaError: its bucket fails.
         """
         return self._read(volume_id, self.storage.verify)
@@ -218,7 +218,7 @@ class Store:
     def damaged(self) -> list[str]:
         """Reads every chunk; the ids of volumes whose chunk is absent or differs from what was written.
 
-        A chunk that cannot be read now is not reported as damaged: raises MachineRefuses, or as `octjepa.remote` where
+        A chunk that cannot be read now is not reported as damaged: raises ResourceError, or as `octjepa.remote` where
         a bucket fails.
         """
         damaged = []

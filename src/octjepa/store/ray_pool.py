@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.files import write_new_folder
 from octjepa.ingest import SourceFile
 from octjepa.store.one_file import Result, refused
@@ -89,7 +89,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise UsageError(f"--engine ray needs Ray: {to_install('ray')}") from None
+        raise UsageError(f"--engine ray needs Ray: {install_command('ray')}") from None
     if ray.is_initialized():  # by the calling program: its connection stays
         yield ray
         return

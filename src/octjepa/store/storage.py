@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from octjepa.errors import MORE_FILES, MachineRefuses, OctjepaError, UsageError
+from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 from octjepa.files import replace_folder, write_atomic, write_new_folder, writer_lock
 from octjepa.store.canonical import CanonicalVolume
 
@@ -43,14 +43,14 @@ class DamagedVolume(OctjepaError):
 
 @contextmanager
 def reading_chunk(name: str) -> Iterator[None]:
-    """Translates errors while the chunk `name` is read. Raises MachineRefuses with the cause, or DamagedVolume."""
+    """Translates errors while the chunk `name` is read. Raises ResourceError with the cause, or DamagedVolume."""
     try:
         yield
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         if isinstance(error, OSError) and error.errno not in _DAMAGE:
             advice = _ADVICE.get(error.errno or 0, _OTHER_ADVICE)
             message = f"{name} cannot be read: {error.strerror}. The volume is not at fault: {advice}"
-            raise MachineRefuses(message) from None
+            raise ResourceError(message) from None
         raise DamagedVolume(f"{name} is damaged ({error}): delete it and ingest again") from None
 
 

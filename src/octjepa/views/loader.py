@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from octjepa.errors import ContractError, MachineRefuses, OctjepaError
+from octjepa.errors import ContractError, OctjepaError, ResourceError
 from octjepa.recipe import Recipe
 from octjepa.remote import retry_count
 from octjepa.store import CanonicalVolume, Store
@@ -145,7 +145,7 @@ class TrainingDataset(Dataset[LoadedSample]):
                 try:
                     sample = make_sample(_read(self.store, volume_id), self.recipe, visit)
                     return LoadedSample(volume_id, sample, (*unreadable.items(),), retry_count() - before)
-                except MachineRefuses:
+                except ResourceError:
                     raise
                 except (OctjepaError, OSError, ValueError) as error:
                     unreadable[volume_id] = str(error)
@@ -172,10 +172,10 @@ class ValidationDataset(Dataset[LoadedSample]):
 
 
 def read_or_warn(store: Store, volume_id: str) -> CanonicalVolume | None:
-    """The volume; None, and a warning, where it cannot be read. MachineRefuses passes, for then it is readable."""
+    """The volume; None, and a warning, where it cannot be read. ResourceError passes, for then it is readable."""
     try:
         return _read(store, volume_id)
-    except MachineRefuses:
+    except ResourceError:
         raise
     except (OctjepaError, OSError, ValueError) as error:
         _log.warning("volume %s cannot be read and is left out of validation: %s", volume_id, error)
@@ -187,7 +187,7 @@ def _read(store: Store, volume_id: str) -> CanonicalVolume:
     for seconds in _WAITS_SECONDS:
         try:
             return store.read(volume_id)
-        except MachineRefuses:
+        except ResourceError:
             time.sleep(seconds)
     return store.read(volume_id)
 
@@ -206,7 +206,7 @@ def training_batches(
 
     A batch is recipe.train.global_batch volumes; the shares of all `world` ranks, in their order, are the batch that
     one process would take. Raises OctjepaError naming the cause when a loader process dies or too many volumes in a row
-    cannot be read, MachineRefuses where the machine lacks the resources to read.
+    cannot be read, ResourceError where the machine lacks the resources to read.
     """
     size = stream.recipe.train.global_batch
     share = size // world

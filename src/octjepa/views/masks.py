@@ -1,12 +1,13 @@
-"""What is hidden: three families of shapes that span the slow axis, in exact counts.
+"""Masks: three families of shapes over several B-scans, with exact counts of hidden tokens.
 
-Neighbouring B-scans are nearly copies, so a hole must not be filled from the slice beside it. `tubes` are
-rectangles through all slices, `blocks` boxes of limited depth, `runs` whole runs of B-scans. Shapes are laid until
-enough selected tokens are hidden, and the last one is shrunk, so the count is exact for every sample. No edge is
-favoured: along an axis that it does not span, a shape's start is uniform over every place where it still touches the
-grid, overhang cut off, and it shrinks towards its centre. An axis that it spans has one centre, the grid's own:
-shrinking towards that hid the borders of runs a fifth too seldom. There it is cut from a random place on, wrapped
-around. Cutting in raster order would starve the last B-scans. `octjepa plan --masks` measures it (docs/masks.md).
+Neighbouring B-scans are nearly copies, so a hidden patch must not be filled from the slice beside it. `tubes` are
+rectangles through all slices, `blocks` boxes over some slices, `runs` whole runs of B-scans. Shapes are added until
+enough selected tokens are hidden, and the last one is shrunk, so the count is exact for every sample.
+
+No edge is favoured: along an axis that it does not span, a shape's start is uniform over all positions where it still
+touches the grid, overhang cut off, and it shrinks towards its centre. Along an axis that it spans, shrinking towards
+the centre, which is the grid's own, would hide the borders a fifth too seldom: there the last shape is cut from a
+random position on, wrapped around. Cutting in raster order would rarely hide the last B-scans. `octjepa plan --masks` measures it (docs/masks.md).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def sample_mask(
     """(context, target) as sorted indices into the `t` selected tokens at grid `steps`; disjoint, exactly `counts`.
 
     `counts` is `Recipe.mask_counts`; what is hidden but not a target (target_share < 1) is in neither. Hidden tokens
-    with `tissue` are targets first, by chance among themselves; None: all alike.
+    with `tissue` become targets first, in random order; None: all alike.
     """
     weights = np.array([recipe.tubes, recipe.blocks, recipe.runs], dtype=np.float64)  # in the order of FAMILIES
     family = FAMILIES[rng.choice(len(FAMILIES), p=weights / weights.sum())]
@@ -48,38 +49,38 @@ def sample_mask(
 
 
 def _hiding_order(
-    steps: np.ndarray, grid: tuple[int, int, int], family: str, wanted: int, rng: np.random.Generator
+    steps: np.ndarray, grid: tuple[int, int, int], family: str, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Tokens in the order in which shapes hide them; ties and tokens no shape reached by chance."""
+    """All tokens in the order in which shapes hide them; ties, and tokens that no shape reached, in random order."""
     spanned = SPANNED[family]
-    free = [axis for axis in range(3) if axis not in spanned]
+    shrinking = [axis for axis in range(3) if axis not in spanned]
     shape_of = np.full(len(steps), _MOST_SHAPES, dtype=np.float64)
     for number in range(_MOST_SHAPES):
         size = np.asarray(_size(family, grid, rng))
         start = np.asarray([0 if a in spanned else rng.integers(1 - size[a], grid[a]) for a in range(3)])
         inside = ((steps >= start) & (steps < start + size)).all(axis=1) & (shape_of == _MOST_SHAPES)
-        # within a shape the centre is hidden first; a little beside it, so that no two sides go at once
+        # within a shape the centre is hidden first; jitter keeps opposite sides from being hidden at once
         centre = start + (size - 1) / 2 + rng.uniform(-0.25, 0.25, size=3)
-        away = (np.abs(steps - centre) / (size + 1))[:, free].max(axis=1)
+        away = (np.abs(steps - centre) / (size + 1))[:, shrinking].max(axis=1)
         shape_of[inside] = number + away[inside]
-        if np.count_nonzero(shape_of < _MOST_SHAPES) >= wanted:
+        if np.count_nonzero(shape_of < _MOST_SHAPES) >= count:
             break
-    chance = rng.random(len(steps))
+    tie_break = rng.random(len(steps))
     if not spanned:
-        return np.lexsort((chance, shape_of))
+        return np.lexsort((tie_break, shape_of))
     axis = spanned[-1]
-    return np.lexsort((chance, (steps[:, axis] - rng.integers(grid[axis])) % grid[axis], shape_of))
+    return np.lexsort((tie_break, (steps[:, axis] - rng.integers(grid[axis])) % grid[axis], shape_of))
 
 
 def _size(family: str, grid: tuple[int, int, int], rng: np.random.Generator) -> tuple[int, int, int]:
-    """A shape in tokens. Aspect 0.75-1.5 as in V-JEPA 2; at least a third of the fast axis for blocks and tubes."""
+    """Size of a shape in tokens (slices, depth, columns); aspect ratio 0.75 to 1.5 as in V-JEPA 2."""
     d, h, w = grid
     if family == "runs":
         return int(rng.integers(max(1, d // 4), max(2, d // 2 + 1))), h, w
     area = rng.uniform(0.15, 0.4) * w * w
     aspect = rng.uniform(0.75, 1.5)
-    high = int(np.clip(round(np.sqrt(area * aspect)), 1, h))
+    tall = int(np.clip(round(np.sqrt(area * aspect)), 1, h))
     wide = int(np.clip(round(np.sqrt(area / aspect)), 1, w))
     if family == "tubes":
-        return d, high, wide
-    return int(rng.integers(max(1, d // 4), max(2, d // 2 + 1))), high, wide
+        return d, tall, wide
+    return int(rng.integers(max(1, d // 4), max(2, d // 2 + 1))), tall, wide

@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background: int = 0) -> Sample:
     """The training sample of `volume` in `epoch`, or (None) its fixed validation sample.
 
-    `background` tokens at least hold no tissue, for those who want to look at them.
+    At least `background` tokens hold no tissue, for metrics of the background.
     """
     seed = recipe.train.seed
     stage = "fixed" if epoch is None else epoch
@@ -78,17 +78,17 @@ def select_tokens(
 
 
 def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:
-    """Where the tokens lie, in the recipe's unit.
+    """Positions of the tokens (slice, depth, column) in the recipe's unit.
 
-    Millimetres count from the scan's centre, and in depth from the row where flattening lays Bruch's membrane: one
-    place in the eye has the same coordinates in a grid of any spacing and size. Crop and zoom are jitter of the eye, as
-    with token steps: the coordinates are the view's.
+    Millimetres count from the scan's centre, and in depth from where flattening puts Bruch's membrane: one
+    point in the eye has the same coordinates in a grid of any spacing and size. Coordinates are the view's, after crop
+    and zoom, as with token steps.
     """
-    wanted = recipe.preprocessing
-    d, _, w = wanted.image_size
-    anchor = round(wanted.axial_anchor * (wanted.stored_size[1] - 1)) + 0.5 - wanted.margin[1]
+    preprocessing = recipe.preprocessing
+    d, _, w = preprocessing.image_size
+    anchor = round(preprocessing.axial_anchor * (preprocessing.stored_size[1] - 1)) + 0.5 - preprocessing.margin[1]
     return tokens.positions(
-        index, recipe.grid, recipe.tokens.patch_size, wanted.target_spacing_mm, recipe.model.position_unit,
+        index, recipe.grid, recipe.tokens.patch_size, preprocessing.target_spacing_mm, recipe.model.position_unit,
         (d / 2, anchor, w / 2),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from typing import NoReturn
 
-from octjepa.errors import MachineRefuses, OctjepaError
+from octjepa.errors import OctjepaError, ResourceError
 
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: [^.]+|exited unexpectedly.*?)\."
@@ -73,7 +73,7 @@ def translate_worker_errors() -> Iterator[None]:
 def translate_transfer_errors(workers: Iterable[BaseProcess]) -> Iterator[None]:
     """Wraps the receiving of batches: a worker that dies while it sends one leaves a connection error.
 
-    Raises OctjepaError with the exit code or signal of that worker, MachineRefuses where no open file is left here.
+    Raises OctjepaError with the exit code or signal of that worker, ResourceError where no open file is left here.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def translate_transfer_errors(workers: Iterable[BaseProcess]) -> Iterator[None]:
     except (OSError, RuntimeError) as error:  # torch turns one into the other
         if _NO_FILES not in str(error) or _CAUGHT.search(str(error)):
             raise
-        raise MachineRefuses(f"no batch can be taken from a loader process: {_NO_FILES}. {_RAISE_LIMIT}") from None
+        raise ResourceError(f"no batch can be taken from a loader process: {_NO_FILES}. {_RAISE_LIMIT}") from None
 
 
 def _most_precise_death(error: BaseException) -> str:

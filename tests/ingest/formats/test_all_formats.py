@@ -19,7 +19,7 @@ import octjepa
 from eye_files import phantom, write_images, write_itk, write_sidecar, write_tiff
 from oct_dicom import make_dataset, save
 from octjepa.errors import VolumeRejected
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.ingest import SourceFile, describe_file, read_volume
 from octjepa.ingest.formats import all_formats, is_scan_folder, recognise, suffixes
 
@@ -192,7 +192,7 @@ def test_noise_is_refused_with_a_reason_that_is_no_fault_of_the_reader(suffix: s
 def test_the_missing_library_of_an_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = WRITERS["nii"][1](tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "SimpleITK", None)
-    message = f"no_decoder: SimpleITK is not installed: {to_install('formats')}"
+    message = f"no_decoder: SimpleITK is not installed: {install_command('formats')}"
     with pytest.raises(VolumeRejected, match=re.escape(message)):
         read_volume(path)
 

@@ -11,7 +11,7 @@ import pytest
 
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.ingest import describe_file, discover, formats, read_volume
 from vendor_files import (
     bioptigen_bytes,
@@ -91,7 +91,7 @@ def test_without_the_extra_the_reason_names_it(files: dict[str, Path], monkeypat
     for name in [name for name in sys.modules if name.split(".")[0] == "eyepy"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "eyepy", None)
-    with pytest.raises(VolumeRejected, match=re.escape(to_install("vendor"))) as caught:
+    with pytest.raises(VolumeRejected, match=re.escape(install_command("vendor"))) as caught:
         read_volume(files["heidelberg_e2e"])
     assert caught.value.reason == "no_decoder"
     for format in ("heidelberg_vol", "bioptigen_oct"):  # need none

@@ -13,7 +13,7 @@ import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.dice import dice, mean_dice, voxel_counts
 from octjepa.tasks.segment.evaluation import hd95_mm
@@ -145,7 +145,7 @@ def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     for name in [name for name in sys.modules if name.split(".")[0] == "monai"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "monai", None)
-    with pytest.raises(UsageError, match=re.escape(to_install("segment"))):
+    with pytest.raises(UsageError, match=re.escape(install_command("segment"))):
         decoder.dice_cross_entropy()
 
 

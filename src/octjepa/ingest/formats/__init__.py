@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
 from octjepa.ingest.raw_scan import RawScan
@@ -241,4 +241,4 @@ def import_extra(library: str, extra: str) -> ModuleType:
     try:
         return import_module(library)
     except ImportError:
-        raise rejection("no_decoder", f"{library} is not installed: {to_install(extra)}") from None
+        raise rejection("no_decoder", f"{library} is not installed: {install_command(extra)}") from None

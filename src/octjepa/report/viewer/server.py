@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import CheckpointError, OctjepaError, UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.report.contents import read_contents
 from octjepa.report.viewer.scans import Scans
 from octjepa.store.contract import contract_differences
@@ -48,7 +48,7 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
         import starlette  # noqa: F401 -- checked before any work
         import uvicorn
     except ImportError:
-        raise UsageError(f"the viewer needs the libraries of an extra: {to_install('viewer')}") from None
+        raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
     application = app(open_scans(source))
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

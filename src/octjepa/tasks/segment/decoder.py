@@ -25,7 +25,7 @@ from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts
@@ -245,7 +245,7 @@ def monai(module: str) -> Any:
     try:
         return import_module(f"monai.{module}")
     except ImportError:
-        raise UsageError(f"segmentation needs MONAI: {to_install('segment')}") from None
+        raise UsageError(f"segmentation needs MONAI: {install_command('segment')}") from None
 
 
 def masked_loss(logits: Float[Tensor, "b classes d h w"], labels: UInt8[np.ndarray, "b d h w"], loss: Loss) -> Tensor:

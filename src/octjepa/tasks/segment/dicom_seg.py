@@ -24,7 +24,7 @@ from pydicom.errors import InvalidDicomError
 from pydicom.uid import generate_uid
 
 from octjepa.errors import UsageError
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 MAX_CLASSES = 60
@@ -243,4 +243,4 @@ def _highdicom() -> Any:
     try:
         return import_module("highdicom")
     except ImportError:
-        raise UsageError(f"DICOM Segmentations need highdicom: {to_install('segment')}") from None
+        raise UsageError(f"DICOM Segmentations need highdicom: {install_command('segment')}") from None

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.ingest import read_volume
 from octjepa.progress import bar
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
@@ -125,7 +125,7 @@ def write_nifti(path: Path, codes: UInt8[np.ndarray, "N R C"], spacing_mm: tuple
     try:
         itk = import_module("SimpleITK")
     except ImportError:
-        raise UsageError(f"writing NIfTI needs SimpleITK: {to_install('segment')}") from None
+        raise UsageError(f"writing NIfTI needs SimpleITK: {install_command('segment')}") from None
     image = itk.GetImageFromArray(np.ascontiguousarray(codes))
     image.SetSpacing(tuple(reversed(spacing_mm)))
     itk.WriteImage(image, str(path), useCompression=True)

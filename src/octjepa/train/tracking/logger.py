@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 
 from octjepa.checkpoint.location import Location
 from octjepa.config import science, science_hash
-from octjepa.extras import to_install
+from octjepa.extras import install_command
 from octjepa.files import Journal
 from octjepa.recipe import Recipe
 from octjepa.train.tracking.backends import MAKERS, NEEDS, PictureFolder, TrackedRun, Tracker, in_one_line
@@ -219,5 +219,5 @@ def _is_installed(backend: str) -> bool:
     module, extra = NEEDS[backend]
     if importlib.util.find_spec(module) is not None:
         return True
-    _log.warning("tracker %s is not installed (%s): the run goes on without it", backend, to_install(extra))
+    _log.warning("tracker %s is not installed (%s): the run goes on without it", backend, install_command(extra))
     return False
