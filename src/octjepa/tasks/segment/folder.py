@@ -183,7 +183,7 @@ def describe(out: Path) -> dict[str, Any]:
 class SegmentTask:
     """Folders of segmentation heads."""
 
-    def has_file(self, folder: Path) -> bool:
+    def holds(self, folder: Path) -> bool:
         """By the kind in the head's manifest."""
         return (folder / "head").is_dir() and is_head(folder)
 
