@@ -15,7 +15,7 @@ from octjepa.ingest.burned_in import find_text
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
-from octjepa.store.fill import mask_fill
+from octjepa.store.fill import remove_fill
 from shaped_eye import SHAPES, shaped_eye
 
 NAME = "Doe Jane 1950-01-01"
@@ -78,7 +78,7 @@ def test_scale_bars_and_the_frame_of_a_viewer_are_found() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_phantom_is_taken_for_text(device: str) -> None:
     for shape in SHAPES:
-        assert find_text(mask_fill(shaped_eye(device, shape, seed=1).volume.pixels)[0]) is None, shape
+        assert find_text(remove_fill(shaped_eye(device, shape, seed=1).volume.pixels)[0]) is None, shape
 
 
 def test_small_and_constant_scans_hold_no_text() -> None:
@@ -92,7 +92,7 @@ def test_real_scans_with_fill_are_not_taken_for_text(real_scans: Path) -> None:
     from octjepa.ingest import read_volume
 
     for path in sorted(real_scans.glob("duke*.dcm")):
-        assert find_text(mask_fill(read_volume(path).pixels)[0]) is None, path.name
+        assert find_text(remove_fill(read_volume(path).pixels)[0]) is None, path.name
 
 
 def test_text_beside_the_retina_is_blanked_and_noted() -> None:

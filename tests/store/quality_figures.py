@@ -28,7 +28,7 @@ DAMAGES = {
 
 if __name__ == "__main__":
     for device in DEVICES:
-        eyes = [made(shaped_eye(device, seed=seed).volume).figures for seed in range(12)]
+        eyes = [made(shaped_eye(device, seed=seed).volume).measurements for seed in range(12)]
         score, snr, motion = ([float(eye[name]) for eye in eyes] for name in ("quality", "snr_db", "motion_um"))
         print(
             f"| {device} | {np.median(score):.3f} ({min(score):.3f}, {max(score):.3f}) "
@@ -36,5 +36,5 @@ if __name__ == "__main__":
         )
     volume = shaped_eye("zeiss_cirrus", seed=2).volume
     for name, (damage, part) in DAMAGES.items():
-        steps = [made(volume, damage(volume, step)).figures for step in range(4)]
+        steps = [made(volume, damage(volume, step)).measurements for step in range(4)]
         print(f"| {name} | " + " | ".join(f"{float(of[part]):.2f}, {float(of['quality']):.2f}" for of in steps) + " |")

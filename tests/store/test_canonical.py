@@ -85,24 +85,24 @@ def test_padding_is_zero_outside_the_scan_and_outside_the_band() -> None:
 
 
 def test_going_coarser_averages_every_sample() -> None:
-    from octjepa.store.resample import centred, weights
+    from octjepa.store.resample import centred_positions, resampling_matrix
 
-    matrix = weights(centred(512, 0.0117), centred(64, 0.0936), 0.0936)
+    matrix = resampling_matrix(centred_positions(512, 0.0117), centred_positions(64, 0.0936), 0.0936)
     assert (matrix.sum(axis=0) > 0.5 * 64 / 512).all()  # plain interpolation would read 128 of the 512
     assert matrix.sum(axis=1) == pytest.approx(1)
     stripes = np.arange(512) % 2
     assert np.ptp(matrix @ stripes) < 0.05
-    finer = weights(centred(10, 0.1), centred(30, 1 / 30), 1 / 30)
-    line = finer @ centred(10, 0.1)
-    assert np.allclose(line[2:-2], centred(30, 1 / 30)[2:-2], atol=1e-6)
+    finer = resampling_matrix(centred_positions(10, 0.1), centred_positions(30, 1 / 30), 1 / 30)
+    line = finer @ centred_positions(10, 0.1)
+    assert np.allclose(line[2:-2], centred_positions(30, 1 / 30)[2:-2], atol=1e-6)
 
 
 def test_uneven_positions_are_resampled_where_they_lie() -> None:
-    from octjepa.store.resample import centred, weights
+    from octjepa.store.resample import centred_positions, resampling_matrix
 
     places = np.array([0, 0.1, 0.2, 0.6, 0.7, 1.0]) - 0.5
-    target = centred(9, 0.1)
-    assert np.allclose(weights(places, target, 0.1) @ places, target, atol=0.02)
+    target = centred_positions(9, 0.1)
+    assert np.allclose(resampling_matrix(places, target, 0.1) @ places, target, atol=0.02)
 
 
 def test_registration_fill_changes_neither_band_nor_contrast() -> None:
@@ -197,28 +197,28 @@ def test_a_stored_size_beyond_memory_is_refused_too() -> None:
 @pytest.mark.parametrize("frequency", [0.8, 0.9, 1.0, 1.3, 1.7, 2.4])
 def test_a_grating_beyond_the_targets_nyquist_limit_does_not_alias(frequency: float) -> None:
     """`frequency` in periods a target step; interpolating leaves more than half of it as a coarse pattern."""
-    from octjepa.store.resample import centred, weights
+    from octjepa.store.resample import centred_positions, resampling_matrix
 
-    source, target, step = centred(4096, 0.002), centred(200, 0.036), 0.036
+    source, target, step = centred_positions(4096, 0.002), centred_positions(200, 0.036), 0.036
     for phase in (0.0, 0.7, 1.5):
         grating = np.sin(2 * np.pi * frequency * source / step + phase)
-        left = (weights(source, target, step) @ grating)[5:-5]
+        left = (resampling_matrix(source, target, step) @ grating)[5:-5]
         assert np.abs(left).max() < 0.08, np.abs(left).max()
     plain = np.interp(target, source, grating)
     assert np.ptp(plain) > 0.5 or frequency in (1.0,)
-    passed = weights(source, target, step) @ np.sin(2 * np.pi * 0.1 * source / step)
+    passed = resampling_matrix(source, target, step) @ np.sin(2 * np.pi * 0.1 * source / step)
     assert np.abs(passed[5:-5]).max() > 0.9  # what the target can hold goes through
 
 
 def test_drusen_stay_raised_over_the_flattened_membrane() -> None:
-    from octjepa.store.surfaces import robust_surface
+    from octjepa.store.surfaces import fit_surface
 
     z, x = np.meshgrid(np.linspace(-1, 1, 20), np.linspace(-1, 1, 90), indexing="ij")
     bruch = 60 + 8 * x - 5 * x**2 + 2 * z
     raised = bruch.copy()
     raised[6:12, 20:45] -= 12
     offsets = np.rint(np.random.default_rng(2).normal(0, 4, 20))
-    fit = robust_surface(raised + offsets[:, None], row_mm=0.0078)
+    fit = fit_surface(raised + offsets[:, None], depth_mm=0.0078)
     assert np.abs(fit.rows + fit.offsets[:, None] - bruch - offsets[:, None]).max() < 1.5
 
 

@@ -67,7 +67,7 @@ def filled(volume: OCTVolume, step: int) -> np.ndarray:
 @pytest.mark.parametrize("device", ["topcon_triton", "zeiss_cirrus"])
 def test_parts_and_score_fall_step_by_step(device: str, part: str, sign: int, damage: Damage) -> None:
     volume = shaped_eye(device, seed=2).volume
-    figures = [made(volume, damage(volume, step)).figures for step in range(4)]
+    figures = [made(volume, damage(volume, step)).measurements for step in range(4)]
     values, scores = ([float(of[name]) for of in figures] for name in (part, "quality"))
     assert (sign * np.diff(values) >= 0).all(), values
     assert sign * (values[-1] - values[0]) > 0.02
@@ -78,15 +78,15 @@ def test_parts_and_score_fall_step_by_step(device: str, part: str, sign: int, da
 def test_what_is_measured_is_what_was_done() -> None:
     volume = shaped_eye("zeiss_cirrus", seed=2).volume
     frames = len(volume.pixels)
-    assert made(volume, blanked(volume, 2)).figures["blank_share"] == pytest.approx(6 / frames)
-    share = float(made(volume, filled(volume, 2)).figures["fill_share"])
+    assert made(volume, blanked(volume, 2)).measurements["blank_share"] == pytest.approx(6 / frames)
+    share = float(made(volume, filled(volume, 2)).measurements["fill_share"])
     assert share == pytest.approx(19 / volume.shape[1], abs=0.01)
     rows = np.rint(5 * np.random.default_rng(2).normal(0, 1, frames))
     still = shaped_eye("heidelberg_spectralis", seed=2).volume  # tracked: the phantom moves it not at all
-    assert float(made(still).figures["motion_um"]) < 3
+    assert float(made(still).measurements["motion_um"]) < 3
     rows = np.rint(5 * np.random.default_rng(2).normal(0, 1, len(still.pixels)))
     expected = 7.8 * np.sqrt(np.mean(np.diff(rows) ** 2))
-    assert float(made(still, jittered(still, 2)).figures["motion_um"]) == pytest.approx(expected, rel=0.1)
+    assert float(made(still, jittered(still, 2)).measurements["motion_um"]) == pytest.approx(expected, rel=0.1)
 
 
 def test_clean_scans_of_four_vendors_score_alike() -> None:
@@ -110,10 +110,10 @@ def test_a_blink_is_blank_though_its_noise_is_not() -> None:
 
 def test_bruch_below_the_last_row_is_clipped() -> None:
     volume = shaped_eye("heidelberg_spectralis", seed=2).volume
-    whole = made(volume).figures
+    whole = made(volume).measurements
     rows = shaped_eye("heidelberg_spectralis", seed=2).bm
     cut = int(np.percentile(rows, 60))
-    result = made(volume, volume.pixels[:, :cut]).figures
+    result = made(volume, volume.pixels[:, :cut]).measurements
     assert whole["clipped_share"] == 0
     assert 0.2 < float(result["clipped_share"]) <= 1
     assert float(result["quality"]) < 0.85 * float(whole["quality"])

@@ -7,7 +7,7 @@ import numpy as np
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import resample_in_plane
 from octjepa.store.quality import structured_frames
-from octjepa.store.resample import centred
+from octjepa.store.resample import centred_positions
 from octjepa.store.surfaces import find_surfaces
 from octjepa.volume import OCTVolume
 
@@ -23,13 +23,13 @@ def errors_um(volume: OCTVolume, ilm: np.ndarray, bm: np.ndarray, preprocessing:
     _, height, width = volume.shape
     _, dy, dx = volume.spacing_mm
     _, ty, tx = preprocessing.target_spacing_mm
-    columns_mm = centred(int(width * dx / tx), tx)
+    columns_mm = centred_positions(int(width * dx / tx), tx)
     image = resample_in_plane(volume.pixels[varied], volume, preprocessing, columns_mm)
     found = find_surfaces(image, ty, tx)
     result = {}
     for name, rows, true in (("ilm", found.ilm, ilm[varied]), ("bm", found.bm, bm[varied])):
         found_mm = (rows - (image.shape[1] - 1) / 2) * ty
         native_mm = (true - (height - 1) / 2) * dy
-        true_mm = np.stack([np.interp(columns_mm, centred(width, dx), line) for line in native_mm])
+        true_mm = np.stack([np.interp(columns_mm, centred_positions(width, dx), line) for line in native_mm])
         result[name] = (found_mm - true_mm) * 1000
     return result

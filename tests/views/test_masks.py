@@ -9,7 +9,7 @@ import torch
 from octjepa import keys
 from octjepa.model import VJEPA3D
 from octjepa.report.mask_metrics import axis_bias
-from octjepa.store.resample import centred
+from octjepa.store.resample import centred_positions
 from octjepa.views import masks, tokens
 from octjepa.views.sample import token_positions
 from synthetic import small_recipe
@@ -105,7 +105,10 @@ def in_the_eye(recipe) -> np.ndarray:
     axes = [
         line[margin : len(line) - margin].reshape(-1, size).mean(axis=1)
         for line, margin, size in zip(
-            (centred(d, dz), rows, centred(w, dx)), wanted.margin, recipe.tokens.patch_size, strict=True
+            (centred_positions(d, dz), rows, centred_positions(w, dx)),
+            wanted.margin,
+            recipe.tokens.patch_size,
+            strict=True,
         )
     ]
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)

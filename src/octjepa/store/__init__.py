@@ -1,8 +1,8 @@
-"""Canonical volumes on disk, with an index, a ledger of what was refused, and a split by person.
+"""Canonical volumes on disk or in a bucket, with an index, a quarantine list and a split by person.
 
-In come `OCTVolume`s of `octjepa.ingest`; out come memory-mapped uint8 volumes of one fixed size with a tissue
-band. A store is made with one preprocessing contract and refuses another (ContractError); a file that cannot be made
-canonical becomes a row of the ledger.
+Input: `OCTVolume`s of `octjepa.ingest`. Output: memory-mapped uint8 volumes of one fixed size with a tissue band. A
+store is made with one preprocessing contract and refuses another (ContractError); a file that cannot be canonicalised
+gets an entry in the quarantine list.
 """
 
 from octjepa.store.build import build_store

@@ -1,8 +1,8 @@
-"""A native volume to its canonical form: resampled, flattened on Bruch's membrane, cropped, 8 bit, tissue found.
+"""Canonicalisation: a native volume is resampled, flattened on Bruch's membrane, cropped to 8 bit, its tissue found.
 
-Order of work: painted text, fill and blank B-scans out; each B-scan to canonical rows and columns; membranes found;
-A-scans shifted by whole rows so that the fitted Bruch's membrane lies flat at the anchor; only then B-scans averaged
-along the slow axis, so that tilt and motion do not smear the layers. The left eye is mirrored last.
+Steps: remove painted text, fill and blank B-scans; resample each B-scan to canonical depth and column spacing; find the
+retinal surfaces; shift A-scans by whole depth indices so that the fitted Bruch's membrane is flat at the anchor; only
+then average B-scans along the slice axis, so that tilt and motion do not smear the layers. A left eye is mirrored last.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from jaxtyping import Bool, Float, Int16, UInt8
 from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejection
 from octjepa.recipe import Preprocessing
-from octjepa.store.fill import level_beside, mask_fill
+from octjepa.store.fill import level_beside_mask, remove_fill
 from octjepa.store.near_duplicates import enface, enface_hash
 from octjepa.store.quality import check_layered, score_quality, structured_frames
-from octjepa.store.resample import centred, weights
-from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, robust_surface
+from octjepa.store.resample import centred_positions, resampling_matrix
+from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, fit_surface
 from octjepa.volume import OCTVolume
 
-CANONICAL_VERSION = 2  # counts up whenever the same file would give other pixels, band or figures
+CANONICAL_VERSION = 2  # counts up whenever the same file would give other pixels, band or measurements
 BAND_BELOW_BRUCH_MM = 0.15  # the tissue band ends this far under Bruch's membrane: choriocapillaris and inner choroid
 MAX_WORK_BYTES = 2 << 30  # of all arrays whose size follows from the file, together
-_MOST_TEXT = 0.2  # of a B-scan; more is the picture of a screen
+_MAX_TEXT_SHARE = 0.2  # of a B-scan; more is the picture of a screen
 
 
 @dataclass(frozen=True, eq=False)
 class CanonicalVolume:
     """A stored volume. D, H, W are the contract's `stored_size`.
 
-    `band` is (first row of tissue at the ILM, last row of the tissue band under Bruch's membrane), -1 in padding.
-    `tissue_mean` and `tissue_std` are of the pixels within the band. Canonical row r of an A-scan was row
-    r - `shifts` before flattening, counted in canonical rows from the top of the native B-scan; that is a mean over
-    the B-scans that were averaged. `frame_shifts` says it of each of the N native ones, and `frame_mm` where it lay
-    about the scan's centre: what `octjepa.store.native_mapping` needs. A store's reader leaves those two out.
+    `band` is (first depth index of tissue at the ILM, last one of the tissue band under Bruch's membrane), -1 in
+    padding. `tissue_mean` and `tissue_std` are of the pixels within the band. Canonical depth index i of an A-scan was
+    i - `shifts` before flattening, counted in canonical spacing from the top of the native B-scan, as a mean over the
+    B-scans that were averaged. `frame_shifts` is the same for each of the N native B-scans, and `frame_mm` its position
+    from the scan's centre: `octjepa.store.native_mapping` needs both, `Store.read` leaves them out.
     """
 
     volume_id: str
@@ -49,7 +49,7 @@ class CanonicalVolume:
     frame_mm: Float[np.ndarray, " N"] | None = None
 
     def geometry(self) -> dict[str, np.ndarray]:
-        """What stands beside the pixels, by name."""
+        """The arrays of geometry.npz by name."""
         arrays = {
             "band": self.band,
             "shifts": self.shifts,
@@ -61,65 +61,69 @@ class CanonicalVolume:
 
 @dataclass(frozen=True, eq=False)
 class CanonicalisationResult:
-    """A canonical volume with what the index says of it: `figures` are quality, its parts and the en face hash."""
+    """A canonical volume and columns of its index entry; `measurements`: quality, its parts and the en face hash."""
 
     volume: CanonicalVolume
     mirrored: bool
     tissue_share: float
-    figures: dict[str, float | str]
+    measurements: dict[str, float | str]
     notes: tuple[str, ...]
 
     @property
     def quality(self) -> float:
-        return float(self.figures["quality"])
+        """The quality score, 0 to 1."""
+        return float(self.measurements["quality"])
 
 
 def volume_id(content_hash: str) -> str:
+    """The id of a volume: the first 16 hex digits of its content hash."""
     return content_hash[:16]
 
 
-def _slow_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
-    """Slice positions in mm about the scan's centre."""
+def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
+    """Slice positions in mm from the scan's centre."""
     if volume.slice_positions_mm is None:
-        return centred(volume.shape[0], volume.spacing_mm[0])
+        return centred_positions(volume.shape[0], volume.spacing_mm[0])
     positions = np.asarray(volume.slice_positions_mm, float)
     return positions - (positions[0] + positions[-1]) / 2
 
 
 def _check_size(volume: OCTVolume, preprocessing: Preprocessing, columns: int) -> int:
-    """Rows of a whole native B-scan at canonical spacing. Raises VolumeRejected size_implausible, from sizes alone."""
+    """The native height at canonical spacing. Raises VolumeRejected size_implausible, from sizes alone."""
     depth, height, width = volume.shape
     stored_height = preprocessing.stored_size[1]
     extent = height * volume.spacing_mm[1] / preprocessing.target_spacing_mm[1]
-    rows = max(8, round(extent)) if extent < MAX_WORK_BYTES else MAX_WORK_BYTES
-    resampled, matrices = depth * rows * columns, rows * height + width * columns
-    flattened = 4 * depth * stored_height * columns  # its places are of 8 bytes
+    resampled_height = max(8, round(extent)) if extent < MAX_WORK_BYTES else MAX_WORK_BYTES
+    resampled, matrices = depth * resampled_height * columns, resampled_height * height + width * columns
+    flattened = 4 * depth * stored_height * columns  # in float32, of which its int64 positions take most
     size = 4 * (resampled + matrices + flattened)
     if size > MAX_WORK_BYTES:
-        raise rejection("size_implausible", f"resampled to {depth} x {rows} x {columns}, {size / 2**30:.1f} GiB")
-    return rows
+        raise rejection(
+            "size_implausible", f"resampled to {depth} x {resampled_height} x {columns}, {size / 2**30:.1f} GiB"
+        )
+    return resampled_height
 
 
 def resample_in_plane(
     pixels: UInt8[np.ndarray, "D H W"], volume: OCTVolume, preprocessing: Preprocessing, columns_mm: np.ndarray
 ) -> Float[np.ndarray, "D R C"]:
-    """Every B-scan at canonical row spacing (whole native height) and at `columns_mm`."""
+    """Every B-scan at canonical depth spacing (whole native height, R) and at `columns_mm` (C)."""
     from scipy.sparse import csr_array
 
     _, height, width = pixels.shape
     _, dy, dx = volume.spacing_mm
     _, ty, tx = preprocessing.target_spacing_mm
-    rows = _check_size(volume, preprocessing, len(columns_mm))
-    down = csr_array(weights(centred(height, dy), centred(rows, ty), ty))
-    across = weights(centred(width, dx), columns_mm, tx).T.copy()
-    image = np.empty((len(pixels), rows, len(columns_mm)), np.float32)
+    resampled_height = _check_size(volume, preprocessing, len(columns_mm))
+    down = csr_array(resampling_matrix(centred_positions(height, dy), centred_positions(resampled_height, ty), ty))
+    across = resampling_matrix(centred_positions(width, dx), columns_mm, tx).T.copy()
+    image = np.empty((len(pixels), resampled_height, len(columns_mm)), np.float32)
     for index, frame in enumerate(pixels):
         np.matmul(down @ frame.astype(np.float32), across, out=image[index])
     return image
 
 
 def _within(positions_mm: np.ndarray, extent_mm: float) -> slice:
-    """The run of `positions_mm` (rising) that lies on a scan of `extent_mm` about 0; a position at least."""
+    """The slice of `positions_mm` (rising) within a scan of `extent_mm` about 0; at least one position."""
     inside = np.flatnonzero(np.abs(positions_mm) <= extent_mm / 2 + 1e-9)
     if not len(inside):
         middle = int(np.abs(positions_mm).argmin())
@@ -128,36 +132,37 @@ def _within(positions_mm: np.ndarray, extent_mm: float) -> slice:
 
 
 def _shift_field(bm: np.ndarray, fit: RobustSurface, preprocessing: Preprocessing) -> Int16[np.ndarray, "D W"]:
-    """Whole rows by which each A-scan moves down, so that the fitted membrane comes to lie at the anchor."""
+    """Whole depth indices by which each A-scan moves down, so that the fitted Bruch's membrane is at the anchor."""
     ty = preprocessing.target_spacing_mm[1]
     anchor = round(preprocessing.axial_anchor * (preprocessing.stored_size[1] - 1))
     if preprocessing.flatten == "none":
         return np.full(bm.shape, round(anchor - float(np.median(bm))), np.int16)
-    surface = fit.rows
+    surface = fit.surface
     if preprocessing.flatten == "plane":
-        surface = robust_surface(bm - fit.offsets[:, None], ty, degree=1).rows
+        surface = fit_surface(bm - fit.offsets[:, None], ty, degree=1).surface
     return np.rint(anchor - surface - fit.offsets[:, None]).astype(np.int16)
 
 
 def _flattened(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray]:
-    """(image [D, height, C] shifted, valid mask of the same shape)."""
-    depth, rows, columns = image.shape
-    place = np.arange(height)[None, :, None] - shifts[:, None, :].astype(np.int64)
-    valid = (place >= 0) & (place < rows)
-    np.clip(place, 0, rows - 1, out=place)
-    place *= columns
-    place += np.arange(depth)[:, None, None] * (rows * columns) + np.arange(columns)
-    return image.reshape(-1).take(place), valid
+    """(shifted image [D, height, C], mask of the same shape: True where the scan has a voxel)."""
+    depth, height_before, columns = image.shape
+    # Flat indices into `image`, built in place: an int64 array of [D, height, C] is large.
+    position = np.arange(height)[None, :, None] - shifts[:, None, :].astype(np.int64)
+    valid = (position >= 0) & (position < height_before)
+    np.clip(position, 0, height_before - 1, out=position)
+    position *= columns
+    position += np.arange(depth)[:, None, None] * (height_before * columns) + np.arange(columns)
+    return image.reshape(-1).take(position), valid
 
 
-def _along_slow(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """`matrix` [T, D] applied to `values` [D, ...]."""
+def _along_slices(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """`matrix` [T, D] applied to the first axis of `values` [D, ...]."""
     flat = values.reshape(len(values), -1)
     return (matrix @ flat.astype(np.float32, copy=False)).reshape(len(matrix), *values.shape[1:])
 
 
 def _to_bytes(image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, float]) -> UInt8[np.ndarray, "D H W"]:
-    """Raises VolumeRejected no_tissue where nothing is valid."""
+    """Scales intensities between two percentiles to 0..255. Raises VolumeRejected no_tissue where nothing is valid."""
     if not valid.any():
         raise rejection("no_tissue", "flattening moves the whole scan out of the stored height")
     low, high = np.percentile(image[valid], percentiles)
@@ -168,115 +173,124 @@ def _to_bytes(image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, fl
 
 
 def _in_band(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, "D H W"]:
-    rows = np.arange(height)[None, :, None]
-    return (rows >= band[0][:, None, :]) & (rows <= band[1][:, None, :]) & (band[0] >= 0)[:, None, :]
+    depth_index = np.arange(height)[None, :, None]
+    return (depth_index >= band[0][:, None, :]) & (depth_index <= band[1][:, None, :]) & (band[0] >= 0)[:, None, :]
 
 
 def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> CanonicalisationResult:
-    """Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text."""
+    """Brings a native volume to the form of the contract.
+
+    Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text.
+    """
     notes: list[str] = []
     stored_d, stored_h, stored_w = preprocessing.stored_size
     tz, ty, tx = preprocessing.target_spacing_mm
     dz, _, dx = volume.spacing_mm
-    columns_mm = centred(stored_w, tx)
-    columns = _within(columns_mm, volume.shape[2] * dx)
+    columns_mm = centred_positions(stored_w, tx)
+    columns = _within(columns_mm, volume.shape[2] * dx)  # the stored columns that the scan covers, C of them
     _check_size(volume, preprocessing, columns.stop - columns.start)
 
-    pixels, filled = mask_fill(volume.pixels)
+    # What is not tissue: fill, painted text, blank B-scans. D' B-scans are left.
+    pixels, filled = remove_fill(volume.pixels)
     if filled:
         notes.append("fill_masked")
     text = find_text(pixels)
     if text is not None:
         pixels = _without_text(pixels, text)
         notes += ["burned_in_text", f"text_blanked={int(text.any(axis=(1, 2)).sum())}"]
-    lively = structured_frames(pixels)
-    frame_mm = _slow_positions(volume)
+    usable = structured_frames(pixels)
+    frame_mm = _slice_positions(volume)
     extent_z = float(frame_mm[-1] - frame_mm[0]) + dz
-    positions = frame_mm[lively]
-    if not lively.all():
-        notes.append(f"blank_frames={int((~lively).sum())}")
-        pixels = pixels[lively]
+    positions = frame_mm[usable]
+    if not usable.all():
+        notes.append(f"blank_frames={int((~usable).sum())}")
+        pixels = pixels[usable]
 
+    # In-plane: [D', R, C], R the native height at canonical spacing.
     image = resample_in_plane(pixels, volume, preprocessing, columns_mm[columns])
-    surfaces = find_surfaces(image, ty, tx)
+    surfaces = find_surfaces(image, ty, tx)  # [D', C] each
     check_layered(image, surfaces, ty)
     if text is not None:
-        _check_text(
-            resample_in_plane(text[lively].view(np.uint8), volume, preprocessing, columns_mm[columns]), surfaces, ty
-        )
-    fit = robust_surface(surfaces.bm, ty)
-    quality = score_quality(image, surfaces, fit, ty, 1 - float(lively.mean()), filled)
-    shifts = _shift_field(surfaces.bm, fit, preprocessing)
-    flat, valid = _flattened(image, shifts, stored_h)
+        painted = resample_in_plane(text[usable].view(np.uint8), volume, preprocessing, columns_mm[columns])
+        _check_text(painted, surfaces, ty)
+    fit = fit_surface(surfaces.bm, ty)
+    quality = score_quality(image, surfaces, fit, ty, 1 - float(usable.mean()), filled)
+    shifts = _shift_field(surfaces.bm, fit, preprocessing)  # [D', C]
+    flat, valid = _flattened(image, shifts, stored_h)  # [D', stored_h, C]
 
-    slices_mm = centred(stored_d, tz)
+    # Along the slice axis, only now: [S, stored_h, C], S the stored slices that the scan covers.
+    slices_mm = centred_positions(stored_d, tz)
     slices = _within(slices_mm, extent_z)
-    slow = weights(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))
+    along = resampling_matrix(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))  # [S, D']
     if valid.all():
-        image, kept = _along_slow(slow, flat), np.ones((len(slow), *valid.shape[1:]), bool)
+        image, covered = _along_slices(along, flat), np.ones((len(along), *valid.shape[1:]), bool)
     else:
         flat[~valid] = 0
-        share = _along_slow(slow, valid)
-        image = _along_slow(slow, flat) / np.maximum(share, 1e-3)
-        kept = share > 0.5
-    inner = _to_bytes(image, kept, preprocessing.clip_percentiles)
-    inner_band = _band(surfaces, shifts, slow, ty, stored_h)
-    tissue = _in_band(inner_band, stored_h) & kept
+        share = _along_slices(along, valid)
+        image = _along_slices(along, flat) / np.maximum(share, 1e-3)
+        covered = share > 0.5
+    inner = _to_bytes(image, covered, preprocessing.clip_percentiles)
+    inner_band = _band(surfaces, shifts, along, ty, stored_h)  # [2, S, C]
+    tissue = _in_band(inner_band, stored_h) & covered
     if not tissue.any():
         raise rejection("no_tissue", "the tissue band lies outside the stored height")
     values = inner[tissue]
 
+    # Into the stored size, padded where the scan is smaller; slices and columns are on the last two axes of maps.
     stored = np.zeros(preprocessing.stored_size, np.uint8)
     stored[slices, :, columns] = inner
     band = np.full((2, stored_d, stored_w), -1, np.int16)
     band[:, slices, columns] = inner_band
-    moved = np.zeros((stored_d, stored_w), np.int16)
-    moved[slices, columns] = np.rint(_along_slow(slow, shifts)).astype(np.int16)
-    frame_moved = np.zeros((len(frame_mm), stored_w), np.int16)
-    frame_moved[:, columns] = shifts[np.abs(frame_mm[:, None] - positions).argmin(axis=1)]
-    light = np.full((stored_d, stored_w), np.nan, np.float32)
-    light[slices, columns] = enface(inner, tissue)
+    stored_shifts = np.zeros((stored_d, stored_w), np.int16)
+    stored_shifts[slices, columns] = np.rint(_along_slices(along, shifts)).astype(np.int16)
+    frame_shifts = np.zeros((len(frame_mm), stored_w), np.int16)  # a blank B-scan has the shifts of its neighbour
+    frame_shifts[:, columns] = shifts[np.abs(frame_mm[:, None] - positions).argmin(axis=1)]
+    enface_image = np.full((stored_d, stored_w), np.nan, np.float32)
+    enface_image[slices, columns] = enface(inner, tissue)
 
     left = volume.laterality == "OS"
     mirrored = preprocessing.orientation == "OD" and left
     if mirrored:
-        stored, band = np.ascontiguousarray(stored[..., ::-1]), np.ascontiguousarray(band[..., ::-1])
-        moved, frame_moved = np.ascontiguousarray(moved[..., ::-1]), np.ascontiguousarray(frame_moved[..., ::-1])
+        stored, band, stored_shifts, frame_shifts = (
+            np.ascontiguousarray(array[..., ::-1]) for array in (stored, band, stored_shifts, frame_shifts)
+        )
     canonical = CanonicalVolume(
-        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), moved, frame_moved,
-        frame_mm,
+        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), stored_shifts,
+        frame_shifts, frame_mm,
     )  # fmt: skip
-    code = enface_hash(light[:, ::-1] if left else light, tz, tx)
-    figures: dict[str, float | str] = {**quality.columns(), "enface_hash": code}
-    return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), figures, tuple(notes))
+    code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
+    measurements: dict[str, float | str] = {**quality.columns(), "enface_hash": code}
+    return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), measurements, tuple(notes))
 
 
 def _without_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:
-    """Text brought to the level beside it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
+    """Sets text to the level beside it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
     share = float(text.mean(axis=(1, 2)).max())
-    if share > _MOST_TEXT:
+    if share > _MAX_TEXT_SHARE:
         raise rejection("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")
     cleaned = pixels.copy()
     for index in np.flatnonzero(text.any(axis=(1, 2))):
-        cleaned[index][text[index]] = level_beside(pixels[index], text[index])
+        cleaned[index][text[index]] = level_beside_mask(pixels[index], text[index])
     return cleaned
 
 
-def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, row_mm: float) -> None:
+def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: float) -> None:
     """Raises VolumeRejected burned_in_text where text covered tissue, which is then lost."""
-    rows = np.arange(text.shape[1])[:, None]
-    inside = (rows >= surfaces.ilm[:, None]) & (rows <= surfaces.bm[:, None] + BAND_BELOW_BRUCH_MM / row_mm)
+    depth_index = np.arange(text.shape[1])[:, None]
+    inside = (depth_index >= surfaces.ilm[:, None]) & (
+        depth_index <= surfaces.bm[:, None] + BAND_BELOW_BRUCH_MM / depth_mm
+    )
     hidden = ((text > 0.5) & inside).any(axis=(1, 2))
     if hidden.any():
         raise rejection("burned_in_text", f"text lies on the retina in {int(hidden.sum())} of {len(text)} B-scans")
 
 
 def _band(
-    surfaces: Surfaces, shifts: np.ndarray, slow: np.ndarray, row_mm: float, height: int
+    surfaces: Surfaces, shifts: np.ndarray, along: np.ndarray, depth_mm: float, height: int
 ) -> Int16[np.ndarray, "2 T C"]:
-    """First and last row of tissue, in stored rows at the canonical slices."""
-    ilm = _along_slow(slow, surfaces.ilm + shifts)
-    bm = _along_slow(slow, surfaces.bm + shifts)
-    bottom = bm + BAND_BELOW_BRUCH_MM / row_mm
+    """First and last depth index of tissue at the canonical slices."""
+    ilm = _along_slices(along, surfaces.ilm + shifts)
+    bm = _along_slices(along, surfaces.bm + shifts)
+    bottom = bm + BAND_BELOW_BRUCH_MM / depth_mm
     band = np.stack([np.clip(np.rint(ilm), 0, height - 1), np.clip(np.rint(bottom), 0, height - 1)])
     return band.astype(np.int16)

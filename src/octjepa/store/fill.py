@@ -1,7 +1,7 @@
-"""Registration fill: what a scanner or a registration programme painted where it had no measurement.
+"""Registration fill: what a scanner or a registration program painted where it had no measurement.
 
-White (255) or black (0) areas that grow from a B-scan's border are not eye. They are brought to the B-scan's own
-vitreous level before any percentile or tissue search, and the volume says so in its notes.
+White (255) or black (0) areas that grow from a B-scan's border are not tissue. They are set to the B-scan's own
+vitreous level before any percentile or tissue search, and the volume gets a note.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 _WHITE = 254
-_LEAST_SHARE = 0.002  # of a B-scan's pixels; less is not worth a mask
-_BESIDE = 12  # rows that tell the level next to a fill
+_MIN_SHARE = 0.002  # of a B-scan's pixels; less is not worth a mask
+_BESIDE = 12  # pixels along depth that the level next to a fill is measured on
 _FAINT = 4  # a background whose darkest twentieth is no brighter is truly dark
-_LEAST_RUN = 6  # pixels from the border: a bright A-scan's end is shorter
+_MIN_RUN = 6  # pixels from the border: the end of a bright A-scan is shorter
 
 
 def _from_border(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """Pixels of `full` that a straight run of `full` pixels joins to a border."""
     joined = np.zeros_like(full)
-    for turned, into in ((full, joined), (full.T, joined.T)):
-        length = len(turned)
+    for axis_first, into in ((full, joined), (full.T, joined.T)):
+        length = len(axis_first)
         position = np.arange(length)[:, None]
         for flip in (False, True):
-            run = (~(turned[::-1] if flip else turned)).argmax(axis=0)
-            run[turned.all(axis=0)] = length
-            run[run < _LEAST_RUN] = 0
+            run = (~(axis_first[::-1] if flip else axis_first)).argmax(axis=0)
+            run[axis_first.all(axis=0)] = length
+            run[run < _MIN_RUN] = 0
             into |= (position >= length - run) if flip else (position < run)
     return joined
 
 
 def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """One pixel wider: interpolation at the edge of a fill is grey."""
+    """The mask one pixel wider: interpolation blurs the edge of a fill."""
     grown = mask.copy()
     grown[1:] |= mask[:-1]
     grown[:-1] |= mask[1:]
@@ -40,14 +40,14 @@ def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     return grown
 
 
-def level_beside(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
-    """Median brightness of the rows beside a painted area, so that its edge disappears; of its two sides the darker."""
+def level_beside_mask(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
+    """Median intensity above or below a painted area, whichever is darker, so that its edge disappears."""
     levels = []
     for flip in (False, True):
         pixels, filled = (np.flip(frame, 0), np.flip(mask, 0)) if flip else (frame, mask)
         beside = np.zeros_like(filled)
-        for rows in range(_BESIDE, 0, -1):
-            beside[rows:] |= filled[:-rows]
+        for distance in range(_BESIDE, 0, -1):
+            beside[distance:] |= filled[:-distance]
         beside &= ~filled
         if beside.sum() >= _BESIDE:
             levels.append(np.median(pixels[beside]))
@@ -55,7 +55,7 @@ def level_beside(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"])
 
 
 def _touches(pixels: UInt8[np.ndarray, "D H W"], white: bool) -> Bool[np.ndarray, " D"]:
-    """[D] True where some border of a B-scan is white, or black, over more than a fiftieth of its length."""
+    """True where some border of a B-scan is white, or black, over more than a fiftieth of its length."""
     borders = (pixels[:, 0], pixels[:, -1], pixels[:, :, 0], pixels[:, :, -1])
     full = [((edge >= _WHITE) if white else (edge == 0)).mean(axis=1) > 0.02 for edge in borders]
     return np.logical_or.reduce(full)
@@ -68,7 +68,7 @@ def _dark_throughout(frame: UInt8[np.ndarray, "H W"]) -> bool:
     return faint > 0.05 * lit + 1
 
 
-def mask_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D H W"], float]:
+def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D H W"], float]:
     """(pixels without fill, share of voxels that were fill). The input is returned itself where there is none."""
     cleaned = pixels
     filled = 0
@@ -87,10 +87,10 @@ def mask_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D 
             if zeros.any() and len(rest) and np.percentile(rest, 5) > _FAINT:
                 mask |= zeros
         share = mask.mean()
-        if not _LEAST_SHARE < share < 0.9:
+        if not _MIN_SHARE < share < 0.9:
             continue
         if cleaned is pixels:
             cleaned = pixels.copy()
-        cleaned[index][mask] = level_beside(frame, mask)
+        cleaned[index][mask] = level_beside_mask(frame, mask)
         filled += int(mask.sum())
     return cleaned, filled / pixels.size

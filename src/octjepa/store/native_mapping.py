@@ -1,9 +1,9 @@
-"""From a canonical voxel to its place in the native scan and back: mirror, crop, flattening and resampling undone.
+"""Maps canonical voxels to the native scan and back: undoes mirroring, cropping, flattening and resampling.
 
-Positions are real-valued indices in the order of the axes, voxel centres at whole numbers. The slow axis is that of the
-native B-scans in spatial order, as `read_volume` gives them. Every A-scan of a native B-scan was shifted by whole
-canonical rows of its own; the map uses the shift of the nearest B-scan and canonical column in both directions, so one
-direction undoes the other exactly (to rounding of float64) within the scan.
+Positions are real-valued indices (slice, depth, column) with voxel centres at whole numbers. The slice axis is that of
+the native B-scans in spatial order, as `read_volume` gives them. Every A-scan of a native B-scan was shifted by its own
+whole number of canonical depth indices; the map uses the shift of the nearest B-scan and canonical column in both
+directions, so one direction inverts the other exactly (to rounding of float64) within the scan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Positions = Float[np.ndarray, "P 3"]
 class NativeMap:
     """The geometry of one canonical volume. `shape` and `spacing_mm` are the native scan's; `frame_mm` rises or falls.
 
-    `frame_shifts` [N, W] are the rows that each native B-scan moved down, in stored columns.
+    `frame_shifts` are the canonical depth indices that each native B-scan moved down, in stored columns.
     """
 
     shape: tuple[int, int, int]
@@ -40,11 +40,11 @@ class NativeMap:
 
     @classmethod
     def from_store(cls, store: Store, volume_id: str) -> NativeMap:
-        """Of a volume in a store. Raises UsageError: no such volume; what `Store.read` raises."""
-        rows = store.table[store.table["volume_id"] == volume_id].to_dict("records")
-        if not rows:
+        """The map of a volume in a store. Raises UsageError: no such volume; what `Store.read` raises."""
+        entries = store.table[store.table["volume_id"] == volume_id].to_dict("records")
+        if not entries:
             raise UsageError(f"the store {store.location} has no volume {volume_id}")
-        row = rows[0]
+        entry = entries[0]
         with (
             reading_chunk(store.chunk_location(volume_id)),
             store.storage.chunk(volume_id) as files,
@@ -53,55 +53,57 @@ class NativeMap:
         ):
             shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
         return cls(
-            (int(row["native_d"]), int(row["native_h"]), int(row["native_w"])),
-            (float(row["spacing_z_mm"]), float(row["spacing_y_mm"]), float(row["spacing_x_mm"])),
-            store.preprocessing, shifts, frame_mm, bool(row["mirrored"]),
+            (int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"])),
+            (float(entry["spacing_z_mm"]), float(entry["spacing_y_mm"]), float(entry["spacing_x_mm"])),
+            store.preprocessing, shifts, frame_mm, bool(entry["mirrored"]),
         )  # fmt: skip
 
     def to_native(self, canonical: Positions) -> Positions:
         """Maps positions (slice, depth, column) of the stored volume to the native scan; linear beyond its ends."""
-        slices, rows, columns = np.asarray(canonical, float).T
+        slices, depth_index, columns = np.asarray(canonical, float).T
         (depth, _, width), (_, dy, dx) = self.preprocessing.stored_size, self.spacing_mm
         tz, ty, tx = self.preprocessing.target_spacing_mm
         index = self._frames(slices=(slices - (depth - 1) / 2) * tz)
-        row_mm = (rows - self._shift(index, columns) - self._centre_row) * ty
+        depth_mm = (depth_index - self._shift(index, columns) - self._centre_depth) * ty
         signed = (width - 1) / 2 - columns if self.mirrored else columns - (width - 1) / 2
-        native = (index, row_mm / dy + (self.shape[1] - 1) / 2, signed * tx / dx + (self.shape[2] - 1) / 2)
+        native = (index, depth_mm / dy + (self.shape[1] - 1) / 2, signed * tx / dx + (self.shape[2] - 1) / 2)
         return np.stack(native, axis=1)
 
     def to_canonical(self, native: Positions) -> Positions:
         """Positions (slice, depth, column) of the native volume in the stored one; some lie outside its size."""
-        index, rows, columns = np.asarray(native, float).T
+        index, depth_index, columns = np.asarray(native, float).T
         (depth, _, width), (_, dy, dx) = self.preprocessing.stored_size, self.spacing_mm
         tz, ty, tx = self.preprocessing.target_spacing_mm
         signed = (columns - (self.shape[2] - 1) / 2) * dx / tx
         stored = (width - 1) / 2 + (-signed if self.mirrored else signed)
-        moved = (rows - (self.shape[1] - 1) / 2) * dy / ty + self._centre_row + self._shift(index, stored)
-        return np.stack([self._mm(index) / tz + (depth - 1) / 2, moved, stored], axis=1)
+        shifted = (depth_index - (self.shape[1] - 1) / 2) * dy / ty + self._centre_depth + self._shift(index, stored)
+        return np.stack([self._mm(index) / tz + (depth - 1) / 2, shifted, stored], axis=1)
 
-    def labels_to_native(self, labels: UInt8[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "N R C"]:
+    def labels_to_native(self, labels: UInt8[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "N h w"]:
         """A segmentation of the stored volume at every native voxel, nearest voxel; 0 beyond the stored volume."""
         depth, height, width = self.preprocessing.stored_size
         if labels.shape != (depth, height, width):
             raise UsageError(f"labels of shape {labels.shape}: expected the stored size {(depth, height, width)}")
-        frames, rows, columns = self.shape
-        grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1).reshape(-1, 2)
+        frames, native_height, columns = self.shape
+        grid = np.stack(np.meshgrid(np.arange(native_height), np.arange(columns), indexing="ij"), axis=-1).reshape(
+            -1, 2
+        )
         result = np.zeros(self.shape, np.uint8)
         size = np.array(labels.shape)
         for frame in range(frames):
-            place = np.rint(self.to_canonical(np.insert(grid.astype(float), 0, frame, axis=1))).astype(np.int64)
-            inside = ((place >= 0) & (place < size)).all(axis=1)
-            result[frame].reshape(-1)[inside] = labels[tuple(place[inside].T)]
+            position = np.rint(self.to_canonical(np.insert(grid.astype(float), 0, frame, axis=1))).astype(np.int64)
+            inside = ((position >= 0) & (position < size)).all(axis=1)
+            result[frame].reshape(-1)[inside] = labels[tuple(position[inside].T)]
         return result
 
     @property
-    def _centre_row(self) -> float:
-        """Middle of a whole native B-scan in canonical rows, before flattening."""
-        rows = max(8, round(self.shape[1] * self.spacing_mm[1] / self.preprocessing.target_spacing_mm[1]))
-        return (rows - 1) / 2
+    def _centre_depth(self) -> float:
+        """The middle of a native B-scan in canonical depth indices, before flattening."""
+        height = max(8, round(self.shape[1] * self.spacing_mm[1] / self.preprocessing.target_spacing_mm[1]))
+        return (height - 1) / 2
 
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """(index, mm) of the B-scans, with a far one on either side, so that the ends go on straight."""
+        """(index, mm) of the B-scans, with a far one on either side, so that the map is linear beyond the ends."""
         far, count = 1000.0, len(self.frame_mm)
         step = self.spacing_mm[0] * (1 if self.frame_mm[-1] >= self.frame_mm[0] else -1)
         index = np.concatenate([[-far], np.arange(count), [count - 1 + far]])
@@ -117,7 +119,7 @@ class NativeMap:
         return np.interp(index, known, mm)
 
     def _shift(self, index: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        # A hair below the half, so that a place halfway, a rounding error apart, takes the same side both ways.
+        # Slightly below one half, so that positions a rounding error apart around it round to the same side both ways.
         frames, width = self.frame_shifts.shape
         frame = np.clip(np.rint(index - 1e-6), 0, frames - 1).astype(np.int64)
         column = np.clip(np.rint(columns - 1e-6), 0, width - 1).astype(np.int64)

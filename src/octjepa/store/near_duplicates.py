@@ -1,8 +1,8 @@
-"""Near-duplicates: scans whose en face images are alike, found by a hash without comparing all with all.
+"""Near-duplicates: scans whose en face images are alike, found by a hash without comparing all pairs.
 
 A scan that was exported again (lossy, brightened, shifted by pixels, cropped) has other bytes and often another UID,
-and can come to stand in training and in test. Its en face image, the mean of the tissue band, stays: the signs of its
-lowest cosine terms make 256 bits, of which such a copy changes few and another eye about half (a perceptual hash,
+and may end up in training and in test. Its en face image, the mean of the tissue band, is kept: the signs of its
+lowest cosine terms give 256 bits, of which such a copy changes few and another eye about half (a perceptual hash,
 pHash: Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010).
 """
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float, UInt8, UInt64
 
-from octjepa.store.resample import centred, weights
+from octjepa.store.resample import centred_positions, resampling_matrix
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NEAR_BITS = 40  # of 256; how copies, repeats and other eyes lie about it: docs/quality.md
+NEAR_BITS = 40  # of 256; the distances of copies, repeats and other eyes are in docs/quality.md
 _GRID = ((16, 0.36), (48, 0.12))  # samples and pitch in mm of the small image, slices and columns: 5.8 x 5.8 mm
 _TERMS = 16  # cosine terms kept along each axis
 _BANDS = 16  # pieces of 16 bits by which candidates are found
@@ -27,25 +27,27 @@ _AT_ONCE = 1 << 20  # candidate pairs compared at once
 
 
 def enface(pixels: UInt8[np.ndarray, "D H W"], tissue: Bool[np.ndarray, "D H W"]) -> Float[np.ndarray, "D W"]:
-    """Mean brightness of the tissue in every A-scan, NaN where there is none."""
+    """Mean intensity of the tissue in every A-scan, NaN where there is none."""
     count = tissue.sum(axis=1, dtype=np.float32)
     total = np.where(tissue, pixels, np.uint8(0)).sum(axis=1, dtype=np.float32)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def enface_hash(image: Float[np.ndarray, "D W"], slice_mm: float, column_mm: float) -> str:
-    """256 bits as 64 hex digits of an en face image whose slices and columns are so far apart. A left eye is mirrored
-    by whoever calls."""
+    """Perceptual hash (256 bits as 64 hex digits) of an en face image with the given spacing.
+
+    The caller mirrors left eyes.
+    """
     from scipy.fft import dctn
 
     known = np.isfinite(image)
     value = np.where(known, image - image[known].mean(), 0.0).astype(np.float32)  # outside the scan: the mean
     for axis, (step, (count, pitch)) in enumerate(zip((slice_mm, column_mm), _GRID, strict=True)):
-        place, wanted = centred(image.shape[axis], step), centred(count, pitch)
-        matrix = weights(place, wanted, pitch, reach_mm=step / 2)
+        source, target = centred_positions(image.shape[axis], step), centred_positions(count, pitch)
+        matrix = resampling_matrix(source, target, pitch, reach_mm=step / 2)
         value = matrix @ value if axis == 0 else value @ matrix.T
     terms = dctn(value, norm="ortho")[:_TERMS, :_TERMS]
-    terms[0, 0] = 0.0  # the mean: says how bright, not what
+    terms[0, 0] = 0.0  # the mean intensity carries no structure
     return np.packbits(terms > 0).tobytes().hex()
 
 
@@ -56,11 +58,11 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
     of their 16 pieces of 16 bits is equal but for a bit at most: that finds all pairs up to 31 bits apart, and 99 % of
     those 40 apart. One pair in 240 of random hashes is compared.
     """
-    rows = table[table["enface_hash"].astype(str) != ""].sort_values("volume_id")
-    names = rows["volume_id"].tolist()
+    hashed = table[table["enface_hash"].astype(str) != ""].sort_values("volume_id")
+    names = hashed["volume_id"].tolist()
     first: dict[str, int] = {}
     pairs: list[tuple[str, str, int]] = []
-    for index, digits in enumerate(rows["enface_hash"]):
+    for index, digits in enumerate(hashed["enface_hash"]):
         known = first.setdefault(digits, index)
         if known != index:
             pairs.append((names[known], names[index], 0))
@@ -74,25 +76,25 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
 
 
 def near_duplicates_across_people(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[str, str, int]]:
-    """The near-duplicates whose person ids differ: one eye under two names, or a copy of a file that lost its name."""
+    """The near-duplicates whose person ids differ: one eye under two ids, or a copy of a file that lost its id."""
     person = dict(zip(table["volume_id"], table["person_id"], strict=True))
     return [pair for pair in near_duplicates(table, bits) if person[pair[0]] != person[pair[1]]]
 
 
 def _pieces(codes: UInt8[np.ndarray, "N 32"]) -> UInt8[np.ndarray, "16 N 16"]:
-    """The 16 pieces of each code as bits: each takes one term of every row and column, coarse ones and fine ones."""
+    """The 16 pieces of each code as bits: each takes one term of every DCT row and column."""
     bits = np.unpackbits(codes, axis=1)
-    rows, columns = np.divmod(np.arange(256), _TERMS)
-    order = np.argsort((rows + columns) % _BANDS, kind="stable").reshape(_BANDS, 16)
+    slice_term, column_term = np.divmod(np.arange(256), _TERMS)
+    order = np.argsort((slice_term + column_term) % _BANDS, kind="stable").reshape(_BANDS, 16)
     return bits[:, order].transpose(1, 0, 2)
 
 
 def _candidates(keys: np.ndarray, flip: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(i, j), i < j, in parts: all pairs whose 16-bit keys differ by exactly `flip`."""
+    """(i, j), i < j, in batches: all pairs whose 16-bit keys differ by exactly `flip`."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    wanted = keys ^ np.uint16(flip)
-    low, high = np.searchsorted(ordered, wanted, "left"), np.searchsorted(ordered, wanted, "right")
+    partner = keys ^ np.uint16(flip)
+    low, high = np.searchsorted(ordered, partner, "left"), np.searchsorted(ordered, partner, "right")
     ends = np.cumsum(high - low)
     start = 0
     while start < len(keys):
@@ -107,8 +109,8 @@ def _candidates(keys: np.ndarray, flip: int) -> Iterator[tuple[np.ndarray, np.nd
         start = stop
 
 
-def _ones(words: UInt64[np.ndarray, "N 4"]) -> np.ndarray:
-    """Bits that are set in each row (Warren, Hacker's Delight, 2nd ed., 5-1; NumPy has its own from 2.0 on)."""
+def _popcount(words: UInt64[np.ndarray, "N 4"]) -> np.ndarray:
+    """Set bits of each code (Warren, Hacker's Delight, 2nd ed., 5-1; NumPy has its own from 2.0 on)."""
     words = words - ((words >> np.uint64(1)) & np.uint64(0x5555555555555555))
     words = (words & np.uint64(0x3333333333333333)) + ((words >> np.uint64(2)) & np.uint64(0x3333333333333333))
     words = (words + (words >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -123,7 +125,7 @@ def _close_pairs(codes: UInt8[np.ndarray, "N 32"], bits: int) -> tuple[np.ndarra
         keys = np.ascontiguousarray(np.packbits(piece, axis=1)).view(np.uint16)[:, 0]
         for flip in (0, *(1 << bit for bit in range(16))):
             for left, right in _candidates(keys, flip):
-                distance = _ones(words[left] ^ words[right])
+                distance = _popcount(words[left] ^ words[right])
                 near = distance <= bits
                 if near.any():
                     found.append(np.stack([left[near], right[near], distance[near]]))

@@ -122,7 +122,7 @@ def _entry(
         "provenance_column": volume.provenance["column"],
         "uncertain": ";".join(volume.uncertain), "notes": ";".join(dict.fromkeys(notes)), "mirrored": result.mirrored,
         "tissue_mean": result.volume.tissue_mean, "tissue_std": result.volume.tissue_std,
-        "tissue_share": result.tissue_share, **result.figures, "split": "",
+        "tissue_share": result.tissue_share, **result.measurements, "split": "",
         "file": name, "file_key": source.key,
         "file_size": file_state[0], "file_mtime_ns": file_state[1], "manifest_hash": file_state[2],
     }  # fmt: skip

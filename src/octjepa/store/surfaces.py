@@ -1,9 +1,12 @@
-"""Finds the retina: the inner limiting membrane (ILM) and Bruch's membrane (BM) in every A-scan.
+"""Finds two retinal surfaces in every A-scan: the inner limiting membrane (ILM) and Bruch's membrane (BM).
 
 Both are shortest paths through a B-scan (dynamic programming, as in Chiu et al., Optics Express 18(18), 2010), on
 scores built from box averages in millimetres, so that one set of weights serves every device. The path may climb any
-slope at a price, which carries it over shadows, drusen and atrophy. A robust surface over all B-scans then finds
+slope at a cost, which carries it over shadows, drusen and atrophy. A robust surface over all B-scans then finds
 those whose path ran along a wrong layer, and they are searched again near it.
+
+Axes: images are [D, H, W] (slice, depth, column). The search walks along the columns, so its arrays have them first
+and depth last: [W, D, H].
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from jaxtyping import Float
 
 from octjepa.ingest.reasons import rejection
 
-_CLIMB = 0.035  # price of one row between neighbouring A-scans, in units of the tissue contrast
-_WRONG_LAYER_MM = 0.12  # a B-scan whose membrane lies this far off the common surface took a wrong layer
-_PULL = 0.2  # price of lying 50 um off the common surface, in the same units
-_PULL_LIMIT = 4.0  # times that price at most: strong evidence wins over the surface
-_LEAST_RETINA_MM = 0.05
-_COARSE_MM = (0.016, 0.14)  # row and column of the image that is searched first
-_REFINE_MM = 0.05  # how far the first search may lie off
-_LEAST_LIGHT = 0.38  # share of an A-scan's light that lies above Bruch's membrane, at least
+_CLIMB_COST = 0.035  # cost of one depth index (7.8 um) between A-scans 47 um apart, in units of the tissue contrast
+_WRONG_LAYER_MM = 0.12  # a B-scan whose path is this far off the common surface followed a wrong layer
+_SURFACE_COST = 0.2  # cost of being 50 um off the common surface, in the same units
+_SURFACE_COST_LIMIT = 4.0  # times that cost at most: strong evidence overrides the surface
+_MIN_RETINA_MM = 0.05
+_COARSE_MM = (0.016, 0.14)  # depth and column pitch of the image that is searched first
+_REFINE_MM = 0.05  # largest error of the first search
+_MIN_LIGHT = 0.38  # least share of an A-scan's intensity above Bruch's membrane
 
 
 @dataclass(frozen=True)
 class Surfaces:
-    """Row numbers (float) per A-scan, `[D, W]`: `ilm` above `bm`; `contrast`: tissue over vitreous, grey levels."""
+    """Depth indices (float) per A-scan, `ilm` above `bm`; `contrast` over vitreous and `noise` in intensities."""
 
     ilm: Float[np.ndarray, "D W"]
     bm: Float[np.ndarray, "D W"]
@@ -35,10 +38,10 @@ class Surfaces:
     noise: float
 
 
-class _Boxes:
-    """Box means along the last axis of `image` [..., rows], by running sums.
+class _BoxMeans:
+    """Box means along the last axis (depth) of `image`, by running sums.
 
-    Means are of the `count` rows from row `before` on; what lies around them in `image` is their surroundings.
+    Means are given at the `count` depth indices from `before` on; the rest of `image` is padding that boxes reach into.
     """
 
     def __init__(self, image: np.ndarray, before: int, count: int) -> None:
@@ -47,19 +50,19 @@ class _Boxes:
         self._before, self._count = before, count
 
     def mean(self, start: int, stop: int) -> np.ndarray:
-        """Mean of rows r+start .. r+stop-1 for every row r."""
+        """[..., count] Mean over depth i+start .. i+stop-1 for every index i."""
         low, high = self._before + start, self._before + stop
         result = self._total[..., high : high + self._count] - self._total[..., low : low + self._count]
         result *= np.float32(1 / (stop - start))
         return result
 
-    def highest(self, rows: int) -> np.ndarray:
-        """The largest mean of that many rows in a row."""
-        return (self._total[..., rows:] - self._total[..., :-rows]).max(axis=-1) / np.float32(rows)
+    def highest(self, size: int) -> np.ndarray:
+        """[...] The largest mean over `size` consecutive depth indices."""
+        return (self._total[..., size:] - self._total[..., :-size]).max(axis=-1) / np.float32(size)
 
 
-def _framed(image: Float[np.ndarray, "W D H"], before: int, after: int) -> np.ndarray:
-    """More rows around `image`, so that its borders are no edges: dark above, more of its last rows below."""
+def _padded(image: Float[np.ndarray, "W D H"], before: int, after: int) -> np.ndarray:
+    """Pads the depth axis so that its ends are not edges: dark above, the mean of its last three indices below."""
     height = image.shape[-1]
     framed = np.zeros((*image.shape[:-1], before + height + after), np.float32)
     framed[..., before : before + height] = image
@@ -67,59 +70,59 @@ def _framed(image: Float[np.ndarray, "W D H"], before: int, after: int) -> np.nd
     return framed
 
 
-def _path(score: Float[np.ndarray, "W D H"], climb: float) -> Float[np.ndarray, "D W"]:
-    """Rows [D, W] of the path of highest score with `climb` paid per row between neighbours, for each B-scan."""
+def _best_path(score: Float[np.ndarray, "W D H"], climb_cost: float) -> Float[np.ndarray, "D W"]:
+    """Depth indices of the path of highest score in each B-scan; a step costs `climb_cost` per depth index."""
     width, depth, height = score.shape
     best = score.copy()
     reach, paid = np.empty((depth, height), np.float32), np.empty((depth, height), np.float32)
     for x in range(1, width):
         reach[:] = best[x - 1]
         step = 1
-        # Steps of 1, 2, 4 ... rows up or down make a climb of any height at its price.
+        # Steps of 1, 2, 4 ... depth indices up or down add up to a climb of any height at its cost.
         while step < height:
-            np.subtract(reach, np.float32(climb * step), out=paid)
+            np.subtract(reach, np.float32(climb_cost * step), out=paid)
             np.maximum(reach[:, step:], paid[:, :-step], out=reach[:, step:])
             np.maximum(reach[:, :-step], paid[:, step:], out=reach[:, :-step])
             step *= 2
         best[x] += reach
-    rows = np.empty((depth, width), np.int64)
-    rows[:, -1] = best[-1].argmax(axis=1)
+    path = np.empty((depth, width), np.int64)  # traced back from the last column
+    path[:, -1] = best[-1].argmax(axis=1)
     index = np.arange(height)
-    prices = np.float32(climb) * np.abs(index[:, None] - index).astype(np.float32)
+    costs = np.float32(climb_cost) * np.abs(index[:, None] - index).astype(np.float32)
     for x in range(width - 2, -1, -1):
-        rows[:, x] = (best[x] - prices[rows[:, x + 1]]).argmax(axis=1)
-    return rows.astype(np.float64)
+        path[:, x] = (best[x] - costs[path[:, x + 1]]).argmax(axis=1)
+    return path.astype(np.float64)
 
 
-def _bruch_reach(row_mm: float) -> tuple[int, int]:
-    """Rows above and below that `_bruch_edge` looks at."""
-    return max(round(0.13 / row_mm), max(2, round(0.03 / row_mm)) + 2), 1 + max(2, round(0.05 / row_mm))
+def _bruch_margin(depth_mm: float) -> tuple[int, int]:
+    """Depth indices above and below that `_bruch_edge` reads."""
+    return max(round(0.13 / depth_mm), max(2, round(0.03 / depth_mm)) + 2), 1 + max(2, round(0.05 / depth_mm))
 
 
-def _bruch_edge(boxes: _Boxes, row_mm: float) -> np.ndarray:
-    """High on the lower edge of the RPE: bright above the row, darker below it and in the outer nuclear layer."""
-    above, below = _bruch_reach(row_mm)
-    thick = max(2, round(0.03 / row_mm))
+def _bruch_edge(boxes: _BoxMeans, depth_mm: float) -> np.ndarray:
+    """[W, D, H] High on the lower edge of the RPE: bright above, darker below and in the outer nuclear layer."""
+    above, below = _bruch_margin(depth_mm)
+    thick = max(2, round(0.03 / depth_mm))
     rpe = boxes.mean(-thick + 1, 1)
-    nuclear = boxes.mean(-above, -max(round(0.06 / row_mm), thick))
+    nuclear = boxes.mean(-above, -max(round(0.06 / depth_mm), thick))
     choroid = boxes.mean(1, below)
     return rpe - np.float32(0.45) * nuclear - np.float32(0.55) * choroid
 
 
-def _too_little_light(image: Float[np.ndarray, "W D H"]) -> np.ndarray:
-    """Penalty: most light comes from above Bruch's membrane; over the nerve fibre layer, as bright, there is little."""
+def _low_light_penalty(image: Float[np.ndarray, "W D H"]) -> np.ndarray:
+    """[W, D, H] Penalty where little of the intensity is above: over the nerve fibre layer, as bright as the RPE."""
     dark = np.median(image[::3, :, ::3], axis=(0, 2)).astype(np.float32)
     light = np.maximum(image - dark[:, None], 0)
     np.cumsum(light, axis=-1, out=light)
     light /= np.maximum(light[..., -1:], 4.0)
-    np.subtract(np.float32(_LEAST_LIGHT), light, out=light)
+    np.subtract(np.float32(_MIN_LIGHT), light, out=light)
     np.maximum(light, 0, out=light)
-    light *= np.float32(1.6 / _LEAST_LIGHT)
+    light *= np.float32(1.6 / _MIN_LIGHT)
     return light
 
 
-def _vitreous(image: Float[np.ndarray, "W D H"], bm: Float[np.ndarray, "D W"]) -> Float[np.ndarray, " D"]:
-    """Brightness of each B-scan's vitreous: the lower quarter of what lies above Bruch's membrane."""
+def _vitreous_level(image: Float[np.ndarray, "W D H"], bm: Float[np.ndarray, "D W"]) -> Float[np.ndarray, " D"]:
+    """Intensity of each B-scan's vitreous: the first quartile of what is above Bruch's membrane."""
     above = np.arange(image.shape[-1]) < bm.T[..., None]
     depth = image.shape[1]
     values = np.where(above, image, np.inf)[::2, :, ::2].transpose(1, 0, 2).reshape(depth, -1)
@@ -128,15 +131,15 @@ def _vitreous(image: Float[np.ndarray, "W D H"], bm: Float[np.ndarray, "D W"]) -
     return np.where(count > 0, values[np.arange(depth), count // 4], 0)
 
 
-def _ilm_edge(boxes: _Boxes, row_mm: float) -> np.ndarray:
-    """High on the first row of tissue: brighter below than above."""
-    thick = max(2, round(0.03 / row_mm))
+def _ilm_edge(boxes: _BoxMeans, depth_mm: float) -> np.ndarray:
+    """[W, D, H] High where tissue begins: brighter below than above."""
+    thick = max(2, round(0.03 / depth_mm))
     return boxes.mean(0, thick) - boxes.mean(-thick, 0)
 
 
-def _not_vitreous(boxes: _Boxes, vitreous: Float[np.ndarray, " D"], row_mm: float) -> np.ndarray:
-    """Penalty: nothing but vitreous lies further up than the inner limiting membrane."""
-    further = boxes.mean(-round(0.20 / row_mm), -max(2, round(0.02 / row_mm)))
+def _tissue_above_penalty(boxes: _BoxMeans, vitreous: Float[np.ndarray, " D"], depth_mm: float) -> np.ndarray:
+    """[W, D, H] Penalty where something brighter than vitreous is further up than the inner limiting membrane."""
+    further = boxes.mean(-round(0.20 / depth_mm), -max(2, round(0.02 / depth_mm)))
     further -= vitreous.astype(np.float32)[:, None] + np.float32(0.05)
     np.maximum(further, 0, out=further)
     further *= np.float32(1.5)
@@ -149,148 +152,155 @@ def _median_along(values: np.ndarray, size: int) -> np.ndarray:
     return median_filter(values, size=(1, size), mode="nearest")
 
 
-def _coarse(image: Float[np.ndarray, "D H W"], rows: int, columns: int) -> Float[np.ndarray, "C D R"]:
-    """Means of `rows` x `columns` pixels, columns first."""
+def _block_mean(image: Float[np.ndarray, "D H W"], size: int, columns: int) -> Float[np.ndarray, "w D h"]:
+    """Means of blocks of `size` x `columns` pixels (depth x column), columns first."""
     _, height, width = image.shape
-    image = image[:, : height // rows * rows, : width // columns * columns]
-    summed = image[:, ::rows].copy()
-    for row in range(1, rows):
-        summed += image[:, row::rows]
+    image = image[:, : height // size * size, : width // columns * columns]
+    summed = image[:, ::size].copy()
+    for offset in range(1, size):
+        summed += image[:, offset::size]
     result = summed[..., ::columns].copy()
     for column in range(1, columns):
         result += summed[..., column::columns]
-    result *= np.float32(1 / (rows * columns))
+    result *= np.float32(1 / (size * columns))
     return np.ascontiguousarray(result.transpose(2, 0, 1))
 
 
-def _finer(rows: Float[np.ndarray, "D C"], factor: int, width: int) -> Float[np.ndarray, "D W"]:
-    """Values at the columns of the coarse image, interpolated to the `width` columns that it was made of."""
-    place = np.clip((np.arange(width) + 0.5) / factor - 0.5, 0, rows.shape[1] - 1)
-    left = np.minimum(place.astype(np.int64), max(rows.shape[1] - 2, 0))
-    share = place - left
-    right = np.minimum(left + 1, rows.shape[1] - 1)
-    return rows[:, left] * (1 - share) + rows[:, right] * share
+def _upsample_columns(values: Float[np.ndarray, "D C"], factor: int, width: int) -> Float[np.ndarray, "D W"]:
+    """Interpolates values at the columns of the coarse image to the `width` columns of the full one."""
+    position = np.clip((np.arange(width) + 0.5) / factor - 0.5, 0, values.shape[1] - 1)
+    left = np.minimum(position.astype(np.int64), max(values.shape[1] - 2, 0))
+    share = position - left
+    right = np.minimum(left + 1, values.shape[1] - 1)
+    return values[:, left] * (1 - share) + values[:, right] * share
 
 
 @dataclass(frozen=True)
-class _Fine:
-    """The image as it came, with each B-scan's brightness in the dark and over the dark."""
+class _FullResolution:
+    """The image at full resolution, with each B-scan's background `level` and its `scale` above it."""
 
     image: Float[np.ndarray, "D H W"]
     level: Float[np.ndarray, " D"]
     scale: Float[np.ndarray, " D"]
-    row_mm: float
+    depth_mm: float
     column_mm: float
 
-    def around(self, rows: Float[np.ndarray, "D W"], above: int, below: int) -> np.ndarray:
-        """[W, D, above + 1 + below] scaled brightness around `rows`, smoothed along them; 0 above the image."""
+    def neighbourhood(self, surface: Float[np.ndarray, "D W"], above: int, below: int) -> np.ndarray:
+        """[W, D, above + 1 + below] scaled intensity about `surface`, smoothed along columns; 0 above."""
         depth, height, width = self.image.shape
-        wanted = np.rint(rows).astype(np.int64).T[..., None] + np.arange(-above, below + 1)
-        place = np.minimum(wanted, height - 1)
-        np.maximum(place, 0, out=place)
-        place *= width
-        place += np.arange(depth)[:, None] * (height * width) + np.arange(width)[:, None, None]
-        taken = self.image.reshape(-1)[place]
-        taken -= self.level[:, None]
-        taken /= self.scale[:, None]
-        if int(wanted[..., 0].min()) < 0:
-            taken[wanted < 0] = 0
+        at = np.rint(surface).astype(np.int64).T[..., None] + np.arange(-above, below + 1)
+        position = np.minimum(at, height - 1)
+        np.maximum(position, 0, out=position)
+        position *= width
+        position += np.arange(depth)[:, None] * (height * width) + np.arange(width)[:, None, None]
+        patch = self.image.reshape(-1)[position]
+        patch -= self.level[:, None]
+        patch /= self.scale[:, None]
+        if int(at[..., 0].min()) < 0:
+            patch[at < 0] = 0
         share = np.float32(np.exp(-0.5 / max(0.6, 0.03 / self.column_mm) ** 2))
-        smooth = taken.copy()
-        smooth[1:] += share * taken[:-1]
-        smooth[:-1] += share * taken[1:]
+        smooth = patch.copy()
+        smooth[1:] += share * patch[:-1]
+        smooth[:-1] += share * patch[1:]
         smooth[1:-1] *= np.float32(1 / (1 + 2 * share))
         smooth[[0, -1]] *= np.float32(1 / (1 + share))
         return smooth
 
 
-def find_surfaces(image: Float[np.ndarray, "D H W"], row_mm: float, column_mm: float) -> Surfaces:
-    """ILM and BM of `image`, whose rows are `row_mm` and columns `column_mm` apart.
+def find_surfaces(image: Float[np.ndarray, "D H W"], depth_mm: float, column_mm: float) -> Surfaces:
+    """ILM and BM of `image` with spacing `depth_mm` and `column_mm`.
 
-    Found at some 16 um by 0.14 mm, then to the row within `_REFINE_MM` of it.
+    First searched at some 16 um by 0.14 mm, then refined to the depth index within `_REFINE_MM` of that.
     Raises VolumeRejected no_tissue where nothing stands out from the background.
     """
-    row_factor = max(1, min(round(_COARSE_MM[0] / row_mm), image.shape[1] // 32))
+    depth_factor = max(1, min(round(_COARSE_MM[0] / depth_mm), image.shape[1] // 32))
     column_factor = max(1, min(round(_COARSE_MM[1] / column_mm), image.shape[2] // 8))
-    coarse = _coarse(image, row_factor, column_factor)
-    row, column = row_mm * row_factor, column_mm * column_factor
+    coarse = _block_mean(image, depth_factor, column_factor)
+    coarse_mm, coarse_column_mm = depth_mm * depth_factor, column_mm * column_factor
     width, depth, height = coarse.shape
-    # Brightness differs from B-scan to B-scan: each is brought to 0 in the dark and 1 on its brightest layer.
+    # Intensity differs between B-scans: each is scaled to 0 in the background and 1 on its brightest layer.
     sampled = np.sort(coarse[::2, :, ::2].transpose(1, 0, 2).reshape(depth, -1), axis=1)
     faint, level = sampled[:, sampled.shape[1] // 50], sampled[:, sampled.shape[1] // 5]
-    column_sums = _Boxes(coarse, 0, height)
-    peak, broad = (np.median(column_sums.highest(max(1, round(mm / row))), axis=0) for mm in (0.023, 0.047))
+    column_sums = _BoxMeans(coarse, 0, height)
+    peak, broad = (np.median(column_sums.highest(max(1, round(mm / coarse_mm))), axis=0) for mm in (0.023, 0.047))
     contrast, noise = float(np.median(peak - level)), float(np.median(level - faint)) + 1.0
     if contrast < 4.0 or float(np.median(broad - level)) < 2.0 * noise:
-        raise rejection("no_tissue", f"the brightest layers stand {contrast:.1f} grey levels over the background")
+        raise rejection("no_tissue", f"the brightest layers are {contrast:.1f} intensity levels above the background")
     scale = np.maximum(peak - level, 0.3 * contrast)
     coarse -= level[:, None]
     coarse /= scale[:, None]
-    fine = _Fine(image, level, scale, row_mm, column_mm)
+    fine = _FullResolution(image, level, scale, depth_mm, column_mm)
 
-    above, below = _bruch_reach(row)
-    above = max(above, round(0.20 / row))
-    boxes = _Boxes(_framed(coarse, above, below), above, height)
-    climb = _CLIMB * row / 0.0078 * 0.047 / column
+    above, below = _bruch_margin(coarse_mm)
+    above = max(above, round(0.20 / coarse_mm))
+    boxes = _BoxMeans(_padded(coarse, above, below), above, height)
+    climb_cost = _CLIMB_COST * coarse_mm / 0.0078 * 0.047 / coarse_column_mm
 
-    bruch = _bruch_edge(boxes, row) - _too_little_light(coarse)
-    step = max(1, width // 32)  # the common surface is smooth: few A-scans find it
-    first = _path(bruch[::step], climb * step)
-    common = robust_surface(first, row, columns=np.arange(width) / step)
-    # Second search, drawn to the common surface: over atrophy the path would follow the bright choroid's end, and a
-    # B-scan that took the nerve fibre layer for the RPE is brought back.
-    moved = np.where(np.abs(common.offsets) * row > _WRONG_LAYER_MM, 0, common.offsets)
-    expected = (common.rows + moved[:, None]).astype(np.float32)
-    bruch -= _pull(np.arange(height, dtype=np.float32) - expected.T[..., None], row)
-    bm_rows = _path(bruch, climb)
+    bruch = _bruch_edge(boxes, coarse_mm) - _low_light_penalty(coarse)
+    step = max(1, width // 32)  # the common surface is smooth: few A-scans suffice
+    first = _best_path(bruch[::step], climb_cost * step)
+    common = fit_surface(first, coarse_mm, columns=np.arange(width) / step)
+    # Second search, near the common surface: over atrophy the path would follow the end of the bright choroid, and a
+    # B-scan that took the nerve fibre layer for the RPE is corrected.
+    offsets = np.where(np.abs(common.offsets) * coarse_mm > _WRONG_LAYER_MM, 0, common.offsets)
+    expected = (common.surface + offsets[:, None]).astype(np.float32)
+    bruch -= _surface_cost(np.arange(height, dtype=np.float32) - expected.T[..., None], coarse_mm)
+    bm_depth = _best_path(bruch, climb_cost)
 
-    inner = _ilm_edge(boxes, row) - _not_vitreous(boxes, _vitreous(coarse, bm_rows), row)
-    inner[np.arange(height) > (bm_rows.T - _LEAST_RETINA_MM / row)[..., None]] -= 2.0
-    ilm_rows = _path(inner, climb)
+    inner = _ilm_edge(boxes, coarse_mm) - _tissue_above_penalty(boxes, _vitreous_level(coarse, bm_depth), coarse_mm)
+    inner[np.arange(height) > (bm_depth.T - _MIN_RETINA_MM / coarse_mm)[..., None]] -= 2.0
+    ilm_depth = _best_path(inner, climb_cost)
 
-    def to_fine(rows: np.ndarray) -> np.ndarray:
-        return (_finer(rows, column_factor, image.shape[2]) + 0.5) * row_factor - 0.5
+    def to_fine(path: np.ndarray) -> np.ndarray:
+        return (_upsample_columns(path, column_factor, image.shape[2]) + 0.5) * depth_factor - 0.5
 
-    bm, ilm = _refined(fine, to_fine(bm_rows), to_fine(ilm_rows), to_fine(expected))
-    ilm = np.minimum(ilm, bm - _LEAST_RETINA_MM / row_mm)
+    bm, ilm = _refine(fine, to_fine(bm_depth), to_fine(ilm_depth), to_fine(expected))
+    ilm = np.minimum(ilm, bm - _MIN_RETINA_MM / depth_mm)
     return Surfaces(np.maximum(ilm, 0), bm, contrast, noise)
 
 
-def _pull(distance: Float[np.ndarray, "W D H"], row_mm: float) -> np.ndarray:
-    """Price of lying `distance` rows off the common surface."""
-    return np.float32(_PULL) * np.minimum(np.abs(distance) * np.float32(row_mm / 0.05), np.float32(_PULL_LIMIT))
+def _surface_cost(distance: Float[np.ndarray, "W D H"], depth_mm: float) -> np.ndarray:
+    """Cost of being `distance` depth indices off the common surface."""
+    return np.float32(_SURFACE_COST) * np.minimum(
+        np.abs(distance) * np.float32(depth_mm / 0.05), np.float32(_SURFACE_COST_LIMIT)
+    )
 
 
-def _refined(
-    fine: _Fine, bm: Float[np.ndarray, "D W"], ilm: Float[np.ndarray, "D W"], expected: Float[np.ndarray, "D W"]
+def _refine(
+    fine: _FullResolution,
+    bm: Float[np.ndarray, "D W"],
+    ilm: Float[np.ndarray, "D W"],
+    expected: Float[np.ndarray, "D W"],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(BM, ILM): the paths of best edge within `_REFINE_MM` of both, BM drawn to `expected`."""
-    row_mm = fine.row_mm
-    near = max(2, round(_REFINE_MM / row_mm))
+    """(BM, ILM): the paths of best edge within `_REFINE_MM` of both, BM kept near `expected`."""
+    depth_mm = fine.depth_mm
+    near = max(2, round(_REFINE_MM / depth_mm))
     scores = []
     bm, ilm = np.rint(bm), np.rint(ilm)
-    thick = max(2, round(0.03 / row_mm))
-    for rows, edge, above, below in ((bm, _bruch_edge, *_bruch_reach(row_mm)), (ilm, _ilm_edge, thick, thick)):
-        image = fine.around(rows, near + above, near + below)
-        scores.append(edge(_Boxes(image, above, 2 * near + 1), row_mm))
+    thick = max(2, round(0.03 / depth_mm))
+    for path, edge, above, below in ((bm, _bruch_edge, *_bruch_margin(depth_mm)), (ilm, _ilm_edge, thick, thick)):
+        image = fine.neighbourhood(path, near + above, near + below)
+        scores.append(edge(_BoxMeans(image, above, 2 * near + 1), depth_mm))
     off = (bm - expected).astype(np.float32)
-    scores[0] -= _pull(off.T[..., None] + np.arange(-near, near + 1, dtype=np.float32), row_mm)
-    # One search for both: its steps are many and small.
-    moved = _path(np.concatenate(scores, axis=1), _CLIMB * row_mm / 0.0078 * 0.047 / fine.column_mm) - near
-    found = np.clip(np.concatenate([bm, ilm]) + moved, 0, fine.image.shape[1] - 1).astype(np.float32)
+    scores[0] -= _surface_cost(off.T[..., None] + np.arange(-near, near + 1, dtype=np.float32), depth_mm)
+    # One search for both, stacked as [W, 2 D, 2 near + 1]: its steps are many and small.
+    offsets = (
+        _best_path(np.concatenate(scores, axis=1), _CLIMB_COST * depth_mm / 0.0078 * 0.047 / fine.column_mm) - near
+    )
+    found = np.clip(np.concatenate([bm, ilm]) + offsets, 0, fine.image.shape[1] - 1).astype(np.float32)
     smooth = _median_along(found, max(3, round(0.15 / fine.column_mm) | 1))
     return smooth[: len(bm)], smooth[len(bm) :]
 
 
 @dataclass(frozen=True)
 class RobustSurface:
-    """`rows` [D, W] of the fitted surface without, and `offsets` [D] with what each B-scan moved from it."""
+    """A fitted surface in depth indices, and how far each B-scan is displaced from it (`offsets`)."""
 
-    rows: Float[np.ndarray, "D W"]
+    surface: Float[np.ndarray, "D W"]
     offsets: Float[np.ndarray, " D"]
 
 
-def _terms(depth: int, columns: np.ndarray, width: int, degree: int) -> np.ndarray:
+def _polynomial(depth: int, columns: np.ndarray, width: int, degree: int) -> np.ndarray:
     z, x = np.meshgrid(np.linspace(-1, 1, depth), columns / max(1, width - 1) * 2 - 1, indexing="ij")
     terms = [np.ones_like(z), x, z]
     if degree == 2:
@@ -298,23 +308,23 @@ def _terms(depth: int, columns: np.ndarray, width: int, degree: int) -> np.ndarr
     return np.stack([term.ravel() for term in terms], axis=1)
 
 
-def robust_surface(
-    surface: Float[np.ndarray, "D W"], row_mm: float, degree: int = 2, columns: np.ndarray | None = None
+def fit_surface(
+    surface: Float[np.ndarray, "D W"], depth_mm: float, degree: int = 2, columns: np.ndarray | None = None
 ) -> RobustSurface:
-    """Polynomial of `degree` over slice and column with an axial offset per B-scan, fitted with Tukey's weights.
+    """Fits a polynomial of `degree` over slice and column with an axial offset per B-scan, by Tukey's biweight.
 
-    Weights fall to zero some 60 um from the fit, so that drusen and detachments stay raised over it. `columns` are
-    where `rows` is wanted, in columns of `surface` (default: at them).
+    Weights fall to zero some 60 um from the fit, so that drusen and detachments do not pull it. The surface is
+    evaluated at `columns`, in columns of `surface` (default: each of them).
     """
     depth, width = surface.shape
     step = max(1, width // 48)
     sampled = surface[:, ::step].astype(np.float64)
-    terms = _terms(depth, np.arange(0, width, step), width, degree)
+    terms = _polynomial(depth, np.arange(0, width, step), width, degree)
     offsets = np.zeros(depth)
     values = np.repeat(np.median(sampled), sampled.size)
     weight = np.ones(sampled.size)
-    least = 0.06 / row_mm
-    for turn in range(8):
+    least = 0.06 / depth_mm
+    for iteration in range(8):
         target = (sampled - offsets[:, None]).ravel()
         scaled = terms * weight[:, None]
         coefficients = np.linalg.lstsq(scaled.T @ terms + 1e-6 * np.eye(terms.shape[1]), scaled.T @ target, rcond=None)[
@@ -322,12 +332,12 @@ def robust_surface(
         ]
         values = terms @ coefficients
         residual = sampled - values.reshape(sampled.shape)
-        if turn >= 2:
+        if iteration >= 2:
             offsets = np.median(residual, axis=1)
             offsets -= np.median(offsets)
         left = (residual - offsets[:, None]).ravel()
         scale = max(4.685 * 1.4826 * float(np.median(np.abs(left))), least)
         weight = np.maximum(0.0, 1.0 - (left / scale) ** 2) ** 2
-    wanted = np.arange(width) if columns is None else columns
-    full = (_terms(depth, wanted, width, degree) @ coefficients).reshape(depth, len(wanted))
+    at = np.arange(width) if columns is None else columns
+    full = (_polynomial(depth, at, width, degree) @ coefficients).reshape(depth, len(at))
     return RobustSurface(full, offsets)
