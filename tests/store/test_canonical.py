@@ -153,11 +153,13 @@ def test_louder_noise_is_no_retina_either(loudest: int) -> None:
         find_surfaces(noise, 0.0078, 0.047)
 
 
-@pytest.mark.parametrize(("row_mm", "column_mm"), [(0.0078, 0.035), (0.0039, 0.0117), (0.0078, 0.2)])
-def test_membranes_are_found_to_the_row_whatever_the_coarse_search_leaves_over(row_mm: float, column_mm: float) -> None:
+@pytest.mark.parametrize(("depth_mm", "column_mm"), [(0.0078, 0.035), (0.0039, 0.0117), (0.0078, 0.2)])
+def test_surfaces_are_found_to_the_depth_index_whatever_the_coarse_search_leaves_over(
+    depth_mm: float, column_mm: float
+) -> None:
     from octjepa.store.surfaces import find_surfaces
 
-    found = find_surfaces(eye(tilt=9).pixels[:, :179, :119].astype(np.float32), row_mm, column_mm)
+    found = find_surfaces(eye(tilt=9).pixels[:, :179, :119].astype(np.float32), depth_mm, column_mm)
     x = np.linspace(-1, 1, COLUMNS)[None, :119]
     true = BRUCH_ROW + 9 * x + 0.3 * np.arange(FRAMES)[:, None]
     assert np.abs(found.bm - true).mean() < 0.7
@@ -210,7 +212,7 @@ def test_a_grating_beyond_the_targets_nyquist_limit_does_not_alias(frequency: fl
     assert np.abs(passed[5:-5]).max() > 0.9  # what the target can hold goes through
 
 
-def test_drusen_stay_raised_over_the_flattened_membrane() -> None:
+def test_drusen_stay_raised_over_the_flattened_surface() -> None:
     from octjepa.store.surfaces import fit_surface
 
     z, x = np.meshgrid(np.linspace(-1, 1, 20), np.linspace(-1, 1, 90), indexing="ij")
@@ -219,7 +221,7 @@ def test_drusen_stay_raised_over_the_flattened_membrane() -> None:
     raised[6:12, 20:45] -= 12
     offsets = np.rint(np.random.default_rng(2).normal(0, 4, 20))
     fit = fit_surface(raised + offsets[:, None], depth_mm=0.0078)
-    assert np.abs(fit.rows + fit.offsets[:, None] - bruch - offsets[:, None]).max() < 1.5
+    assert np.abs(fit.surface + fit.offsets[:, None] - bruch - offsets[:, None]).max() < 1.5
 
 
 @pytest.mark.data

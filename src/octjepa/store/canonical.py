@@ -251,9 +251,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     left = volume.laterality == "OS"
     mirrored = preprocessing.orientation == "OD" and left
     if mirrored:
-        stored, band, stored_shifts, frame_shifts = (
-            np.ascontiguousarray(array[..., ::-1]) for array in (stored, band, stored_shifts, frame_shifts)
-        )
+        stored, band = np.ascontiguousarray(stored[..., ::-1]), np.ascontiguousarray(band[..., ::-1])
+        stored_shifts = np.ascontiguousarray(stored_shifts[..., ::-1])
+        frame_shifts = np.ascontiguousarray(frame_shifts[..., ::-1])
     canonical = CanonicalVolume(
         volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), stored_shifts,
         frame_shifts, frame_mm,
