@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/ingest_scale.py [--kind headers|volumes] [--files 10 100 1000 10000] [--workers 1]
 
-- `headers`: DICOM headers without pixel data, which all end in the ledger. Discovery, reading, ledger, journal,
+- `headers`: DICOM headers without pixel data, which all end in quarantine. Discovery, reading, quarantine, journal,
   consolidation are real.
-- `volumes`: the same headers, whose reading and canonicalising is replaced by a row of the index and a chunk folder
+- `volumes`: the same headers, whose reading and canonicalising is replaced by an index entry and a chunk folder
   with two small files. Discovery, index, journal, swap into place, splits, participants, consolidation are real.
 
 Each number of files is ingested by a process of its own, so that its peak memory is its own, into an empty store;
