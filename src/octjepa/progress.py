@@ -32,6 +32,7 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
+    """Whether bars are switched off."""
     return _quiet
 
 
@@ -53,6 +54,7 @@ class Bar:
         self._task = None if progress is None else progress.add_task(what, total=total, note="")
 
     def advance(self, steps: int = 1) -> None:
+        """Moves the bar on by `steps`."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, steps)
 

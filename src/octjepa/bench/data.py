@@ -24,6 +24,7 @@ SEED = 41
 
 
 def bench_recipe(*more: str) -> Recipe:
+    """`tiny_cpu` with `overrides`, key=value each."""
     name, *overrides = RECIPE
     return load_recipe(name, [*overrides, *more])
 

@@ -42,6 +42,7 @@ def one_by_one(store: Store, out: Path) -> int:
 
 @contextmanager
 def compare_with_single() -> Iterator[Comparison]:
+    """`octjepa embed` and the script on one phantom store, in volumes a second."""
     preprocessing = load_encoder(ENCODER).recipe.preprocessing
     with phantom_store(preprocessing) as (work, store):
 

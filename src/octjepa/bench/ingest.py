@@ -43,10 +43,10 @@ def read_plainly(path: Path) -> tuple[Float[np.ndarray, "D H W"], tuple[float, f
     measures = data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
     row_mm, column_mm = map(float, measures.PixelSpacing)
     try:
-        places = [
+        positions = [
             group.PlanePositionSequence[0].ImagePositionPatient for group in data.PerFrameFunctionalGroupsSequence
         ]
-        slice_mm = float(np.linalg.norm(np.subtract(places[-1], places[0])) / (len(places) - 1))
+        slice_mm = float(np.linalg.norm(np.subtract(positions[-1], positions[0])) / (len(positions) - 1))
     except (AttributeError, TypeError, ValueError):  # some devices give no positions
         slice_mm = float(measures.SliceThickness)
     return data.pixel_array.astype(np.float32), (slice_mm, row_mm, column_mm)
@@ -103,6 +103,7 @@ def monai(module: str) -> Any:
 
 @contextmanager
 def compare_with_monai() -> Iterator[Comparison]:
+    """Against MONAI's transforms. Raises UsageError where MONAI is not installed."""
     monai("transforms")  # refused before anything is drawn
     with _against(by_monai) as made:
         yield made
@@ -110,6 +111,7 @@ def compare_with_monai() -> Iterator[Comparison]:
 
 @contextmanager
 def compare_with_pydicom() -> Iterator[Comparison]:
+    """Against pydicom, SciPy and NumPy."""
     with _against(by_scipy) as made:
         yield made
 

@@ -36,6 +36,7 @@ View = Float[Tensor, "d h w"]
 
 
 def cut(view: View, patch: tuple[int, int, int]) -> Float[Tensor, "t voxels"]:
+    """A view as flattened patches, in the order of the token grid."""
     (p, q, r), (d, h, w) = patch, view.shape
     tiles = view.reshape(d // p, p, h // q, q, w // r, r).permute(0, 2, 4, 1, 3, 5)
     return tiles.reshape(-1, p * q * r)
@@ -64,39 +65,39 @@ class PlainViews(Dataset[tuple[Tensor, ...]]):
         view = torch.from_numpy(np.array(volume.pixels)).float()[a : a + d, b : b + h, c : c + w]
         if torch.rand(()) < self.recipe.views.flip_slow:
             view = view.flip(0)
-        return sample_of([self.lit(view, volume.tissue_mean, volume.tissue_std) for _ in range(2)], self.recipe)
+        return sample_of([self.augmented(view, volume.tissue_mean, volume.tissue_std) for _ in range(2)], self.recipe)
 
-    def lit(self, view: View, mean: float, std: float) -> View:
-        asked = self.recipe.views
+    def augmented(self, view: View, mean: float, std: float) -> View:
+        views = self.recipe.views
         gain, gamma, speckle = (float(torch.rand(())) for _ in range(3))
-        if torch.rand(()) < asked.blur:
+        if torch.rand(()) < views.blur:
             line = torch.tensor([0.25, 0.5, 0.25])
             view = F.conv2d(view[:, None], torch.outer(line, line)[None, None], padding=1)[:, 0]
-        bent = exp((2 * gamma - 1) * asked.gamma)
+        bent = exp((2 * gamma - 1) * views.gamma)
         view = 255 * (view / 255) ** bent - 255 * (mean / 255) ** bent
-        view = exp((2 * gain - 1) * asked.gain) * view / max(std, 1.0)
-        return view + speckle * asked.speckle * torch.randn_like(view)
+        view = exp((2 * gain - 1) * views.gain) * view / max(std, 1.0)
+        return view + speckle * views.speckle * torch.randn_like(view)
 
 
 def monai_views(store: Store, ids: list[str], recipe: Recipe) -> Any:
     """The like by MONAI's own transforms on volumes kept in memory. Raises UsageError where it is not installed."""
-    known, asked = monai("transforms"), recipe.views
+    known, views = monai("transforms"), recipe.views
     both = ["seen", "other"]
     each = [
         step
         for key in both
         for step in (
-            known.RandGaussianSmoothd(key, prob=asked.blur, sigma_x=(0.5, 0.7), sigma_y=(0.5, 0.7), sigma_z=(0.5, 0.7)),
-            known.RandAdjustContrastd(key, prob=1.0, gamma=(exp(-asked.gamma), exp(asked.gamma))),
-            known.RandScaleIntensityd(key, factors=asked.gain, prob=1.0),
+            known.RandGaussianSmoothd(key, prob=views.blur, sigma_x=(0.5, 0.7), sigma_y=(0.5, 0.7), sigma_z=(0.5, 0.7)),
+            known.RandAdjustContrastd(key, prob=1.0, gamma=(exp(-views.gamma), exp(views.gamma))),
+            known.RandScaleIntensityd(key, factors=views.gain, prob=1.0),
             known.NormalizeIntensityd(key),
-            known.RandGaussianNoised(key, prob=1.0, std=asked.speckle),
+            known.RandGaussianNoised(key, prob=1.0, std=views.speckle),
         )
     ]
     steps = [
         known.CopyItemsd("seen", names="other"),
         known.RandSpatialCropd(both, roi_size=recipe.preprocessing.image_size, random_size=False),
-        known.RandFlipd(both, prob=asked.flip_slow, spatial_axis=0),
+        known.RandFlipd(both, prob=views.flip_slow, spatial_axis=0),
         *each,
         partial(_monai_sample, recipe=recipe),
     ]
@@ -110,12 +111,14 @@ def _monai_sample(found: dict[str, Any], recipe: Recipe) -> tuple[Tensor, ...]:
 
 @contextmanager
 def compare_with_torch() -> Iterator[Comparison]:
+    """Against a DataLoader over the same store."""
     with _against(PlainViews) as made:
         yield made
 
 
 @contextmanager
 def compare_with_monai() -> Iterator[Comparison]:
+    """Against MONAI's CacheDataset. Raises UsageError where MONAI is not installed."""
     monai("data")  # refused before anything is drawn
     with _against(monai_views) as made:
         yield made

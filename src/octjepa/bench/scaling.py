@@ -41,7 +41,7 @@ def train(
 ) -> tuple[float, list[float]]:
     """(CPU-seconds of all its processes, seconds of each update) of a run in `out`, which is removed again.
 
-    Raises OctjepaError with the last thing it said where the run fails.
+    Raises OctjepaError with the last line of its log where the run fails.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes > 1 else []), "-m", "octjepa", "pretrain", *recipe]
@@ -61,7 +61,7 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        _, said = process.communicate()
+        _, stderr = process.communicate()
     except BaseException:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -69,8 +69,8 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
                 process.wait(_PATIENCE_SECONDS)
         raise
     if process.returncode:
-        told = [line for line in said.splitlines() if line.startswith("octjepa: ")] or said.splitlines()[-1:]
-        raise OctjepaError(f"a run that was to be measured failed: {(told or ['it said nothing'])[0]}")
+        messages = [line for line in stderr.splitlines() if line.startswith("octjepa: ")] or stderr.splitlines()[-1:]
+        raise OctjepaError(f"a run that was to be measured failed: {(messages or ['no message'])[0]}")
 
 
 def _rate(processes: int, threads: int, store: Store, out: Path) -> float:
@@ -82,6 +82,7 @@ def _rate(processes: int, threads: int, store: Store, out: Path) -> float:
 
 @contextmanager
 def compare_with_one_process(threads: int) -> Iterator[Comparison]:
+    """Two processes of one thread as ours, one process of `threads` as the other."""
     recipe = bench_recipe()
     with phantom_store(recipe.preprocessing) as (work, store):
         setup = {

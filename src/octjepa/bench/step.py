@@ -1,6 +1,6 @@
 """One training update of `tiny_cpu`, forward, backward, step and EMA, on random numbers in a batch's shapes.
 
-Ours is what `octjepa pretrain` calls for it: gradients with their figures, the fitness of the gradient judged on the
+Ours is what `octjepa pretrain` calls for it: gradients with their figures, the check of the gradient on the
 device, the step, the target. `plain` takes the very same network, arm and precision through the loop that a person
 writes. `fp32`, `compiled` and `sincos` change one key of the recipe. `transformers` is in `bench.transformers_vjepa2`.
 """
@@ -68,7 +68,7 @@ def plain_update(recipe: Recipe) -> Work:
 
 
 def plain_adamw(model: torch.nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
-    """As torch builds it unless told otherwise."""
+    """With the defaults of torch."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=train.base_lr, betas=train.betas, weight_decay=train.weight_decay)
 
@@ -92,6 +92,7 @@ def plain_step(
 
 @contextmanager
 def compare_with_plain() -> Iterator[Comparison]:
+    """Our update against the plain loop."""
     recipe = bench_recipe()
     yield comparison(update_of(recipe), plain_update(recipe), recipe)
 
@@ -104,6 +105,7 @@ def compare_with_change(change: str) -> Iterator[Comparison]:
 
 
 def comparison(ours: Work, other: Work, recipe: Recipe) -> Comparison:
+    """Two updates of one recipe, with what was measured in `setup`."""
     setup = {
         "recipe": recipe.name,
         "size": recipe.model.size,

@@ -91,6 +91,7 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
 def predicted_features(
     student: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"], hidden: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b m w"]:
+    """Their predictor's features of the hidden patches, from the context's alone."""
     features = context_features(student.encoder, video, context)
     index = context.unsqueeze(-1).expand_as(features)
     tokens = context.shape[1] + hidden.shape[1]
@@ -102,6 +103,7 @@ def predicted_features(
 def context_features(
     encoder: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"]
 ) -> Float[Tensor, "b n w"]:
+    """Their student's features of the context patches, which see no other patch."""
     features = _rows(encoder.embeddings(video), context)
     for layer in encoder.layer:
         features = layer(features, context)[0]
@@ -115,6 +117,7 @@ def _rows(x: Float[Tensor, "b t w"], index: Int[Tensor, "b n"]) -> Float[Tensor,
 
 @contextmanager
 def step_against_transformers() -> Iterator[Comparison]:
+    """An update of every patch by both."""
     recipe = bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled")
     theirs = step_by_vjepa2(recipe)
     yield comparison(update_of(recipe), theirs, recipe)

@@ -32,7 +32,7 @@ def segment(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Segments layers and lesions. Makes and judges a head on an encoder, or applies one to whole scans."""
+    """Segments layers and lesions. Trains and evaluates a head on an encoder, or applies one to whole scans."""
     from octjepa.tasks.segment.folder import is_head
 
     check_output_folder(out)
@@ -56,8 +56,8 @@ def segment(
         raise UsageError(f"to make a head, give {', '.join(name for name, value in lacking.items() if value is None)}")
     if scan:
         raise UsageError("--scan is for a head that is made: name its folder instead of a recipe")
-    asked = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
-    made = segment_store(settings, checkpoint, Store.open(store), labels, out, asked, ledger)
+    chosen = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+    made = segment_store(settings, checkpoint, Store.open(store), labels, out, chosen, ledger)
     shown = (
         made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
     )

@@ -28,7 +28,7 @@ def finetune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tunes an encoder to labels. In stages, and judged beside itself frozen; runs under torchrun unchanged."""
+    """Tunes an encoder to labels. In stages, and evaluated beside itself frozen; runs under torchrun unchanged."""
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import finetune_store
     from octjepa.tasks.finetune.recipe import load_recipe
