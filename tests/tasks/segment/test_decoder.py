@@ -76,6 +76,28 @@ def test_trained_it_beats_the_prior_and_the_encoder_is_as_it_was(encoder: Pretra
         assert torch.equal(value, before[name]), name
 
 
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
+    encoder: PretrainedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = DecoderRecipe(width=4, updates=4, save_every=2)
+    whole, update, found = decoder.train(encoder, settings, 0, PRIOR, volumes)
+    honest, calls = decoder.masked_loss, iter(range(100))
+
+    def stop(*given: object) -> torch.Tensor:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return honest(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "masked_loss", stop)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.train(encoder, settings, 0, PRIOR, volumes, folder=tmp_path)
+    again, *chosen = decoder.train(encoder, settings, 0, PRIOR, volumes, folder=tmp_path)
+    assert chosen == [update, found]
+    for name, value in whole.decoder.state_dict().items():
+        assert torch.equal(value, again.decoder.state_dict()[name]), name
+
+
 def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -> None:
     made, _ = labelled(0)
     blank = decoder.Decoder(encoder.dim, RECIPE.grid, 4, 2)
