@@ -1,4 +1,4 @@
-"""What a path is: a scan, a folder of scans, a store, a run, a checkpoint, or what was made with one.
+"""Describes a path: a scan, a folder of scans, a store, a run, a checkpoint, or what was made with one.
 
 No description holds personal data.
 """
@@ -21,7 +21,7 @@ _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 
 def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = False) -> dict[str, Any]:
-    """`kind` and what that kind knows of itself.
+    """Describes `path`: its `kind`, and keys that depend on the kind.
 
     Kinds: volume, rejected, source, store, run (of pretraining), fine-tuning, segmentation (a head), checkpoint.
     The name of an encoder that comes with the package is a checkpoint.
@@ -29,7 +29,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
     `spacing_mm` (slice, depth, column) precedes the spacing in the file. With `verify` every chunk of a store is read
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
-    Raises UsageError when nothing is there, or nothing known; CheckpointError for damaged weights.
+    Raises UsageError when the path is absent or of no known kind; CheckpointError for damaged weights.
     """
     from octjepa.ingest import describe_file
     from octjepa.ingest.audit import audit
@@ -121,7 +121,7 @@ def _run(path: Path) -> dict[str, Any]:
     """Of pretraining, which names no kind in run.json, or of a supervised task."""
     about = read_json_object(path / "run.json", _ANEW)
     if "kind" not in about:
-        return {"kind": "run", **about, **_figures(path)}
+        return {"kind": "run", **about, **_results(path)}
     found = _task_folder(path)
     if found is None:
         raise UsageError(f"{path} is a run of the kind {about['kind']!r}, which no installed task describes")
@@ -136,11 +136,11 @@ def _task_folder(path: Path) -> dict[str, Any] | None:
     return None if task is None else task.describe(path)
 
 
-def _figures(run: Path) -> dict[str, Any]:
-    """The figures that a finished run ended with."""
+def _results(run: Path) -> dict[str, Any]:
+    """The results of a finished run."""
     summary = run / "summary.json"
     if not summary.is_file():
         return {"finished": False}
-    kept = ("updates", "loss", "cosine", "baseline_cosine", "checkpoint")
-    found = read_json_object(summary, _ANEW)
-    return {"finished": True, **{key: found[key] for key in kept if key in found}}
+    reported = ("updates", "loss", "cosine", "baseline_cosine", "checkpoint")
+    results = read_json_object(summary, _ANEW)
+    return {"finished": True, **{key: results[key] for key in reported if key in results}}
