@@ -17,7 +17,7 @@ from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
-from octjepa.embed.shard import histogram
+from octjepa.embed.shard import intensity_histogram
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store
@@ -97,4 +97,10 @@ def pooled(found: list[Tokens]) -> dict[str, Float[np.ndarray, "volumes features
 
 def histograms(store: Store, ids: list[str], encoder: PretrainedEncoder) -> Float[np.ndarray, "volumes levels"]:
     """Grey levels of the tissue of every volume."""
-    return np.stack([histogram(volume, encoder) for volumes in in_batches(store, ids) for volume in volumes])
+    return np.stack(
+        [
+            intensity_histogram(volume, encoder.recipe.preprocessing)
+            for volumes in in_batches(store, ids)
+            for volume in volumes
+        ]
+    )

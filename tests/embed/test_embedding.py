@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.folder import write_folder
-from octjepa.embed import embedding, shard
+from octjepa.embed import embedding, pooling, shard
 from octjepa.embed.embedding import embed_store
-from octjepa.embed.shard import histogram
+from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
@@ -96,7 +96,7 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     store, encoder = store_of(), load_encoder(run)
     pools = ("layers", "mean_std_max_min", "tissue_mean", "zones")
     figures = embed_store(run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, part=8)
-    table, kept = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
+    table, saved = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
     volume = store.read("volume0006")
     one, row = encoder.tokens(volume), 6
     assert table.pools == pools
@@ -107,12 +107,12 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     assert np.allclose(four[3 * 192 :], one.features.min(axis=0), atol=1e-6)
     weighted = (one.features * one.tissue[:, None]).sum(axis=0) / one.tissue.sum()
     assert np.allclose(table.features("vector", "tissue_mean")[row], weighted, atol=1e-5)
-    layers = shard.pools.layers_of(volume, encoder.recipe)[one.grid_index]
+    layers = pooling.tissue_layers(volume, encoder.recipe)[one.grid_index]
     inner = one.features[layers == 1].mean(axis=0)
     assert (layers == 1).any()
     assert np.allclose(table.features("vector", "layers")[row][192:384], inner, atol=1e-6)
     by_zone = table.features("vector", "zones")[row].reshape(16, 2, 192)
-    zones = shard.pools.zone_of(one.grid_index, one.grid)
+    zones = pooling.token_regions(one.grid_index, one.grid)
     for zone in range(16):
         some = one.features[zones == zone]
         expected = [some.mean(axis=0), some.max(axis=0)] if len(some) else np.zeros((2, 192))
@@ -121,11 +121,11 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     with pytest.raises(UsageError, match="holds mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"):
         table.features("vector", "sum")
 
-    assert kept.weights == table.weights == shard.weights_hash(encoder)
-    assert np.abs(kept.read("vector", ["volume0019", "volume0006"])[1] - one.features).max() < 4e-3
-    assert (kept.raster[0][6] == one.grid_index).all()
+    assert saved.weights == table.weights == shard.weights_hash(encoder)
+    assert np.abs(saved.read("vector", ["volume0019", "volume0006"])[1] - one.features).max() < 4e-3
+    assert (saved.positions[0][6] == one.grid_index).all()
     with pytest.raises(UsageError, match="no tokens of 1 of the 1"):
-        kept.read("vector", ["nobody"])
+        saved.read("vector", ["nobody"])
 
     slices = pq.read_table(figures["bscans"]).to_pandas()
     assert len(slices) == 20 * 2
@@ -165,7 +165,7 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two
     assert figures["resumed"] == 8
     embed_store(run, store_of(), tmp_path / "whole.parquet", part=4)
     assert same_bits(read_embeddings(tmp_path / "e.parquet"), read_embeddings(tmp_path / "whole.parquet"))
-    assert sorted(TokenFolder.open(tokens).where) == sorted(store_of().volumes)
+    assert sorted(TokenFolder.open(tokens).index) == sorted(store_of().volumes)
     assert not list(tmp_path.glob(".*parts"))
 
 
@@ -177,11 +177,11 @@ def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, k
     changed = store_of()
     changed.table.loc[3, "content_hash"] = "another"
     (left,) = tmp_path.glob(".*parts")
-    kept = {path.name: path.read_bytes() for path in left.iterdir()}
+    saved = {path.name: path.read_bytes() for path in left.iterdir()}
     assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, part=4)["resumed"] == 0
     assert len(list(tokens.glob("*.vector.npy"))) == 5  # those of the first attempt are gone
     left.mkdir()
-    for name, content in kept.items():
+    for name, content in saved.items():
         (left / name).write_bytes(content)
     assert embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, part=4)["resumed"] == 0
 
@@ -242,7 +242,7 @@ def test_trained_and_untrained_rows_differ(run, tmp_path):
 def test_the_histogram_is_of_tissue_alone(run):
     encoder, store = load_encoder(run), store_of()
     volume = store.read("volume0000")
-    shares = histogram(volume, encoder)
+    shares = intensity_histogram(volume, encoder.recipe.preprocessing)
     assert shares.sum() == pytest.approx(1.0)
     assert shares[: 60 // 8].sum() < 0.1  # the dark vitreous is outside the band
 
@@ -252,7 +252,7 @@ def test_intensity_is_the_grey_of_the_encoders_own_patches_by_zone(run, tmp_path
     embed_store(run, store, tmp_path / "e.parquet")
     table, chosen = read_embeddings(tmp_path / "e.parquet"), encoder.select_tokens(store.read("volume0006"))
     said = table.features("intensity", "none")[6].reshape(16, 2, 4)  # zone, mean and maximum over its patches
-    zones = shard.pools.zone_of(chosen.grid_index, chosen.grid)
+    zones = pooling.token_regions(chosen.grid_index, chosen.grid)
     zone = int(zones[0])
     some = chosen.patches[zones == zone]
     assert np.allclose(said[zone, 0, :2], [some.mean(), some.std(axis=1).mean()], atol=1e-5)

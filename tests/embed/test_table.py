@@ -85,12 +85,12 @@ def test_wrong_files_are_named(tmp_path: Path, cohort: Cohort) -> None:
         read_embeddings(tmp_path / "bare.parquet")
     lists = good.column("vector").to_pylist()
     ragged = pa.array([lists[0][:5], *lists[1:]], pa.list_(pa.float32()))
-    place = good.column_names.index("vector")
-    pq.write_table(good.set_column(place, "vector", ragged), tmp_path / "ragged.parquet")
+    position = good.column_names.index("vector")
+    pq.write_table(good.set_column(position, "vector", ragged), tmp_path / "ragged.parquet")
     with pytest.raises(UsageError, match="different or missing length"):
         read_embeddings(tmp_path / "ragged.parquet")
     text = pa.array(["x"] * 6)
-    pq.write_table(good.set_column(place, "vector", text), tmp_path / "typed.parquet")
+    pq.write_table(good.set_column(position, "vector", text), tmp_path / "typed.parquet")
     with pytest.raises(UsageError, match="expected a list of float32"):
         read_embeddings(tmp_path / "typed.parquet")
 
@@ -102,8 +102,8 @@ def test_a_full_disk_leaves_the_old_table(tmp_path: Path, cohort: Cohort, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("octjepa.embed.table.os.fsync", full)
-    with pytest.raises(OctjepaError, match="No space left"):
+    monkeypatch.setattr("octjepa.files.os.fsync", full)
+    with pytest.raises(OctjepaError, match="disk is full"):
         write_embeddings(path, frame, 16, "new", "abc")
     assert read_embeddings(path).encoder == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["e.parquet"]

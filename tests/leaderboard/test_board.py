@@ -325,7 +325,7 @@ def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     }
     arrays = {name: block.astype(np.float16) for name, block in values.items()}
     (tmp_path / "tokens").mkdir()
-    token_folder.write_part(tmp_path / "tokens", "a", {**arrays, "places": np.zeros((len(frame), 3), np.int32)})
+    token_folder.write_part(tmp_path / "tokens", "a", {**arrays, "positions": np.zeros((len(frame), 3), np.int32)})
     about = {"encoder": "good", "weights": "", "contract": "c" * 64, "dim": 8}
     token_folder.write_index(tmp_path / "tokens", {"a": ids.tolist()}, about)
     tokens = token_folder.TokenFolder.open(tmp_path / "tokens")

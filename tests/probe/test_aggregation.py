@@ -208,7 +208,7 @@ def test_tokens_of_several_volumes_have_no_mean(
         blocks = [np.stack(frame[name].to_list()).reshape(-1, 3, 16) for name in ("vector", "untrained")]
         arrays = dict(zip(("vector", "untrained"), (block.astype(np.float16) for block in blocks), strict=True))
         (tmp_path / "tokens").mkdir(exist_ok=True)
-        write_part(tmp_path / "tokens", "a", {**arrays, "places": np.zeros((len(ids), 3), np.int32)})
+        write_part(tmp_path / "tokens", "a", {**arrays, "positions": np.zeros((len(ids), 3), np.int32)})
         write_index(tmp_path / "tokens", {"a": ids}, {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 16})
         return frame, labels
 

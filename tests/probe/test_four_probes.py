@@ -31,7 +31,7 @@ def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
         block[np.arange(len(frame)), rng.integers(0, K, len(frame))] += mean
         arrays[name] = block.astype(np.float16)
     (folder / "tokens").mkdir()
-    token_folder.write_part(folder / "tokens", "a", {**arrays, "places": places})
+    token_folder.write_part(folder / "tokens", "a", {**arrays, "positions": places})
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": mean.shape[1]}
     token_folder.write_index(folder / "tokens", {"a": frame["volume_id"].tolist()}, about)
     table = write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w")

@@ -165,7 +165,7 @@ def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
         row = _row(result, name="octjepa", target="lesion0", probe=probe, pool="mean", metric="auroc")
         assert (row["value"], row["low"], row["high"]) == (0.5, None, None)
         faults = [fault["what"] for fault in result.faults if fault["kind"] == "constant_predictor"]
-        assert any(what.startswith(f"octjepa ({probe}, mean) says") for what in faults)
+        assert any(what.startswith(f"octjepa ({probe}, mean) predicts") for what in faults)
 
 
 def test_missing_labels_and_eyes_are_said(cohort: Cohort, saved: Save, caplog: pytest.LogCaptureFixture) -> None:

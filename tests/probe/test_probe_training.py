@@ -139,7 +139,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenFolder, list[
         block = tokens[rows].astype(np.float16)
         blank = np.random.default_rng(5).normal(size=block.shape).astype(np.float16)
         places = np.zeros(block.shape[:2], np.int32)
-        token_folder.write_part(folder, name, {"vector": block, "untrained": blank, "places": places})
+        token_folder.write_part(folder, name, {"vector": block, "untrained": blank, "positions": places})
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": 8, "grid": [1, 3, 4]}
     token_folder.write_index(folder, parts, about)
     return TokenFolder.open(folder), ids, sick
@@ -204,7 +204,7 @@ def test_a_token_folder_that_is_none_or_damaged_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder of tokens"):
         TokenFolder.open(tmp_path)
     part = {name: np.zeros((2, 3, 4), np.float16) for name in ("vector", "untrained")}
-    token_folder.write_part(tmp_path, "a", {**part, "places": np.zeros((2, 3), np.int32)})
+    token_folder.write_part(tmp_path, "a", {**part, "positions": np.zeros((2, 3), np.int32)})
     about = {"encoder": "e", "weights": "w", "contract": "c", "dim": 4}
     token_folder.write_index(tmp_path, {"a": ["v0", "v1", "v2"]}, about)
     with pytest.raises(OctjepaError, match=r"a\.vector\.npy holds \(2, 3, 4\), not 3 volumes of 4"):

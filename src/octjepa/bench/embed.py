@@ -19,7 +19,7 @@ from octjepa.bench.data import phantom_store
 from octjepa.checkpoint import load_encoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import embed_store
-from octjepa.embed.shard import histogram
+from octjepa.embed.shard import intensity_histogram
 from octjepa.store import Store
 
 ENCODER = "phantom-tiny"
@@ -34,7 +34,7 @@ def one_by_one(store: Store, out: Path) -> int:
     rows = []
     for name in store.table["volume_id"]:
         volume = store.read(name)
-        row = {"volume_id": name, "histogram": histogram(volume, encoder)}
+        row = {"volume_id": name, "histogram": intensity_histogram(volume, encoder.recipe.preprocessing)}
         rows.append(row | {"vector": encoder.embed(volume, POOL), "untrained": untrained.embed(volume, POOL)})
     pd.DataFrame(rows).to_parquet(out)
     return len(rows)

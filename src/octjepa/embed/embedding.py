@@ -1,8 +1,8 @@
-"""A vector for every volume of a store, beside two that know nothing: the same network untrained, and a histogram.
+"""Embeds every volume of a store: features of the encoder, of its untrained twin and of intensity alone.
 
 The volumes, sorted by id, are cut into parts. Processes of torchrun, workers of a Ray cluster or this process alone
-take them in turn and write each as it ends (`embed_part`), so a killed run goes on where it was, and one table comes
-out whatever the division. Tokens and features of B-scans are written beside it on demand.
+take them in turn and write each when it is computed (`shard.Embedder.write`), so a killed run is resumed, and the table
+is the same however the work is divided. Tokens and features of B-scans are written beside it on demand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from octjepa.embed import token_folder
 from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
 from octjepa.embed.pooling import DEFAULT_POOLS, check_pools
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
-from octjepa.embed.shard import histogram as histogram
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
@@ -36,7 +35,7 @@ from octjepa.store.contract import contract_differences
 
 _log = logging.getLogger(__name__)
 
-PART_VOLUMES = 64  # volumes; what a kill can cost, and what a rank takes at a time
+PART_VOLUMES = 64  # what a kill can cost, and what a rank takes at a time
 _STALLED_SECONDS = 1800.0
 Engine = Literal["local", "ray"]
 
@@ -53,27 +52,27 @@ def embed_store(
     batch: int = 16,
     part: int = PART_VOLUMES,
 ) -> dict[str, Any]:
-    """Writes the embeddings of every volume of `store` whose pattern the weights know to `out`; returns its figures.
+    """Writes the embeddings of every volume of `store` whose scan pattern the weights know to `out`; returns a summary.
 
-    Only `data.patterns` of the recipe chooses here: what another device, site or quality does to an encoder is for the
-    evaluation to find out. `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features
-    beside `out`. Under torchrun each process takes its part, and each returns the figures.
+    Only `data.patterns` of the recipe selects volumes: the effect of another device, site or quality is measured by the
+    evaluation. `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features beside `out`.
+    Under torchrun each process takes its share of the parts, and each returns the summary.
 
     `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
 
     Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
     UsageError (none to embed, an unknown pool, a folder that cannot be used).
     """
-    wanted = EmbeddingOptions(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
+    options = EmbeddingOptions(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
     if tokens is not None:
         token_folder.check_folder(tokens)
     encoder = load_encoder(checkpoint)
     require_same_contract(encoder, store, checkpoint)
     rows = select_volumes(encoder, store)
     weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
-    key = job_key(weights, science_hash(store.preprocessing), contents, wanted, part)
+    key = job_key(weights, science_hash(store.preprocessing), contents, options, part)
     folder = out.parent.resolve() / f".{out.name}.{key[:12]}.parts"
-    job = Job(_absolute(checkpoint), _absolute(store.location), folder, key, wanted)
+    job = Job(_absolute(checkpoint), _absolute(store.location), folder, key, options)
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
@@ -91,7 +90,7 @@ def embed_store(
                 for number in embed_on_ray(job, [(number, parts[number]) for number in todo], workers):
                     shown.advance(len(parts[number]))
             else:
-                worker = Embedder(encoder, wanted, runtime.device)
+                worker = Embedder(encoder, options, runtime.device)
                 for number in todo[runtime.rank :: runtime.world_size]:
                     worker.write(job, number, store, parts[number])
                     shown.advance(len(parts[number]))
@@ -100,18 +99,21 @@ def embed_store(
         leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, parse_location(checkpoint)))
         runtime.run_on_rank_zero(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
     computed = sum(len(parts[number]) for number in todo)
-    figures = {
+    figures: dict[str, Any] = {
         "rows": len(rows),
         "dim": encoder.dim,
-        "pools": list(wanted.pools),
+        "pools": list(options.pools),
         "missing": len(store.table) - len(rows),
         "leaked": leaked,
         "resumed": len(rows) - computed,
         "volumes_per_second": computed / seconds,
         "embeddings": str(out),
     }
-    beside = {"bscans": str(bscan_path(out)) if per_bscan else None, "tokens": None if tokens is None else str(tokens)}
-    return figures | {name: place for name, place in beside.items() if place is not None}
+    if per_bscan:
+        figures["bscans"] = str(bscan_path(out))
+    if tokens is not None:
+        figures["tokens"] = str(tokens)
+    return figures
 
 
 def bscan_path(out: Path) -> Path:
@@ -119,24 +121,27 @@ def bscan_path(out: Path) -> Path:
     return out.with_name(f"{out.stem}.bscans.parquet")
 
 
-def _absolute(place: str | Path) -> str:
-    """As it is named from any folder; urls and names of weights in the package stay."""
-    return str(Path(place).resolve()) if Path(place).exists() else str(place)
+def _absolute(location: str | Path) -> str:
+    """The absolute path of what exists on disk; urls and names of weights in the package stay."""
+    return str(Path(location).resolve()) if Path(location).exists() else str(location)
 
 
-def require_same_contract(encoder: PretrainedEncoder, store: Store, named: str | Path) -> None:
-    """Raises ContractError where `store` was not prepared as the weights, which the user knows as `named`, expect."""
+def require_same_contract(encoder: PretrainedEncoder, store: Store, weights: str | Path) -> None:
+    """Raises ContractError where `store` was not prepared as the encoder expects; `weights`: its name for the user."""
     differences = contract_differences(store.preprocessing, encoder.recipe)
     if differences:
         raise ContractError(
-            f"store {store.location} was prepared otherwise than the weights of {named} expect:\n  "
+            f"store {store.location} was prepared otherwise than the weights of {weights} expect:\n  "
             + "\n  ".join(differences)
             + "\nIngest the files into a new store with the recipe of the weights (octjepa ingest ... --recipe)."
         )
 
 
 def select_volumes(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
-    """The index rows to embed, sorted by volume id; a device or site of which nothing is left is named."""
+    """The store's volumes to embed, sorted by volume id; a device or site that is lost as a whole is logged.
+
+    Raises UsageError where there is none.
+    """
     table, patterns = store.table, encoder.recipe.data.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
     if rows.empty:
@@ -151,7 +156,10 @@ def select_volumes(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
 
 
 def _wait_for_all(runtime: Runtime, job: Job, count: int) -> None:
-    """Until the parts of every process are there. By their files: who waits for hours is no dead rank."""
+    """Waits for the parts of every process by their files: waiting for hours does not mean that a rank is dead.
+
+    Raises OctjepaError where no part has come for _STALLED_SECONDS.
+    """
     missing, since = set(range(count)), time.monotonic()
     while missing:
         still = {number for number in missing if not job.file(number).is_file()}
@@ -177,20 +185,20 @@ def _join(
     weights: str,
     leaked: int,
 ) -> None:
-    """One table from all parts, the indexes beside it, and then the parts' folder goes."""
+    """Writes one table from all parts and the indexes beside it, then removes the parts."""
     loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
     frame = add_participants(rows, store.participants)
     for name in ("vector", "untrained", *UNPOOLED):
         frame[name] = list(np.concatenate([one[name] for one in loaded]))
     contract = science_hash(store.preprocessing)
-    if job.wanted.per_bscan:
+    if job.options.per_bscan:
         means, counts = (np.concatenate([one[name] for one in loaded]) for name in ("bscan", "bscan_tokens"))
         write_bscan_table(bscan_path(out), frame, means, counts, encoder)
-    if job.wanted.tokens:
+    if job.options.tokens:
         about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
         named = {job.name(number): ids for number, ids in enumerate(parts)}
-        token_folder.write_index(Path(job.wanted.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
-    write_embeddings(out, frame, encoder.dim, encoder.name, contract, leaked, job.wanted.pools, weights)
+        token_folder.write_index(Path(job.options.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
+    write_embeddings(out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights)
     for left in out.parent.glob(f".{out.name}.*.parts"):  # of this job, and of others that were given up
         shutil.rmtree(left, ignore_errors=True)
 
@@ -209,13 +217,12 @@ def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def add_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
-    """The keys of an embedding table for index rows of a store, with age and clinical site where they are known."""
-    kept = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
-    frame = rows[kept].reset_index(drop=True)
+    """The keys of an embedding table for a store's volumes, with age and clinical site where they are known."""
+    columns = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
+    frame = rows[columns].reset_index(drop=True)
     known = participants.set_index("person_id") if len(participants) else pd.DataFrame()
-    age = dict(known["age"]) if "age" in known else {}
-    site = dict(known["clinical_site"]) if "clinical_site" in known else {}
-    frame["age"] = pd.to_numeric(pd.Series([age.get(person) for person in frame["person_id"]]), errors="coerce")
-    frame["age"] = frame["age"].astype(float)
+    age, site = (dict(known[name]) if name in known else {} for name in ("age", "clinical_site"))
+    ages = pd.Series([age.get(person) for person in frame["person_id"]])
+    frame["age"] = pd.to_numeric(ages, errors="coerce").astype(float)
     frame["clinical_site"] = [str(site.get(person) or "") for person in frame["person_id"]]
     return frame

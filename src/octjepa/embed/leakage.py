@@ -1,4 +1,4 @@
-"""What a run, a weights file or the training side of a store was pretrained on, to hold an evaluation against it."""
+"""What a run, a weights file or a store was pretrained on, so that an evaluation can exclude it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octjepa.store.leaks import TrainingSet, pretraining_overlap
 
 
 def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
-    """Whom of `store` the pretraining that `source` stands for has seen: `pretraining_overlap`'s figures.
+    """The people of `store` who are in the pretraining data of `source`, as `pretraining_overlap` reports them.
 
     Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
     """
@@ -56,8 +56,8 @@ def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     exact = rows.drop(columns="enface_hash", errors="ignore")
     known = None if trained.entries is None else trained.entries.drop(columns="enface_hash", errors="ignore")
     leaks = pretraining_overlap(exact, TrainingSet(trained.volume_ids, known))["leaks"]
-    met = {volume for leak in leaks for volume in leak["volumes"]}
-    return int(rows.loc[rows["volume_id"].isin(met), "person_id"].nunique())
+    leaked = {volume for leak in leaks for volume in leak["volumes"]}
+    return int(rows.loc[rows["volume_id"].isin(leaked), "person_id"].nunique())
 
 
 def _store_of(source: Path) -> Any:

@@ -3,7 +3,7 @@
 mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion survives in spread and extremes better
 than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
-other. zones keeps where in the eye a token lies: a mean and a maximum for each of `REGIONS` parts of the grid,
+other. zones keeps where in the eye a token is: a mean and a maximum for each of `REGIONS` parts of the grid,
 which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is learned
 from labels, so it lives in the attentive probe and reads tokens.
 """
@@ -49,7 +49,7 @@ def readable_pools(stored: Sequence[str]) -> tuple[str, ...]:
 
 
 def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:
-    """Where `pool` stands in rows that hold the poolings `stored` one after the other."""
+    """The columns of `pool` in features that hold the poolings `stored` one after the other."""
     holder = next((name for name in (pool, *_HEAD_OF.get(pool, ())) if name in stored), None)
     if holder is None:
         raise UsageError(f"no pooling {pool!r} in this table: it holds {', '.join(readable_pools(stored))}")
@@ -58,7 +58,7 @@ def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:
 
 
 def tissue_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
-    """Which layer each patch of the centred view lies in, -1 for none; raster order."""
+    """The tissue layer of each patch of the centred view, -1 for none; raster order."""
     shape, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
     mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
     return tokens.patch_layers(mask, recipe.tokens.patch_size)
@@ -71,7 +71,7 @@ def _tissue_mean(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
 
 
 def _layer_means(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
-    """A layer in which no token was selected gets the mean of all tokens: it says nothing of its own."""
+    """A layer in which no token was selected gets the mean of all tokens: it has no information of its own."""
     everywhere = one.features.mean(axis=0)
     inside = [layers == number for number in range(len(tokens.LAYERS))]
     return np.concatenate([one.features[here].mean(axis=0) if here.any() else everywhere for here in inside])
@@ -84,10 +84,10 @@ def token_regions(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> I
     return 2 * (where[1] * _BANDS // grid[1]) + ((z >= 0.5) | (x >= 0.5))
 
 
-def _zones(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
-    """A zone in which no token was selected is 0: that there is no tissue says something, too."""
-    zones = token_regions(one.grid_index, one.grid)
-    inside = [one.features[zones == zone] for zone in range(REGIONS)]
+def _regions(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """A region in which no token was selected is 0: that there is no tissue is information, too."""
+    regions = token_regions(one.grid_index, one.grid)
+    inside = [one.features[regions == region] for region in range(REGIONS)]
     nothing = np.zeros(2 * one.features.shape[1], np.float32)
     return np.concatenate([np.append(some.mean(axis=0), some.max(axis=0)) if len(some) else nothing for some in inside])
 
@@ -100,7 +100,7 @@ _POOL: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
     ),
     "tissue_mean": _tissue_mean,
     "layers": _layer_means,
-    "zones": _zones,
+    "zones": _regions,
 }
 
 

@@ -33,11 +33,11 @@ def embed_on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterat
         try:
             while busy:
                 (ended,), busy = ray.wait(busy, num_returns=1)
-                number, blind = task_result(ray, ended)
-                if blind:
+                number, without_folder = task_result(ray, ended)
+                if without_folder:
                     raise UsageError(
-                        f"the machine {blind} of the Ray cluster does not see {job.folder}: put --out (and --tokens) "
-                        "on a disk that all machines share under the same path"
+                        f"the machine {without_folder} of the Ray cluster does not see {job.folder}: put --out (and "
+                        "--tokens) on a disk that all machines share under the same path"
                     )
                 yield number
         finally:
@@ -59,18 +59,18 @@ def task_result(ray: object, reference: object) -> tuple[int, str]:
 
 # -- on the machines of the cluster --
 
-_kept: tuple[str, Embedder, Store] | None = None  # of this Ray worker, from task to task
+_worker_state: tuple[str, Embedder, Store] | None = None  # of this Ray worker, from task to task
 
 
 def _on_a_machine(part: Part, job: Job) -> tuple[int, str]:
-    """(number, "") once the part is written, or (number, machine) where the folder of parts is not to be seen."""
-    global _kept
+    """(number, "") once the part is written, or (number, machine) where the folder of parts is missing."""
+    global _worker_state
     number, volume_ids = part
-    if not job.folder.is_dir() or (job.wanted.tokens and not Path(job.wanted.tokens).is_dir()):
+    if not job.folder.is_dir() or (job.options.tokens and not Path(job.options.tokens).is_dir()):
         return number, socket.gethostname()
-    if _kept is None or _kept[0] != job.key:
-        worker = Embedder(load_encoder(job.checkpoint), job.wanted, Runtime("fp32").device)
-        _kept = job.key, worker, Store.open(job.store)
-    _, worker, store = _kept
+    if _worker_state is None or _worker_state[0] != job.key:
+        worker = Embedder(load_encoder(job.checkpoint), job.options, Runtime("fp32").device)
+        _worker_state = job.key, worker, Store.open(job.store)
+    _, worker, store = _worker_state
     worker.write(job, number, store, volume_ids)
     return number, ""

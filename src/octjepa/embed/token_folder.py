@@ -1,9 +1,9 @@
-"""Token features of every volume on disk: what the attentive probe and dense work read, without the encoder again.
+"""Token features of every volume on disk: read by the attentive probe and dense work without running the encoder again.
 
     tokens.json             encoder, hash of its weights, contract, dim, grid, and the volumes of each part in order
     PART.vector.npy         float16 [volumes, K, dim], memory-mapped; K selected tokens of each volume
     PART.untrained.npy      the same of the untrained twin
-    PART.places.npy         int32 [volumes, K], where each token lies in the raster order of the grid
+    PART.positions.npy      int32 [volumes, K], position of each token in the raster order of the grid
 
 Half precision: rounding is 0.05 % of a feature. Fails with UsageError on a folder that is none, OctjepaError on a part
 that is damaged.
@@ -29,7 +29,7 @@ VIEWS = ("vector", "untrained")
 
 
 def check_folder(folder: Path) -> None:
-    """Raises UsageError where `folder` holds anything that is no token folder's: it is about to be written to."""
+    """Raises UsageError where `folder` cannot be used for tokens, or holds anything else."""
     if folder.is_dir():
         strange = [one.name for one in folder.iterdir() if one.name != INDEX and not one.name.endswith(".npy")]
         if strange:
@@ -41,13 +41,13 @@ def check_folder(folder: Path) -> None:
 
 
 def write_part(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes `vector`, `untrained` and `places` of one part, each whole or not at all."""
+    """Writes `vector`, `untrained` and `positions` of one part, each atomically."""
     for name, array in arrays.items():
         write_atomic(folder / f"{part}.{name}.npy", partial(np.save, arr=array, allow_pickle=False))
 
 
 def write_index(folder: Path, parts: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> None:
-    """Writes the index over `parts` {name: volume ids} and takes away what an earlier embedding left there."""
+    """Writes the index over `parts` {name: volume ids} and removes what an earlier embedding left there."""
     write_json(folder / INDEX, {**about, "parts": [{"name": n, "volumes": list(v)} for n, v in sorted(parts.items())]})
     for file in folder.glob("*.npy"):
         if file.name.split(".")[0] not in parts:
@@ -63,9 +63,9 @@ class TokenFolder:
     weights: str
     contract: str
     dim: int
-    where: dict[str, tuple[int, int]]
+    index: dict[str, tuple[int, int]]
     parts: dict[str, list[Float16[np.ndarray, "_ k dim"]]]
-    raster: list[Int32[np.ndarray, "_ k"]]
+    positions: list[Int32[np.ndarray, "_ k"]]
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenFolder:
@@ -81,9 +81,9 @@ class TokenFolder:
                 f"{folder} is no folder of tokens ({type(error).__name__} at {INDEX}): make one with octjepa embed "
                 "... --tokens FOLDER, and let it end"
             ) from None
-        arrays: dict[str, list[np.ndarray]] = {name: [] for name in (*VIEWS, "places")}
+        arrays: dict[str, list[np.ndarray]] = {name: [] for name in (*VIEWS, "positions")}
         for part, volumes in listed:
-            for name, kept in arrays.items():
+            for name, parts in arrays.items():
                 file = folder / f"{Path(part).name}.{name}.npy"
                 try:
                     array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -91,15 +91,14 @@ class TokenFolder:
                     raise OctjepaError(f"{file} is damaged ({error}): embed again") from None
                 if len(array) != len(volumes) or (name in VIEWS and array.shape[2:] != (dim,)):
                     raise OctjepaError(f"{file} holds {array.shape}, not {len(volumes)} volumes of {dim}: embed again")
-                kept.append(array)
-        where = {name: (p, row) for p, (_, volumes) in enumerate(listed) for row, name in enumerate(volumes)}
-        raster = arrays.pop("places")
-        return cls(folder, head["encoder"], head["weights"], head["contract"], dim, where, arrays, raster)
+                parts.append(array)
+        index = {name: (p, n) for p, (_, volumes) in enumerate(listed) for n, name in enumerate(volumes)}
+        positions = arrays.pop("positions")
+        return cls(folder, head["encoder"], head["weights"], head["contract"], dim, index, arrays, positions)
 
     def read(self, view: str, volume_ids: Sequence[str]) -> Float16[np.ndarray, "volumes k dim"]:
         """Tokens of these volumes, in this order. Raises UsageError for a volume that is not here."""
-        absent = sum(name not in self.where for name in volume_ids)
+        absent = sum(name not in self.index for name in volume_ids)
         if absent:
             raise UsageError(f"{self.folder} holds no tokens of {absent} of the {len(volume_ids)} volumes: embed again")
-        places = [self.where[name] for name in volume_ids]
-        return np.stack([self.parts[view][part][row] for part, row in places])
+        return np.stack([self.parts[view][part][n] for part, n in (self.index[name] for name in volume_ids)])

@@ -111,7 +111,8 @@ def feature_space(features: Float[np.ndarray, "volumes features"], target: Targe
     mean, std = train.mean(axis=0), train.std(axis=0)
     varied = std > 1e-8 * np.maximum(np.abs(mean), 1e-12)  # constant features carry nothing and have no spread
     if not varied.any():
-        return FeatureSpace(*(np.zeros((len(target.indices[split]), 1)) for split in ("train", "val", "test")))
+        blank = {split: np.zeros((len(positions), 1)) for split, positions in target.indices.items()}
+        return FeatureSpace(blank["train"], blank["val"], blank["test"])
     scale = std[varied] * np.sqrt(varied.sum())
     parts = {split: (features[at][:, varied] - mean[varied]) / scale for split, at in target.indices.items()}
     train = parts["train"]

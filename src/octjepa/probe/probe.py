@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -218,18 +217,18 @@ class _Inputs:
 
     def fits(self, result: ProbeResult) -> Fits:
         """Fits every probe to every input; notes on covariates go to `result`."""
-        options: dict[str, Any] = {"smoothing": self.settings.label_smoothing, "seed": self.settings.seed}
+        smoothing, seed = self.settings.label_smoothing, self.settings.seed
         for name, pool, features in feature_sets(self.tables, self.pools):
             for one, space in self._spaces(features):
                 for probe in self.feature_probes or ("linear",):
                     key = ResultKey(name, one.test_target.name, probe, pool)
-                    yield key, one, PROBES.get(probe)(space, one.fit_target, one.selection, **options)
+                    yield key, one, PROBES.get(probe)(space, one.fit_target, one.selection, smoothing, seed)
         targets, selections = [one.fit_target for one in self.prepared], [one.selection for one in self.prepared]
         ids = self.token_frame["volume_id"].tolist()
         train = np.flatnonzero((self.token_frame["split"] == "train").to_numpy())
         for name, folder, view in self.token_sets:
             for probe in self.token_probes:
-                fits = TOKEN_PROBES.get(probe)(folder, view, ids, train, targets, selections, **options)
+                fits = TOKEN_PROBES.get(probe)(folder, view, ids, train, targets, selections, smoothing, seed)
                 for one, fit in zip(self.prepared, fits, strict=True):
                     yield ResultKey(name, one.test_target.name, probe, ATTENTION), one, fit
         for one in self.prepared:
