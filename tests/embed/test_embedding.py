@@ -186,7 +186,7 @@ def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, k
     assert embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, part=4)["resumed"] == 0
 
 
-def test_a_damaged_part_and_a_folder_in_the_way_are_said(run, tmp_path, monkeypatch):
+def test_a_damaged_part_and_a_folder_in_the_way_are_reported(run, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "_join", lambda *_: None)
     embed_store(run, store_of(), tmp_path / "e.parquet", part=8)
     monkeypatch.undo()
@@ -247,16 +247,16 @@ def test_the_histogram_is_of_tissue_alone(run):
     assert shares[: 60 // 8].sum() < 0.1  # the dark vitreous is outside the band
 
 
-def test_intensity_is_the_grey_of_the_encoders_own_patches_by_zone(run, tmp_path):
+def test_intensity_is_the_intensity_of_the_encoders_own_patches_by_zone(run, tmp_path):
     store, encoder = store_of(), load_encoder(run)
     embed_store(run, store, tmp_path / "e.parquet")
     table, chosen = read_embeddings(tmp_path / "e.parquet"), encoder.select_tokens(store.read("volume0006"))
-    said = table.features("intensity", "none")[6].reshape(16, 2, 4)  # zone, mean and maximum over its patches
+    message = table.features("intensity", "none")[6].reshape(16, 2, 4)  # zone, mean and maximum over its patches
     zones = pooling.token_regions(chosen.grid_index, chosen.grid)
     zone = int(zones[0])
     some = chosen.patches[zones == zone]
-    assert np.allclose(said[zone, 0, :2], [some.mean(), some.std(axis=1).mean()], atol=1e-5)
-    assert np.allclose(said[zone, 1, 2:], np.percentile(some, (5, 95), axis=1).max(axis=1), atol=1e-5)
+    assert np.allclose(message[zone, 0, :2], [some.mean(), some.std(axis=1).mean()], atol=1e-5)
+    assert np.allclose(message[zone, 1, 2:], np.percentile(some, (5, 95), axis=1).max(axis=1), atol=1e-5)
     assert table.unpooled == ("histogram", "intensity")
     part = table.take([6, 3])
     assert (part.intensity == table.intensity[[6, 3]]).all()
@@ -308,7 +308,7 @@ def test_a_store_without_raster_volumes_is_refused(run, tmp_path):
         embed_store(run, store, tmp_path / "e.parquet")
 
 
-def test_the_true_cause_of_a_worker_of_ray_is_told() -> None:
+def test_the_true_cause_of_a_worker_of_ray_is_reported() -> None:
     from octjepa.embed.ray_tasks import task_result
 
     class TaskError(Exception):
@@ -316,7 +316,7 @@ def test_the_true_cause_of_a_worker_of_ray_is_told() -> None:
             super().__init__("a task of Ray failed")
             self.cause = cause
 
-    def told(cause: Exception | None) -> Exception:
+    def findings(cause: Exception | None) -> Exception:
         def get(reference: object) -> None:
             raise TaskError(cause)
 
@@ -325,13 +325,13 @@ def test_the_true_cause_of_a_worker_of_ray_is_told() -> None:
             task_result(ray, None)
         return error.value
 
-    foreign = told(ZeroDivisionError("division by zero\nand more"))
+    foreign = findings(ZeroDivisionError("division by zero\nand more"))
     assert isinstance(foreign, OctjepaError)
     assert "failed with ZeroDivisionError: division by zero. What was finished is kept" in str(foreign)
     assert "--engine local; if that works, is octjepa" in str(foreign)
-    assert "failed with TaskError: a task of Ray failed" in str(told(None))
+    assert "failed with TaskError: a task of Ray failed" in str(findings(None))
     ours = ContractError("the store was prepared otherwise")
-    assert told(ours) is ours
+    assert findings(ours) is ours
 
 
 @pytest.mark.slow

@@ -83,8 +83,8 @@ def test_what_says_nothing_is_refused(trained: Path) -> None:
     with pytest.raises(UsageError, match="nothing at"):
         training_volumes(trained / "nowhere")
     manifest = trained / "run" / "checkpoints" / "step-00000004" / "manifest.json"
-    said = json.loads(manifest.read_text(encoding="utf-8"))
-    said["trained_on"] = []
-    manifest.write_text(json.dumps(said), encoding="utf-8")
+    message = json.loads(manifest.read_text(encoding="utf-8"))
+    message["trained_on"] = []
+    manifest.write_text(json.dumps(message), encoding="utf-8")
     with pytest.raises(UsageError, match="do not say what they were trained on"):
         training_volumes(trained / "run")

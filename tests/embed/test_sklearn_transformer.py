@@ -133,16 +133,18 @@ def test_scikit_learns_own_checks(check: str) -> None:
     run(VolumeEmbedder("phantom-tiny"))
 
 
-def test_what_is_no_scan_is_told(small: PretrainedEncoder, memory: MemoryStore, eyes: tuple[list[Path], Store]) -> None:
+def test_what_is_no_scan_is_reported(
+    small: PretrainedEncoder, memory: MemoryStore, eyes: tuple[list[Path], Store]
+) -> None:
     embedder = VolumeEmbedder(small, store=memory).fit()
-    for scans, said in (
+    for scans, message in (
         ([], "no scan was given"),
         (eyes[0][0], "expected a list of scans"),
         ("volume0000", "expected a list of scans"),
         (memory.table[["volume_id"]], "table of 2 dimensions"),
         (["volume0000", 3.5], "scan 1 is float"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             embedder.transform(scans)
     with pytest.raises(UsageError, match="no pool median"):
         VolumeEmbedder(small, pool="median").fit()
@@ -161,7 +163,7 @@ def test_a_file_that_cannot_be_read_is_named(eyes: tuple[list[Path], Store], tmp
         VolumeEmbedder("phantom-tiny").fit_transform([eyes[0][0], broken])
 
 
-def test_scans_of_pretraining_are_said(
+def test_scans_of_pretraining_are_reported(
     small: PretrainedEncoder, memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     saw = PretrainedEncoder(small.encoder, small.recipe, "small", ["volume0001", "volume0002"])

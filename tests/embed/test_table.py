@@ -48,7 +48,7 @@ def test_pools_and_views(tmp_path: Path, cohort: Cohort) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda f: f.drop(columns=["age"]), "lack the column.*age"),
         (lambda f: f.assign(volume_id="0" * 16), "5 row.*repeat a volume_id"),
@@ -62,10 +62,10 @@ def test_pools_and_views(tmp_path: Path, cohort: Cohort) -> None:
     ],
 )
 def test_a_frame_that_is_no_table_is_not_written(
-    tmp_path: Path, cohort: Cohort, change: Callable[[pd.DataFrame], pd.DataFrame], said: str
+    tmp_path: Path, cohort: Cohort, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
 ) -> None:
     frame, _ = cohort(people=3)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         write_embeddings(tmp_path / "e.parquet", change(frame), 16, "octjepa", "abc")
     assert not list(tmp_path.iterdir())
 

@@ -111,10 +111,10 @@ def test_an_interval_does_not_depend_on_the_unit(metric: str) -> None:
     rng = np.random.default_rng(0)
     people = [str(index) for index in range(12)]
     truth = rng.normal(size=12)
-    said = truth + np.abs(rng.normal(0, 0.5, 12))
+    predicted = truth + np.abs(rng.normal(0, 0.5, 12))
     found = {}
     for unit, factor in (("mm", 1.0), ("um", 1000.0)):
-        of = Predictions(truth * factor, (said * factor)[:, None], (said * factor)[:, None])
+        of = Predictions(truth * factor, (predicted * factor)[:, None], (predicted * factor)[:, None])
         scale = scale_of(metric, of.scores)
         estimate = Draws(people, 300, 0).estimate(lambda w, of=of: measure(metric, of, w), people, "h", scale=scale)
         interval = estimate.interval()
@@ -124,18 +124,18 @@ def test_an_interval_does_not_depend_on_the_unit(metric: str) -> None:
     assert found["mm"][0] < 1  # as a share would be
 
 
-def test_r2_of_a_constant_is_never_said_to_be_above_zero() -> None:
+def test_r2_of_a_constant_is_never_reported_above_zero() -> None:
     people = [str(index) for index in range(10)]
     truth = np.random.default_rng(0).normal(60, 5, 10)
-    said = np.full((10, 1), 61.0)
-    of = Predictions(truth, said, said)
+    predicted = np.full((10, 1), 61.0)
+    of = Predictions(truth, predicted, predicted)
     draws = Draws(people, 500, 0)
 
     def interval(scale: Scale) -> Interval:
         return draws.estimate(lambda w: measure("r2", of, w), people, "h", scale=scale).interval()
 
     assert interval("below_one").high > 0.05
-    scale = scale_of("r2", said)
+    scale = scale_of("r2", predicted)
     assert (scale, interval(scale).high) == ("of_constant", 0)
     assert interval(scale).low == interval("below_one").low < metric_value("r2", of) < 0
 
@@ -212,9 +212,11 @@ def test_simulated_coverage() -> None:
     for _ in range(trials):
         sick = rng.permutation(np.arange(people) % 2).repeat(2)
         score = gap * sick + shared * rng.normal(size=people).repeat(2) + own * rng.normal(size=2 * people)
-        said = Predictions(sick, np.stack([-score, score], 1), np.stack([-score, score], 1))
+        predicted = Predictions(sick, np.stack([-score, score], 1), np.stack([-score, score], 1))
         for index, (draws, ids) in enumerate(((by_person, eyes), (by_scan, scans))):
-            interval = draws.estimate(lambda weights, said=said: measure("auroc", said, weights), ids, "h").interval()
+            interval = draws.estimate(
+                lambda weights, predicted=predicted: measure("auroc", predicted, weights), ids, "h"
+            ).interval()
             covered[index] += interval.low <= true <= interval.high
     by_people, by_scans = covered / trials
     assert 0.915 <= by_people <= 0.985

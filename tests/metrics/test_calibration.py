@@ -21,26 +21,26 @@ def _two(n: int = 600, seed: int = 0) -> tuple[Predictions, list[str]]:
 
 
 def test_brier_equals_scikit_learn() -> None:
-    said, _ = _two()
+    predicted, _ = _two()
     weights = np.random.default_rng(1).integers(0, 4, (600, 5)).astype(float)
-    found = brier(said, weights)
+    found = brier(predicted, weights)
     for index, drawn in enumerate(weights.T):
-        expected = brier_score_loss(said.truth, said.calibrated[:, 1], sample_weight=drawn)
+        expected = brier_score_loss(predicted.truth, predicted.calibrated[:, 1], sample_weight=drawn)
         assert found[index] == pytest.approx(expected, abs=1e-12)
     sure = np.eye(3)[[0, 1, 2]]
     assert brier(Predictions(np.array([0, 1, 2]), sure, sure), np.ones((3, 1)))[0] == 0
     assert brier(Predictions(np.array([1, 2, 0]), sure, sure), np.ones((3, 1)))[0] == 1
-    assert np.isnan(brier(said, np.zeros((600, 1)))[0])
+    assert np.isnan(brier(predicted, np.zeros((600, 1)))[0])
 
 
 def test_the_curve_equals_scikit_learn_and_sums_to_the_error() -> None:
-    said, people = _two()
-    curve = reliability_curve(said, Draws(people, 300, 0), people)
-    happened, stated = calibration_curve(said.truth, said.calibrated[:, 1], n_bins=10, strategy="quantile")
+    predicted, people = _two()
+    curve = reliability_curve(predicted, Draws(people, 300, 0), people)
+    happened, stated = calibration_curve(predicted.truth, predicted.calibrated[:, 1], n_bins=10, strategy="quantile")
     assert [point.stated for point in curve] == pytest.approx(stated.tolist(), abs=1e-9)
     assert [point.happened for point in curve] == pytest.approx(happened.tolist(), abs=1e-9)
     gap = sum(point.n * abs(point.stated - point.happened) for point in curve) / 600
-    assert gap == pytest.approx(expected_calibration_error(said, np.ones((600, 1)))[0])
+    assert gap == pytest.approx(expected_calibration_error(predicted, np.ones((600, 1)))[0])
     held = [point.low <= point.stated <= point.high for point in curve if point.low is not None]
     assert len(held) >= 8
     assert sum(held) >= len(held) - 2  # the model is honest: 95 % of the points are on the diagonal

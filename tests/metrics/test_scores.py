@@ -37,54 +37,54 @@ def _weights(n: int, resamples: int = 25, seed: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("ties", [True, False])
 def test_two_class_curves_equal_scikit_learn(ties: bool) -> None:
-    said = _predictions(2, ties=ties)
+    predicted = _predictions(2, ties=ties)
     weights = _weights(90)
-    ours = {name: measure(name, said, weights) for name in TASK_METRICS["binary"]}
+    ours = {name: measure(name, predicted, weights) for name in TASK_METRICS["binary"]}
     for index, drawn in enumerate(weights.T):
-        score = said.scores[:, 1]
+        score = predicted.scores[:, 1]
         assert ours["auroc"][index] == pytest.approx(
-            sk.roc_auc_score(said.truth, score, sample_weight=drawn), abs=1e-12
+            sk.roc_auc_score(predicted.truth, score, sample_weight=drawn), abs=1e-12
         )
-        expected = sk.average_precision_score(said.truth, score, sample_weight=drawn)
+        expected = sk.average_precision_score(predicted.truth, score, sample_weight=drawn)
         assert ours["auprc"][index] == pytest.approx(expected, abs=1e-12)
-        false_alarms, hits, _ = sk.roc_curve(said.truth, score, sample_weight=drawn, drop_intermediate=False)
+        false_alarms, hits, _ = sk.roc_curve(predicted.truth, score, sample_weight=drawn, drop_intermediate=False)
         expected = hits[false_alarms <= 0.1 + 1e-12].max()
         assert ours["sensitivity_at_specificity_90"][index] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_decisions_equal_scikit_learn(classes: int) -> None:
-    said = _predictions(classes)
+    predicted = _predictions(classes)
     weights = _weights(90)
-    accuracy, f1 = measure("balanced_accuracy", said, weights), measure("f1_macro", said, weights)
+    accuracy, f1 = measure("balanced_accuracy", predicted, weights), measure("f1_macro", predicted, weights)
     for index, drawn in enumerate(weights.T):
-        decided = said.predicted_classes()
-        expected = sk.balanced_accuracy_score(said.truth, decided, sample_weight=drawn)
+        decided = predicted.predicted_classes()
+        expected = sk.balanced_accuracy_score(predicted.truth, decided, sample_weight=drawn)
         assert accuracy[index] == pytest.approx(expected, abs=1e-12)
-        expected = sk.f1_score(said.truth, decided, average="macro", sample_weight=drawn, zero_division=0)
+        expected = sk.f1_score(predicted.truth, decided, average="macro", sample_weight=drawn, zero_division=0)
         assert f1[index] == pytest.approx(expected, abs=1e-12)
 
 
 def test_many_classes_are_one_against_the_rest() -> None:
-    said = _predictions(4, ties=False)
-    expected = sk.roc_auc_score(said.truth, said.scores, multi_class="ovr", average="macro")
-    assert metric_value("auroc_ovr", said) == pytest.approx(expected, abs=1e-12)
-    expected = sk.average_precision_score(np.eye(4)[said.truth], said.scores, average="macro")
-    assert metric_value("auprc", said) == pytest.approx(expected, abs=1e-12)
+    predicted = _predictions(4, ties=False)
+    expected = sk.roc_auc_score(predicted.truth, predicted.scores, multi_class="ovr", average="macro")
+    assert metric_value("auroc_ovr", predicted) == pytest.approx(expected, abs=1e-12)
+    expected = sk.average_precision_score(np.eye(4)[predicted.truth], predicted.scores, average="macro")
+    assert metric_value("auprc", predicted) == pytest.approx(expected, abs=1e-12)
 
 
 def test_regression_equals_scikit_learn() -> None:
     rng = np.random.default_rng(3)
     truth = rng.normal(60, 5, 80)
-    said = Predictions(truth, (truth + rng.normal(0, 3, 80))[:, None], truth[:, None])
+    predicted = Predictions(truth, (truth + rng.normal(0, 3, 80))[:, None], truth[:, None])
     for drawn, r2, error in zip(
         _weights(80).T,
-        measure("r2", said, _weights(80)),
-        measure("mean_absolute_error", said, _weights(80)),
+        measure("r2", predicted, _weights(80)),
+        measure("mean_absolute_error", predicted, _weights(80)),
         strict=True,
     ):
-        assert r2 == pytest.approx(sk.r2_score(truth, said.scores[:, 0], sample_weight=drawn), abs=1e-10)
-        expected = sk.mean_absolute_error(truth, said.scores[:, 0], sample_weight=drawn)
+        assert r2 == pytest.approx(sk.r2_score(truth, predicted.scores[:, 0], sample_weight=drawn), abs=1e-10)
+        expected = sk.mean_absolute_error(truth, predicted.scores[:, 0], sample_weight=drawn)
         assert error == pytest.approx(expected, abs=1e-12)
 
 
@@ -95,19 +95,19 @@ def test_a_constant_score_has_chance_auroc() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TASK_METRICS["binary"] if name != "ece"])
 def test_a_resample_without_a_class_is_nan(name: str) -> None:
-    said = _predictions(2, n=20)
+    predicted = _predictions(2, n=20)
     weights = np.ones((20, 3))
-    weights[said.truth == 1, 0] = 0
-    weights[said.truth == 0, 1] = 0
-    figures = measure(name, said, weights)
+    weights[predicted.truth == 1, 0] = 0
+    weights[predicted.truth == 0, 1] = 0
+    figures = measure(name, predicted, weights)
     assert np.isnan(figures[:2]).all()
     assert np.isfinite(figures[2])
 
 
 def test_a_class_missing_from_the_test_set_is_left_out_of_the_mean() -> None:
-    said = _predictions(4, ties=False)
-    kept = said.truth != 3
-    fewer = Predictions(said.truth[kept], said.scores[kept], said.calibrated[kept])
+    predicted = _predictions(4, ties=False)
+    retained = predicted.truth != 3
+    fewer = Predictions(predicted.truth[retained], predicted.scores[retained], predicted.calibrated[retained])
     expected = np.mean([sk.roc_auc_score(fewer.truth == c, fewer.scores[:, c]) for c in range(3)])
     assert metric_value("auroc_ovr", fewer) == pytest.approx(expected, abs=1e-12)
     expected = np.mean([(fewer.predicted_classes()[fewer.truth == c] == c).mean() for c in range(3)])
@@ -140,7 +140,7 @@ def test_ece_against_a_plain_loop_and_known_cases() -> None:
     assert expected_calibration_error(flat, np.ones((40, 1)))[0] == pytest.approx(0.45)
 
 
-def test_confusion_keeps_classes_that_are_never_said() -> None:
+def test_confusion_keeps_classes_that_are_never_predicted() -> None:
     scores = np.tile([0.6, 0.3, 0.1], (6, 1))
     assert confusion(Predictions(np.array([0, 0, 1, 1, 2, 2]), scores, scores)) == [[2, 0, 0], [2, 0, 0], [2, 0, 0]]
 
@@ -153,7 +153,7 @@ def test_every_task_metric_is_known() -> None:
 def test_quadratic_kappa_and_rank_error_are_scikit_learns() -> None:
     rng = np.random.default_rng(5)
     scores = rng.random((200, 4))
-    said = Predictions(rng.integers(0, 4, 200), scores, scores)
+    predicted = Predictions(rng.integers(0, 4, 200), scores, scores)
     weights = rng.integers(0, 4, (200, 1)).astype(float)
     for metric, theirs in (
         (
@@ -162,5 +162,5 @@ def test_quadratic_kappa_and_rank_error_are_scikit_learns() -> None:
         ),
         ("mean_absolute_rank_error", sk.mean_absolute_error),
     ):
-        expected = theirs(said.truth, scores.argmax(axis=1), sample_weight=weights[:, 0])
-        assert measure(metric, said, weights)[0] == pytest.approx(expected), metric
+        expected = theirs(predicted.truth, scores.argmax(axis=1), sample_weight=weights[:, 0])
+        assert measure(metric, predicted, weights)[0] == pytest.approx(expected), metric

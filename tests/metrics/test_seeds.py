@@ -18,15 +18,15 @@ def _estimate(value: float, sd: float = 0.03, people: int = 50, label_hash: str 
 
 
 def test_spread_and_mean() -> None:
-    arm = [_estimate(0.70), _estimate(0.72), _estimate(0.77)]
-    told = seed_spread(arm)
-    assert (told.seeds, told.low, told.high) == (3, 0.70, 0.77)
-    assert told.sd == pytest.approx(np.std([0.70, 0.72, 0.77], ddof=1))
-    assert seed_spread(arm[:1]).sd is None
-    mean = mean_over_seeds(arm)
+    recipes = [_estimate(0.70), _estimate(0.72), _estimate(0.77)]
+    findings = seed_spread(recipes)
+    assert (findings.seeds, findings.low, findings.high) == (3, 0.70, 0.77)
+    assert findings.sd == pytest.approx(np.std([0.70, 0.72, 0.77], ddof=1))
+    assert seed_spread(recipes[:1]).sd is None
+    mean = mean_over_seeds(recipes)
     assert mean.value == pytest.approx(0.73)
     # These networks on other people: as wide as one network's, because the people are shared.
-    one, whole = arm[0].interval(), mean.interval()
+    one, whole = recipes[0].interval(), mean.interval()
     assert whole.high - whole.low == pytest.approx(one.high - one.low, rel=0.1)
     for wrong in ([], [_estimate(0.7), _estimate(0.7, label_hash="other")]):
         with pytest.raises(UsageError):
@@ -34,23 +34,23 @@ def test_spread_and_mean() -> None:
 
 
 def test_the_recipes_interval_is_wider_and_needs_two_seeds() -> None:
-    arm = [_estimate(0.66), _estimate(0.73), _estimate(0.80)]
-    inner, outer = mean_over_seeds(arm).interval(), recipe_interval(arm)
+    recipes = [_estimate(0.66), _estimate(0.73), _estimate(0.80)]
+    inner, outer = mean_over_seeds(recipes).interval(), recipe_interval(recipes)
     assert 0 < outer.low < inner.low < inner.high < outer.high < 1
     near_one = [_estimate(0.965, sd=0.004), _estimate(0.985, sd=0.004)]  # on the scale of shares, as the networks' own
     inner, outer = mean_over_seeds(near_one).interval(), recipe_interval(near_one)
     assert 0 < outer.low < inner.low < inner.high < outer.high < 1
-    assert recipe_interval(arm[:1]).low is None
+    assert recipe_interval(recipes[:1]).low is None
     same = [_estimate(0.73)] * 3
-    told, alone = recipe_interval(same), mean_over_seeds(same).interval()
-    assert told.high - told.low == pytest.approx(alone.high - alone.low, rel=0.03)
+    findings, alone = recipe_interval(same), mean_over_seeds(same).interval()
+    assert findings.high - findings.low == pytest.approx(alone.high - alone.low, rel=0.03)
 
 
-def test_arms_are_paired_by_people() -> None:
+def test_recipes_are_paired_by_people() -> None:
     ours, reference = [_estimate(0.74), _estimate(0.76)], [_estimate(0.70), _estimate(0.70)]
-    for arm in (ours, reference):
-        for index, one in enumerate(arm):
-            arm[index] = Estimate(one.value, one.samples + 0.01 * RNG.normal(size=800), one.n, 50, "h", "d")
+    for recipes in (ours, reference):
+        for index, one in enumerate(recipes):
+            recipes[index] = Estimate(one.value, one.samples + 0.01 * RNG.normal(size=800), one.n, 50, "h", "d")
     paired, recipe, p = recipe_difference(ours, reference)
     assert paired.difference == pytest.approx(0.05)
     assert paired.high - paired.low < 0.06  # unpaired it would be 0.16
@@ -68,8 +68,8 @@ def test_the_recipes_interval_covers_the_recipe() -> None:
         people = rng.normal(scale=0.02)
         noise = 0.02 * rng.normal(size=400)
         values = people + rng.normal(scale=0.03, size=3)
-        arm = [Estimate(10 + value, 10 + value + noise, 200, 100, "h", "d") for value in values]
-        for index, interval in enumerate((recipe_interval(arm), mean_over_seeds(arm).interval())):
+        recipes = [Estimate(10 + value, 10 + value + noise, 200, 100, "h", "d") for value in values]
+        for index, interval in enumerate((recipe_interval(recipes), mean_over_seeds(recipes).interval())):
             held[index] += interval.low <= 10 <= interval.high
     assert 0.92 <= held[0] / 400 <= 0.99
     assert held[1] / 400 < 0.90

@@ -21,10 +21,12 @@ def _made(n: int = 400) -> tuple[Predictions, np.ndarray, list[str]]:
 
 
 def test_groups_and_the_scaled_figure_by_hand() -> None:
-    said, group, people = _made()
-    found = subgroup_scores("auroc", said, group, Draws(people, 300, 0), people, "h")
-    whole = roc_auc_score(said.truth, said.scores[:, 1])
-    parts = {name: roc_auc_score(said.truth[group == name], said.scores[group == name, 1]) for name in ("a", "b")}
+    predicted, group, people = _made()
+    found = subgroup_scores("auroc", predicted, group, Draws(people, 300, 0), people, "h")
+    whole = roc_auc_score(predicted.truth, predicted.scores[:, 1])
+    parts = {
+        name: roc_auc_score(predicted.truth[group == name], predicted.scores[group == name, 1]) for name in ("a", "b")
+    }
     assert {name: one.value for name, one in found.groups.items()} == pytest.approx(parts)
     expected = whole / (1 + sum(abs(whole - one) for one in parts.values()))
     assert found.scaled.value == pytest.approx(expected)
@@ -36,22 +38,22 @@ def test_groups_and_the_scaled_figure_by_hand() -> None:
 @pytest.mark.parametrize("metric", ["r2", "quadratic_kappa", "mean_absolute_error", "ece"])
 def test_figures_that_inequality_could_flatter_are_not_scaled(metric: str) -> None:
     """R2 of -1.4 in unequal groups, divided by how unequal, would look better than -1.7 in equal ones."""
-    said, group, people = _made()
+    predicted, group, people = _made()
     if metric in ("r2", "mean_absolute_error"):
-        said = Predictions(said.truth.astype(float), said.scores[:, 1:], said.scores[:, 1:])
-    found = subgroup_scores(metric, said, group, Draws(people, 20, 0), people, "h")
+        predicted = Predictions(predicted.truth.astype(float), predicted.scores[:, 1:], predicted.scores[:, 1:])
+    found = subgroup_scores(metric, predicted, group, Draws(people, 20, 0), people, "h")
     assert set(found.groups) == {"a", "b"}
     assert found.scaled is None
 
 
 def test_groups_that_cannot_be_measured_are_named() -> None:
-    said, group, people = _made()
+    predicted, group, people = _made()
     group = group.astype("<U9")
     group[:4] = "tiny"
-    group[np.flatnonzero(said.truth == 1)[-30:]] = ""
-    found = subgroup_scores("auroc", said, group, Draws(people, 50, 0), people, "h")
+    group[np.flatnonzero(predicted.truth == 1)[-30:]] = ""
+    found = subgroup_scores("auroc", predicted, group, Draws(people, 50, 0), people, "h")
     assert set(found.groups) == {"a", "b"}
     assert found.left_out["tiny"].startswith("2 test people")
     assert "classes are missing" in found.left_out["unknown"]
-    one = subgroup_scores("auroc", said, np.array(["a"] * 400), Draws(people, 50, 0), people, "h")
+    one = subgroup_scores("auroc", predicted, np.array(["a"] * 400), Draws(people, 50, 0), people, "h")
     assert one.scaled is None

@@ -14,7 +14,7 @@ from octjepa.metrics.test_set_ledger import default_folder, record_use, record_u
 HASH = "ab" * 32
 
 
-def test_looks_add_up_and_are_said(tmp_path: Path) -> None:
+def test_uses_add_up_and_are_reported(tmp_path: Path) -> None:
     first = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a linear mean", "b linear mean"])
     assert (first.looks, first.measured, first.again) == (1, 2, 0)
     second = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["b linear mean", "c knn mean"])
@@ -26,20 +26,20 @@ def test_looks_add_up_and_are_said(tmp_path: Path) -> None:
         assert last.looks == number
 
 
-def test_a_look_is_counted_for_every_target_and_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_use_is_counted_for_every_target_and_reported_in_one_sentence(tmp_path: Path) -> None:
     sets, rows = {"drusen": HASH, "fluid": "cd" * 32}, {"drusen": ["a", "b"], "fluid": ["a"]}
     for number in range(1, 13):
-        told = Findings()
-        record_uses(tmp_path, "probe", sets, rows, told)
-        assert [(one["target"], one["looks"]) for one in told.uses] == [("drusen", number), ("fluid", number)]
-        assert len(told.faults) == (number > 1)
-    (fault,) = told.faults
+        findings_ = Findings()
+        record_uses(tmp_path, "probe", sets, rows, findings_)
+        assert [(one["target"], one["looks"]) for one in findings_.uses] == [("drusen", number), ("fluid", number)]
+        assert len(findings_.faults) == (number > 1)
+    (fault,) = findings_.faults
     assert fault["kind"] == "test_used_before"
     assert "drusen for the 12th time (2 different rows measured on it so far), fluid for the 12th time" in fault["what"]
     assert "chosen on test labels" in fault["what"]
-    record_uses(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, told)
-    assert "new" not in told.faults[-1]["what"]  # used for the first time
-    assert "fluid for the 13th time" in told.faults[-1]["what"]
+    record_uses(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, findings_)
+    assert "new" not in findings_.faults[-1]["what"]  # used for the first time
+    assert "fluid for the 13th time" in findings_.faults[-1]["what"]
 
 
 def test_a_line_holds_no_name_of_what_was_measured(tmp_path: Path) -> None:

@@ -73,11 +73,11 @@ def test_volumes_without_a_split_are_in_no_case(level: str, several: str, unspli
     """Neither may the first of them take its person out of the split, nor a later one be merged into the case."""
     table = four_volumes()
     table.frame.loc[unsplit, "split"] = ""
-    kept = [row for row in range(4) if row not in unsplit]
+    retained = [row for row in range(4) if row not in unsplit]
     cases = group_cases(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
     assert set(cases.frame(table.frame)["split"]) == {"train"}
-    first = [row for row in kept if table.frame["visit"][row] == "v2"]
-    assert sorted(np.concatenate(cases.members)) == (first if several == "first_visit" else kept)
+    first = [row for row in retained if table.frame["visit"][row] == "v2"]
+    assert sorted(np.concatenate(cases.members)) == (first if several == "first_visit" else retained)
     assert cases.about["volumes_in_no_split"] == len(unsplit)
 
 
@@ -109,8 +109,8 @@ def test_unknown_visit_order_and_quality_are_errors(tmp_path: Path) -> None:
 
 def test_scores_of_cases_are_means_over_their_tested_volumes() -> None:
     scores = np.array([[0.8, 0.2], [0.4, 0.6], [0.1, 0.9]])
-    said = Predictions(np.array([0, 0, 1]), scores, scores)
-    cases = average_scores(said, np.array([7, 9, 4]), [np.array([7, 9, 8]), np.array([4])], np.array([0, 1]))
+    predicted = Predictions(np.array([0, 0, 1]), scores, scores)
+    cases = average_scores(predicted, np.array([7, 9, 4]), [np.array([7, 9, 8]), np.array([4])], np.array([0, 1]))
     assert np.allclose(cases.scores, [[0.6, 0.4], [0.1, 0.9]])
     assert cases.truth.tolist() == [0, 1]
 
@@ -180,11 +180,11 @@ def test_eyes_that_differ_make_a_person_by_rule(probed: Callable[..., ProbeResul
     assert any("their mean is the person's" in note for note in result.notes)
     assert result.targets[0]["task"] == "regression"
 
-    def strangers(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def unknown_people(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         return frame, labels.assign(person_id="X" + labels["person_id"])
 
     with pytest.raises(UsageError, match="none of its 180 labels of lesion0 meets"):
-        probed(strangers, level="person")
+        probed(unknown_people, level="person")
 
 
 def test_a_missing_fellow_eye_is_counted(probed: Callable[..., ProbeResult]) -> None:

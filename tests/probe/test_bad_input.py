@@ -18,7 +18,7 @@ Save = Callable[..., tuple[Path, Path]]
 Change = Callable[[pd.DataFrame, pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]
 
 
-def told(table: Path, labels: Path, *words: object) -> tuple[int, str, str]:
+def findings(table: Path, labels: Path, *words: object) -> tuple[int, str, str]:
     """Exit code, everything said, stdout."""
     done = call("probe", table, "--labels", labels, "--target", "lesion0", "--probe", "knn", "--pool", "mean", *words)
     assert "Traceback" not in done.err
@@ -65,10 +65,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_it_is_refused_with_a_reason(case: str, cohort: Cohort, saved: Save) -> None:
-    change, said = REFUSED[case]
-    code, err, out = told(*saved(*change(*cohort(people=60))))
+    change, message = REFUSED[case]
+    code, err, out = findings(*saved(*change(*cohort(people=60))))
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert not (set(cohort(people=60)[0]["person_id"]) & set(err.split()))  # nobody is named
 
 
@@ -86,35 +86,35 @@ STATED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("case", STATED)
 def test_it_is_stated(case: str, cohort: Cohort, saved: Save) -> None:
-    change, said = STATED[case]
-    code, _, out = told(*saved(*change(*cohort(people=60))), "--json")
+    change, message = STATED[case]
+    code, _, out = findings(*saved(*change(*cohort(people=60))), "--json")
     assert code == 0
-    assert any(said in note for note in json.loads(out)["notes"])
+    assert any(message in note for note in json.loads(out)["notes"])
 
 
 def test_pretraining_on_test_people_and_another_preprocessing(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     frame, labels = cohort(people=60)
     table, tsv = saved(frame, labels)
     knows = write_embeddings(tmp_path / "knows.parquet", frame, 16, "knows", "c" * 64, leaked=3)
-    code, err, _ = told(knows, tsv)
+    code, err, _ = findings(knows, tsv)
     assert code == 2
     assert "leak: the encoder was pretrained on eyes of 3 people" in err
     other = write_embeddings(tmp_path / "other.parquet", frame, 16, "other", "d" * 64)
-    code, _, out = told(table, tsv, other, "--json")
+    code, _, out = findings(table, tsv, other, "--json")
     assert code == 0
     (note,) = [note for note in json.loads(out)["notes"] if "preprocessed" in note]
     assert note.startswith("other and octjepa saw differently preprocessed volumes")
 
 
-def test_what_is_no_table_of_embeddings_is_told(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
+def test_what_is_no_table_of_embeddings_is_reported(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     _, tsv = saved(*cohort(people=60))
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"weights")
-    for given, said in (
+    for given, message in (
         (tmp_path, "octjepa embed"),
         (weights, "is not a readable parquet file"),
         ("phantom-tiny", "octjepa embed"),
     ):
-        code, err, _ = told(Path(given), tsv)
+        code, err, _ = findings(Path(given), tsv)
         assert code == 2
-        assert said in err
+        assert message in err

@@ -21,17 +21,17 @@ def _target(
 
 
 def test_majority_says_the_training_shares() -> None:
-    said = majority_predictions(_target([0, 0, 0, 1], [1, 1, 0]))
-    assert said.scores.tolist() == [[0.75, 0.25]] * 3
-    assert metric_value("auroc", said) == 0.5
-    assert metric_value("balanced_accuracy", said) == 0.5
-    assert metric_value("ece", said) == pytest.approx(abs(0.25 - 2 / 3))
+    predicted = majority_predictions(_target([0, 0, 0, 1], [1, 1, 0]))
+    assert predicted.scores.tolist() == [[0.75, 0.25]] * 3
+    assert metric_value("auroc", predicted) == 0.5
+    assert metric_value("balanced_accuracy", predicted) == 0.5
+    assert metric_value("ece", predicted) == pytest.approx(abs(0.25 - 2 / 3))
 
 
 def test_majority_of_a_quantity_is_the_training_mean() -> None:
-    said = majority_predictions(_target([1.0, 3.0], [2.0, 5.0], classes=()))
-    assert said.scores.tolist() == [[2.0], [2.0]]
-    assert metric_value("mean_absolute_error", said) == 1.5
+    predicted = majority_predictions(_target([1.0, 3.0], [2.0, 5.0], classes=()))
+    assert predicted.scores.tolist() == [[2.0], [2.0]]
+    assert metric_value("mean_absolute_error", predicted) == 1.5
 
 
 def test_covariates_fill_the_unknown_from_training_only() -> None:

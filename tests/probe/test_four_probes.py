@@ -23,7 +23,7 @@ K = 6
 def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
     """The table, and tokens of which one of K holds what the table's mean says and the others noise."""
     rng = np.random.default_rng(0)
-    places = np.zeros((len(frame), K), np.int32)
+    positions = np.zeros((len(frame), K), np.int32)
     arrays = {}
     for name in ("vector", "untrained"):
         mean = np.stack(frame[name].to_list())
@@ -31,7 +31,7 @@ def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
         block[np.arange(len(frame)), rng.integers(0, K, len(frame))] += mean
         arrays[name] = block.astype(np.float16)
     (folder / "tokens").mkdir()
-    token_folder.write_part(folder / "tokens", "a", {**arrays, "positions": places})
+    token_folder.write_part(folder / "tokens", "a", {**arrays, "positions": positions})
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": mean.shape[1]}
     token_folder.write_index(folder / "tokens", {"a": frame["volume_id"].tolist()}, about)
     table = write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w")

@@ -61,10 +61,10 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
     labels["lesion0"] = labels["lesion0"].astype(object)
     labels.loc[[3, 5], "lesion0"] = ["", "NaN"]
     labels = labels.drop(index=[8, 9])  # a person without labels
-    strangers = pd.DataFrame({"person_id": ["9001", "9001"], "eye": ["OD", "OS"], "lesion0": [0, 1]})
+    unknown_people = pd.DataFrame({"person_id": ["9001", "9001"], "eye": ["OD", "OS"], "lesion0": [0, 1]})
     frame.loc[frame.index[-1], "eye"] = ""  # its eye is unknown, so an eye's label cannot be given to it
     frame.loc[20:21, "split"] = ""
-    table = read(pd.concat([labels, strangers, labels.iloc[:1]]))
+    table = read(pd.concat([labels, unknown_people, labels.iloc[:1]]))
     assert any("2 of 81 label rows are empty or NaN" in text for text in table.notes)
     assert any("1 label(s) are given more than once with equal values" in text for text in table.notes)
     target = join_labels(table, frame, "lesion0")
@@ -76,7 +76,7 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda f: f.drop(columns="person_id"), "neither person_id nor participant_id"),
         (lambda f: f.rename(columns={"lesion0": "other"}), "no column lesion0; its columns are person_id, eye, other"),
@@ -95,10 +95,10 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
     ],
 )
 def test_wrong_labels_are_refused(
-    cohort: Cohort, read: Callable[..., LabelTable], change: Callable[[pd.DataFrame], pd.DataFrame], said: str
+    cohort: Cohort, read: Callable[..., LabelTable], change: Callable[[pd.DataFrame], pd.DataFrame], message: str
 ) -> None:
     frame, labels = cohort(people=40)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         join_labels(read(change(labels)), frame, "lesion0")
     assert not any(person in str(caught.value) for person in frame["person_id"])
 
@@ -139,7 +139,7 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
     rng = np.random.default_rng(0)
     table = read(
         labels.assign(
-            told=np.where(labels["lesion0"] == 1, "TRUE", "FALSE"),
+            findings=np.where(labels["lesion0"] == 1, "TRUE", "FALSE"),
             group=rng.choice(["healthy", "oral", "insulin"], 80),
             grade=rng.choice([0, 2, 10], 80),
             score=rng.normal(size=80),
@@ -153,16 +153,18 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
     assert join_labels(table, frame, "grade", "regression").task == "regression"
     assert join_labels(table, frame, "score").task == "regression"
     assert any("positive class is 'sick'" in text for text in join_labels(table, frame, "state").notes)
-    for name, task, said in (
+    for name, task, message in (
         ("group", "binary", "needs 2"),
         ("group", "regression", "needs numbers"),
         ("told", "x", "no task"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             join_labels(table, frame, name, task)
 
 
-def test_texts_beside_numbers_become_classes_and_that_is_said(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
+def test_texts_beside_numbers_become_classes_and_that_is_reported(
+    cohort: Cohort, read: Callable[..., LabelTable]
+) -> None:
     frame, labels = cohort(people=60)
     labels["lesion0"] = labels["lesion0"].astype(str)
     labels.loc[labels.index[::5], "lesion0"] = "?"

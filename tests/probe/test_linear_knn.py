@@ -71,13 +71,13 @@ def test_a_rare_class_is_decided_for_as_often_as_it_is_there(probe: Callable[...
     x += 2.5 * np.outer(rare, np.eye(400)[5])
     values = {split: rare[rows] for split, rows in target.indices.items()}
     target = Target("rare", "binary", target.indices, values, ("0", "1"), "h", ())
-    said = probe(
+    predicted = probe(
         probe_features.feature_space(x, target), target, probe_features.plan_selection(target, person_ids, 0)
     ).predictions
-    assert roc_auc_score(said.truth, said.scores[:, 1]) > 0.6
+    assert roc_auc_score(predicted.truth, predicted.scores[:, 1]) > 0.6
     # Without the shift the linear probe says "0" of nearly every unseen volume.
-    assert 0.2 < said.predicted_classes().mean() < 0.7
-    assert said.calibrated[:, 1].mean() == pytest.approx(0.15, abs=0.06)
+    assert 0.2 < predicted.predicted_classes().mean() < 0.7
+    assert predicted.calibrated[:, 1].mean() == pytest.approx(0.15, abs=0.06)
 
 
 def test_calibrated_probabilities_carry_the_training_shares() -> None:

@@ -168,7 +168,7 @@ def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
         assert any(what.startswith(f"octjepa ({probe}, mean) predicts") for what in faults)
 
 
-def test_missing_labels_and_eyes_are_said(cohort: Cohort, saved: Save, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_labels_and_eyes_are_reported(cohort: Cohort, saved: Save, caplog: pytest.LogCaptureFixture) -> None:
     frame, labels = cohort(people=60)
     labels["lesion0"] = labels["lesion0"].astype(object)
     labels.loc[[0, 7], "lesion0"] = np.nan
@@ -231,9 +231,9 @@ def test_two_encoders_are_cut_to_their_common_volumes(cohort: Cohort, saved: Sav
     other, _ = saved(frame.assign(split=np.roll(frame["split"], 2)), labels, "other")
     with pytest.raises(UsageError, match="differ in person, eye or split for 6 of 120"):
         run_probes([tables[0], read_embeddings(other)], tsv, ["lesion0"])
-    strangers = frame.assign(volume_id=[f"x{index}" for index in range(120)])
+    unknown_people = frame.assign(volume_id=[f"x{index}" for index in range(120)])
     with pytest.raises(UsageError, match="share no volume"):
-        run_probes([tables[0], read_embeddings(saved(strangers, labels, "third")[0])], tsv, ["lesion0"])
+        run_probes([tables[0], read_embeddings(saved(unknown_people, labels, "third")[0])], tsv, ["lesion0"])
 
 
 def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Save) -> None:
@@ -249,7 +249,7 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"probes": ["svm"]}, "no probe svm: known are linear, knn, mlp, attentive"),
         ({"pools": ["median"]}, "no pool median"),
@@ -266,20 +266,22 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
         ({"bootstrap": 0}, "at least 1 resample"),
     ],
 )
-def test_wrong_options_name_what_is_known(cohort: Cohort, saved: Save, options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_wrong_options_name_what_is_known(
+    cohort: Cohort, saved: Save, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         _run(saved, *cohort(people=60), ["lesion0"], **options)
     with pytest.raises(UsageError, match="no embeddings to probe"):
         run_probes([], "labels.tsv", ["lesion0"])
 
 
-def test_only_the_metrics_asked_for(cohort: Cohort, saved: Save) -> None:
+def test_only_the_metrics_requested(cohort: Cohort, saved: Save) -> None:
     result = _run(saved, *cohort(people=60), ["lesion0"], probes=["knn"], metrics=["balanced_accuracy"])
     assert {row["metric"] for row in result.rows} == {"balanced_accuracy"}
     assert result.paired["metric"] == "auroc"
 
 
-def test_looks_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
+def test_uses_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     frame, labels = cohort(people=60)
     options = {"probes": ["knn"], "pools": ["mean"]}
     first = _run(saved, frame, labels, ["lesion0"], **options)

@@ -23,28 +23,30 @@ def _made() -> tuple[Target, np.ndarray, np.ndarray, np.ndarray]:
     score = 1.5 * truth + (sites == "b") + rng.normal(size=volumes)
     split = np.arange(volumes) * 3 // volumes
     rows = {name: np.flatnonzero(split == code) for code, name in enumerate(("train", "val", "test"))}
-    values = {name: truth[places] for name, places in rows.items()}
+    values = {name: truth[positions] for name, positions in rows.items()}
     return Target("sick", "binary", rows, values, ("0", "1"), "h", ()), person, sites, score
 
 
 def test_leave_one_out_fits_without_the_group_and_tests_on_it() -> None:
     target, people, sites, score = _made()
-    asked: list[Target] = []
+    requested: list[Target] = []
 
     def fit(held: Target) -> Predictions:
         """Knows where the middle lies at the sites it saw: at the others it guesses."""
-        asked.append(held)
+        requested.append(held)
         seen = set(sites[held.indices["train"]])
         rows = held.indices["test"]
         known = np.isin(sites[rows], list(seen))
-        said = np.where(known, score[rows], np.random.default_rng(1).normal(size=len(rows)))
-        return Predictions(held.values["test"], np.stack([-said, said], 1), np.stack([-said, said], 1))
+        predicted = np.where(known, score[rows], np.random.default_rng(1).normal(size=len(rows)))
+        return Predictions(
+            held.values["test"], np.stack([-predicted, predicted], 1), np.stack([-predicted, predicted], 1)
+        )
 
     full = fit(target)
     draws = Draws(people[target.indices["test"]].tolist(), 200, 0)
     found = leave_one_group_out("auroc", target, sites, people, full, fit, draws)
     assert [row["group"] for row in found.rows] == ["a", "b"]
-    for held, row in zip(asked[1:], found.rows, strict=True):
+    for held, row in zip(requested[1:], found.rows, strict=True):
         assert set(sites[held.indices["train"]]) == set(sites[held.indices["val"]]) == {"a", "b"} - {row["group"]}
         assert set(sites[held.indices["test"]]) == {row["group"]}
         assert row["drop"] == pytest.approx(row["with_it"] - row["without_it"])
@@ -57,9 +59,9 @@ def test_a_group_that_cannot_be_left_out_is_named() -> None:
     target, people, sites, score = _made()
     sites = np.array(["only"] * len(sites), dtype="<U5")
     sites[target.indices["test"][:4]] = "few"
-    said = np.stack([-score, score], 1)[target.indices["test"]]
+    predicted = np.stack([-score, score], 1)[target.indices["test"]]
     draws = Draws(people[target.indices["test"]].tolist(), 50, 0)
-    full = Predictions(target.values["test"], said, said)
+    full = Predictions(target.values["test"], predicted, predicted)
     found = leave_one_group_out("auroc", target, sites, people, full, lambda held: pytest.fail("fitted"), draws)
     assert found.rows == []
     assert found.mean_drop is None

@@ -71,8 +71,8 @@ def probe(table: Path, labels: Path, *words: object) -> Outcome:
     return call("probe", table, *given, *words, "--json")
 
 
-def auroc(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in said["rows"] if row["metric"] == "auroc"}
+def auroc(message: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in message["rows"] if row["metric"] == "auroc"}
 
 
 def first_words(folder: Path) -> str:
@@ -81,33 +81,33 @@ def first_words(folder: Path) -> str:
     return page[page.index("<header>") : page.index("</header>")].replace("&#39;", "'")
 
 
-def kinds(said: dict[str, Any]) -> list[str]:
-    return [fault["kind"] for fault in said["faults"]]
+def kinds(message: dict[str, Any]) -> list[str]:
+    return [fault["kind"] for fault in message["faults"]]
 
 
-def test_the_effect_is_recovered_above_all_baselines_but_grey_by_zone(made: Made) -> None:
+def test_the_effect_is_recovered_above_all_baselines_but_intensity_by_zone(made: Made) -> None:
     """Of one device, the lesions by which the groups differ show in the grey of their place: no network is needed."""
-    said = probe(made.table, made.labels("labels.tsv")).json
-    rows = auroc(said)
+    message = probe(made.table, made.labels("labels.tsv")).json
+    rows = auroc(message)
     ours = rows.pop("phantom-tiny")
     assert set(rows) == {"untrained", "intensity", "histogram", "covariates", "majority"}
     assert rows.pop("intensity")["value"] > 0.9
     for name, row in rows.items():
         assert ours["low"] > row["value"], name
-    assert said["paired"]["low"] > 0
+    assert message["paired"]["low"] > 0
     assert ours["n_people"] == 40
-    assert said["faults"] == []
+    assert message["faults"] == []
 
 
-def test_dealt_labels_leave_chance_in_every_interval(made: Made) -> None:
-    def dealt(people: pd.DataFrame) -> pd.DataFrame:
+def test_shuffled_labels_leave_chance_in_every_interval(made: Made) -> None:
+    def shuffled(people: pd.DataFrame) -> pd.DataFrame:
         return people.assign(study_group=np.random.default_rng(1).permutation(people["study_group"].to_numpy()))
 
-    said = probe(made.table, made.labels("dealt.tsv", dealt)).json
-    for name, row in auroc(said).items():
+    message = probe(made.table, made.labels("dealt.tsv", shuffled)).json
+    for name, row in auroc(message).items():
         if name != "majority":  # fixed at 0.5
             assert row["low"] <= 0.5 <= row["high"], name
-    assert said["paired"]["low"] < 0 < said["paired"]["high"]
+    assert message["paired"]["low"] < 0 < message["paired"]["high"]
 
 
 def test_a_constant_predictor_is_named_by_probe_and_report(made: Made, tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_a_leaked_person_stops_the_probe_and_is_named_by_the_report(made: Made, 
 
 
 def test_the_larger_run_is_in_the_documents(root: Path) -> None:
-    told = json.loads((root / "docs" / "study_group.json").read_text(encoding="utf-8"))
-    strongest = max(told["effects"], key=lambda one: one["group_effect"])
+    findings = json.loads((root / "docs" / "study_group.json").read_text(encoding="utf-8"))
+    strongest = max(findings["effects"], key=lambda one: one["group_effect"])
     rows = {row["name"]: row for row in strongest["rows"]
             if row["target"] == "study_group" and row["pool"] in ("mean_std_max", "none")}  # fmt: skip
     baselines = [rows[name]["value"] for name in ("untrained", "histogram", "covariates", "majority")]
     assert rows["phantom-tiny"]["low"] > max(baselines)
-    assert all(one["shuffled"]["without_chance"] == [] for one in told["effects"])
+    assert all(one["shuffled"]["without_chance"] == [] for one in findings["effects"])

@@ -26,25 +26,25 @@ def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
 
 def training_volumes(source: str | Path) -> TrainingSet:
     """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
-    place = shipped(source) or parse_location(source)
-    if isinstance(place, Path) and not place.exists():
+    location = shipped(source) or parse_location(source)
+    if isinstance(location, Path) and not location.exists():
         raise UsageError(
             f"nothing at {source}: give --against a run, a checkpoint, a weights file, a store, or the name of an "
             f"encoder of the package ({', '.join(shipped_names())})"
         )
-    if has_file(place, "store.json"):
+    if has_file(location, "store.json"):
         table = Store.open(source).table
         rows = table[table["split"] == "train"]
         return TrainingSet(frozenset(rows["volume_id"]), rows)
     ids = load_encoder(source).trained_on
     if not ids:
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
-    return training_volumes_of_ids(ids, place)
+    return training_volumes_of_ids(ids, location)
 
 
-def training_volumes_of_ids(ids: frozenset[str], place: Location) -> TrainingSet:
-    """What weights at `place` that name `ids` were trained on, with the rows of their store where it is at hand."""
-    index = _store_of(place) if isinstance(place, Path) else None
+def training_volumes_of_ids(ids: frozenset[str], location: Location) -> TrainingSet:
+    """What weights at `location` that name `ids` were trained on, with the rows of their store where it is at hand."""
+    index = _store_of(location) if isinstance(location, Path) else None
     rows = None if index is None else index[index["volume_id"].isin(ids)]
     return TrainingSet(ids, None if rows is None or rows.empty else rows)
 
@@ -66,8 +66,8 @@ def _store_of(source: Path) -> Any:
         about = folder / "run.json"
         if about.is_file():
             try:
-                place = parse_location(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
+                location = parse_location(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
             except (ValueError, KeyError, TypeError):
                 return None
-            return Store.open(place).table if has_file(place, "store.json") else None
+            return Store.open(location).table if has_file(location, "store.json") else None
     return None

@@ -1,9 +1,8 @@
-"""Labels from a table on disk, joined to embedded volumes by person and eye, with every loss counted.
+"""Label tables: read from TSV or CSV and keyed by person and eye, with every loss counted.
 
 A label file is TSV or CSV with `person_id` (or `participant_id`), optionally `eye` (or `laterality`), and a column per
-target. A row without an eye speaks of both eyes. Nothing is dropped in silence: labels without scans, scans without
-labels and missing values are counted and said; two rows that disagree, a target of one class and a person in two splits
-are errors. Messages hold counts and the shape of ids, never an id.
+target. A row without an eye applies to both eyes. Nothing is dropped silently: repeated and missing labels are counted
+in notes; two rows that disagree are an error. Messages hold counts, never an id.
 """
 
 from __future__ import annotations

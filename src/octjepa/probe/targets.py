@@ -1,4 +1,8 @@
-"""Which task a column of labels is: two classes, several, ordered ones, or a quantity; and whether it can be probed."""
+"""Targets: labels joined to embedded volumes, their task (classes, ordered classes or a quantity), and their checks.
+
+Labels without scans and scans without labels are counted in notes; a target of one class and a person in two splits are
+errors. Messages hold counts and the pattern of ids, never an id.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from octjepa.probe.labels import MAX_CLASSES, LabelTable, numbers_of
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression")
 _FEW_NUMBERS = 10  # whole numbers up to so many are taken for classes
-# Pairs of which everyone knows the positive one; of any other pair a note says it.
+# Pairs of which everyone knows the positive one; for any other pair a note names it.
 PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
 
 
@@ -27,7 +31,7 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
     """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
     numbers = numbers_of(texts)
     if numbers is None and task in ("auto", "regression"):
-        _refuse_a_broken_quantity(texts, target)
+        _check_quantity(texts, target)
     names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
     classes = tuple(sorted(set(names), key=str.lower) if numbers is None else sorted(set(names), key=float))
     if task in ("auto", "classification"):
@@ -56,7 +60,7 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
     return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
 
 
-def _refuse_a_broken_quantity(texts: Sequence[str], target: str) -> None:
+def _check_quantity(texts: Sequence[str], target: str) -> None:
     """Raises UsageError for many different numbers among which a few values are none: a slip, not names of classes."""
     finite = [text for text in texts if numbers_of([text]) is not None]
     if len(set(finite)) > _FEW_NUMBERS and 2 * len(finite) > len(texts):
@@ -149,33 +153,31 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
     """
     if task not in TASKS:
         raise UsageError(f"no task {task!r}: known are {', '.join(TASKS)}")
-    found = labels.values[target]
-    if not found:
+    values = labels.values[target]
+    if not values:
         raise UsageError(f"{labels.path}: {target} holds no label at all, every row is empty or NaN")
     keys = list(zip(frame["person_id"], frame["eye"], strict=True))
-    labelled = np.array([key in found for key in keys])
-    notes: list[str] = []
+    labelled = np.array([key in values for key in keys])
     if not labelled.any():
-        count = len(found if labels.by_eye else {person for person, _ in found})
+        count = len(values if labels.by_eye else {person for person, _ in values})
         raise UsageError(
             f"{labels.path}: none of its {count} labels of {target} meets one of the {len(frame)} embedded "
-            f"volumes; person ids look like {_shape([person for person, _ in found])} there and "
-            f"{_shape(frame['person_id'])} here"
+            f"volumes; person ids look like {_id_pattern([person for person, _ in values])} there and "
+            f"{_id_pattern(frame['person_id'])} here"
         )
     scanned = set(keys)
-    known_people = {person for person, _ in keys}
     if labels.by_eye:
-        lost = sum(key not in scanned for key in found if key[1])
-        unit = "person-eye labels"
+        without_scan, unit = sum(key not in scanned for key in values if key[1]), "person-eye labels"
     else:
-        lost = len({person for person, _ in found} - known_people)
-        unit = "people with a label"
-    if lost:
-        notes.append(f"{target}: {lost} {unit} have no embedded scan and are left out")
+        people = {person for person, _ in keys}
+        without_scan, unit = len({person for person, _ in values} - people), "people with a label"
+    notes: list[str] = []
+    if without_scan:
+        notes.append(f"{target}: {without_scan} {unit} have no embedded scan and are left out")
     if not labelled.all():
-        without = len({person for (person, _), has in zip(keys, labelled, strict=True) if not has})
+        people = {person for (person, _), has_label in zip(keys, labelled, strict=True) if not has_label}
         notes.append(
-            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({without} people) have no label and are "
+            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({len(people)} people) have no label and are "
             "left out"
         )
     splits = frame["split"].to_numpy()
@@ -183,10 +185,10 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
     if unsplit:
         notes.append(f"{target}: {unsplit} labelled volumes are in no split and are left out")
     used = np.flatnonzero(labelled & (splits != ""))
-    texts = [found[keys[row]] for row in used]
-    kind, classes, values = task_of(texts, target, task)
-    rows = {split: used[splits[used] == split] for split in SPLITS}
-    by_split = {split: values[splits[used] == split] for split in SPLITS}
+    texts = [values[keys[position]] for position in used]
+    kind, classes, codes = task_of(texts, target, task)
+    indices = {split: used[splits[used] == split] for split in SPLITS}
+    by_split = {split: codes[splits[used] == split] for split in SPLITS}
     if classes:
         notes += [*non_numeric_notes(target, texts), *check_classes(target, classes, by_split)]
         if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
@@ -196,29 +198,29 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
             f"{target}: {len(by_split['train'])} training and {len(by_split['test'])} test volumes have a value, "
             "a regression needs at least 2 of each"
         )
-    volume_ids = frame["volume_id"].to_numpy()
-    said = [classes[int(value)] if classes else repr(float(value)) for value in by_split["test"]]
-    label_hash = _hash(target, [(str(volume_ids[row]), text) for row, text in zip(rows["test"], said, strict=True)])
-    return Target(target, kind, rows, by_split, classes, label_hash, tuple(notes))
+    test_ids = frame["volume_id"].to_numpy()[indices["test"]]
+    test_labels = [classes[int(value)] if classes else repr(float(value)) for value in by_split["test"]]
+    label_hash = _hash(target, list(zip(map(str, test_ids), test_labels, strict=True)))
+    return Target(target, kind, indices, by_split, classes, label_hash, tuple(notes))
 
 
 def test_set_hash(labels: LabelTable, frame: pd.DataFrame, target: str) -> str:
-    """Names the labelled test volumes of `target` and their labels, whatever counts as a case of them later."""
-    found = labels.values[target]
+    """Hash of the labelled test volumes of `target` and their labels, the same for every unit of analysis."""
+    values = labels.values[target]
     pairs = []
     for person, eye, volume, split in zip(*(frame[c] for c in ("person_id", "eye", "volume_id", "split")), strict=True):
-        if split == "test" and (person, eye) in found:
-            numbers = numbers_of([found[person, eye]])
-            pairs.append((str(volume), found[person, eye] if numbers is None else repr(float(numbers[0]))))
+        if split == "test" and (person, eye) in values:
+            numbers = numbers_of([values[person, eye]])
+            pairs.append((str(volume), values[person, eye] if numbers is None else repr(float(numbers[0]))))
     return _hash(target, pairs)
 
 
 def _hash(target: str, pairs: Sequence[tuple[str, str]]) -> str:
-    told = [(target, ""), *sorted(pairs)]
-    return hashlib.sha256("\x1e".join("\x1f".join(pair) for pair in told).encode()).hexdigest()
+    parts = [(target, ""), *sorted(pairs)]
+    return hashlib.sha256("\x1e".join("\x1f".join(pair) for pair in parts).encode()).hexdigest()
 
 
-def _shape(ids: Sequence[str] | pd.Series) -> str:
+def _id_pattern(ids: Sequence[str] | pd.Series) -> str:
     """The form of the commonest id with its content hidden: "AIREADI-1001" -> "AAAAAAA-9999"."""
     forms = [re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "9", str(text))) for text in ids]
     return repr(max(sorted(set(forms)), key=forms.count))
