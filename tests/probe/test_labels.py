@@ -139,15 +139,15 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
     rng = np.random.default_rng(0)
     table = read(
         labels.assign(
-            findings=np.where(labels["lesion0"] == 1, "TRUE", "FALSE"),
+            flag=np.where(labels["lesion0"] == 1, "TRUE", "FALSE"),
             group=rng.choice(["healthy", "oral", "insulin"], 80),
             grade=rng.choice([0, 2, 10], 80),
             score=rng.normal(size=80),
             state=np.where(labels["lesion0"] == 1, "sick", "healthy"),
         ),
-        *("told", "group", "grade", "score", "state"),
+        *("flag", "group", "grade", "score", "state"),
     )
-    assert join_labels(table, frame, "told").classes == ("FALSE", "TRUE")
+    assert join_labels(table, frame, "flag").classes == ("FALSE", "TRUE")
     assert join_labels(table, frame, "group").classes == ("healthy", "insulin", "oral")
     assert join_labels(table, frame, "grade").classes == ("0", "2", "10")
     assert join_labels(table, frame, "grade", "regression").task == "regression"
@@ -156,7 +156,7 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
     for name, task, message in (
         ("group", "binary", "needs 2"),
         ("group", "regression", "needs numbers"),
-        ("told", "x", "no task"),
+        ("flag", "x", "no task"),
     ):
         with pytest.raises(UsageError, match=message):
             join_labels(table, frame, name, task)
