@@ -5,7 +5,7 @@
 For each effect a cohort of realistic lesions is drawn in which the study group adds `effect` times the usual to the
 burden of disease (`octjepa phantom --group-effect`), ingested, embedded with phantom-tiny and probed for `study_group`
 (four classes) and for `treated` (its two upper classes against its two lower ones). `oracle` is the same linear probe
-on the lesions that were drawn: the most that pixels can tell. `shuffled` is the same with the groups dealt anew among
+on the lesions that were drawn: the most that pixels can tell. `shuffled` is the same with the groups shuffled among
 the people. 150 seconds an effect on one core.
 """
 
@@ -38,7 +38,7 @@ CHANCE = 0.5
 
 
 def labels_of(cohort: Path, out: Path, shuffled: int | None = None) -> Path:
-    """participants.tsv with `treated`; with a seed, the groups dealt anew among the people."""
+    """participants.tsv with `treated`; with a seed, the groups shuffled among the people."""
     people = pd.read_csv(cohort / "participants.tsv", sep="\t", dtype=str)
     if shuffled is not None:
         people["study_group"] = np.random.default_rng(shuffled).permutation(people["study_group"].to_numpy())

@@ -1,7 +1,7 @@
 """Intervals of means over seeds, and of differences between rows: `pairs.json`, from the bootstrap copies of every run.
 
 All runs are measured on the same test people with the same draws of them, so a difference is paired person by person.
-Two intervals each (`octjepa.metrics.seeds`): of these trained networks on other people, and of the recipes
+Two intervals each (`octjepa.metrics.comparisons`): of these trained networks on other people, and of the recipes
 trained anew on other people, which holds the seeds, too.
 """
 
