@@ -42,10 +42,10 @@ def files(root: Path) -> set[str]:
 
 def lost(source: Path, target: Path) -> dict[str, Any]:
     """The summary of an expansion in which something is refused."""
-    with pytest.raises(TooManyLostError) as told:
+    with pytest.raises(TooManyLostError) as error:
         expand(source, target)
-    assert told.value.exit_code == 3
-    return dict(told.value.summary)
+    assert error.value.exit_code == 3
+    return dict(error.value.summary)
 
 
 def reasons(summary: dict[str, Any]) -> dict[str, str]:
@@ -57,7 +57,7 @@ def reasons(summary: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("archive_name", "member", "place"),
+    ("archive_name", "member", "target"),
     [
         ("topcon_triton/all.zip", "1001/a.dcm", f"{TREE}/topcon_triton/1001/a.dcm"),
         ("zeiss_cirrus.zip", "1001/a.dcm", f"{TREE}/zeiss_cirrus/1001/a.dcm"),
@@ -69,11 +69,11 @@ def reasons(summary: dict[str, Any]) -> dict[str, str]:
         ("clinic/2024 export.ZIP", "eye/a.vol", "clinic/2024 export/eye/a.vol"),
     ],
 )
-def test_members_come_to_where_ingest_expects_them(tmp_path: Path, archive_name: str, member: str, place: str) -> None:
+def test_members_come_to_where_ingest_expects_them(tmp_path: Path, archive_name: str, member: str, target: str) -> None:
     zipped(tmp_path / "in" / archive_name, member)
     summary = expand(tmp_path / "in", tmp_path / "out")
-    assert files(tmp_path / "out") == {place}
-    assert (tmp_path / "out" / place).read_bytes() == SCAN
+    assert files(tmp_path / "out") == {target}
+    assert (tmp_path / "out" / target).read_bytes() == SCAN
     assert (summary["written"], summary["skipped"], summary["bytes"]) == (1, 0, len(SCAN))
 
 
@@ -109,7 +109,7 @@ def test_archives_in_archives_are_named(tmp_path: Path) -> None:
     zipped(tmp_path / "in" / "all.zip", (f"{TREE}/topcon_triton/eyes.zip", inner.getvalue()))
     summary = expand(tmp_path / "in", tmp_path / "out")
     assert summary["nested"] == [f"{TREE}/topcon_triton/eyes.zip"]
-    expand(tmp_path / "out", tmp_path / "out")  # the next level, in place
+    expand(tmp_path / "out", tmp_path / "out")  # the next level, in location
     assert f"{TREE}/topcon_triton/1001/a.dcm" in files(tmp_path / "out")
 
 
@@ -174,16 +174,16 @@ def discover_names(folder: Path) -> list[str]:
         return []
 
 
-def test_another_file_in_the_place_is_kept(tmp_path: Path) -> None:
+def test_another_file_at_the_path_is_retained(tmp_path: Path) -> None:
     source = zipped(tmp_path / "topcon_triton" / "a.zip", "1/a.dcm", "2/b.dcm", "3/c.dcm")
-    place = tmp_path / "out" / TREE / "topcon_triton"
-    (place / "1").mkdir(parents=True)
-    (place / "1" / "a.dcm").write_bytes(SCAN[:-1] + b"x")  # same size
-    (place / "2").write_bytes(b"a file where a folder is needed")
+    location = tmp_path / "out" / TREE / "topcon_triton"
+    (location / "1").mkdir(parents=True)
+    (location / "1" / "a.dcm").write_bytes(SCAN[:-1] + b"x")  # same size
+    (location / "2").write_bytes(b"a file where a folder is needed")
     summary = lost(source, tmp_path / "out")
     assert reasons(summary) == {"1/a.dcm": "other_file", "2/b.dcm": "other_file"}
-    assert (place / "1" / "a.dcm").read_bytes() != SCAN
-    assert (place / "3" / "c.dcm").read_bytes() == SCAN
+    assert (location / "1" / "a.dcm").read_bytes() != SCAN
+    assert (location / "3" / "c.dcm").read_bytes() == SCAN
 
 
 def test_too_little_room_is_found_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +254,9 @@ def test_no_name_of_any_parts_leads_out(tmp_path_factory: pytest.TempPathFactory
 def test_a_link_that_stands_in_the_target_leads_nowhere(tmp_path: Path) -> None:
     source = zipped(tmp_path / "topcon_triton" / "a.zip", "1001/a.dcm")
     (tmp_path / "elsewhere").mkdir()
-    place = tmp_path / "out" / TREE / "topcon_triton"
-    place.mkdir(parents=True)
-    (place / "1001").symlink_to(tmp_path / "elsewhere")
+    location = tmp_path / "out" / TREE / "topcon_triton"
+    location.mkdir(parents=True)
+    (location / "1001").symlink_to(tmp_path / "elsewhere")
     assert reasons(lost(source, tmp_path / "out")) == {"1001/a.dcm": "other_file"}
     assert not files(tmp_path / "elsewhere")
 
@@ -312,7 +312,7 @@ def put(field: int, value: int, size: int = 4) -> Callable[[bytearray, int], Non
         (put(10, 99, 2), "compression_unknown"),
     ],
 )
-def test_what_is_whole_is_kept_and_the_rest_named(
+def test_what_is_whole_is_retained_and_the_rest_named(
     tmp_path: Path, change: Callable[[bytearray, int], None], reason: str
 ) -> None:
     source = zipped(tmp_path / "topcon_triton" / "a.zip", "1/first.dcm", "2/second.dcm", "3/third.dcm")
@@ -345,12 +345,12 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
     summary = lost(tmp_path / "in", tmp_path / "out")
     assert reasons(summary) == dict.fromkeys(("cut.zip", "page.zip", "empty.zip"), "not_an_archive")
     assert summary["written"] == 1
-    with pytest.raises(OctjepaError, match="nothing can be expanded") as told:
+    with pytest.raises(OctjepaError, match="nothing can be expanded") as error:
         expand(tmp_path / "in" / "cut.zip", tmp_path / "out")
-    assert told.value.exit_code == 1
+    assert error.value.exit_code == 1
 
 
-def test_what_is_no_source_or_target_is_said(tmp_path: Path) -> None:
+def test_what_is_no_source_or_target_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file or folder at"):
         expand(tmp_path / "absent", tmp_path / "out")
     with pytest.raises(UsageError, match="no ZIP archive in"):

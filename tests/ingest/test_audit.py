@@ -22,7 +22,7 @@ PIXELS = retina(frames=4, rows=32, columns=32)
 def folder(tmp_path: Path) -> Path:
     """Two scans of Jane Doe, one of them in a folder called after her, a nameless one, a photograph and a note."""
     root = tmp_path / "export"
-    for place, named, modality in (
+    for location, named, modality in (
         ("doe/a.dcm", True, "OPT"),
         ("p7/b.dcm", True, "OPT"),
         ("p8/c.dcm", False, "OPT"),
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
         ds.Modality = modality
         if not named:
             ds.PatientName = ds.PatientBirthDate = ""
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        save(ds, root / place)
+        (root / location).parent.mkdir(parents=True, exist_ok=True)
+        save(ds, root / location)
     (root / "cut.dcm").write_bytes(bytes(128) + b"DICM\xff\xff")
     (root / "readme.txt").write_text("Jane Doe, 1950-01-01")
     return root
@@ -52,17 +52,17 @@ def test_fields_are_counted_and_nothing_is_quoted(folder: Path) -> None:
 
 
 def test_inspect_tells_it_for_a_folder_and_masks_it_for_a_file(folder: Path) -> None:
-    told = call("inspect", folder, "--json")
-    assert told.json["kind"] == "source"
-    assert told.json["personal_data"]["PatientBirthDate"]["files"] == 2
+    message = call("inspect", folder, "--json")
+    assert message.json["kind"] == "source"
+    assert message.json["personal_data"]["PatientBirthDate"]["files"] == 2
     one = call("inspect", folder / "p7" / "b.dcm", "--json")
     assert one.json["personal_data"]["PatientName"] == "name, masked"
     assert set(one.json["personal_data"]) <= set(FIELD_KINDS)
-    for outcome in (told, one):
+    for outcome in (message, one):
         assert "jane" not in (outcome.out + outcome.err).lower()
 
 
-def test_a_folder_without_scans_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_scans_is_reported(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("nothing")
     with pytest.raises(UsageError, match="no OCT scan"):
         audit([tmp_path])

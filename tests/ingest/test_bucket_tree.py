@@ -89,7 +89,7 @@ def test_globs_mean_what_they_mean_on_a_disk(bucket: Bucket) -> None:
         discover([f"{bucket.scheme}://ey*/x.dcm"])
 
 
-def test_lists_of_both_places(bucket: Bucket, tmp_path: Path) -> None:
+def test_lists_of_both_kinds(bucket: Bucket, tmp_path: Path) -> None:
     url = tree(bucket)
     put(bucket, **{"chosen.lst": f"# mine\n{TREE}/1002/c.dcm\ngone.dcm\n"})
     found = discover([f"{url}/chosen.lst"])
@@ -103,7 +103,7 @@ def test_lists_of_both_places(bucket: Bucket, tmp_path: Path) -> None:
     assert len(found.refused) == 2
 
 
-def test_what_is_not_there_is_said(bucket: Bucket) -> None:
+def test_what_is_not_there_is_reported(bucket: Bucket) -> None:
     with pytest.raises(UsageError, match=r"no file or folder at"):
         discover([f"{bucket.url}/nothing"])
     put(bucket, **{"set/a.xlsx": "x", "set/b.zip": "x"})
@@ -149,11 +149,11 @@ def test_archives_in_a_bucket_are_expanded_to_a_disk(bucket: Bucket, tmp_path: P
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("1001/a.dcm", bytes(128) + b"DICM")
     put(bucket, **{"in/topcon_triton/all.zip": made.getvalue(), "in/notes.txt": "x"})
-    place = "retinal_oct/structural_oct/topcon_triton/1001/a.dcm"
+    location = "retinal_oct/structural_oct/topcon_triton/1001/a.dcm"
     for number, source in enumerate((f"{bucket.url}/in", f"{bucket.url}/in/topcon_triton/all.zip")):
         summary = expand(source, tmp_path / str(number))
         assert summary["written"] == 1
-        assert names(discover([tmp_path / str(number)])) == [place]
+        assert names(discover([tmp_path / str(number)])) == [location]
     with pytest.raises(UsageError, match="no file or folder at"):
         expand(f"{bucket.url}/nothing", tmp_path / "out")
 
@@ -227,7 +227,7 @@ def test_each_scan_of_an_object_is_a_scan_and_the_object_is_fetched_once(bucket:
     assert [file.name for file in discover([bucket.url]).files] == ["bad.e2e", "eyes.e2e", "one.e2e"]
 
 
-def test_numbered_images_beside_a_scan_are_told(bucket: Bucket) -> None:
+def test_numbered_images_beside_a_scan_are_reported(bucket: Bucket) -> None:
     url = put(bucket, **{"eyes/P1/a.dcm": "a"}, **{f"eyes/P1/{number}.png": "b" for number in range(6)})
     for source in (f"{url}/eyes", f"{url}/eyes/P1"):
         ((name, reason),) = reasons(discover([source])).items()

@@ -24,7 +24,7 @@ NAME = "Doe Jane 1950-01-01"
 def painted(
     pixels: np.ndarray,
     size: int = 12,
-    place: tuple[int, int] = (4, 4),
+    location: tuple[int, int] = (4, 4),
     level: int = 255,
     frames: Iterable[int] | None = None,
     counter: bool = False,
@@ -34,7 +34,7 @@ def painted(
     for index in range(len(pixels)) if frames is None else frames:
         image = Image.fromarray(result[index])
         text = f"{NAME} {index}" if counter else NAME
-        ImageDraw.Draw(image).text(place, text, fill=level, font=ImageFont.load_default(size=size))
+        ImageDraw.Draw(image).text(location, text, fill=level, font=ImageFont.load_default(size=size))
         result[index] = np.asarray(image)
     return result, np.abs(result.astype(int) - pixels) > 40
 
@@ -67,8 +67,8 @@ def test_scale_bars_and_the_frame_of_a_viewer_are_found() -> None:
     assert found is not None
     assert found[:, 20:23, 110:150].all()
     assert found.mean() < 0.02
-    for place in (np.s_[:, 3:5, 5:-5], np.s_[:, -6:-4, 5:-5], np.s_[:, 3:-4, 5:7], np.s_[:, 3:-4, -7:-5]):
-        frame[place] = 255
+    for location in (np.s_[:, 3:5, 5:-5], np.s_[:, -6:-4, 5:-5], np.s_[:, 3:-4, 5:7], np.s_[:, 3:-4, -7:-5]):
+        frame[location] = 255
     found = find_text(frame)
     assert found is not None
     assert found[:, 3:-4, 5:7].all()
@@ -110,7 +110,7 @@ def test_text_beside_the_retina_is_blanked_and_noted() -> None:
 def test_text_on_the_retina_is_refused() -> None:
     eye = shaped_eye("topcon_maestro2", seed=3)
     row = int(np.median(eye.bm)) - 25
-    pixels, _ = painted(eye.volume.pixels, 16, place=(4, row))
+    pixels, _ = painted(eye.volume.pixels, 16, location=(4, row))
     with pytest.raises(VolumeRejected, match=r"burned_in_text: text lies on the retina in \d+ of"):
         canonicalise(replace(eye.volume, pixels=pixels, content_hash=""), Preprocessing())
 
@@ -119,6 +119,6 @@ def test_the_picture_of_a_screen_is_refused() -> None:
     volume = shaped_eye("topcon_maestro2", seed=3).volume
     pixels = volume.pixels
     for row in range(0, 180, 14):
-        pixels, _ = painted(pixels, 12, place=(2, row))
+        pixels, _ = painted(pixels, 12, location=(2, row))
     with pytest.raises(VolumeRejected, match="burned_in_text: text and lines cover"):
         canonicalise(replace(volume, pixels=pixels, content_hash=""), Preprocessing())

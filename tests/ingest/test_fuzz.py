@@ -43,7 +43,7 @@ def test_cases_are_the_same_every_time(fuzz) -> None:  # type: ignore[no-untyped
     assert (one.what, one.content) == (two.what, two.content)
 
 
-def test_the_judge_sees_geometry_that_nobody_said(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_check_finds_geometry_that_nobody_stated(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The same damage, once believed and once not: what the reader says is set by hand."""
     from dataclasses import replace
     from io import BytesIO
@@ -110,8 +110,8 @@ def test_a_matlab_array_that_claims_gigabytes_allocates_nothing(tmp_path: Path, 
     pixels = np.random.default_rng(0).integers(0, 255, (64, 48, 8), np.uint8)
     savemat(path, {"images": pixels})
     content = bytearray(path.read_bytes())
-    place = content.index(struct.pack("<I", pixels.size), 140)
-    struct.pack_into("<I", content, place, 0x80001800)
+    location = content.index(struct.pack("<I", pixels.size), 140)
+    struct.pack_into("<I", content, location, 0x80001800)
     if packed:
         stream = zlib.compress(bytes(content[128:]))
         content[128:] = struct.pack("<II", 15, len(stream)) + stream

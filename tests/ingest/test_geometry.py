@@ -95,12 +95,12 @@ def test_swapped_spacing_is_put_right_and_marked(tmp_path: Path) -> None:
     assert set(volume.uncertain) == {"depth", "column"}
 
 
-def test_frames_are_ordered_by_position_and_uneven_gaps_kept(tmp_path: Path) -> None:
+def test_frames_are_ordered_by_position_and_uneven_gaps_retained(tmp_path: Path) -> None:
     positions = np.array([0, 0.05, 0.1, 0.15, 0.2, 0.4, 0.45, 0.5, 0.55, 0.6])
     shuffle = np.random.default_rng(0).permutation(10)
     ds = make_dataset(PIXELS[shuffle])
-    for group, place in zip(ds.PerFrameFunctionalGroupsSequence, positions[shuffle], strict=True):
-        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, float(place), 0.0]
+    for group, location in zip(ds.PerFrameFunctionalGroupsSequence, positions[shuffle], strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, float(location), 0.0]
     volume = read(ds, tmp_path)
     assert np.array_equal(volume.pixels, PIXELS)
     assert volume.slice_positions_mm == pytest.approx(positions)
@@ -125,8 +125,8 @@ def test_positions_that_contradict_the_pictures_are_not_followed(tmp_path: Path)
     moving = np.stack([np.roll(PIXELS[0], 7 * z, axis=1) for z in range(10)])
     moving[:, :, :4] = 0
     ds = make_dataset(moving)
-    for group, place in zip(ds.PerFrameFunctionalGroupsSequence, [0, 5, 1, 6, 2, 7, 3, 8, 4, 9], strict=True):
-        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, 0.05 * place, 0.0]
+    for group, location in zip(ds.PerFrameFunctionalGroupsSequence, [0, 5, 1, 6, 2, 7, 3, 8, 4, 9], strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, 0.05 * location, 0.0]
     volume = read(ds, tmp_path)
     assert np.array_equal(volume.pixels, moving)
     assert "order_by_correlation" in volume.notes
@@ -210,7 +210,7 @@ def test_frame_facts_read_raw_are_what_pydicom_makes_of_them(syntax: UID, tmp_pa
     use_syntax(ds, PIXELS, syntax)
     path = save(ds, tmp_path / "scan.dcm")
     raw, converted = dcmread(path), dcmread(path)
-    list(converted.iterall())  # pydicom converts an element when it is asked for
+    list(converted.iterall())  # pydicom converts an element when it is option for
     one, other = frame_facts(raw, len(PIXELS)), frame_facts(converted, len(PIXELS))
     for name in one.__dataclass_fields__:
         assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True), name
@@ -237,7 +237,7 @@ def test_a_row_spacing_that_is_not_the_devices_own_is_uncertain(tmp_path: Path) 
         volume = read(ds, tmp_path)
         assert volume.spacing_mm[1] == row_mm
         assert ("depth" in volume.uncertain) == (note is not None)
-        assert any(told.startswith(note) for told in volume.notes) if note else True
+        assert any(message.startswith(note) for message in volume.notes) if note else True
     # Both within the limits of either axis: only the device tells that they changed places.
     ds = make_dataset(native)
     ds.Manufacturer, ds.ManufacturerModelName, ds.ProtocolName = "Heidelberg Engineering", "Spectralis", ""
@@ -247,7 +247,7 @@ def test_a_row_spacing_that_is_not_the_devices_own_is_uncertain(tmp_path: Path) 
     assert "spacing_swapped" in volume.notes
 
 
-def test_thickness_and_positions_that_disagree_are_told(tmp_path: Path) -> None:
+def test_thickness_and_positions_that_disagree_are_reported(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS, 0.05)
     measures(ds).SliceThickness = 0.02
     volume = read(ds, tmp_path)
@@ -256,12 +256,12 @@ def test_thickness_and_positions_that_disagree_are_told(tmp_path: Path) -> None:
     assert "slice" in volume.uncertain
 
 
-def test_a_spacing_that_is_asked_for_keeps_the_files_order_and_notes_what_it_contradicts(tmp_path: Path) -> None:
+def test_a_spacing_option_keeps_the_files_order_and_notes_what_it_contradicts(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     groups = ds.PerFrameFunctionalGroupsSequence
-    places = [group.PlanePositionSequence[0].ImagePositionPatient for group in groups]
-    for group, place in zip(groups, places[::-1], strict=True):
-        group.PlanePositionSequence[0].ImagePositionPatient = place
+    locations = [group.PlanePositionSequence[0].ImagePositionPatient for group in groups]
+    for group, location in zip(groups, locations[::-1], strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = location
     path = save(ds, tmp_path / "scan.dcm")
     plain = read_volume(path)
     same = read_volume(path, spacing_mm=plain.spacing_mm)

@@ -21,8 +21,8 @@ def read(path: Path, person: str, name: str = "", born: str = "") -> OCTVolume:
 
 
 def test_a_year_as_folder_or_prefix_is_nobodys_id(tmp_path: Path) -> None:
-    for number, place in enumerate(("2023/a.dcm", "2023/b.dcm", "2023/2023_macula_cube_l_1.2.3.dcm")):
-        volume = read(tmp_path / "export" / place, f"P{number}")
+    for number, location in enumerate(("2023/a.dcm", "2023/b.dcm", "2023/2023_macula_cube_l_1.2.3.dcm")):
+        volume = read(tmp_path / "export" / location, f"P{number}")
         assert volume.person_id == f"P{number}"
         assert "person_disagrees" not in volume.notes
 
@@ -31,8 +31,8 @@ def test_the_folder_speaks_where_the_header_is_silent_or_the_tree_is_known(tmp_p
     silent = read(tmp_path / "1234" / "a.dcm", "")
     assert silent.person_id == "1234"
     assert "person_from_folder" in silent.notes
-    for place in ("topcon_maestro2/1234/a.dcm", "x/1234_maestro2_3d_macula_oct_l_1.2.3.dcm"):
-        known = read(tmp_path / place, "other")
+    for location in ("topcon_maestro2/1234/a.dcm", "x/1234_maestro2_3d_macula_oct_l_1.2.3.dcm"):
+        known = read(tmp_path / location, "other")
         assert known.person_id == "1234"
         assert "person_disagrees" in known.notes
     assert read(tmp_path / "x" / "a.dcm", "").notes[0] == "person_unknown"
@@ -77,7 +77,7 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("place", "eye"),
+    ("location", "eye"),
     [
         ("P7/OS/scan.dcm", "OS"),
         ("P7_od.dcm", "OD"),
@@ -91,12 +91,12 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
         ("period/mosaic.dcm", None),
     ],
 )
-def test_the_path_is_asked_for_the_eye_last(place: str, eye: str | None, tmp_path: Path) -> None:
+def test_the_path_is_the_last_source_of_the_eye(location: str, eye: str | None, tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     del ds.ImageLaterality
     for group in (ds.get("SharedFunctionalGroupsSequence") or [])[:1]:
         group.pop("FrameAnatomySequence", None)
-    volume = read_volume(save(ds, tmp_path / place))
+    volume = read_volume(save(ds, tmp_path / location))
     assert volume.laterality == eye
     assert volume.laterality_source == ("path" if eye else "unknown")
 
@@ -110,7 +110,7 @@ def test_eyes_that_disagree_are_noted_and_the_header_wins(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("place", "person", "expected", "site"),
+    ("location", "person", "expected", "site"),
     [
         ("zeiss_cirrus/1007/a.dcm", "", "1007", "UW"),
         ("zeiss_cirrus/4007/a.dcm", "AI-READI_4007", "4007", "UCSD"),
@@ -120,9 +120,9 @@ def test_eyes_that_disagree_are_noted_and_the_header_wins(tmp_path: Path) -> Non
     ],
 )
 def test_the_site_is_that_of_an_ai_readi_id_where_the_tree_or_prefix_shows_one(
-    place: str, person: str, expected: str, site: str, tmp_path: Path
+    location: str, person: str, expected: str, site: str, tmp_path: Path
 ) -> None:
-    volume = read(tmp_path / place, person)
+    volume = read(tmp_path / location, person)
     assert (volume.person_id, volume.site) == (expected, site)
 
 

@@ -42,7 +42,7 @@ def test_a_volume_names_the_fields_of_its_file(tmp_path: Path) -> None:
     assert "Doe" not in repr(volume.personal) + volume.source
 
 
-def test_counts_tell_direct_from_indirect() -> None:
+def test_counts_distinguish_direct_from_indirect() -> None:
     counts = count_fields(["PatientName;StudyDate", "StudyDate", ""])
     assert counts == {
         "PatientName": {"files": 1, "kind": "name", "direct": True},
@@ -63,7 +63,7 @@ def test_counts_tell_direct_from_indirect() -> None:
         ("scan.dcm", None),
     ],
 )
-def test_paths_that_tell_who_are_masked_part_by_part(path: str, masked: str | None) -> None:
+def test_paths_with_personal_data_are_masked_part_by_part(path: str, masked: str | None) -> None:
     assert masked_path(path, "Doe^Jane", "19500101") == (masked or path)
     assert masked_path(path, "", "") == path
 

@@ -76,9 +76,9 @@ def test_deep_signed_inverted_and_coloured_greys(tmp_path: Path) -> None:
     assert "inverted" in inverted.notes
     assert np.array_equal(inverted.pixels, PIXELS)
 
-    grey = read_volume(save(make_dataset(np.repeat(PIXELS[..., None], 3, -1)), tmp_path / "d.dcm"))
-    assert grey.notes[0] == "rgb_to_grey"
-    assert np.array_equal(grey.pixels, PIXELS)
+    intensities = read_volume(save(make_dataset(np.repeat(PIXELS[..., None], 3, -1)), tmp_path / "d.dcm"))
+    assert intensities.notes[0] == "rgb_to_grey"
+    assert np.array_equal(intensities.pixels, PIXELS)
 
     ds = make_dataset(PIXELS)
     ds.RescaleSlope, ds.RescaleIntercept = 2, -5
@@ -131,7 +131,7 @@ def test_native_files_cut_or_miscounted(tmp_path: Path) -> None:
     assert "frame_count_corrected=10" in read_volume(save(ds, tmp_path / "none.dcm")).notes
 
 
-def test_encapsulated_files_cut_at_any_place(tmp_path: Path) -> None:
+def test_encapsulated_files_cut_at_any_byte(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     use_syntax(ds, PIXELS, JPEG2000Lossless)
     whole = save(ds, tmp_path / "whole.dcm").read_bytes()
@@ -162,8 +162,10 @@ def test_files_that_are_no_oct(tmp_path: Path) -> None:
         read_volume(tmp_path / "absent.dcm")
 
 
-def test_every_file_of_a_series_of_single_frames_is_told_as_one(tmp_path: Path) -> None:
-    for index in range(5):  # as enhanced multi-frame files of one frame each, the first at the first place of its stack
+def test_every_file_of_a_single_frame_series_is_reported(tmp_path: Path) -> None:
+    for index in range(
+        5
+    ):  # as enhanced multi-frame files of one frame each, the first at the first location of its stack
         ds = make_dataset(PIXELS[index : index + 1])
         ds.SeriesInstanceUID, ds.InstanceNumber = "1.2.3", index + 1
         content = ds.PerFrameFunctionalGroupsSequence[0].FrameContentSequence[0]
@@ -213,7 +215,7 @@ def test_real_eyes(real_scans: Path) -> None:
     assert duke.uncertain == ("slice",)  # eleven lines of sixty-one, laid side by side with the pitch of all
 
 
-def test_details_name_the_place_in_the_code_and_no_header_value(
+def test_details_name_the_function_in_the_code_and_no_header_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from octjepa.ingest import dicom
@@ -281,11 +283,11 @@ def test_a_jpeg_ls_frame_without_its_end_is_not_given_to_the_decoder(
     """CharLS looks for the missing end for seconds a frame."""
     from octjepa.ingest import encapsulated
 
-    asked = []
+    option = []
     decode = encapsulated.FrameDecoder.__call__
 
     def counting(self: object, piece: bytes, stream: object) -> np.ndarray:
-        asked.append(piece)
+        option.append(piece)
         return decode(self, piece, stream)  # type: ignore[arg-type]
 
     monkeypatch.setattr(encapsulated.FrameDecoder, "__call__", counting)
@@ -295,4 +297,4 @@ def test_a_jpeg_ls_frame_without_its_end_is_not_given_to_the_decoder(
     ds.file_meta.TransferSyntaxUID = JPEGLSLossless
     put_frames(ds, frames)
     assert "gap_frames=1" in read_volume(save(ds, tmp_path / "a.dcm")).notes
-    assert len(asked) == len(PIXELS) - 1
+    assert len(option) == len(PIXELS) - 1

@@ -56,7 +56,7 @@ def test_a_tree_with_its_manifest(tmp_path: Path, id_column: str) -> None:
         assert found.participants[0]["recommended_split"] == "train"
     device = discover([root / "retinal_oct" / "structural_oct" / "topcon_maestro2"])
     assert len(device.files) == 3
-    assert not device.missing  # the manifest's other folders were not asked for
+    assert not device.missing  # the manifest's other folders were not option for
 
 
 def test_manifest_spacing_stands_in_for_the_header(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_manifest_spacing_stands_in_for_the_header(tmp_path: Path) -> None:
     assert set(volume.provenance.values()) == {"manifest"}
 
 
-def test_side_files_are_left_out_and_false_dicom_is_kept_for_the_ledger(tmp_path: Path) -> None:
+def test_side_files_are_left_out_and_false_dicom_goes_to_the_quarantine(tmp_path: Path) -> None:
     save(make_dataset(PIXELS), tmp_path / "no_suffix")
     (tmp_path / "._scan.dcm").write_bytes(b"mac")
     (tmp_path / "notes.txt").write_text("x")
@@ -85,7 +85,7 @@ def test_side_files_are_left_out_and_false_dicom_is_kept_for_the_ledger(tmp_path
     assert found.ignored == {"hidden": 1, ".txt": 1, ".html": 1, "truth of phantoms": 1, "store of octjepa": 1}
 
 
-def test_what_is_no_source_is_said(tmp_path: Path) -> None:
+def test_what_is_no_source_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file or folder at"):
         discover([tmp_path / "absent"])
     with pytest.raises(UsageError, match="it is empty"):
@@ -152,7 +152,7 @@ def test_a_list_names_files_relative_to_itself(tmp_path: Path, encoding: str) ->
     assert reasons(found) == {"absent.dcm": "manifest_row_without_file"}
 
 
-def test_what_is_no_list_is_said(tmp_path: Path) -> None:
+def test_what_is_no_list_is_reported(tmp_path: Path) -> None:
     for content in (b"", b"# nothing\n", b"\x00\x01binary"):
         (tmp_path / "a.txt").write_bytes(content)
         with pytest.raises(UsageError, match=r"a.txt is no list of files: expected text with a path"):
@@ -287,7 +287,7 @@ def test_odd_names_stay_apart_and_can_be_written(tmp_path: Path) -> None:
             assert path.stat().st_size == 132
 
 
-def test_a_folder_that_may_not_be_listed_is_told(
+def test_a_folder_that_may_not_be_listed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scan(tmp_path / "a.dcm")

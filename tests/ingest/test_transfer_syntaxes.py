@@ -47,7 +47,7 @@ def read(ds: Dataset, tmp_path: Path) -> RawScan:
     return read_dicom(save(ds, tmp_path / "scan.dcm"))
 
 
-def grey(values: np.ndarray) -> np.ndarray:
+def intensities(values: np.ndarray) -> np.ndarray:
     """What 8-bit grey of `values` is, by the rule of the reader's documentation."""
     shifted = values.astype(np.int64) - min(0, int(values.min()))
     return np.round(shifted * 255.0 / (2 ** max(8, int(shifted.max()).bit_length()) - 1))
@@ -62,7 +62,7 @@ def test_compressed(coded: Coded, bits: int, tmp_path: Path) -> None:
     ds.file_meta.TransferSyntaxUID = coded.syntax
     put_frames(ds, [coded.encode(frame, bits) for frame in values])
     scan = read(ds, tmp_path)
-    assert np.abs(scan.pixels - grey(values)).max() <= coded.error
+    assert np.abs(scan.pixels - intensities(values)).max() <= coded.error
     assert (f"scaled_from_{bits}_bit" in scan.notes) == (bits > 8)
 
 
@@ -84,7 +84,7 @@ def test_native_and_rle(syntax: UID, signed: bool, bits: int, tmp_path: Path) ->
         if syntax == ExplicitVRBigEndian:
             ds.PixelData = values.astype(values.dtype.newbyteorder(">")).tobytes()
     scan = read(ds, tmp_path)
-    assert np.array_equal(scan.pixels, grey(values))
+    assert np.array_equal(scan.pixels, intensities(values))
     assert ("signed" in scan.notes) == signed
     if bits == 8:
         assert np.array_equal(scan.pixels, dcmread(tmp_path / "scan.dcm").pixel_array)
@@ -92,7 +92,7 @@ def test_native_and_rle(syntax: UID, signed: bool, bits: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, RLELossless, JPEG2000Lossless])
 @pytest.mark.parametrize("planar", [0, 1])
-def test_grey_in_colour(syntax: UID, planar: int, tmp_path: Path) -> None:
+def test_greyscale_stored_as_colour(syntax: UID, planar: int, tmp_path: Path) -> None:
     colour = np.repeat(PIXELS[..., None], 3, axis=-1)
     ds = make_dataset(colour)
     if syntax == RLELossless:

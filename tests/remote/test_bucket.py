@@ -24,7 +24,7 @@ TRANSIENT = ["429", "500", "503", "408", "delay", "truncate", "shorten", "reset"
 EYE = bytes(range(256)) * 40
 
 
-def test_addresses_are_told_from_paths() -> None:
+def test_addresses_are_reported_from_paths() -> None:
     assert [is_remote(text) for text in ("s3://b/k", "gs://b", "eyes/s3", "/data", "C:\\eyes")] == [True] * 2 + [
         False
     ] * 3
@@ -92,26 +92,26 @@ def test_a_failed_write_is_written_again(bucket: Bucket, kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["503", "corrupt", "shorten", "delay"])
-def test_what_does_not_pass_is_told_after_a_bounded_number_of_tries(bucket: Bucket, kind: str) -> None:
+def test_what_does_not_pass_is_reported_after_a_bounded_number_of_tries(bucket: Bucket, kind: str) -> None:
     url = join(bucket.url, "eye.dcm")
     put_bytes(EYE, url)
     bucket.proxy.faults.append(Fault(kind, "GET", "alt=media" if bucket.scheme == "gs" else "eye.dcm", times=99))
-    with pytest.raises(OctjepaError, match="3 times in") as told:
+    with pytest.raises(OctjepaError, match="3 times in") as error:
         read_bytes(url)
-    assert not isinstance(told.value, UsageError)
+    assert not isinstance(error.value, UsageError)
     assert bucket.proxy.bodies_sent("eye.dcm") == 3
     assert not list(bucket.cache.glob("objects/*/*/*/*"))  # nothing damaged was kept
 
 
-def test_a_permanent_failure_is_told_at_once_and_without_secrets(bucket: Bucket) -> None:
+def test_a_permanent_failure_is_reported_at_once_and_without_secrets(bucket: Bucket) -> None:
     url = join(bucket.url, "eye.dcm")
     put_bytes(EYE, url)
     bucket.proxy.faults.append(Fault("403", "HEAD" if bucket.scheme == "s3" else "GET", times=99))
     bucket.proxy.requests.clear()
-    with pytest.raises(UsageError, match="access is denied") as told:
+    with pytest.raises(UsageError, match="access is denied") as error:
         read_bytes(url)
     assert len(bucket.proxy.requests) == 1
-    assert "AKIA" not in str(told.value)
+    assert "AKIA" not in str(error.value)
     bucket.proxy.faults.clear()
     with pytest.raises(UsageError, match="no object"):
         read_bytes(join(bucket.url, "other.dcm"))
@@ -149,7 +149,7 @@ print(then)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_no_free_file_for_a_socket_is_the_machines_fault_and_told_at_once(scheme: str) -> None:
+def test_no_free_file_for_a_socket_is_the_machines_fault_and_reported_at_once(scheme: str) -> None:
     nowhere = "http://127.0.0.1:9"
     around = {
         **os.environ, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL": nowhere,
@@ -208,7 +208,7 @@ def test_only_one_writes_where_there_is_none(bucket: Bucket) -> None:
     assert put_bytes(b"mine", url, only_if_absent=True)  # written by the try whose answer was lost
 
 
-def test_no_credentials_are_told_with_what_to_set(
+def test_no_credentials_are_reported_with_what_to_set(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "STORAGE_EMULATOR_HOST"):

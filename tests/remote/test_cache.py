@@ -35,7 +35,7 @@ def test_a_second_reading_downloads_nothing_and_keeps_the_name(bucket: Bucket) -
     assert bucket.proxy.requests == []
 
 
-def test_new_content_is_fetched_and_the_old_listing_is_told(bucket: Bucket) -> None:
+def test_new_content_is_fetched_and_the_old_listing_is_reported(bucket: Bucket) -> None:
     (url,) = some(bucket, 1)
     before = info(url)
     assert before is not None
@@ -125,7 +125,7 @@ def test_the_limit_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
         limit_bytes()
 
 
-def test_a_cache_that_cannot_be_written_is_told(
+def test_a_cache_that_cannot_be_written_is_reported(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (url,) = some(bucket, 1)

@@ -32,12 +32,12 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd values are counted, not judged, here
             header = dcmread(path, stop_before_pixels=True)
-            said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+            identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return {
                 "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
                 "device": parse_device(f"{header.get('Manufacturer', '')} {header.get('ManufacturerModelName', '')}"),
                 "personal": ";".join(personal_fields(header)),
-                "path": _PATH if masked_path(name, *said) != name else "",
+                "path": _PATH if masked_path(name, *identity) != name else "",
             }
     except VolumeRejected:
         return {"kind": "unreadable"}

@@ -72,7 +72,7 @@ def _still(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[_Mask | None, _Mask | No
     return (np.asarray(painted[parts]), lines) if painted.any() else nothing
 
 
-def _upright_edges(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H V"]:
+def _vertical_edges(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H V"]:
     """Where a bright pixel and a dark one lie two columns apart."""
     bright, dark = pixels >= _BRIGHT, pixels <= _DARK
     edges = bright[:, :, :-2] & dark[:, :, 2:]
@@ -94,7 +94,7 @@ def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np
     mask = None
     step = max(1, _AT_ONCE // (height * width))
     for first in range(0, depth, step):
-        edges = _upright_edges(pixels[first : first + step])
+        edges = _vertical_edges(pixels[first : first + step])
         if lines is not None:
             edges &= ~lines[:, 1:-1]
         runs = _runs(edges)
@@ -146,9 +146,9 @@ def _boxes(ink: _Mask, reach: tuple[int, int], margin: tuple[int, int]) -> tuple
     near = maximum_filter(ink, size=(2 * reach[0] + 1, 2 * reach[1] + 1))
     parts, _ = label(near)
     boxes, lines = np.zeros(ink.shape, bool), np.zeros(ink.shape, bool)
-    for number, place in enumerate(find_objects(parts), start=1):
-        rows, columns = np.nonzero(ink[place] & (parts[place] == number))
-        top, left = place[0].start, place[1].start
+    for number, box in enumerate(find_objects(parts), start=1):
+        rows, columns = np.nonzero(ink[box] & (parts[box] == number))
+        top, left = box[0].start, box[1].start
         if len(rows) < _THIN * np.ptp(rows) * np.ptp(columns):
             lines |= maximum_filter(ink & (parts == number), size=2 * _MARGIN + 1)
             continue

@@ -59,7 +59,7 @@ def stream_of(frame: bytes) -> Stream | None:
 
 
 def _by_first(pieces: list[bytes], first: list[int]) -> list[bytes]:
-    """Fragments joined to frames; `first` the places of the fragments that begin one."""
+    """Fragments joined to frames; `first` the piece_at of the fragments that begin one."""
     return [b"".join(pieces[start:end]) for start, end in zip(first, [*first[1:], len(pieces)], strict=True)]
 
 
@@ -83,11 +83,11 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
         ) from None
     if len(pieces) == declared or len(pieces) == len(offsets):
         return pieces
-    places = {0: 0}
+    piece_at = {0: 0}
     for index, piece in enumerate(pieces[:-1]):
-        places[max(places) + 8 + len(piece)] = index + 1
-    if len(offsets) > 1 and offsets == sorted(set(offsets)) and all(offset in places for offset in offsets):
-        return _by_first(pieces, [places[offset] for offset in offsets])
+        piece_at[max(piece_at) + 8 + len(piece)] = index + 1
+    if len(offsets) > 1 and offsets == sorted(set(offsets)) and all(offset in piece_at for offset in offsets):
+        return _by_first(pieces, [piece_at[offset] for offset in offsets])
     if any(piece.startswith(_STARTS) for piece in pieces):
         return _by_first(
             pieces, [i for i, piece in enumerate(pieces) if not (i and piece) or piece.startswith(_STARTS)]
@@ -96,7 +96,7 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
 
 
 def _is_scrambled(frame: bytes) -> bool:
-    """Zeiss exports may hide JPEG 2000 streams: every seventh byte is XORed with 0x5A and the parts change places."""
+    """Zeiss exports may hide JPEG 2000 streams: every seventh byte is XORed with 0x5A and the parts change piece_at."""
     if frame.startswith(_STARTS):
         return False
     plain = np.frombuffer(frame, np.uint8).copy()
@@ -172,8 +172,8 @@ def _jpeg_12_bit(encoded: bytes, layout: Layout) -> np.ndarray:
     image.SetNumberOfDimensions(2)
     image.SetDimensions((layout.columns, layout.rows, 1))
     image.SetDataElement(element)
-    grey = gdcm.PhotometricInterpretation.MONOCHROME2
-    image.SetPhotometricInterpretation(gdcm.PhotometricInterpretation(grey))
+    monochrome = gdcm.PhotometricInterpretation.MONOCHROME2
+    image.SetPhotometricInterpretation(gdcm.PhotometricInterpretation(monochrome))
     image.SetTransferSyntax(gdcm.TransferSyntax(gdcm.TransferSyntax.JPEGExtendedProcess2_4))
     image.SetPixelFormat(gdcm.PixelFormat(1, 16, 12, 11, 0))
     values = np.frombuffer(image.GetBuffer().encode("utf-8", "surrogateescape"), "<u2")
@@ -182,10 +182,10 @@ def _jpeg_12_bit(encoded: bytes, layout: Layout) -> np.ndarray:
 
 def _check_streams(streams: list[Stream | None], layout: Layout) -> None:
     """Raises VolumeRejected header_contradicts_pixels where all streams name another size or depth."""
-    said = {stream for stream in streams if stream is not None}
-    if len(said) != 1:
+    stated = {stream for stream in streams if stream is not None}
+    if len(stated) != 1:
         return
-    (stream,) = said
+    (stream,) = stated
     found = f"{stream.rows} x {stream.columns}, {stream.samples} x {stream.bits} bits"
     expected = f"{layout.rows} x {layout.columns}, {layout.samples} x {layout.allocated} bits"
     same = (stream.rows, stream.columns, stream.samples) == (layout.rows, layout.columns, layout.samples)

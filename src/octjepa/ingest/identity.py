@@ -83,27 +83,27 @@ def parse_region(text: str) -> str:
     """AI-READI's region words from a protocol text: "macula 6x6" -> "Macula, 6 x 6"; "" if it names none."""
     lower = text.lower().replace("_", " ")
     if re.search(r"\b(disc|onh|optic)", lower):
-        place = "Optic Disc"
+        area = "Optic Disc"
     elif "wide" in lower:
         return "Wide Field"
     elif "mac" in lower:
-        place = "Macula"
+        area = "Macula"
     else:
         return ""
     field = _FIELD_IN_NAME.search(lower)
-    return f"{place}, {field[1]} x {field[2]}" if field else place
+    return f"{area}, {field[1]} x {field[2]}" if field else area
 
 
 def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | None, str]:
-    said = {source: eye for source, text in sources.items() if (eye := parse_laterality(text)) is not None}
-    if not said:
+    stated = {source: eye for source, text in sources.items() if (eye := parse_laterality(text)) is not None}
+    if not stated:
         notes.append("laterality_unknown")
         return None, "unknown"
-    if len(set(said.values())) > 1:
+    if len(set(stated.values())) > 1:
         notes.append("laterality_disagrees")
-    votes = list(said.values())
+    votes = list(stated.values())
     # What most of them say; where as many say the one as the other, the first in order.
-    source, eye = max(said.items(), key=lambda pair: votes.count(pair[1]))
+    source, eye = max(stated.items(), key=lambda pair: votes.count(pair[1]))
     return eye, source
 
 
@@ -120,19 +120,19 @@ def _eye_in_path(path: PurePath) -> str:
     return str(found.pop()) if len(found) == 1 else ""
 
 
-def _site(source: HeaderFields, said: list[str], proven: bool) -> str:
+def _site(source: HeaderFields, person_ids: list[str], proven: bool) -> str:
     """That of an AI-READI id where the tree, name or prefix shows it to be one, else the one a source names."""
-    if said and proven and re.fullmatch(r"[147]\d{3}", said[0]):
-        return _SITES[said[0][0]]
+    if person_ids and proven and re.fullmatch(r"[147]\d{3}", person_ids[0]):
+        return _SITES[person_ids[0][0]]
     return source.site
 
 
 def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
-    said = [device for text in sources if (device := parse_device(text))]
-    if len(set(said)) > 1:
+    devices = [device for text in sources if (device := parse_device(text))]
+    if len(set(devices)) > 1:
         notes.append("device_disagrees")
-    if said:
-        return said[0]
+    if devices:
+        return devices[0]
     slug = re.sub(r"[^a-z0-9]+", "_", maker.lower()).strip("_")
     return slug or "unknown"
 
@@ -149,7 +149,7 @@ def _header_person(source: HeaderFields, notes: list[str]) -> str:
     return person
 
 
-def _people_said(source: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
+def _person_ids(source: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
     """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
     folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
     name = _FILE_NAME.match(path.stem)
@@ -164,24 +164,24 @@ def _people_said(source: HeaderFields, path: PurePath, row: ManifestRow | None, 
         by_name if named_by_device else "",
         folder if below_device else "",
     ]
-    said = [person for person in (manifest, *proven, in_header, by_name, folder) if person]
-    if said and not any((manifest, *proven, in_header)):
+    person_ids = [person for person in (manifest, *proven, in_header, by_name, folder) if person]
+    if person_ids and not any((manifest, *proven, in_header)):
         notes.append("person_from_folder")
-    return said
+    return person_ids
 
 
 def identify(source: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
-    """Person (`_people_said`), eye (as most sources say), device (manifest first), protocol and region."""
+    """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
     device_folder = next((part for part in reversed(path.parts[:-1]) if part.lower() in DEVICES), "")
 
-    said = _people_said(source, path, row, notes)
-    if len(set(said)) > 1:
+    person_ids = _person_ids(source, path, row, notes)
+    if len(set(person_ids)) > 1:
         notes.append("person_disagrees")
     uid = source.uid
-    if said:
-        person = said[0]
+    if person_ids:
+        person = person_ids[0]
     else:
         notes.append("person_unknown")
         person = "unknown-" + hashlib.sha256((uid or str(path)).encode()).hexdigest()[:12]
@@ -216,5 +216,5 @@ def identify(source: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
     of_ai_readi = (
         device_folder != "" or bool(name and parse_device(name["protocol"])) or _PREFIX.match(source.person_id)
     )
-    site = _site(source, said, bool(of_ai_readi))
+    site = _site(source, person_ids, bool(of_ai_readi))
     return Identity(person, eye, eye_source, device, protocol, region, uid, visit, site, tuple(notes))

@@ -51,11 +51,11 @@ def row_hash(row: ManifestRow | None) -> str:
     """16 hex digits of all that a row tells the reader, "" without a row: another hash means reading the file again."""
     if row is None:
         return ""
-    said = (
+    fields = (
         row.person_id, row.manufacturer, row.model, row.region, row.laterality, row.pixel_spacing_mm,
         row.slice_thickness_mm,
     )  # fmt: skip
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -189,24 +189,24 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
     disagreeing: set[str] = set()
     escaping: list[str] = []
     repeated = 0
-    for said in table:
-        filepath = _below_root(said[column], root)
+    for cells in table:
+        filepath = _below_root(cells[column], root)
         if filepath is None:
-            escaping.append(said[column].strip())
+            escaping.append(cells[column].strip())
             continue
         if not filepath:
             continue
-        frames = _number(said.get("number_of_frames"))
+        frames = _number(cells.get("number_of_frames"))
         row = ManifestRow(
-            person_id=clean_person_id(next(filter(None, map(said.get, PERSON_COLUMNS)), "")),
-            manufacturer=said.get("manufacturer", "").strip(),
-            model=said.get("manufacturers_model_name", "").strip(),
-            region=said.get("anatomic_region", "").strip(),
-            laterality=said.get("laterality", "").strip(),
+            person_id=clean_person_id(next(filter(None, map(cells.get, PERSON_COLUMNS)), "")),
+            manufacturer=cells.get("manufacturer", "").strip(),
+            model=cells.get("manufacturers_model_name", "").strip(),
+            region=cells.get("anatomic_region", "").strip(),
+            laterality=cells.get("laterality", "").strip(),
             frames=None if frames is None else int(frames),
-            pixel_spacing_mm=_pair(said.get("pixel_spacing")),
-            slice_thickness_mm=_number(said.get("slice_thickness")),
-            sop_instance_uid=said.get("sop_instance_uid", "").strip(),
+            pixel_spacing_mm=_pair(cells.get("pixel_spacing")),
+            slice_thickness_mm=_number(cells.get("slice_thickness")),
+            sop_instance_uid=cells.get("sop_instance_uid", "").strip(),
             filepath=filepath,
         )
         first = rows.setdefault(filepath, row)

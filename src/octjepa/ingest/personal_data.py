@@ -184,7 +184,7 @@ def masked_name(path: Path, name: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values out of standard
             header = dcmread(path, stop_before_pixels=True, specific_tags=["PatientName", "PatientBirthDate"])
-            said = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+            identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
     except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
         return name
-    return masked_path(name, *said)
+    return masked_path(name, *identity)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 MAX_BYTES = 4 << 30  # decoded pixels of one file; the largest known cube is 512 x 992 x 512 = 0.26 GB
-_GREY = {"MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
+_PHOTOMETRIC = {"MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _PADDING = 4096  # zeros behind the last frame: a writer that fills up its last block
 _OVERLAYS = range(0x6000, 0x6020, 2)  # groups of overlay planes; one without data of its own lies in the pixels
 _SHEARED = 0.75
@@ -79,7 +79,7 @@ def layout_of(header: Dataset) -> Layout:
         raise rejection("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is no B-scan")
     if layout.photometric == "PALETTE COLOR":
         raise rejection("unsupported_pixels", "colours of a palette; expected 8 or 16 bit grey, RGB")
-    if allocated not in (8, 16) or layout.photometric not in _GREY or layout.samples not in (1, 3):
+    if allocated not in (8, 16) or layout.photometric not in _PHOTOMETRIC or layout.samples not in (1, 3):
         raise rejection(
             "unsupported_pixels",
             f"{layout.samples} x {allocated} bits, or an unknown kind of colour; expected 8 or 16 bit grey, RGB",
@@ -182,25 +182,25 @@ def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
         )
 
 
-def _grey(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
+def _to_greyscale(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
     """[F, H, W] of colour that only repeats its grey; one frame at a time, for colour takes three times the room."""
     if values.ndim == 3:
         return values
     notes.append("rgb_to_grey")
     if layout.photometric.startswith("YBR"):
         return np.ascontiguousarray(values[..., 0])  # luminance
-    grey = np.empty(values.shape[:3], values.dtype)
+    intensities = np.empty(values.shape[:3], values.dtype)
     coloured = 0
-    for out, frame in zip(grey, values, strict=True):
+    for out, frame in zip(intensities, values, strict=True):
         spread = frame.max(axis=-1) - frame.min(axis=-1)
         coloured += int((spread > 16).sum())
         weights = np.array([0.299, 0.587, 0.114], np.float32)
         out[...] = np.round(frame.astype(np.float32) @ weights) if spread.any() else frame[..., 0]
-    if coloured > _COLOURED * grey.size:
-        raise rejection("unsupported_pixels", f"{coloured / grey.size:.0%} of the pixels have a colour; expected grey")
+    if coloured > _COLOURED * intensities.size:
+        raise rejection("unsupported_pixels", f"{coloured / intensities.size:.0%} of the pixels are coloured")
     if coloured:
         notes.append("colour_dropped")
-    return grey
+    return intensities
 
 
 def _number(item: Dataset, keyword: str) -> float | None:
@@ -298,7 +298,7 @@ def decode_pixels(data: Dataset) -> Decoded:
         values = _native(data, layout, notes)
     if len(values) < 4:
         raise rejection("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
-    values = _grey(values, layout, notes)
+    values = _to_greyscale(values, layout, notes)
     _check_rows_and_columns(values, layout)
     pixels = _to_8bit(values, data, layout, notes)
     if broken:

@@ -104,12 +104,12 @@ def rejection(reason: str, detail: str) -> VolumeRejected:
 
 def error_origin(error: BaseException) -> str:
     """ "ValueError raised in values.convert_DS_string": the message is left out, for parsers quote what they read."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
         return type(error).__name__
-    code = place.tb_frame.f_code
+    code = trace.tb_frame.f_code
     return f"{type(error).__name__} raised in {Path(code.co_filename).stem}.{code.co_name}"
 
 

@@ -57,9 +57,9 @@ class SourceFile:
     @cached_property
     def key(self) -> str:
         """16 hex digits that name this scan on this machine, or its url; the path itself stays out of the store."""
-        place = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
-        place += f"#{self.member}" if self.member else ""
-        return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+        location = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
+        location += f"#{self.member}" if self.member else ""
+        return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
     @contextmanager
     def local(self) -> Iterator[Path]:

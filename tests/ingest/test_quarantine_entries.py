@@ -74,7 +74,7 @@ def test_tables_called_csv_are_read_like_those_called_tsv(tmp_path: Path) -> Non
     assert file.row.person_id == "T1"
 
 
-def test_another_programs_manifest_is_told_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_programs_manifest_is_reported_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for source in (tmp_path / "set", tmp_path):
         path = scan(tmp_path / "set" / "a.dcm")
         manifest(tmp_path / "set", "1,2", name="manifest.csv", columns="series,size")
@@ -86,7 +86,7 @@ def test_another_programs_manifest_is_told_and_stops_nothing(tmp_path: Path, cap
     assert find_row(path) is None
 
 
-def test_every_path_is_told_relative_to_the_source(tmp_path: Path) -> None:
+def test_every_path_is_reported_relative_to_the_source(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "top" / "set", scan(tmp_path / "elsewhere" / "x.dcm")
     for name in ("sub/c.dcm", "sub/e.dcm"):
         scan(root / name)
@@ -111,7 +111,7 @@ def test_every_path_is_told_relative_to_the_source(tmp_path: Path) -> None:
     assert absolute.detail.startswith("an absolute path that leads out")
 
 
-def test_an_empty_file_among_scans_without_suffix_is_told(tmp_path: Path) -> None:
+def test_an_empty_file_among_scans_without_suffix_is_reported(tmp_path: Path) -> None:
     scan(tmp_path / "IM0001")
     scan(tmp_path / "IM0002", b"")
     scan(tmp_path / "README", b"text")
@@ -124,7 +124,7 @@ def test_an_empty_file_among_scans_without_suffix_is_told(tmp_path: Path) -> Non
         read_volume(tmp_path / "IM0002")
 
 
-def test_numbered_images_beside_a_scan_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_numbered_images_beside_a_scan_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for folder, other in (("P1", "extra.dcm"), ("P2", "IM0001"), ("P3", "notes.txt")):
         scan(tmp_path / folder / other)
         for number in range(1, 7):
