@@ -109,7 +109,7 @@ def test_shifted_labels_and_swapped_classes_are_seen(line: Line) -> None:
     stored, truth = cohort.stored[row["volume_id"]], cohort.native(row, "labels", "inferior")
 
     def judged(stored: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        one = evaluate_scan(scores, stored, type(truth)(codes, truth.native, truth.lie, "labels", "positions"))
+        one = evaluate_scan(scores, stored, type(truth)(codes, truth.native, truth.scan, "labels", "positions"))
         return dice(one.counts[None])[:, 0], one.errors
 
     right, errors = judged(stored, truth.codes)
