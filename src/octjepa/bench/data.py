@@ -43,9 +43,9 @@ def phantom_files(people: int | None = None) -> Iterator[tuple[Path, Path]]:
 def phantom_store(preprocessing: Preprocessing, people: int | None = None) -> Iterator[tuple[Path, Store]]:
     """(empty folder to work in, store of a cohort)."""
     with phantom_files(people) as (work, cohort):
-        place = work.with_name("store")
-        build_store([cohort], place, preprocessing)
-        yield work, Store.open(place)
+        folder = work.with_name("store")
+        build_store([cohort], folder, preprocessing)
+        yield work, Store.open(folder)
 
 
 def random_batch(recipe: Recipe, size: int | None = None) -> Batch:

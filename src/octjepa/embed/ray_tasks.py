@@ -46,6 +46,7 @@ def embed_on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterat
 
 
 def task_result(ray: object, reference: object) -> tuple[int, str]:
+    """(volumes, part name) of a finished Ray task. Raises the worker's error, OctjepaError where Ray lost it."""
     try:
         result: tuple[int, str] = ray.get(reference)  # type: ignore[attr-defined]
     except ray.exceptions.RayTaskError as error:  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ class Meter:
         self._progress, self._bytes = progress, 0
 
     def add(self, count: int) -> None:
+        """Counts `count` more bytes; the bar moves by whole megabytes."""
         before = self._bytes // MB
         self._bytes += count
         self._progress.advance(self._bytes // MB - before)
@@ -45,12 +46,14 @@ class Meter:
 class Target(Protocol):
     """A folder that members are written to."""
 
-    def lock(self) -> AbstractContextManager[None]: ...
+    def lock(self) -> AbstractContextManager[None]:
+        """Held while members are written, by one process at a time."""
 
     def check_room(self, needed: int) -> None:
         """Raises OctjepaError where `needed` bytes have no room."""
 
-    def has(self, path: str) -> bool: ...
+    def has(self, path: str) -> bool:
+        """Whether something exists at `path`."""
 
     def is_same(self, member: Member) -> bool:
         """Whether the file at a member's path is that member."""

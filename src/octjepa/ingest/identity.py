@@ -53,6 +53,8 @@ _FIELD_IN_NAME = re.compile(r"(\d{1,2})\s*x\s*(\d{1,2})", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Identity:
+    """Whose scan it is and what it shows, with the source of the laterality."""
+
     person_id: str
     laterality: Laterality | None
     laterality_source: str

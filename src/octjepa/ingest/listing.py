@@ -57,11 +57,14 @@ class Listing(Protocol):
         Raises OSError.
         """
 
-    def is_file(self, path: str) -> bool: ...
+    def is_file(self, path: str) -> bool:
+        """Whether `path` is a file that exists."""
 
-    def size(self, path: str) -> int: ...
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
 
-    def read_bytes(self, path: str) -> bytes: ...
+    def read_bytes(self, path: str) -> bytes:
+        """The whole content of a small file."""
 
     def real(self, folder: str) -> str:
         """The path of a folder without links."""
@@ -72,7 +75,8 @@ class Listing(Protocol):
     def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
         """Whether the files called `names` in a folder are the B-scan images of one scan."""
 
-    def location(self, path: str) -> Path | str: ...
+    def location(self, path: str) -> Path | str:
+        """What a reader opens: a path on a disk, or an address in a bucket."""
 
     def name_outside(self, path: str) -> str:
         """What to call a file that is not below the searched root."""

@@ -28,6 +28,8 @@ _COLOURED = 0.2  # share of coloured pixels beyond which the scan is no grey one
 
 @dataclass(frozen=True)
 class Decoded:
+    """8-bit pixels [frame, depth, column] and what was done to get them, as note codes."""
+
     pixels: UInt8[np.ndarray, "F H W"]
     notes: tuple[str, ...]
 
@@ -47,6 +49,7 @@ class Layout:
 
     @property
     def frame_bytes(self) -> int:
+        """Size of one uncompressed frame in bytes."""
         return self.rows * self.columns * self.samples * self.allocated // 8
 
 

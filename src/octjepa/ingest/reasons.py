@@ -15,6 +15,8 @@ from octjepa.errors import VolumeRejected
 
 @dataclass(frozen=True)
 class Reason:
+    """Why a file is refused, what the user can do, and whether the refusal counts as a lost scan."""
+
     meaning: str
     action: str
     lost: bool = True

@@ -136,6 +136,7 @@ class Discovery:
         return [one.source for one in self.refused if one.reason == "manifest_row_without_file"]
 
     def refuse(self, location: Path | str, name: str, reason: str, detail: str) -> None:
+        """Records a file that is not even opened."""
         self.refused.append(Refused(SourceFile(location, name), reason, detail))
 
 

@@ -88,9 +88,9 @@ class ExternalEncoder(ABC):
 ENCODERS: Registry[type[ExternalEncoder]] = Registry("encoder format", "octjepa.encoders")
 
 
-def is_external(place: Location) -> bool:
+def is_external(location: Location) -> bool:
     """Whether a folder describes an encoder of another project."""
-    return isinstance(place, Path) and _format(place) is not None
+    return isinstance(location, Path) and _format(location) is not None
 
 
 def load_external(folder: str | Path) -> ExternalEncoder:

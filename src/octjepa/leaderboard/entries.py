@@ -124,16 +124,20 @@ def _unused(name: str, taken: list[str]) -> str:
 
 
 def _candidates(path: str) -> tuple[Candidate, ...]:
-    place = parse_location(path)
+    location = parse_location(path)
     single = (Candidate(path, ""),)
-    if path.endswith(TABLE) or shipped(path) is not None or is_external(place):
+    if path.endswith(TABLE) or shipped(path) is not None or is_external(location):
         return single
-    if isinstance(place, Path) and not place.exists():
+    if isinstance(location, Path) and not location.exists():
         raise UsageError(f"nothing at {path}: give a run, a checkpoint, weights, or a table of octjepa embed")
-    if (isinstance(place, Path) and place.is_file()) or path.endswith(".safetensors") or has_file(place, EXPORTED):
+    if (
+        (isinstance(location, Path) and location.is_file())
+        or path.endswith(".safetensors")
+        or has_file(location, EXPORTED)
+    ):
         return single
-    last = newest_checkpoint(place)
-    if last == place:
+    last = newest_checkpoint(location)
+    if last == location:
         return single
     checkpoints = last.rpartition("/")[0] if isinstance(last, str) else last.parent
     return tuple(Candidate(str(folder), location_name(folder)) for folder in list_checkpoints(checkpoints))

@@ -81,10 +81,12 @@ class LeaderboardRow:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
+        """Names of all figures of this task."""
         return (*TASK_METRICS[self.target.task], *(("brier",) if self.target.classes else ()))
 
     @property
     def primary_metric(self) -> str:
+        """The figure that the table is ordered by."""
         return PRIMARY_METRIC[self.target.task]
 
     def estimates(self, metric: str) -> list[Estimate]:

@@ -24,15 +24,18 @@ class PositionMeans:
         self.counts = torch.zeros(grid_tokens, dtype=torch.float64)
 
     def add(self, targets: Float[Tensor, "b t w"], grid_index: Int[Tensor, "b t"]) -> None:
+        """Adds the target features of a batch to the sums."""
         flat = targets.detach().flatten(0, 1).cpu().double()
         index = grid_index.flatten().cpu()
         self.sums.index_add_(0, index, flat)
         self.counts.index_add_(0, index, torch.ones(len(index), dtype=torch.float64))
 
     def constant(self) -> Float[Tensor, " w"]:
+        """The mean over all positions."""
         return (self.sums.sum(0) / self.counts.sum().clamp_min(1)).float()
 
     def at(self, grid_index: Int[Tensor, "b m"]) -> Float[Tensor, "b m w"]:
+        """The mean of each position in `grid_index`; of a position never seen, the mean over all."""
         means = (self.sums / self.counts.clamp_min(1).unsqueeze(-1)).float()
         means[self.counts == 0] = self.constant()
         return means[grid_index]

@@ -41,6 +41,7 @@ class _LinearModel:
         )
 
     def fit(self, setting: float, features: Float[np.ndarray, "n axes"], truth: np.ndarray) -> None:
+        """Fits the model with penalty `setting`."""
         from sklearn.exceptions import ConvergenceWarning
 
         # Of grades the classes weigh alike, not the two sides of each threshold: those would leave the middle empty.
@@ -53,6 +54,7 @@ class _LinearModel:
             self.unconverged += sum(issubclass(one.category, ConvergenceWarning) for one in raised)
 
     def scores(self, features: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n classes"]:
+        """Class probabilities, or the predicted value of a regression."""
         if self.ordinal:
             above = np.stack([model.predict_proba(features)[:, 1] for model in self.models], axis=1)
             return threshold_shares(above)

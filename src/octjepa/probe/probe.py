@@ -239,6 +239,7 @@ class _Inputs:
 
     @property
     def frame(self) -> pd.DataFrame:
+        """The volumes of the first table; all tables hold the same."""
         return self.tables[0][1].frame
 
     def _spaces(self, features: np.ndarray) -> Iterator[tuple[PreparedTarget, FeatureSpace]]:

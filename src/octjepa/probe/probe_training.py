@@ -142,11 +142,11 @@ def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 
     features = space.train.shape[1]
     # A training volume has length one on average: back to features of about unit size, as layers expect them.
     table = np.concatenate([space.train, space.val, space.test]).astype(np.float32) * np.sqrt(np.float32(features))
-    place = np.zeros(volumes.max() + 1, np.int64)
-    place[volumes] = np.arange(len(volumes))
+    position = np.zeros(volumes.max() + 1, np.int64)
+    position[volumes] = np.arange(len(volumes))
 
     def read(some: Volumes) -> Tensor:
-        return torch.from_numpy(table[place[some]])
+        return torch.from_numpy(table[position[some]])
 
     train = np.sort(target.indices["train"])
     (probed,) = _fit(read, [target], [how], train, lambda task, n: MLP(features, task, n), "mlp", smoothing, seed)

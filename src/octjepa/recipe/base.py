@@ -23,6 +23,7 @@ Item = TypeVar("Item")
 
 
 def without_repeats(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The items as they are. Raises ValueError where one is named twice."""
     if len(set(items)) < len(items):
         raise ValueError("something is named twice")
     return items

@@ -220,6 +220,7 @@ class _FamilyStatistics:
             )
 
     def statistics(self) -> dict[str, Any]:
+        """All measured figures as plain data."""
         draws = len(self.people)
         steps, mm = (np.concatenate(part) for part in zip(*self.distances, strict=True))
         hidden, selected = (

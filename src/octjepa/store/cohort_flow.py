@@ -178,19 +178,19 @@ def source_flow(store: Store) -> SourceFlow:
     """What became of every file that was ingested into `store`, over all its ingests."""
     sites = _site_by_person(store)
     devices: dict[str, Counter[str]] = {}
-    places: dict[str, Counter[str]] = {}
+    sites_of_reason: dict[str, Counter[str]] = {}
     for entry in store.quarantine:
         by_path = identify(HeaderFields(), PurePath(str(entry["file"])), None)
         site = by_path.site or sites.get(by_path.person_id) or UNKNOWN
         devices.setdefault(entry["reason"], Counter())[by_path.device or UNKNOWN] += 1
-        places.setdefault(entry["reason"], Counter())[site] += 1
+        sites_of_reason.setdefault(entry["reason"], Counter())[site] += 1
     refused = [
         RefusedFiles(
             reason,
             by_device.total(),
             REASONS[reason].lost if reason in REASONS else True,
             dict(sorted(by_device.items())),
-            dict(sorted(places[reason].items())),
+            dict(sorted(sites_of_reason[reason].items())),
         )
         for reason, by_device in devices.items()
     ]

@@ -63,9 +63,9 @@ def _touches(pixels: UInt8[np.ndarray, "D H W"], white: bool) -> Bool[np.ndarray
 
 def _dark_throughout(frame: UInt8[np.ndarray, "H W"]) -> bool:
     """Whether so much of a B-scan is nearly black that, whatever share of its zeros is fill, the rest is dark too."""
-    lit = int(np.count_nonzero(frame))
-    faint = int(np.count_nonzero(frame <= _FAINT)) - (frame.size - lit)
-    return faint > 0.05 * lit + 1
+    nonzero = int(np.count_nonzero(frame))
+    faint = int(np.count_nonzero(frame <= _FAINT)) - (frame.size - nonzero)
+    return faint > 0.05 * nonzero + 1
 
 
 def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D H W"], float]:

@@ -1,7 +1,7 @@
 """Near-duplicates: scans whose en face images are alike, found by a hash without comparing all pairs.
 
 A scan that was exported again (lossy, brightened, shifted by pixels, cropped) has other bytes and often another UID,
-and may end up in training and in test. Its en face image, the mean of the tissue band, is kept: the signs of its
+and may end up in training and in test. Its en face image, the mean of the tissue band, is unique: the signs of its
 lowest cosine terms give 256 bits, of which such a copy changes few and another eye about half (a perceptual hash,
 pHash: Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010).
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NEAR_BITS = 40  # of 256; the distances of copies, repeats and other eyes are in docs/quality.md
 _GRID = ((16, 0.36), (48, 0.12))  # samples and pitch in mm of the small image, slices and columns: 5.8 x 5.8 mm
-_TERMS = 16  # cosine terms kept along each axis
+_TERMS = 16  # cosine terms unique along each axis
 _BANDS = 16  # pieces of 16 bits by which candidates are found
 _AT_ONCE = 1 << 20  # candidate pairs compared at once
 
@@ -67,10 +67,10 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
         if known != index:
             pairs.append((names[known], names[index], 0))
     if len(first) > 1:
-        kept = np.fromiter(first.values(), np.int64)
+        unique = np.fromiter(first.values(), np.int64)
         codes = np.array([np.frombuffer(bytes.fromhex(digits), np.uint8) for digits in first])
         left, right, distance = _close_pairs(codes, bits)
-        found = zip(kept[left].tolist(), kept[right].tolist(), distance.tolist(), strict=True)
+        found = zip(unique[left].tolist(), unique[right].tolist(), distance.tolist(), strict=True)
         pairs += [(names[a], names[b], d) for a, b, d in found]
     return sorted(pairs)
 

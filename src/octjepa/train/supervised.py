@@ -60,7 +60,7 @@ class SupervisedTask(ABC, Generic[Batch]):
         """Sets learning rates and freezes layers; returns what the journal is to hold of that."""
         return {}
 
-    def unread(self, batch: Batch) -> int:
+    def unreadable_count(self, batch: Batch) -> int:
         """How many volumes of the batch could not be read, so that others stood in."""
         return 0
 
@@ -186,7 +186,7 @@ def _gradients(
             if not is_out_of_memory(error):
                 raise
         flags = sync_flags(
-            runtime, signal_number=signal_number, out_of_memory=losses is None, unreadable=task.unread(batch)
+            runtime, signal_number=signal_number, out_of_memory=losses is None, unreadable=task.unreadable_count(batch)
         )
         if losses is not None and not flags.out_of_memory:
             return losses, flags, micro_batch

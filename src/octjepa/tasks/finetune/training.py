@@ -52,7 +52,7 @@ class TuningTask(SupervisedTask[Batch]):
             self.stream, start, recipe.stages.updates, recipe.loader_workers, runtime.rank, runtime.world_size
         )
 
-    def unread(self, batch: Batch) -> int:
+    def unreadable_count(self, batch: Batch) -> int:
         return len(batch.unreadable)
 
     def losses(self, learner: Learner, batch: Batch, update: int, micro_batch: int) -> Iterator[Tensor]:

@@ -68,10 +68,12 @@ class TuningData:
         return np.unique(np.concatenate([target.fit_target.indices[split] for target in self.targets]))
 
     def volume_ids(self, split: str) -> list[str]:
+        """The labelled volumes of `split`."""
         return [str(name) for name in self.frame["volume_id"].iloc[self.labelled(split)]]
 
     @property
     def tasks(self) -> list[tuple[Task, int]]:
+        """The task and the number of classes of every label."""
         return [(labels.task, len(labels.classes)) for labels in self.labels]
 
 

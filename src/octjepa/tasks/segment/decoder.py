@@ -150,10 +150,10 @@ class DecoderTask(SupervisedTask[list[tuple[LabelledVolume, Corner]]]):
 
     def batches(self, start: int) -> Iterator[list[tuple[LabelledVolume, Corner]]]:
         recipe, rng = self.head.recipe, keys.generator(self.seed, "segment batches")
-        places = corners(recipe.preprocessing.stored_size, recipe)
+        positions = corners(recipe.preprocessing.stored_size, recipe)
         for update in count():
             chosen = rng.integers(len(self.train), size=self.settings.batch)
-            at = [places[int(rng.integers(len(places)))] for _ in chosen]
+            at = [positions[int(rng.integers(len(positions)))] for _ in chosen]
             if update >= start:  # what was drawn for earlier updates is not read again
                 yield [(self.train[int(number)](), corner) for number, corner in zip(chosen, at, strict=True)]
 

@@ -61,6 +61,7 @@ class TrackedRun:
         return path.read_text(encoding="utf-8").strip() if self.first and path.is_file() else None
 
     def store_id(self, backend: str, run_id: str) -> None:
+        """Writes the id under which `backend` knows the run, for a resume."""
         write_atomic(self.folder / f"{backend}.id", lambda file: file.write(run_id.encode()))
 
 
@@ -71,6 +72,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
+    """The image as the content of a PNG file."""
     from PIL import Image
 
     buffer = io.BytesIO()

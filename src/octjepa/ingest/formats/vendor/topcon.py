@@ -50,6 +50,7 @@ class _Chunks:
     positions: dict[bytes, tuple[int, int]]
 
     def read(self, name: bytes) -> bytes:
+        """The bytes of a chunk. Raises KeyError where the file has none of that name."""
         offset, length = self.positions[name]
         with self.path.open("rb") as file:
             file.seek(offset)
