@@ -66,8 +66,8 @@ def bucket(
     """An empty bucket of either kind, a `bucket_servers.Bucket`."""
     from bucket_servers import bucket_of
 
-    with bucket_of(request.param, proxies[request.param], tmp_path / "cache", bucket_seconds) as place:
-        yield place
+    with bucket_of(request.param, proxies[request.param], tmp_path / "cache", bucket_seconds) as location:
+        yield location
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def test_a_key_like_no_other_is_answered_with_the_known_ones(minimal: Path, sect
     assert f"{section}.qqqq: unknown key; known here: {first_field}" in message
 
 
-def test_all_faults_are_told_at_once(minimal: Path) -> None:
+def test_all_faults_are_reported_at_once(minimal: Path) -> None:
     message = refused(minimal, "train.base_lrr=1", "masks.ratio=2", "model.size=huge")
     assert all(key in message for key in ("train.base_lrr", "masks.ratio", "model.size"))
 
@@ -68,7 +68,7 @@ def test_all_faults_are_told_at_once(minimal: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message_text"),
     [
         (["data.device=topcon_triton"], "data.device is unused by strategy multi_domain"),
         (["tokens.select=all"], "tokens.budget is unused by tokens.select: all"),
@@ -76,27 +76,29 @@ def test_all_faults_are_told_at_once(minimal: Path) -> None:
         (["train.epochs=3"], "exactly one of train.max_updates and train.epochs"),
     ],
 )
-def test_a_key_that_the_rest_makes_unused_is_refused(minimal: Path, overrides: list[str], said: str) -> None:
-    assert said in refused(minimal, *overrides)
+def test_a_key_that_the_rest_makes_unused_is_refused(minimal: Path, overrides: list[str], message_text: str) -> None:
+    assert message_text in refused(minimal, *overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message_text"),
     [
         (["data.strategy=single_domain"], "needs data.device"),
         (["tokens.budget=null"], "needs tokens.budget"),
         (["train.max_updates=null"], "exactly one of train.max_updates and train.epochs"),
     ],
 )
-def test_a_key_that_the_rest_makes_necessary_is_asked_for(minimal: Path, overrides: list[str], said: str) -> None:
-    assert said in refused(minimal, *overrides)
+def test_a_key_that_the_rest_makes_necessary_is_requested(
+    minimal: Path, overrides: list[str], message_text: str
+) -> None:
+    assert message_text in refused(minimal, *overrides)
 
 
 # Types and limits
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message_text"),
     [
         ("train.base_lr=fast", "train.base_lr: Input should be a valid number"),
         ("train.seed=1.5", "train.seed: Input should be a valid integer"),
@@ -125,8 +127,8 @@ def test_a_key_that_the_rest_makes_necessary_is_asked_for(minimal: Path, overrid
         ("objective.ema_final=0.5", "momentum must not fall"),
     ],
 )
-def test_a_wrong_type_or_value_is_refused_by_key(minimal: Path, override: str, said: str) -> None:
-    assert said in refused(minimal, override)
+def test_a_wrong_type_or_value_is_refused_by_key(minimal: Path, override: str, message_text: str) -> None:
+    assert message_text in refused(minimal, override)
 
 
 @pytest.mark.parametrize("override", ["train.seed=true", "train.base_lr=yes", "preprocessing.image_size=[16, on, 128]"])
@@ -165,9 +167,9 @@ def test_null_switches_checkpoints_off(tmp_path: Path, minimal: Path, text: str)
 
 @pytest.mark.parametrize("text", ["None", '"null"', "none", '"~"', '""', '" Null "'])
 def test_a_spelled_null_is_no_folder(tmp_path: Path, minimal: Path, text: str) -> None:
-    said = "write null without quotes to switch it off"
-    assert said in refused(minimal, f"checkpoint.dir={text}")
-    assert said in refused(written(tmp_path, f"{MINIMAL}checkpoint:\n  dir: {text}\n"))
+    message_text = "write null without quotes to switch it off"
+    assert message_text in refused(minimal, f"checkpoint.dir={text}")
+    assert message_text in refused(written(tmp_path, f"{MINIMAL}checkpoint:\n  dir: {text}\n"))
 
 
 def test_checkpoints_are_on_by_default(minimal: Path) -> None:
@@ -184,7 +186,7 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message_text"),
     [
         ("train: [", "is not readable YAML"),
         ("- a\n- b\n", "holds list, expected a mapping"),
@@ -194,8 +196,8 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
         ("name: !!python/object/apply:os.getcwd []\n", "is not readable YAML"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refused(written(tmp_path, text))
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, message_text: str) -> None:
+    assert message_text in refused(written(tmp_path, text))
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_a_recipe_without_a_name_is_called_like_its_file(tmp_path: Path) -> None
     assert load_recipe(path).name == "my_run"
 
 
-def test_a_recipe_cannot_be_changed_in_place(minimal: Path) -> None:
+def test_a_recipe_cannot_be_changed_in_position(minimal: Path) -> None:
     recipe = load_recipe(minimal)
     with pytest.raises(ValidationError, match="frozen"):
         recipe.train.seed = 5
@@ -239,7 +241,7 @@ def test_a_recipe_cannot_be_changed_in_place(minimal: Path) -> None:
 # Shipped recipes
 
 
-def test_the_founding_recipes_are_shipped() -> None:
+def test_the_reference_recipes_are_shipped() -> None:
     reference = {"smoke_test", "pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain"}
     assert reference <= set(recipe_names())
 

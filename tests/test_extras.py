@@ -18,13 +18,13 @@ class Installed:
 
 
 @pytest.mark.parametrize(
-    ("origin", "said"),
+    ("origin", "message"),
     [
         ({"dir_info": {"editable": True}}, 'pip install -c constraints.txt -e ".[hf]", in the checkout'),
         ({"dir_info": {}}, 'pip install "octjepa[hf]"'),
         (None, 'pip install "octjepa[hf]"'),
     ],
 )  # fmt: skip
-def test_a_checkout_installs_from_itself(monkeypatch, origin, said):
+def test_a_checkout_installs_from_itself(monkeypatch, origin, message):
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed(origin))
-    assert install_command("hf") == said
+    assert install_command("hf") == message

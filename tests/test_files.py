@@ -29,12 +29,12 @@ def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path)
         finally:
             os._exit(1)
     os.close(hears)
-    said = b""
-    while said.count(b" ") < 2:  # both run, so the child has come past what it does at its birth
+    message = b""
+    while message.count(b" ") < 2:  # both run, so the child has come past what it does at its birth
         heard = os.read(says, 100)
         assert heard, "the writer ended"
-        said += heard
-    child = int(said.replace(b"running", b""))
+        message += heard
+    child = int(message.replace(b"running", b""))
     try:
         with pytest.raises(UsageError, match="another process is writing"), writer_lock(tmp_path):
             pass

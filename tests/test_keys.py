@@ -57,10 +57,10 @@ def test_purpose_epoch_and_seed_each_give_another_stream() -> None:
 
 def test_another_process_with_another_hash_seed_agrees() -> None:
     code = "from octjepa.keys import key, generator; print(key(1, 'x'), generator(1, 'x').random())"
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": "4321"}, capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == [str(key(1, "x")), str(generator(1, "x").random())]
+    assert message.stdout.split() == [str(key(1, "x")), str(generator(1, "x").random())]
 
 
 def test_draws_look_uniform_over_samples() -> None:

@@ -38,7 +38,7 @@ def test_a_decorator_registers_and_a_second_of_the_name_is_refused() -> None:
         registry.register("one")(int)
 
 
-def test_a_builtin_is_imported_when_first_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builtin_is_imported_when_first_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_parts").mkdir()
     (tmp_path / "late_parts" / "__init__.py").write_text(
         "from octjepa.registry import Registry, modules_of\n"

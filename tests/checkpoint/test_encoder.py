@@ -76,7 +76,7 @@ def test_poolings_by_hand():
         pool_features(features, "median")
 
 
-def test_what_is_no_checkpoint_is_said_so(tmp_path, run):
+def test_what_is_no_checkpoint_is_reported(tmp_path, run):
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_encoder(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):

@@ -68,7 +68,7 @@ def test_onnxruntime_gives_the_same_features(
             assert np.abs(ours).max() > 0.1
 
 
-def test_an_absent_library_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_library_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UsageError, match=r"\[onnx\]"):
         graph.graph_of(an_encoder(), {})
@@ -80,7 +80,7 @@ def test_what_one_file_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -
         graph.graph_of(an_encoder(), {})
 
 
-def test_an_encoder_that_has_no_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_has_no_graph_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object, **__: object) -> None:
         raise torch.onnx.OnnxExporterError("no such operator\nat great length")
 

@@ -57,7 +57,7 @@ def test_a_run_starts_from_it() -> None:
         assert all(torch.equal(value, own[name]) for name, value in encoder.state_dict().items())
 
 
-def test_a_path_of_that_name_comes_first_and_another_name_is_told(
+def test_a_path_of_that_name_comes_first_and_another_name_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

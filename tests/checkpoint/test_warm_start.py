@@ -84,24 +84,24 @@ def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("heads", "error", "told"),
+    ("heads", "error", "result"),
     [
         (12, UsageError, "has 12 attention heads, model.size test has 6"),
         (None, CheckpointError, "has no num_attention_heads"),
     ],
 )
 def test_heads_are_compared_though_no_shape_tells_them(
-    heads: int | None, error: type[Exception], told: str, tmp_path: Path
+    heads: int | None, error: type[Exception], result: str, tmp_path: Path
 ) -> None:
     vjepa2_folder(tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "num_attention_heads": heads}))
     recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=result):
         warm_start(VJEPA3D.from_recipe(recipe), recipe)
 
 
-def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     vjepa2_folder(tmp_path / "hf")
     for section, match in (
         ({"model": {"size": "reference"}}, "of another size"),

@@ -37,9 +37,9 @@ def only_cheap_checks(monkeypatch):
 
 
 def test_all_is_well_here(tmp_path):
-    said = call("doctor", "--out", tmp_path / "not" / "yet", "--recipe", "smoke_test", "--json")
-    assert said.code == 0, said.err
-    found = said.json
+    message = call("doctor", "--out", tmp_path / "not" / "yet", "--recipe", "smoke_test", "--json")
+    assert message.code == 0, message.err
+    found = message.json
     assert found["ok"] is True
     assert all(set(check) == {"name", "state", "found", "expected", "to_do"} for check in found["checks"])
     assert {check["state"] for check in found["checks"]} <= {"ok", "warning"}
@@ -62,10 +62,10 @@ def test_all_is_well_here(tmp_path):
 
 def test_a_failed_check_is_shown_with_what_to_do_and_exits_1(tmp_path, monkeypatch):
     only_cheap_checks(monkeypatch)
-    said = call("doctor", "--out", tmp_path, "--store", tmp_path / "none")
-    assert said.code == 1
-    assert "octjepa: failed: store; what to do stands with each" in said.err
-    lines = said.out.splitlines()
+    message = call("doctor", "--out", tmp_path, "--store", tmp_path / "none")
+    assert message.code == 1
+    assert "octjepa: failed: store; what to do stands with each" in message.err
+    lines = message.out.splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("failed"))
     assert "no store at" in lines[at]
     assert "expected: a store" in lines[at + 1]
@@ -73,9 +73,9 @@ def test_a_failed_check_is_shown_with_what_to_do_and_exits_1(tmp_path, monkeypat
 
 
 def test_a_recipe_that_is_none_is_a_usage_error(tmp_path):
-    said = call("doctor", "--recipe", "nonsense", "--json")
-    assert said.code == 2
-    assert "no recipe 'nonsense'" in said.err
+    message = call("doctor", "--recipe", "nonsense", "--json")
+    assert message.code == 2
+    assert "no recipe 'nonsense'" in message.err
 
 
 # Codecs
@@ -116,7 +116,7 @@ def test_a_device_without_gradient_fails_and_one_without_bf16_warns(monkeypatch)
     assert "train.precision=fp32" in found["bf16 on cpu"].to_do
 
 
-def test_a_device_that_raises_is_told_not_raised(monkeypatch):
+def test_a_device_that_raises_is_reported_not_raised(monkeypatch):
     def broken(device, precision, recipe):
         raise RuntimeError("no kernel image is available")
 
@@ -250,14 +250,14 @@ def test_a_store_is_opened_read_and_held_against_the_recipe(monkeypatch):
     assert store_checked(recipe).state == "failed"
 
 
-def test_a_recipe_whose_batch_cannot_be_dealt_fails(tmp_path, monkeypatch):
+def test_a_recipe_whose_batch_cannot_be_assigned_fails(tmp_path, monkeypatch):
     only_cheap_checks(monkeypatch)
     recipe = tmp_path / "odd.yaml"
     recipe.write_text("tokens: {select: all}\ntrain: {max_updates: 4, global_batch: 4}\nmachine: {devices: 3}\n"
                       "tracking: {backends: [mlflow]}\n")  # fmt: skip
-    said = call("doctor", "--out", tmp_path, "--recipe", recipe, "--json")
-    assert said.code == 1
-    found = {check["name"]: check for check in said.json["checks"]}
+    message = call("doctor", "--out", tmp_path, "--recipe", recipe, "--json")
+    assert message.code == 1
+    found = {check["name"]: check for check in message.json["checks"]}
     assert "cannot be dealt evenly over 3 processes" in found["recipe"]["found"]
     assert found["tracker mlflow"]["state"] == "ok"
     with pytest.raises(UsageError):

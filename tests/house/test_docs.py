@@ -47,10 +47,10 @@ def test_links_lead_somewhere() -> None:
         for target in LINK.findall(path.read_text(encoding="utf-8")):
             if re.match(r"[a-z]+:", target):
                 continue
-            file, _, place = target.partition("#")
+            file, _, location = target.partition("#")
             page = path.parent / file if file else path
             assert page.exists(), f"{name_of(path)} links to {target}"
-            assert not place or place in anchors(page), f"{name_of(path)} links to {target}: no such heading"
+            assert not location or location in anchors(page), f"{name_of(path)} links to {target}: no such heading"
 
 
 def test_make_targets_exist(make_targets: set[str]) -> None:
@@ -68,21 +68,21 @@ def test_commands_options_and_recipes_exist(cli_commands: dict[str, Any]) -> Non
             words = [word.strip("'\"") for word in line.split()]
             if len(words) < 2 or words[0] != "octjepa" or words[1].startswith("-"):
                 continue
-            said = f"{name_of(path)}: `{line}`"
+            message = f"{name_of(path)}: `{line}`"
             verb, *rest = words[1:]
-            assert verb in cli_commands, f"{said}: no such command"
+            assert verb in cli_commands, f"{message}: no such command"
             known = {option for parameter in cli_commands[verb].params for option in parameter.opts} | {"--help"}
             for number, word in enumerate(rest):
                 option = word.strip("[]").partition("=")[0]
-                assert not option.startswith("--") or option in known, f"{said}: no option {option}"
+                assert not option.startswith("--") or option in known, f"{message}: no option {option}"
                 if option == "--recipe" and re.fullmatch(r"[a-z][a-z0-9_]*", rest[number + 1]):
-                    assert rest[number + 1] in recipe_names(), f"{said}: no recipe {rest[number + 1]}"
+                    assert rest[number + 1] in recipe_names(), f"{message}: no recipe {rest[number + 1]}"
             if verb in {"pretrain", "plan"} and rest and re.fullmatch(r"[a-z][a-z0-9_]*", rest[0]):
-                assert rest[0] in recipe_names(), f"{said}: no recipe {rest[0]}"
+                assert rest[0] in recipe_names(), f"{message}: no recipe {rest[0]}"
                 given = re.findall(r"""["']?([a-z_]+\.[a-z_]+=(?:\[[^\]]*\]|[^\s"'.]+))["']?""", line)
                 load_recipe(rest[0], given)  # refuses a key or a value that is none
             if verb == "finetune" and rest and re.fullmatch(r"[a-z][a-z0-9_]*", rest[0]):
-                assert rest[0] in tuning, f"{said}: no recipe {rest[0]}"
+                assert rest[0] in tuning, f"{message}: no recipe {rest[0]}"
 
 
 def test_scripts_and_their_options_exist() -> None:

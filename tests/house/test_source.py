@@ -148,7 +148,7 @@ PRIVATE_INDEX = re.compile(
 TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".cff", ".cfg", ".html", ".j2", ".json", ".sh", ""}
 
 
-def test_no_tracked_file_names_a_place_on_one_machine() -> None:
+def test_no_tracked_file_names_a_position_on_one_machine() -> None:
     found = []
     for path in tracked_files():
         if path.suffix in TEXT and path != Path(__file__):
@@ -227,15 +227,15 @@ def test_a_python_that_is_too_old_is_refused_early_and_clearly(tmp_path: Path) -
     old = tmp_path / "old_python"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
-    said = subprocess.run(
+    message = subprocess.run(
         ["bash", str(tmp_path / "scripts" / "setup")],
         env={**os.environ, "PYTHON": str(old)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert said.returncode == 1
-    assert "no Python 3.11 or newer found" in said.stderr
+    assert message.returncode == 1
+    assert "no Python 3.11 or newer found" in message.stderr
     assert not (tmp_path / ".venv").exists()
 
 

@@ -41,7 +41,7 @@ def _kinds(board: Board) -> list[str]:
     return [fault["kind"] for fault in board.faults]
 
 
-def test_what_learnt_more_stands_higher_and_baselines_are_there(made, tmp_path):
+def test_what_learned_more_stands_higher_and_baselines_are_there(made, tmp_path):
     table, labels, _ = made
     board = _run(labels, table("good", 2.5), table("poor", 0.0))
     assert [row["name"] for row in board.rows if row["primary"]] == [
@@ -78,7 +78,7 @@ def test_details_speak_of_thresholds_groups_and_vendors(made):
     assert sum(point["n"] for point in found["reliability"]) == _row(board, "good")["n"]
 
 
-def test_seeds_of_an_arm_share_a_row_and_are_told_apart(made):
+def test_seeds_of_an_objective_share_a_row_and_are_reported_apart(made):
     table, labels, _ = made
     board = _run(
         labels, *(f"ours={table(f's{seed}', 1.5, seed)}" for seed in range(3)), f"other={table('o', 0.5, 9)}",
@@ -111,8 +111,8 @@ def test_untrained_networks_of_the_seeds_are_seeds_of_one_row(made):
 
 def test_classes_and_quantities_stand_on_one_board_and_on_paper(made, tmp_path):
     table, labels, _ = made
-    entries, kept = [str(table("good", 2.5))], tmp_path / "kept"
-    board = run_board(entries, labels, ["grade", "level", "lesion0"], None, kept, bootstrap=100)
+    entries, retained = [str(table("good", 2.5))], tmp_path / "kept"
+    board = run_board(entries, labels, ["grade", "level", "lesion0"], None, retained, bootstrap=100)
     primary = {row["target"]: row["metric"] for row in board.rows if row["primary"]}
     assert primary == {"grade": "auroc_ovr", "level": "r2", "lesion0": "auroc"}
     assert [row["target"] for row in board.comparisons] == ["grade", "level", "lesion0"]
@@ -139,9 +139,9 @@ def test_a_constant_predictor_is_named(made):
 
 def test_a_lost_site_is_named(made):
     table, labels, frame = made
-    kept = pd.read_csv(labels, sep="\t", dtype=str)
+    retained = pd.read_csv(labels, sep="\t", dtype=str)
     lost = frame.loc[frame["clinical_site"] == "UAB", "person_id"]
-    kept[~kept["person_id"].isin(lost)].to_csv(labels, sep="\t", index=False)
+    retained[~retained["person_id"].isin(lost)].to_csv(labels, sep="\t", index=False)
     board = _run(labels, table("good", 2.5))
     (fault,) = [fault for fault in board.faults if fault["kind"] == "lost_group"]
     assert "UAB is lost" in fault["what"]
@@ -167,7 +167,7 @@ def test_a_leaked_person_stops_the_board_or_the_encoder(made):
         _run(labels, table("good", 2.5), table("saw", 3.0, leaked=4), reference="saw")
 
 
-def test_choosing_on_the_test_set_is_counted_and_said(made):
+def test_choosing_on_the_test_set_is_counted_and_reported(made):
     """Five encoders tried one by one on the test set: from the second look on every output says it."""
     table, labels, _ = made
     for number in range(5):
@@ -215,10 +215,12 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
         assert not set(np.concatenate(list(one.indices.values()))) & set(test)
 
 
-def test_without_validation_labels_nothing_is_chosen_and_it_is_said(made):
+def test_without_validation_labels_nothing_is_chosen_and_it_is_reported(made):
     table, labels, frame = made
-    kept = pd.read_csv(labels, sep="\t", dtype=str)
-    kept[~kept["person_id"].isin(frame.loc[frame["split"] == "val", "person_id"])].to_csv(labels, sep="\t", index=False)
+    retained = pd.read_csv(labels, sep="\t", dtype=str)
+    retained[~retained["person_id"].isin(frame.loc[frame["split"] == "val", "person_id"])].to_csv(
+        labels, sep="\t", index=False
+    )
     board = _run(labels, table("good", 2.5))
     assert any("nothing was chosen" in note for note in board.notes)
     assert board.trainings[0]["validation"] is None
@@ -300,7 +302,7 @@ def test_eyes_and_people_are_cases_of_their_own(made):
         _run(labels, good, level="retina")
 
 
-def test_validation_chooses_among_the_probes_asked_for(made, monkeypatch):
+def test_validation_chooses_among_the_probes_requested(made, monkeypatch):
     monkeypatch.setattr("octjepa.probe.probe_training.EPOCHS", 8)
     table, labels, _ = made
     board = _run(labels, table("good", 2.5), probes=["mlp"])

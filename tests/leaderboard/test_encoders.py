@@ -71,7 +71,7 @@ def test_a_vision_transformer_sees_every_b_scan(vit):
     assert np.allclose(tokens[15:20], expected.numpy(), atol=1e-5)
 
 
-def test_a_convolutional_network_gives_the_places_of_its_map(tmp_path):
+def test_a_convolutional_network_gives_the_positions_of_its_map(tmp_path):
     from transformers import ResNetConfig, ResNetModel
 
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")

@@ -53,7 +53,7 @@ def test_a_run_is_opened_to_its_checkpoints_and_a_checkpoint_is_one(run: Path, t
     assert [entry.name for entry in (whole, one, file, other)] == ["run", f"run-{steps[0].name}", "out", "mine"]
 
 
-def test_one_given_name_is_one_arm_and_one_found_name_is_not(run: Path, tmp_path: Path) -> None:
+def test_one_given_name_is_one_objective_and_one_found_name_is_not(run: Path, tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "eyes.parquet").write_bytes(b"")
@@ -96,7 +96,7 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
     assert np.allclose(vectors["run"][0], expected, atol=1e-4)
 
 
-def test_tables_are_kept_until_the_store_changes(
+def test_tables_are_retained_until_the_store_changes(
     run: Path, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = read_entries([str(run)])
@@ -114,7 +114,7 @@ def test_tables_are_kept_until_the_store_changes(
     assert len(reads) == 2 * 42
 
 
-def test_labels_that_fit_nothing_are_told_before_anything_is_embedded(
+def test_labels_that_fit_nothing_are_reported_before_anything_is_embedded(
     run: Path, store: MemoryStore, labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryStore, "read", lambda self, name: pytest.fail("a volume was read"))

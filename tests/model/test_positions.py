@@ -15,7 +15,7 @@ def test_a_rotation_keeps_lengths():
     assert not torch.allclose(turned, x)
 
 
-def test_attention_sees_relative_places_only():
+def test_attention_sees_relative_positions_only():
     q, k, positions = torch.randn(2, 1, 5, 30), torch.randn(2, 1, 5, 30), coordinates()
     scores = []
     for shift in (0.0, torch.tensor([3.0, -7.0, 11.0])):
@@ -26,11 +26,11 @@ def test_attention_sees_relative_places_only():
 
 def test_the_rotation_is_the_textbook_one():
     """Pair (2i, 2i+1) of the first axis turns by coordinate times 10000^(-i / pairs)."""
-    place = torch.tensor([[[2.0, 0.0, 0.0]]])
+    location = torch.tensor([[[2.0, 0.0, 0.0]]])
     x = torch.zeros(1, 1, 1, 24)
     x[..., 2] = 1.0
     angle = torch.tensor(2.0 * 10_000 ** (-1 / (axis_width(24) / 2)))
-    turned = rotate(x, rope_tables(place, 24))[0, 0, 0]
+    turned = rotate(x, rope_tables(location, 24))[0, 0, 0]
     assert torch.allclose(turned[2:4], torch.stack([angle.cos(), angle.sin()]), atol=1e-6)
     assert turned[4:].abs().max() == 0
 
@@ -58,7 +58,7 @@ def test_a_head_too_narrow_is_refused():
         rope_tables(coordinates(), 4)
 
 
-def test_sincos_tells_places_apart_and_fills_the_width():
+def test_sincos_tells_positions_apart_and_fills_the_width():
     table = sincos(torch.tensor([[[0.0, 1, 2], [2, 1, 0], [0, 1, 2]]]), 100)
     assert table.shape == (1, 3, 100)
     assert torch.equal(table[0, 0], table[0, 2])

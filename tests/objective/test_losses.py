@@ -23,13 +23,13 @@ def test_normalized_mse_sums_over_features():
     assert float(NORMALIZED_MSE(p, t)) == pytest.approx(2 - 2 * float(cosine(p, t)), rel=1e-5)
 
 
-def test_losses_are_fp32_and_tell_bf16_apart():
+def test_losses_are_fp32_and_report_bf16_apart():
     p = torch.full((1, 1, 4), 1.0, dtype=torch.bfloat16)
     assert L1(p, torch.full((1, 1, 4), 1.001)).dtype == torch.float32
     assert float(L1(p, torch.full((1, 1, 4), 1.001))) == pytest.approx(0.001, rel=1e-2)
 
 
-def test_place_means_by_hand():
+def test_position_means_by_hand():
     means = PositionMeans(grid_tokens=3, width=2)
     means.add(torch.tensor([[[1.0, 0.0], [3.0, 2.0]]]), torch.tensor([[0, 1]]))
     means.add(torch.tensor([[[5.0, 4.0]]]), torch.tensor([[1]]))

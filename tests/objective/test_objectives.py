@@ -86,7 +86,7 @@ def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
             levels.append(F.layer_norm(stream if number < 6 else model.target_encoder.norm(stream), (192,)))
     assert torch.allclose(outcome.all_targets, torch.cat(levels, -1), atol=1e-4)
     # Loss: mean |p - t| over hidden tokens, and half of that over visible ones, each over the root of its distance.
-    said, truth = outcome.visible
+    message, truth = outcome.visible
     hidden = sum(
         float((outcome.predicted[b, i] - outcome.target[b, i]).abs().mean().detach())
         for b in range(2)
@@ -97,7 +97,7 @@ def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
         for i in range(20):
             here = positions[b, context[b, i]]
             nearest = min(math.dist(here.tolist(), positions[b, j].tolist()) for j in target[b])
-            visible += float((said[b, i] - truth[b, i]).abs().mean().detach()) / math.sqrt(max(nearest, 1.0))
+            visible += float((message[b, i] - truth[b, i]).abs().mean().detach()) / math.sqrt(max(nearest, 1.0))
     loss, parts = training_loss(ObjectiveRecipe(name="vjepa_dense"), outcome, positions, context, target, update=0)
     assert float(parts["hidden"]) == pytest.approx(hidden, rel=1e-5)
     assert float(parts["visible"]) == pytest.approx(visible / 40, rel=1e-5)

@@ -36,7 +36,7 @@ def test_alpha_req_reads_the_exponent_of_a_power_law(exponent: float) -> None:
     assert alpha_req(torch.ones(9, 1) @ torch.randn(1, 8)) == math.inf
 
 
-def test_lidar_counts_directions_that_tell_volumes_apart() -> None:
+def test_lidar_counts_directions_that_report_volumes_apart() -> None:
     volumes, noise = torch.randn(400, 1, 5), torch.randn(400, 6, 12)
     signal = torch.nn.functional.pad(volumes.expand(-1, 6, -1), (0, 7))
     assert lidar(10 * signal + 0.1 * noise) == pytest.approx(5, abs=0.3)
@@ -71,12 +71,12 @@ def test_spread_and_pair_cosine_of_collapsed_and_of_free_features() -> None:
     assert pair_cosine(pair) == pytest.approx(0.6)
 
 
-def test_position_share_is_what_the_place_alone_explains() -> None:
-    place = torch.arange(20).repeat(30)
-    by_place = torch.randn(20, 8)[place]
-    assert position_share(by_place, place) == pytest.approx(1)
-    assert position_share(torch.randn(600, 8), place) == pytest.approx(0, abs=0.03)
-    assert position_share(by_place + torch.randn(600, 8), place) == pytest.approx(0.5, abs=0.1)
+def test_position_share_is_what_the_position_alone_explains() -> None:
+    location = torch.arange(20).repeat(30)
+    by_position = torch.randn(20, 8)[location]
+    assert position_share(by_position, location) == pytest.approx(1)
+    assert position_share(torch.randn(600, 8), location) == pytest.approx(0, abs=0.03)
+    assert position_share(by_position + torch.randn(600, 8), location) == pytest.approx(0.5, abs=0.1)
     assert math.isnan(position_share(torch.randn(5, 8), torch.arange(5)))
 
 

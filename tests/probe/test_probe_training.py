@@ -95,34 +95,34 @@ def test_every_task_has_its_outputs(task: Task) -> None:
     values = hidden if task == "regression" else np.digitize(hidden, [-0.5, 0.5]).astype(np.int64)
     x = np.stack([hidden, -hidden, *rng.normal(size=(4, 400))], axis=1) + 0.3 * rng.normal(size=(400, 6))
     target = target_of(40 + 7 * values if task == "regression" else values, task=task)
-    said = probe_training.mlp(feature_space(x, target), target, plan_selection(target, people(400), 0)).predictions
-    assert np.isfinite(said.scores).all()
+    message = probe_training.mlp(feature_space(x, target), target, plan_selection(target, people(400), 0)).predictions
+    assert np.isfinite(message.scores).all()
     if task == "regression":
-        assert metric_value("r2", said) > 0.8
+        assert metric_value("r2", message) > 0.8
     else:
-        assert np.allclose(said.scores.sum(axis=1), 1)
-        assert metric_value("balanced_accuracy", said) > 0.7
-        assert metric_value("quadratic_kappa", said) > 0.6
+        assert np.allclose(message.scores.sum(axis=1), 1)
+        assert metric_value("balanced_accuracy", message) > 0.7
+        assert metric_value("quadratic_kappa", message) > 0.6
 
 
 def test_ordered_thresholds_give_probabilities() -> None:
     outputs = Outputs(3, "ordinal", 4)
     with torch.no_grad():
         outputs.linear.weight[:] = torch.tensor([[5.0, 0, 0]])
-        said = outputs(torch.tensor([[-3.0, 0, 0], [3.0, 0, 0]])).exp()
-    assert torch.allclose(said.sum(dim=1), torch.ones(2), atol=1e-4)
-    assert said.argmax(dim=1).tolist() == [0, 3]
+        message = outputs(torch.tensor([[-3.0, 0, 0], [3.0, 0, 0]])).exp()
+    assert torch.allclose(message.sum(dim=1), torch.ones(2), atol=1e-4)
+    assert message.argmax(dim=1).tolist() == [0, 3]
 
 
 def test_class_weights_and_smoothing_are_in_the_loss() -> None:
     truth = torch.tensor([0, 0, 0, 1])
-    said = torch.log_softmax(torch.tensor([[2.0, 0], [1, 0], [0, 1], [0, 3]]), dim=1)
+    message = torch.log_softmax(torch.tensor([[2.0, 0], [1, 0], [0, 1], [0, 3]]), dim=1)
     weights = class_weights(truth.numpy(), 2)
     assert weights.tolist() == [4 / 6, 2.0]
-    own = torch.nn.functional.cross_entropy(said, truth, torch.tensor(weights, dtype=torch.float32))
-    assert loss(said, truth, torch.tensor(weights).float()) == pytest.approx(own.item())
-    half = -(0.95 * said[3, 1] + 0.05 * said[3, 0])
-    assert loss(said[3:], truth[3:], torch.ones(2), 0.1) == pytest.approx(half.item())
+    own = torch.nn.functional.cross_entropy(message, truth, torch.tensor(weights, dtype=torch.float32))
+    assert loss(message, truth, torch.tensor(weights).float()) == pytest.approx(own.item())
+    half = -(0.95 * message[3, 1] + 0.05 * message[3, 0])
+    assert loss(message[3:], truth[3:], torch.ones(2), 0.1) == pytest.approx(half.item())
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,8 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenFolder, list[
     for name, rows in (("a", slice(100)), ("b", slice(100, None))):
         block = tokens[rows].astype(np.float16)
         blank = np.random.default_rng(5).normal(size=block.shape).astype(np.float16)
-        places = np.zeros(block.shape[:2], np.int32)
-        token_folder.write_part(folder, name, {"vector": block, "untrained": blank, "positions": places})
+        positions = np.zeros(block.shape[:2], np.int32)
+        token_folder.write_part(folder, name, {"vector": block, "untrained": blank, "positions": positions})
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": 8, "grid": [1, 3, 4]}
     token_folder.write_index(folder, parts, about)
     return TokenFolder.open(folder), ids, sick
@@ -157,7 +157,7 @@ def test_attention_finds_the_one_token_and_the_untrained_view_holds_nothing(
     assert 0.25 < auroc(blank) < 0.75
 
 
-def test_a_target_gets_the_same_whoever_else_is_asked_for(
+def test_a_target_gets_the_same_whoever_else_is_requested(
     hidden: tuple[TokenFolder, list[str], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe_training, "EPOCHS", 3)
@@ -198,7 +198,7 @@ def test_test_features_and_labels_reach_no_fit(
     ).all()
 
 
-def test_a_token_folder_that_is_none_or_damaged_is_said(tmp_path: Path) -> None:
+def test_a_token_folder_that_is_none_or_damaged_is_reported(tmp_path: Path) -> None:
     from octjepa.errors import OctjepaError, UsageError
 
     with pytest.raises(UsageError, match="no folder of tokens"):

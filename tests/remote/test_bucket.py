@@ -192,9 +192,9 @@ def test_each_try_again_is_one_calm_line(bucket: Bucket, caplog: pytest.LogCaptu
     bucket.proxy.faults.append(Fault("503", "GET", "eye.dcm", times=2))
     with caplog.at_level(logging.INFO):
         read_bytes(url)
-    said = [record for record in caplog.records if record.name.startswith(("octjepa", "gcsfs", "s3fs"))]
-    assert [record.levelname for record in said] == ["INFO", "INFO"]
-    assert "try 3 of 3" in said[1].getMessage()
+    message = [record for record in caplog.records if record.name.startswith(("octjepa", "gcsfs", "s3fs"))]
+    assert [record.levelname for record in message] == ["INFO", "INFO"]
+    assert "try 3 of 3" in message[1].getMessage()
 
 
 def test_only_one_writes_where_there_is_none(bucket: Bucket) -> None:
@@ -240,7 +240,7 @@ def test_waiting_is_bounded_in_time_too() -> None:
         with_retries(lambda: 1 / 0, "read", "s3://b/k", RetryPolicy())
 
 
-def test_settings_that_are_no_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_are_no_numbers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTJEPA_REMOTE_TRIES", "many")
     with pytest.raises(UsageError, match="OCTJEPA_REMOTE_TRIES is 'many'"):
         RetryPolicy.from_environment()

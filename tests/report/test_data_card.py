@@ -72,7 +72,7 @@ def test_an_unsearched_store_is_not_reported_as_clean(tmp_path: Path) -> None:
     assert "Not recorded: this store is older" in data_card(store_of(tmp_path / "three", rows), "three")
 
 
-def test_what_was_done_to_the_volumes_is_said(tmp_path: Path) -> None:
+def test_what_was_done_to_the_volumes_is_reported(tmp_path: Path) -> None:
     card = data_card(store_of(tmp_path / "store", [index_entry(0)]), "one")
     assert "curvature of Bruch's membrane are taken out" in card
     assert "from percentile 1 to 99.8, to 8 bit" in card

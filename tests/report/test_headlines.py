@@ -9,7 +9,7 @@ from octjepa.report.headlines import TRAINED, TUNED, paired_headline, pretext_he
 BASELINES = {"val/baseline/constant": 0.3, "val/baseline/position_mean": 0.5, "val/baseline/copy_nearest": 0.4}
 
 
-def test_beating_every_predictor_is_said_with_the_best_of_them() -> None:
+def test_beating_every_predictor_is_reported_with_the_best_of_them() -> None:
     headline = pretext_headline({"val/cosine": 0.61, **BASELINES})
     assert headline.verdict == "good"
     assert "It beats all 3" in headline.sentence

@@ -81,11 +81,11 @@ def test_copying_costs_nothing_for_equal_patches_two_for_independent_ones_and_ze
     noise = np.random.default_rng(1).normal(size=(4, 4096)).astype(np.float32)
     twins = copied(noise[[0, 1, 1, 1]])
     assert twins.error[0] == pytest.approx(0, abs=1e-6)
-    strangers = copied(noise)
-    assert strangers.error[0] / strangers.error[1] == pytest.approx(2, abs=0.15)
-    assert strangers.empty[0] / strangers.empty[1] == pytest.approx(1, abs=0.01)
-    assert strangers.on_tissue[1] == 1
-    assert [part[1] for part in strangers.along] == [0, 0, 2]
+    different_people = copied(noise)
+    assert different_people.error[0] / different_people.error[1] == pytest.approx(2, abs=0.15)
+    assert different_people.empty[0] / different_people.empty[1] == pytest.approx(1, abs=0.01)
+    assert different_people.on_tissue[1] == 1
+    assert [part[1] for part in different_people.along] == [0, 0, 2]
     assert copied(np.ones((4, 64), np.float32)).blank == 1
 
 
@@ -95,14 +95,14 @@ def test_the_report_measures_what_training_draws():
     ids = list(store.volumes)[:6]
     measured = mask_statistics.measure_store(recipe, store, ids, samples=12)
     mix = measured["families"]["mix"]
-    seen, asked = np.zeros(32), np.zeros(32)
+    seen, requested = np.zeros(32), np.zeros(32)
     for one in ids:
         for epoch in range(2):
             sample = make_sample(store.read(one), recipe, epoch)
             seen[sample.grid_index[sample.context]] += 1
-            asked[sample.grid_index[sample.target]] += 1
+            requested[sample.grid_index[sample.target]] += 1
     assert np.allclose(np.ravel(mix["map"]["context"]), seen / 12, atol=1e-4)
-    assert np.allclose(np.ravel(mix["map"]["target"]), asked / 12, atol=1e-4)
+    assert np.allclose(np.ravel(mix["map"]["target"]), requested / 12, atol=1e-4)
     assert np.allclose(
         np.sum([mix["coverage"]["depth"][part] for part in ("context", "target", "left_out")], axis=0), 1
     )

@@ -65,7 +65,7 @@ def recipe() -> Any:
     return load_recipe("tiny_cpu")
 
 
-def test_a_place_lies_over_its_own_voxels_and_is_named_as_in_the_scan_that_was_read(store: Store) -> None:
+def test_a_position_lies_over_its_own_voxels_and_is_named_as_in_the_scan_that_was_read(store: Store) -> None:
     # 128 columns of 0.047 mm about the centre; the scan has 160 A-scans of 0.04 mm, 24 B-scans of 0.26 mm
     (right,) = draw_maps(store, [occluded(store, 1.0, 0.0)], recipe(), 0.05).pictures
     assert cells(re.findall(r"<path[^>]*occ[^>]*>", right.en_face)) == {f"occ-for s{LEVELS}": {(6 * 16, 0)}}
@@ -83,7 +83,7 @@ def test_a_place_lies_over_its_own_voxels_and_is_named_as_in_the_scan_that_was_r
     assert left.en_face == right.en_face
 
 
-def test_a_map_of_nothing_has_no_colour_and_chance_is_told_from_a_place(store: Store) -> None:
+def test_a_map_of_nothing_has_no_colour_and_chance_is_reported_from_a_position(store: Store) -> None:
     def drawn(strongest: float, by_chance: float) -> tuple[int, bool]:
         maps = draw_maps(store, [occluded(store, strongest, by_chance)], recipe(), 0.05)
         one = maps.pictures[0]
@@ -131,7 +131,7 @@ def test_of_a_quantity_the_median_error_and_the_greatest() -> None:
     assert [one["volume_id"] for one in occlusion.select_test_cases(rows[:1], "sign", ())] == ["a"]
 
 
-def test_an_encoder_too_large_for_a_page_is_told(store: Store, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_too_large_for_a_page_is_reported(store: Store, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(occlusion, "FLOP_PER_THREAD", 1e9)
     with pytest.raises(
         OctjepaError, match=r"costs 0 TFLOP, more than the 0 that a page may take on this machine: make"
@@ -149,7 +149,7 @@ def test_one_person_gives_no_scale(store: Store, made: Path) -> None:
     assert occlusion.run_maps(Store.open(store.path), made / "run") is None
 
 
-def test_damaged_predictions_are_told(made: Path, store: Store, tmp_path: Path, as_tuned: Any) -> None:
+def test_damaged_predictions_are_reported(made: Path, store: Store, tmp_path: Path, as_tuned: Any) -> None:
     (tmp_path / "tuning").mkdir()
     as_tuned(tmp_path / "tuning")
     (tmp_path / "tuning" / "predictions.parquet").write_bytes(b"no table")

@@ -95,7 +95,7 @@ def test_no_unrendered_value(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said", "badge"),
+    ("low", "high", "message", "badge"),
     [
         (0.02, 0.08, "The interval excludes zero: training helped on these people.", "✓ holds"),
         (-0.02, 0.06, "this run does not show that training helped", "? not shown"),
@@ -103,13 +103,13 @@ def test_no_unrendered_value(page: str) -> None:
     ],
 )
 def test_the_sentence_follows_the_interval(
-    demo: Path, rewrite_probe: Callable[[Path, float, float], None], low: float, high: float, said: str, badge: str
+    demo: Path, rewrite_probe: Callable[[Path, float, float], None], low: float, high: float, message: str, badge: str
 ) -> None:
     shutil.rmtree(demo / "run")
     shutil.rmtree(demo / "store")
     rewrite_probe(demo, low, high)
     text = write_report(demo).read_text(encoding="utf-8")
-    assert text.count(said) == 2  # in the head and beside the drawing
+    assert text.count(message) == 2  # in the head and beside the drawing
     card = text[text.index("Trained minus untrained") :]
     assert badge in card[:200]
 
@@ -145,7 +145,7 @@ def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -
     assert of_store.count('<article class="eye">') == 3
 
 
-def test_what_cannot_be_reported_on_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_reported_on_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
         write_report(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"no run or fine-tuning \(run\.json\), no segmentation \(head\)"):

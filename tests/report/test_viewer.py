@@ -129,7 +129,7 @@ def test_only_to_this_machine_only_to_read_only_its_own_script(url: str) -> None
         assert b"https://" not in body
 
 
-def test_a_damaged_volume_is_told_and_the_others_go_on(demo: Path) -> None:
+def test_a_damaged_volume_is_reported_and_the_others_go_on(demo: Path) -> None:
     scans = open_scans(demo / "store")
     assert scans.about()["layers"] == []
     first, second = sorted(scans.ids)[:2]
@@ -177,7 +177,7 @@ def test_a_source_without_eyes_or_a_taken_port_is_refused(demo: Path, tmp_path: 
             serve(demo / "store", other.getsockname()[1], lambda url: None)
 
 
-def test_an_absent_library_is_told_with_its_extra(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_library_is_reported_with_its_extra(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UsageError, match=r"\[viewer\]"):
         serve(made / "store", 0, lambda url: None)

@@ -15,7 +15,7 @@ _HARDER = {"geographic_atrophy": (0.01, 0.10), "drusen": (0.01, 0.03), "macular_
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_membranes_are_found_whatever_the_shape(shape: str) -> None:
+def test_both_surfaces_are_found_whatever_the_shape(shape: str) -> None:
     device = DEVICES[SHAPES.index(shape) % len(DEVICES)]
     eye = shaped_eye(device, shape, seed=1)
     error = errors_um(eye.volume, eye.ilm, eye.bm, Preprocessing())

@@ -101,7 +101,7 @@ def test_splits_are_written_by_one_and_seen_by_all(bucket: Bucket, tiny: Path) -
     assert info(join(url, ".lock")) is None
 
 
-def test_a_second_writer_is_told_who_writes(bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_second_writer_is_reported_who_writes(bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch) -> None:
     ingest(bucket, tiny)
     url = join(bucket.url, "store")
     with Store.open(url).writing():
@@ -211,7 +211,7 @@ def test_an_upload_that_fails_leaves_an_index_without_its_row(bucket: Bucket, ti
     assert ingest(bucket, tiny)["accepted"] == 10 - len(store.table)
 
 
-def test_what_is_no_store_is_told(bucket: Bucket) -> None:
+def test_what_is_no_store_is_reported(bucket: Bucket) -> None:
     with pytest.raises(UsageError, match=f"no store at {bucket.url}"):
         Store.open(bucket.url)
     put_bytes(b"notes", join(bucket.url, "notes.txt"))
@@ -236,7 +236,7 @@ def test_a_deleted_chunk_on_disk_is_made_again_and_damage_is_found(tiny: Path, l
     assert Store.open(path).damaged() == [second]
 
 
-def test_damaged_participants_are_told(local: Path, tmp_path: Path) -> None:
+def test_damaged_participants_are_reported(local: Path, tmp_path: Path) -> None:
     path = tmp_path / "store"
     shutil.copytree(local, path)
     (path / "participants.parquet").write_bytes(b"torn")

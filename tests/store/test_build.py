@@ -205,7 +205,7 @@ def test_a_moved_data_set_is_recognised(tiny: Path, tmp_path: Path) -> None:
     assert len(Store.open(tmp_path / "store").table) == 10
 
 
-def test_too_many_lost_is_said_after_the_work_is_done(tiny: Path, tmp_path: Path) -> None:
+def test_too_many_lost_is_reported_after_the_work_is_done(tiny: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 
     root = tmp_path / "set"
@@ -222,7 +222,7 @@ def test_too_many_lost_is_said_after_the_work_is_done(tiny: Path, tmp_path: Path
     build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.7)
 
 
-def test_wrong_stores_and_sources_are_told_apart(built: tuple[Path, dict], cohort: Path, tmp_path: Path) -> None:
+def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], cohort: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 
     with pytest.raises(UsageError, match="no store at"):
@@ -299,18 +299,18 @@ def test_no_open_file_left_is_no_damage(built: tuple[Path, dict]) -> None:
             store.damaged()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    for told in (read, verified):
-        assert "cannot be read: Too many open files. The volume is not at fault: raise the limit" in str(told.value)
-        assert "delete" not in str(told.value)
+    for result in (read, verified):
+        assert "cannot be read: Too many open files. The volume is not at fault: raise the limit" in str(result.value)
+        assert "delete" not in str(result.value)
     assert store.read(name).volume_id == name
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "result"),
     [(errno.ENOMEM, "Cannot allocate memory.*fewer processes"), (errno.EIO, "Input/output error.*check the disk")],
 )
-def test_no_memory_and_a_failing_disk_are_told_as_such(
-    built: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, number: int, told: str
+def test_no_memory_and_a_failing_disk_are_reported_as_such(
+    built: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, number: int, result: str
 ) -> None:
     from octjepa.store import Store
     from octjepa.store.native_mapping import NativeMap
@@ -321,10 +321,10 @@ def test_no_memory_and_a_failing_disk_are_told_as_such(
     store = Store.open(built[0])
     name = store.table["volume_id"].iloc[0]
     monkeypatch.setattr("mmap.mmap", refuses)
-    with pytest.raises(OctjepaError, match=f"cannot be read: {told}"):
+    with pytest.raises(OctjepaError, match=f"cannot be read: {result}"):
         store.read(name)
     monkeypatch.setattr("zipfile.ZipFile", refuses)
-    with pytest.raises(OctjepaError, match=f"cannot be read: {told}"):
+    with pytest.raises(OctjepaError, match=f"cannot be read: {result}"):
         NativeMap.from_store(store, name)
 
 

@@ -100,9 +100,9 @@ def test_going_coarser_averages_every_sample() -> None:
 def test_uneven_positions_are_resampled_where_they_lie() -> None:
     from octjepa.store.resample import centred_positions, resampling_matrix
 
-    places = np.array([0, 0.1, 0.2, 0.6, 0.7, 1.0]) - 0.5
+    positions = np.array([0, 0.1, 0.2, 0.6, 0.7, 1.0]) - 0.5
     target = centred_positions(9, 0.1)
-    assert np.allclose(resampling_matrix(places, target, 0.1) @ places, target, atol=0.02)
+    assert np.allclose(resampling_matrix(positions, target, 0.1) @ positions, target, atol=0.02)
 
 
 def test_registration_fill_changes_neither_band_nor_contrast() -> None:

@@ -69,15 +69,15 @@ def test_another_spacing_reads_again_and_none_keeps_what_is_there(scans: Path) -
     assert set(read_labels(store.path / "labels.tsv", ["glaucoma"]).values["glaucoma"].values()) == {"1"}
 
 
-def test_a_spacing_by_hand_is_told_and_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spacing_by_hand_is_reported_and_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "scans"
     folder.mkdir()
     np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels, spacing_mm=SPACING)
     wrong = (SPACING[0] * 1.5, *SPACING[1:])
     assert ingest(folder, wrong)["spacing_overridden"] == 0
     assert not [record for record in caplog.records if "--spacing file" in record.message]
-    kept = ingest(folder)
-    assert (kept["skipped"], kept["spacing_overridden"]) == (1, 1)
+    retained = ingest(folder)
+    assert (retained["skipped"], retained["spacing_overridden"]) == (1, 1)
     assert [record.message for record in caplog.records if "--spacing file" in record.message]
     assert ingest(folder, parse_spacing("file"))["accepted"] == 1
     table = Store.open(tmp_path / "store").table
@@ -90,9 +90,9 @@ def test_a_spacing_by_hand_is_told_and_taken_back(tmp_path: Path, caplog: pytest
 
 def test_an_absurd_spacing_is_warned_of(scans: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = ingest(scans, (0.002, 0.004, 0.002))
-    told = [record for record in caplog.records if "extent_implausible" in record.message]
-    assert len(told) == 1
-    assert told[0].message.startswith(f"{made['notes']['extent_implausible']} volumes")
+    result = [record for record in caplog.records if "extent_implausible" in record.message]
+    assert len(result) == 1
+    assert result[0].message.startswith(f"{made['notes']['extent_implausible']} volumes")
     assert made["accepted"] == made["notes"]["extent_implausible"] > 0
 
 
@@ -112,7 +112,7 @@ def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> Non
         ("nan,0.002,0.01", "along slice"),
     ],
 )
-def test_a_wrong_spacing_is_told(text: str, words: str) -> None:
+def test_a_wrong_spacing_is_reported(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_spacing(text)
     assert parse_spacing("0.047,0.0026,0.0117") == (0.047, 0.0026, 0.0117)

@@ -34,8 +34,8 @@ def ids(*numbers: int) -> list[str]:
     ],
 )
 def test_what_two_splits_share_is_found_and_not_quoted(kind: str, shared: dict[str, str]) -> None:
-    told = (("train", code(8)), ("test", code(9)), ("val", ""))
-    rows = [index_entry(2 * number, split=split, enface_hash=digits) for number, (split, digits) in enumerate(told)]
+    result = (("train", code(8)), ("test", code(9)), ("val", ""))
+    rows = [index_entry(2 * number, split=split, enface_hash=digits) for number, (split, digits) in enumerate(result)]
     assert find_leaks(pd.DataFrame(rows)) == []
     table = pd.DataFrame([{**rows[0], **shared}, {**rows[1], **shared}, rows[2]])
     assert find_leaks(table) == [{"kind": kind, "splits": "test;train", "volumes": ids(0, 2)}]
@@ -83,13 +83,13 @@ def test_the_same_store_is_held_against_itself() -> None:
     own = TrainingSet(frozenset(table.loc[table["split"] == "train", "volume_id"]), table[table["split"] == "train"])
     assert pretraining_overlap(table, own)["leaks"] == []
     assert pretraining_overlap(table, own)["seen"] == {"train": {"people": 3, "volumes": 6}}
-    dealt_anew = table.assign(split=["test" if name in ids(0, 1) else "train" for name in table["volume_id"]])
-    found = pretraining_overlap(dealt_anew, own)
+    assigned_anew = table.assign(split=["test" if name in ids(0, 1) else "train" for name in table["volume_id"]])
+    found = pretraining_overlap(assigned_anew, own)
     assert found["seen"]["test"] == {"people": 1, "volumes": 2}
     assert {leak["kind"] for leak in found["leaks"]} == {"person_id", "content_hash", "sop_instance_uid"}
 
 
-def test_weights_alone_tell_contents_and_the_people_they_belong_to() -> None:
+def test_weights_alone_report_contents_and_the_people_they_belong_to() -> None:
     table = pd.DataFrame([index_entry(n, split="test") for n in range(4)])
     found = pretraining_overlap(table, TrainingSet(frozenset([*ids(0), secrets.token_hex(8)]), None))
     assert (found["pretrained_on"], found["compared_by"]) == (2, ["person_id", "content_hash"])

@@ -26,12 +26,12 @@ def map_of(volume: OCTVolume, preprocessing: Preprocessing = PREPROCESSING) -> t
 
 
 @pytest.mark.parametrize("laterality", ["OD", "OS"])
-def test_there_and_back_is_the_same_place(laterality: str) -> None:
+def test_there_and_back_is_the_same_position(laterality: str) -> None:
     uneven = np.cumsum(np.r_[0, 0.15 + 0.05 * np.sin(np.arange(FRAMES - 1))])
     native, _ = map_of(eye(laterality, tilt=12, motion=3, slice_positions_mm=uneven))
     rng = np.random.default_rng(0)
-    places = rng.uniform((0, 0, 10), (FRAMES - 1, ROWS - 1, COLUMNS - 10), (2000, 3))
-    assert np.abs(native.to_native(native.to_canonical(places)) - places).max() < 1e-6
+    positions = rng.uniform((0, 0, 10), (FRAMES - 1, ROWS - 1, COLUMNS - 10), (2000, 3))
+    assert np.abs(native.to_native(native.to_canonical(positions)) - positions).max() < 1e-6
     stored = rng.uniform((0.5, 0, 6), (7.5, 96, 70), (2000, 3))
     assert np.abs(native.to_canonical(native.to_native(stored)) - stored).max() < 1e-6
 
@@ -62,9 +62,9 @@ def test_a_marked_surface_comes_back_within_a_native_row(laterality: str, prepro
         middle = anchor - round(50 * 0.0078 / ty)
         near = np.arange(middle - 4, middle + 5)
         rows = (lines[:, near] * near).sum(axis=1) / lines[:, near].sum(axis=1)
-        place = native.to_native(np.stack([slices, rows, columns], axis=1).astype(float))
-        frame, column = np.clip(np.rint(place[:, [0, 2]]).astype(int).T, 0, [[FRAMES - 1], [COLUMNS - 1]])
-        error = place[:, 1] - surface[frame, column]
+        location = native.to_native(np.stack([slices, rows, columns], axis=1).astype(float))
+        frame, column = np.clip(np.rint(location[:, [0, 2]]).astype(int).T, 0, [[FRAMES - 1], [COLUMNS - 1]])
+        error = location[:, 1] - surface[frame, column]
         assert np.abs(error).mean() < 0.75
         assert np.percentile(np.abs(error), 95) < 1.5
     back = native.to_canonical(np.stack([np.zeros(COLUMNS), surface[0], np.arange(COLUMNS)], axis=1))
@@ -99,8 +99,8 @@ def test_a_store_keeps_what_the_way_back_needs(tiny: Path, tmp_path: Path) -> No
     for row in store.table.to_dict("records")[:2]:
         native = NativeMap.from_store(store, row["volume_id"])
         assert native.mirrored == (row["eye"] == "OS")
-        places = np.array([[2.0, 40.0, 30.0], [7.0, 20.0, 60.0]])
-        assert np.abs(native.to_native(native.to_canonical(places)) - places).max() < 1e-6
+        positions = np.array([[2.0, 40.0, 30.0], [7.0, 20.0, 60.0]])
+        assert np.abs(native.to_native(native.to_canonical(positions)) - positions).max() < 1e-6
     with pytest.raises(UsageError, match="has no volume"):
         NativeMap.from_store(store, "0" * 16)
     (store.chunk_folder(row["volume_id"]) / "geometry.npz").write_bytes(b"PK")

@@ -78,8 +78,8 @@ def test_the_cost_of_a_volume_does_not_grow_with_their_number(
         scale.write_headers(source, count)
         first[count] = operations(lambda: build_store([source], store, PREPROCESSING))  # noqa: B023
         again[count] = operations(lambda: build_store([source], store, PREPROCESSING))  # noqa: B023
-    for told in (first, again):
+    for result in (first, again):
         for what in ("lines", "calls", "files opened"):
-            early, late = (told[80][what] - told[40][what]) / 40, (told[160][what] - told[80][what]) / 80
+            early, late = (result[80][what] - result[40][what]) / 40, (result[160][what] - result[80][what]) / 80
             # One step for every pair of files would add 60 to `late`, which is a few hundred.
             assert late <= 1.03 * early, f"{what} per file: {early} up to 80 files, {late} from there to 160"

@@ -16,7 +16,7 @@ from octjepa.store.cohort_flow import count_entries
 from octjepa.store.select import check_not_empty, select
 
 # Ten training volumes; each says something that none of the others does.
-SAID: list[dict[str, Any]] = [
+MESSAGE: list[dict[str, Any]] = [
     {"device": "zeiss_cirrus"}, {"site": "UAB"}, {"region": "Optic Disc"}, {"eye": ""}, {"format": "nifti"},
     {"pattern": "radial"}, {"native_d": 7}, {"spacing_z_mm": 0.3}, {"quality": 0.2},
     {"notes": "blank_frames=3;person_unknown", "uncertain": "slice;depth"},
@@ -25,14 +25,14 @@ SAID: list[dict[str, Any]] = [
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    rows = [index_entry(2 * number, split="train", **said) for number, said in enumerate(SAID)]
+    rows = [index_entry(2 * number, split="train", **message) for number, message in enumerate(MESSAGE)]
     return store_of(tmp_path / "store", [*rows, index_entry(40, split="val")])
 
 
 def left_out(store: Store, **criteria: Any) -> list[int]:
     """Positions in SAID of what the criteria leave out."""
-    kept = set(select(store, DataRecipe(**criteria), "train").volume_ids)
-    return [number for number in range(len(SAID)) if index_entry(2 * number)["volume_id"] not in kept]
+    retained = set(select(store, DataRecipe(**criteria), "train").volume_ids)
+    return [number for number in range(len(MESSAGE)) if index_entry(2 * number)["volume_id"] not in retained]
 
 
 EVERY_PATTERN: dict[str, Any] = {"patterns": ["raster", "radial"]}
@@ -94,8 +94,8 @@ def test_a_file_of_two_volumes_is_one_file() -> None:
 
 def test_sites_come_from_participants_where_files_name_none(tmp_path: Path) -> None:
     rows = [index_entry(0), index_entry(2, site="B"), index_entry(4)]
-    told = [{"person_id": "1001", "clinical_site": "A"}, {"person_id": "1002", "clinical_site": "A"}]
-    store = store_of(tmp_path / "store", rows, told)
+    result = [{"person_id": "1001", "clinical_site": "A"}, {"person_id": "1002", "clinical_site": "A"}]
+    store = store_of(tmp_path / "store", rows, result)
     assert set(select(store, DataRecipe(), "").flow.stages[0].by_site) == {"A", "B", "unknown"}
     assert select(store, DataRecipe(sites=("A",)), "").volume_ids == [index_entry(0)["volume_id"]]
 
@@ -128,10 +128,10 @@ def test_an_empty_choice_shows_the_flow_and_who_took_the_last(store: Store) -> N
     chosen = select(store, data, "train")
     with pytest.raises(UsageError) as caught:
         check_not_empty(chosen, store, "train")
-    told = str(caught.value)
-    assert "region Makula (the store has no Makula) took out the last 9" in told
-    assert "in the store" in told
-    assert "split train" in told
+    result = str(caught.value)
+    assert "region Makula (the store has no Makula) took out the last 9" in result
+    assert "in the store" in result
+    assert "split train" in result
     check_not_empty(select(store, DataRecipe(), "train"), store, "train")
 
 

@@ -78,23 +78,23 @@ def test_who_is_fixed_stays_and_counts(tmp_path: Path) -> None:
     assert Counter(splits.values()) == {"train": 14, "val": 1}  # of 20 people, 5 of whom are in test already
 
 
-def test_people_without_a_recommendation_are_refused_or_dealt(tmp_path: Path) -> None:
-    told = [{"person_id": f"{1001 + person}", "recommended_split": "val"} for person in range(3)]
-    store = store_of(tmp_path / "store", [index_entry(number) for number in range(20)], told)
+def test_people_without_a_recommendation_are_refused_or_assigned(tmp_path: Path) -> None:
+    result = [{"person_id": f"{1001 + person}", "recommended_split": "val"} for person in range(3)]
+    store = store_of(tmp_path / "store", [index_entry(number) for number in range(20)], result)
     with pytest.raises(UsageError, match=r"7 of 10 people have no recommended_split .* --assign-rest"):
         apply_split(store, "recommended")
-    said = apply_split(store, "recommended", assign_rest=True)
+    message = apply_split(store, "recommended", assign_rest=True)
     assert {row["split"] for row in store.entries() if row["person_id"] in {"1001", "1002", "1003"}} == {"val"}
-    assert (said["train"] + said["val"] + said["test"], said["leaks"]) == (10, [])
-    assert said["train"] >= 6
+    assert (message["train"] + message["val"] + message["test"], message["leaks"]) == (10, [])
+    assert message["train"] >= 6
 
 
-def test_what_is_said_counts_every_trait_and_names_nobody(tmp_path: Path) -> None:
+def test_what_is_reported_counts_every_trait_and_names_nobody(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", people_of_many_kinds(30))
-    said = apply_split(store, "stratified", shares=(0.5, 0.25, 0.25))
-    assert said["strata"]["eye OD"] == {name: said[name] for name in ("train", "val", "test")}
-    assert sum(said["strata"]["device zeiss_cirrus"].values()) == 9
-    assert not any(person in str(said) for person in set(store.table["person_id"]))
+    message = apply_split(store, "stratified", shares=(0.5, 0.25, 0.25))
+    assert message["strata"]["eye OD"] == {name: message[name] for name in ("train", "val", "test")}
+    assert sum(message["strata"]["device zeiss_cirrus"].values()) == 9
+    assert not any(person in str(message) for person in set(store.table["person_id"]))
 
 
 def test_options_that_the_way_does_not_use_are_refused(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_options_that_the_way_does_not_use_are_refused(tmp_path: Path) -> None:
         apply_split(store, "recommended", shares=(0.6, 0.2, 0.2))
 
 
-def test_labels_are_dealt_as_classes_or_by_quarters(tmp_path: Path) -> None:
+def test_labels_are_assigned_as_classes_or_by_quarters(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(number) for number in range(80)])
     ages = {(f"{1001 + person}", ""): str(20 + person) for person in range(40)}
     found = Counter(stratum for strata in strata_of(store, ages).values() for stratum in strata if "label" in stratum)

@@ -42,9 +42,9 @@ def everything(left: tuple[int, ...] = ()) -> SelectedTokens:
     return SelectedTokens(patches, positions.astype(np.float32), index, GRID, tissue)
 
 
-def is_there(place: tuple[int, int, int]) -> Predict:
+def is_there(location: tuple[int, int, int]) -> Predict:
     """1 where the token at `place` is among those given, else 0."""
-    wanted = torch.tensor(place, dtype=torch.float32)
+    wanted = torch.tensor(location, dtype=torch.float32)
     return lambda patches, positions: (positions == wanted).all(dim=-1).any(dim=1, keepdim=True).float()
 
 
@@ -52,7 +52,7 @@ def mapped(answer: Predict, selected: SelectedTokens | None = None, seed: int = 
     return occlude(selected or everything(), answer, drop, TOKEN_MM, np.random.default_rng(seed))
 
 
-def test_the_map_peaks_at_the_planted_place_and_is_zero_elsewhere() -> None:
+def test_the_map_peaks_at_the_planted_position_and_is_zero_elsewhere() -> None:
     found = mapped(is_there(PLANTED))
     s, r, c = PLANTED
     en_face, b_scan = np.zeros((4, 8)), np.full((6, 8), np.nan)
@@ -71,14 +71,14 @@ def test_what_the_answer_ignores_changes_nothing() -> None:
     assert found.scattered == (0, 0)
 
 
-def test_a_place_in_the_background_is_in_its_column_but_not_on_the_b_scan() -> None:
+def test_a_position_in_the_background_is_in_its_column_but_not_on_the_b_scan() -> None:
     found = mapped(is_there((1, 0, 0)))
     assert found.background == 1
     assert np.argwhere(found.en_face == 1).tolist() == [[1, 0], [1, 1]]
     assert np.nanmax(found.b_scan) == 0
 
 
-def test_a_place_without_tissue_has_no_value() -> None:
+def test_a_position_without_tissue_has_no_value() -> None:
     gone = tuple(np.ravel_multi_index((1, row, 4), GRID) for row in range(6)[TISSUE_ROWS])
     found = mapped(is_there((1, 3, 5)), everything(gone))
     assert np.argwhere(np.isnan(found.en_face)).tolist() == [[1, 4]]
@@ -107,7 +107,7 @@ def test_chance_leaves_out_as_many_tokens_of_each_kind() -> None:
     assert mapped(tissue_left).scattered == (9, 3)
 
 
-def test_a_place_spans_a_millimetre_in_whole_tokens() -> None:
+def test_a_position_spans_a_millimetre_in_whole_tokens() -> None:
     assert occlusion.region_radius(TOKEN_MM) == (0, 0, 1)
     assert occlusion.region_radius((0.75, 0.064, 0.376)) == (1, 1, 1)
     assert occlusion.region_radius((0.2, 0.02, 0.2)) == (2, 2, 2)
@@ -128,7 +128,7 @@ def encoder_of(recipe: Recipe) -> PretrainedEncoder:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
-def test_the_answer_is_that_of_an_encoder_which_never_saw_the_place(encoder: PretrainedEncoder, batch: int) -> None:
+def test_the_answer_is_that_of_an_encoder_which_never_saw_the_position(encoder: PretrainedEncoder, batch: int) -> None:
     one = encoder.select_tokens(volume(encoder.recipe.preprocessing, 3))
     patches, positions = torch.from_numpy(one.patches), torch.from_numpy(one.positions)
     rng = np.random.default_rng(0)
@@ -161,8 +161,10 @@ def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) ->
     assert found.en_face[found.slab, found.column] == np.nanmax(found.en_face)
     one = encoder.select_tokens(scan)
     steps = np.stack(np.unravel_index(one.grid_index, one.grid), axis=-1)
-    kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
-    features = encoder.encoder(torch.from_numpy(one.patches[kept][None]), torch.from_numpy(one.positions[kept][None]))
+    retained = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
+    features = encoder.encoder(
+        torch.from_numpy(one.patches[retained][None]), torch.from_numpy(one.positions[retained][None])
+    )
     rest = features[0].detach().numpy()
     rest = np.concatenate([rest.mean(axis=0), rest.std(axis=0), rest.max(axis=0)])
     whole = encoder.embed(scan, occlusion.POOL)
@@ -172,7 +174,7 @@ def test_the_embedding_turns_by_what_the_map_says(encoder: PretrainedEncoder) ->
 
 
 @pytest.mark.parametrize("laterality", ["OD", "OS"])
-def test_the_place_is_right_in_the_scan_as_it_came(laterality: str) -> None:
+def test_the_position_is_right_in_the_scan_as_it_came(laterality: str) -> None:
     """A bright block at the left edge of B-scans that come last, in a right eye and in a left one that is mirrored."""
     drawn = eye(laterality)
     pixels = drawn.pixels.copy()
@@ -198,11 +200,11 @@ def test_the_place_is_right_in_the_scan_as_it_came(laterality: str) -> None:
     (z, _, x), (a, _, c) = recipe.tokens.patch_size, PREPROCESSING.margin
     # the middle of all columns without which something changes
     slab, column = (np.argwhere(found.en_face > 0) + 0.5).mean(axis=0)
-    place = native.to_native(np.array([[a + slab * z - 0.5, 60.0, c + column * x - 0.5]]))[0]
-    assert place[0] == pytest.approx(12.5, abs=2.5)
-    assert place[2] == pytest.approx(26.5, abs=7)  # half a token
-    assert place[0] > FRAMES / 2 + 1
-    assert place[2] < COLUMNS / 2 - 10
+    location = native.to_native(np.array([[a + slab * z - 0.5, 60.0, c + column * x - 0.5]]))[0]
+    assert location[0] == pytest.approx(12.5, abs=2.5)
+    assert location[2] == pytest.approx(26.5, abs=7)  # half a token
+    assert location[0] > FRAMES / 2 + 1
+    assert location[2] < COLUMNS / 2 - 10
 
 
 def tuned(encoder: PretrainedEncoder) -> TunedModel:
@@ -219,18 +221,20 @@ def tuned(encoder: PretrainedEncoder) -> TunedModel:
 
 def test_of_a_tuned_network_it_is_what_its_answer_loses(encoder: PretrainedEncoder) -> None:
     network, scan = tuned(encoder), volume(encoder.recipe.preprocessing, 4)
-    told, one = network.predict(scan), encoder.select_tokens(scan)
+    result, one = network.predict(scan), encoder.select_tokens(scan)
     steps = np.stack(np.unravel_index(one.grid_index, one.grid), axis=-1)
     for number, name in ((0, "b"), (1, None)):
         found = occlusion.tuned_occlusion(network, scan, number, name)
-        kept = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
-        patches, places = (torch.from_numpy(part[kept][None]) for part in (one.patches, one.positions))
-        said = network.network.head_outputs(network.network(patches, places))[number][0].detach().double().numpy()
+        retained = ~((steps[:, 0] == found.slab) & (steps[:, 2] == found.column))
+        patches, positions_value = (torch.from_numpy(part[retained][None]) for part in (one.patches, one.positions))
+        message = (
+            network.network.head_outputs(network.network(patches, positions_value))[number][0].detach().double().numpy()
+        )
         if name is None:
-            expected = told["age"]["value"] - (60 + 9 * said[0])
+            expected = result["age"]["value"] - (60 + 9 * message[0])
         else:
-            raised = np.exp(said + np.array(network.heads[0].shift))
-            expected = told["stage"]["balanced"]["b"] - raised[1] / raised.sum()
+            raised = np.exp(message + np.array(network.heads[0].shift))
+            expected = result["stage"]["balanced"]["b"] - raised[1] / raised.sum()
         assert found.en_face[found.slab, found.column] == pytest.approx(expected, abs=1e-4)
         assert abs(expected) > 1e-3
 

@@ -290,15 +290,15 @@ def test_wandb_without_login_or_server_is_recorded_offline(tmp_path, monkeypatch
     import wandb
 
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(wandb, "login", lambda **asked: login)
+    monkeypatch.setattr(wandb, "login", lambda **requested: login)
     begun = []
     whole = wandb.init
 
-    def init(**asked):
-        begun.append(asked["mode"])
-        if asked["mode"] == "online":
+    def init(**requested):
+        begun.append(requested["mode"])
+        if requested["mode"] == "online":
             raise wandb.errors.CommError("connection refused")
-        return whole(**asked)
+        return whole(**requested)
 
     monkeypatch.setattr(wandb, "init", init)
     caplog.set_level(logging.WARNING)

@@ -64,7 +64,7 @@ def test_a_part_of_the_hidden_tokens_is_tissue_first():
     """Exact counts, within what is hidden, the same context; no tissue is asked more often than other tissue."""
     recipe = small_recipe(masks={"target_share": 0.3})
     tissue = (EVERY[:, 1] == 3) | (EVERY[:, 1] == 4)  # 64 of 256
-    asked = np.zeros(256)
+    requested = np.zeros(256)
     for number in range(600):
         context, target = masks.sample_mask(
             EVERY, GRID, recipe.masks, (102, 46), keys.generator("prefer", number), tissue
@@ -74,8 +74,8 @@ def test_a_part_of_the_hidden_tokens_is_tissue_first():
         assert len(set(target) - set(context)) == 46
         hidden_tissue = tissue.sum() - tissue[context].sum()
         assert tissue[target].sum() == min(46, hidden_tissue)
-        asked[target] += 1
-    assert asked[tissue].std() < 0.1 * asked[tissue].mean()
+        requested[target] += 1
+    assert requested[tissue].std() < 0.1 * requested[tissue].mean()
 
 
 # Millimetres
@@ -143,7 +143,7 @@ def test_one_layout_has_the_same_features_on_two_grids(positions):
     assert not torch.allclose(apart[0], apart[1], atol=1e-3)  # in token steps the grid shows
 
 
-def test_millimetres_count_from_the_scans_centre_and_bruchs_membrane():
+def test_millimetres_count_from_the_scans_centre_and_bruchs_surface():
     recipe = small_recipe(
         tokens={"patch_size": [4, 16, 16], "select": "all", "budget": None}, model={"position_unit": "mm"}
     )

@@ -65,13 +65,13 @@ def test_within_a_domain_nothing_comes_again_before_everything_came() -> None:
 def test_a_volume_never_has_the_same_visit_twice() -> None:
     """The visit keys the views: the one volume of a small domain must not come 25 times an epoch with one view."""
     order = VolumeOrder(IDS, 3, DOMAINS)
-    positions = [place for number in range(6) for place in epoch(order, number)]
+    positions = [location for number in range(6) for location in epoch(order, number)]
     assert len(set(positions)) == len(positions)
     visits = sorted(visit for visit, volume_id in positions if volume_id == "triton-4")
     assert visits == list(range(len(visits)))
 
 
-def test_a_place_is_a_function_of_the_seed_and_the_position() -> None:
+def test_a_position_is_a_function_of_the_seed_and_the_position() -> None:
     walked = [VolumeOrder(IDS, 3, DOMAINS).volume_at(position) for position in range(400)]
     order = VolumeOrder(IDS, 3, DOMAINS)
     assert [order.volume_at(position) for position in reversed(range(400))] == walked[::-1]

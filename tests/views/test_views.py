@@ -73,7 +73,7 @@ def test_light_neutral_changes_nothing_and_each_part_changes_something():
     assert abs(noise.mean()) < 0.01
 
 
-def test_soften_is_the_binomial_filter_within_each_patch():
+def test_blur_is_the_binomial_filter_within_each_patch():
     patches = np.zeros((2, 1, 5, 5), dtype=np.uint8)
     patches[0, 0, 2, 2] = 160
     patches[1, 0, 0, 0] = 160
@@ -108,7 +108,7 @@ def test_tissue_comes_first_and_the_rest_by_chance():
     assert len(set(reserved)) == 8
 
 
-def test_more_tissue_than_tokens_leaves_no_place_out_every_time():
+def test_more_tissue_than_tokens_leaves_no_position_out_every_time():
     """Taken in raster order, or by share, the last B-scans of every eye would never be seen."""
     share = np.ones(40, dtype=np.float32)
     seen = np.zeros(40)
@@ -117,7 +117,7 @@ def test_more_tissue_than_tokens_leaves_no_place_out_every_time():
     assert abs(seen / seen.mean() - 1).max() < 0.25
 
 
-def test_places_in_millimetres_follow_the_spacing():
+def test_positions_in_millimetres_follow_the_spacing():
     index = np.array([0, 31])
     positions = tokens.positions(index, (2, 4, 4), (4, 16, 16), (0.4, 0.01, 0.05), "mm")
     assert np.allclose(positions, [[0.8, 0.08, 0.4], [2.4, 0.56, 2.8]])

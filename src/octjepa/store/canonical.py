@@ -161,7 +161,9 @@ def _along_slices(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
     return (matrix @ flat.astype(np.float32, copy=False)).reshape(len(matrix), *values.shape[1:])
 
 
-def _to_bytes(image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, float]) -> UInt8[np.ndarray, "D H W"]:
+def rescale_to_8_bit(
+    image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, float]
+) -> UInt8[np.ndarray, "D H W"]:
     """Scales intensities between two percentiles to 0..255. Raises VolumeRejected no_tissue where nothing is valid."""
     if not valid.any():
         raise rejection("no_tissue", "flattening moves the whole scan out of the stored height")
@@ -229,7 +231,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         share = _along_slices(along, valid)
         image = _along_slices(along, flat) / np.maximum(share, 1e-3)
         covered = share > 0.5
-    inner = _to_bytes(image, covered, preprocessing.clip_percentiles)
+    inner = rescale_to_8_bit(image, covered, preprocessing.clip_percentiles)
     inner_band = _band(surfaces, shifts, along, ty, stored_h)  # [2, S, C]
     tissue = _in_band(inner_band, stored_h) & covered
     if not tissue.any():

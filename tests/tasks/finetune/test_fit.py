@@ -24,42 +24,42 @@ from octjepa.tasks.finetune.recipe import load_recipe
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
 
-def figure(said, name, probe, metric="auroc", target="mark"):
+def figure(message, name, probe, metric="auroc", target="mark"):
     return next(
         row
-        for row in said["rows"]
+        for row in message["rows"]
         if (row["name"], row["probe"], row["metric"], row["target"]) == (name, probe, metric, target)
     )
 
 
-def test_a_planted_effect_is_learnt_and_stands_beside_what_knows_nothing(done) -> None:
-    _, said = done
-    beside = {(row["name"], row["probe"]) for row in said["rows"]}
+def test_a_planted_effect_is_learned_and_stands_beside_what_knows_nothing(done) -> None:
+    _, message = done
+    beside = {(row["name"], row["probe"]) for row in message["rows"]}
     assert beside == {
         ("small", "tuned"), ("untrained", "tuned"), ("small", "linear"), ("untrained", "linear"),
         ("intensity", "linear"), ("histogram", "linear"), ("covariates", "linear"), ("majority", "constant"),
     }  # fmt: skip
-    assert figure(said, "small", "tuned")["value"] > 0.9
-    assert figure(said, "histogram", "linear")["value"] < 0.8
-    assert said["metrics"]["auroc"]["value"] == figure(said, "small", "tuned")["value"]
-    assert said["metrics"]["auroc"]["n"] == 12  # people
-    assert {pair["against"] for pair in said["paired"]} == {"frozen", "best_baseline", "tuned_from_scratch"}
-    for pair in said["paired"]:
-        other = figure(said, pair["reference"], pair["reference_probe"])
-        ours = figure(said, "small", "tuned")
+    assert figure(message, "small", "tuned")["value"] > 0.9
+    assert figure(message, "histogram", "linear")["value"] < 0.8
+    assert message["metrics"]["auroc"]["value"] == figure(message, "small", "tuned")["value"]
+    assert message["metrics"]["auroc"]["n"] == 12  # people
+    assert {pair["against"] for pair in message["paired"]} == {"frozen", "best_baseline", "tuned_from_scratch"}
+    for pair in message["paired"]:
+        other = figure(message, pair["reference"], pair["reference_probe"])
+        ours = figure(message, "small", "tuned")
         assert pair["difference"] == pytest.approx(ours["value"] - other["value"])
         assert pair["n_people"] == 12
-    best = next(pair for pair in said["paired"] if pair["against"] == "best_baseline")
-    known = [row for row in said["rows"] if row["name"] != "small" and row["probe"] != "tuned"]
-    assert figure(said, best["reference"], best["reference_probe"])["value"] == max(
+    best = next(pair for pair in message["paired"] if pair["against"] == "best_baseline")
+    known = [row for row in message["rows"] if row["name"] != "small" and row["probe"] != "tuned"]
+    assert figure(message, best["reference"], best["reference_probe"])["value"] == max(
         row["value"] for row in known if row["metric"] == "auroc"
     )
-    assert "tuned minus frozen" in said["summary"]
+    assert "tuned minus frozen" in message["summary"]
 
 
-def test_the_folder_holds_what_was_asked_done_and_found(done) -> None:
-    out, said = done
-    assert json.loads((out / "results.json").read_text())["metrics"] == said["metrics"]
+def test_the_folder_holds_what_was_requested_done_and_found(done) -> None:
+    out, message = done
+    assert json.loads((out / "results.json").read_text())["metrics"] == message["metrics"]
     assert load_recipe(out / "recipe.yaml").level == "person"
     about = json.loads((out / "run.json").read_text())
     assert (about["kind"], about["volumes"]) == ("fine-tuning", {"train": 40, "val": 16, "test": 24})
@@ -67,24 +67,24 @@ def test_the_folder_holds_what_was_asked_done_and_found(done) -> None:
     updates = [line["update"] for line in lines if "loss" in line]
     assert updates == list(range(1, len(updates) + 1))
     looks = {line["update"]: line["val_loss"] for line in lines if "val_loss" in line}
-    choice = next(one for one in said["choices"] if one["probe"] == "tuned" and one["name"] == "small")
+    choice = next(one for one in message["choices"] if one["probe"] == "tuned" and one["name"] == "small")
     assert choice["update"] == min(looks, key=looks.get)  # validation chose
-    assert said["checkpoint"].endswith(f"step-{choice['update']:08d}")
+    assert message["checkpoint"].endswith(f"step-{choice['update']:08d}")
     assert not (out / "checkpoints").exists()
 
 
 def test_inspect_says_what_was_tuned_and_what_the_test_gave(done) -> None:
-    out, said = done
+    out, message = done
     found = call("inspect", out, "--json").json
     assert (found["kind"], found["name"], found["encoder"], found["level"]) == (
         "fine-tuning", "finetune", "small", "person"
     )  # fmt: skip
     assert found["targets"] == [{"target": "mark", "task": "binary", "classes": ["0", "1"]}]
     assert found["finished"]
-    assert found["metrics"] == said["metrics"]
+    assert found["metrics"] == message["metrics"]
     assert found["tuned_minus"].keys() == {"frozen", "best_baseline", "tuned_from_scratch"}
-    assert found["tuned_minus"]["frozen"]["value"] == said["paired"][0]["difference"]
-    assert said["checkpoint"].endswith(f"step-{found['weights_of_update']:08d}")
+    assert found["tuned_minus"]["frozen"]["value"] == message["paired"][0]["difference"]
+    assert message["checkpoint"].endswith(f"step-{found['weights_of_update']:08d}")
     shown = call("inspect", out).out
     assert re.search(r"^targets +\n  mark; binary; \[0, 1\]$", shown, re.MULTILINE)
     assert re.search(r"^  frozen +-?\d\.\d{3}( \[-?\d\.\d\d, -?\d\.\d\d\])?$", shown, re.MULTILINE)
@@ -104,17 +104,17 @@ def test_inspect_says_where_a_tuning_stopped(done, tmp_path) -> None:
 
 
 def test_the_report_shows_the_tuned_row_beside_the_others_with_their_differences(done, tmp_path) -> None:
-    out, said = done
+    out, message = done
     page = write_report(out, tmp_path / "page.html").read_text(encoding="utf-8")
-    update = next(one["update"] for one in said["choices"] if one["probe"] == "tuned" and one["name"] == "small")
+    update = next(one["update"] for one in message["choices"] if one["probe"] == "tuned" and one["name"] == "small")
     assert "tuned to mark (binary) on 40 OCT volumes" in page
     assert f"the weights after update {update} were kept, chosen on validation people" in page
-    for pair in said["paired"]:
+    for pair in message["paired"]:
         known = pair["low"] is not None
         span = f" ({signed(pair['low'])} to {signed(pair['high'])})" if known else ", no interval"
         assert f"</strong> {signed(pair['difference'])}{span}. " in page
-    assert page.count('class="headline"') == len(said["paired"]) == 3
-    ours = figure(said, "small", "tuned")
+    assert page.count('class="headline"') == len(message["paired"]) == 3
+    ours = figure(message, "small", "tuned")
     (row,) = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
     assert ("small" in row, "tuned" in row, f"<b>{number(ours['value'])}</b>" in row) == (True, True, True)
     assert page.count('class="chart"') == 4
@@ -137,12 +137,12 @@ def test_the_report_of_a_tuning_that_is_not_finished_shows_how_far_it_is(done, t
     (out / "results.json").write_text("[1", encoding="utf-8")
     assert "results.json is damaged" in write_report(out).read_text(encoding="utf-8")
     (out / "recipe.yaml").unlink()
-    told = call("report", out)
-    assert (told.code, "recipe.yaml cannot be read" in told.err) == (2, True)
+    result = call("report", out)
+    assert (result.code, "recipe.yaml cannot be read" in result.err) == (2, True)
 
 
 def test_predictions_of_volumes_eyes_and_people_agree_with_the_figures(done) -> None:
-    out, said = done
+    out, message = done
     table = pd.read_parquet(out / "predictions.parquet")
     assert set(table["split"]) == {"val", "test"}
     counts = table[table["split"] == "test"]["level"].value_counts()
@@ -150,14 +150,14 @@ def test_predictions_of_volumes_eyes_and_people_agree_with_the_figures(done) -> 
     people = table[(table["level"] == "person") & (table["split"] == "test")]
     score, truth = np.array([row[1] for row in people["scores"]]), people["truth"].to_numpy() == "1"
     pairs = score[truth][:, None] - score[~truth][None]
-    assert said["metrics"]["auroc"]["value"] == pytest.approx((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
+    assert message["metrics"]["auroc"]["value"] == pytest.approx((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
     volumes = table[(table["level"] == "volume") & (table["split"] == "test")]
     mean = volumes.groupby("person_id")["scores"].apply(lambda rows: np.stack(rows.tolist()).mean(axis=0))
     assert np.allclose(np.stack(mean.loc[people["person_id"]].tolist()), np.stack(people["scores"].tolist()))
 
 
 def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted, source) -> None:
-    out, said = done
+    out, message = done
     table = pd.read_parquet(out / "predictions.parquet")
     tuned = load_tuned(out)
     person = table[(table["level"] == "person") & (table["split"] == "test")].iloc[0]
@@ -170,16 +170,16 @@ def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted
     one = planted.read(ids.iloc[0])
     assert np.abs(encoder.embed(one) - before.embed(one)).max() > 1e-3  # it learnt
     assert encoder.trained_on == set(planted.table.loc[planted.table["split"] == "train", "volume_id"])
-    assert "tuned" in read_manifest(Path(said["checkpoint"]))
+    assert "tuned" in read_manifest(Path(message["checkpoint"]))
     with pytest.raises(WrongCheckpointError, match="holds no"):
         load_tuned(source)
 
 
 def test_several_labels_grades_and_quantities_share_one_encoder(tune, tmp_path) -> None:
-    said = tune(tmp_path / "signs", "task=multilabel", "stages.all=1", target="signs")
-    assert {row["target"] for row in said["rows"]} == {"signs=mark", "signs=third", "macro"}
-    assert {"auroc", "auroc_signs=mark", "auroc_signs=third"} <= set(said["metrics"])
-    assert said["paired"][0]["target"] == "macro"
+    message = tune(tmp_path / "signs", "task=multilabel", "stages.all=1", target="signs")
+    assert {row["target"] for row in message["rows"]} == {"signs=mark", "signs=third", "macro"}
+    assert {"auroc", "auroc_signs=mark", "auroc_signs=third"} <= set(message["metrics"])
+    assert message["paired"][0]["target"] == "macro"
     graded = tune(tmp_path / "grade", "task=ordinal", "stages.all=1", "level=eye", target="grade")
     assert graded["paired"][0]["metric"] == "quadratic_kappa"
     assert list(load_tuned(tmp_path / "grade").predict(PlantedStore().read("volume0000"))["grade"]["balanced"]) == [
@@ -206,13 +206,13 @@ def test_each_look_at_the_test_set_is_counted(tune, source, tmp_path) -> None:
 
 
 def test_few_people_to_choose_by_are_a_fault_that_says_what_was_done(done) -> None:
-    _, said = done
-    (fault,) = said["faults"]
+    _, message = done
+    (fault,) = message["faults"]
     assert fault["kind"] == "few_to_choose_by"
     assert "people in val (of the rarest class): mark 4; 20 are needed" in fault["what"]
     assert "chosen on them all the same, which is noisy" in fault["what"]
     assert "The frozen rows beside it choose by cross-validation inside train" in fault["what"]
-    assert {one["by"] for one in said["choices"] if one["probe"] == "linear"} == {"cv"}
+    assert {one["by"] for one in message["choices"] if one["probe"] == "linear"} == {"cv"}
 
 
 def test_what_is_no_encoder_is_refused_by_name(tune, done, tmp_path) -> None:
@@ -229,7 +229,7 @@ def test_what_is_no_encoder_is_refused_by_name(tune, done, tmp_path) -> None:
 
 
 def test_the_command_line_prints_a_table_and_one_line_or_json(planted, source, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Store, "open", lambda place: planted)
+    monkeypatch.setattr(Store, "open", lambda location: planted)
     words = [
         "finetune", "study_group", *QUICK, "stages.head=1", "stages.last=0", "stages.all=0", "targets=[group]",
         "--from", source / "encoder.safetensors", "--store", "any", "--labels", source / "labels.tsv", "--out",
@@ -238,9 +238,9 @@ def test_the_command_line_prints_a_table_and_one_line_or_json(planted, source, t
     assert text.code == 0, text.err
     assert "group: balanced_accuracy" in text.out
     assert "tuned minus frozen" in text.out
-    said = call(*words, tmp_path / "json", "--json", "--ledger", tmp_path / "ledger").json
-    assert set(said["metrics"]["balanced_accuracy"]) == {"value", "low", "high", "n", "n_people"}
-    assert Path(said["checkpoint"]).is_dir()
+    message = call(*words, tmp_path / "json", "--json", "--ledger", tmp_path / "ledger").json
+    assert set(message["metrics"]["balanced_accuracy"]) == {"value", "low", "high", "n", "n_people"}
+    assert Path(message["checkpoint"]).is_dir()
     refused = call(*words, tmp_path / "json")
     assert refused.code == 2
     assert "add --resume" in refused.err
@@ -252,7 +252,7 @@ GOOD = [str(1000 + number) for number in range(40)]
 
 
 @pytest.mark.parametrize(
-    ("columns", "given", "told"),
+    ("columns", "given", "result"),
     [
         ({}, {"target": "drusen"}, "has no column drusen"),
         ({}, {"target": ()}, "name a column|no target was named"),
@@ -268,9 +268,9 @@ GOOD = [str(1000 + number) for number in range(40)]
     ids=["no-column", "no-target", "one-class", "nan", "no-scan", "class-not-in-train", "class-not-in-test", "twice",
          "metric", "task"],
 )  # fmt: skip
-def test_labels_that_cannot_be_used_are_refused_before_the_first_update(tune, tmp_path, columns, given, told) -> None:
+def test_labels_that_cannot_be_used_are_refused_before_the_first_update(tune, tmp_path, columns, given, result) -> None:
     labels = write_labels(tmp_path / "labels.tsv", **columns)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=result):
         tune(tmp_path / "out", *given.get("overrides", ()), target=given.get("target", "mark"), labels=labels)
     assert not (tmp_path / "out").exists()
 
@@ -290,10 +290,10 @@ def test_people_the_encoder_knows_splits_that_leak_and_other_stores_are_refused(
         tune(tmp_path / "out", checkpoint=another)
 
 
-def test_scans_without_labels_and_nobody_in_val_are_said(tune, tmp_path) -> None:
+def test_scans_without_labels_and_nobody_in_val_are_reported(tune, tmp_path) -> None:
     marks = ["" if 20 <= number < 28 else str(number % 2) for number in range(40)]
     labels = write_labels(tmp_path / "labels.tsv", mark=marks)
-    said = tune(tmp_path / "out", "stages.head=2", "stages.last=0", "stages.all=0", labels=labels)
-    assert any("16 of 80 volumes (8 people) have no label" in text for text in said["notes"])
-    assert any("nobody with labels in val" in text for text in said["notes"])
-    assert said["checkpoint"].endswith("step-00000002")
+    message = tune(tmp_path / "out", "stages.head=2", "stages.last=0", "stages.all=0", labels=labels)
+    assert any("16 of 80 volumes (8 people) have no label" in text for text in message["notes"])
+    assert any("nobody with labels in val" in text for text in message["notes"])
+    assert message["checkpoint"].endswith("step-00000002")

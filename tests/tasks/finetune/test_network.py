@@ -111,13 +111,13 @@ def test_pools_as_the_frozen_probe_does(planted, source) -> None:
 
 def test_the_loss_is_that_of_the_probes_volume_by_volume() -> None:
     torch.manual_seed(0)
-    said, truth = torch.randn(8, 3).log_softmax(dim=1), torch.tensor([0.0, 1, 2, 0, 0, 1, 0, 0])
+    message, truth = torch.randn(8, 3).log_softmax(dim=1), torch.tensor([0.0, 1, 2, 0, 0, 1, 0, 0])
     weight = torch.tensor([0.5, 1.5, 4.0])
-    each = each_loss(said, truth, weight, 0.1)
-    expected = networks.loss(said, truth.long(), weight, 0.1)
+    each = each_loss(message, truth, weight, 0.1)
+    expected = networks.loss(message, truth.long(), weight, 0.1)
     assert float(each.sum() / weight[truth.long()].sum()) == pytest.approx(float(expected), rel=1e-6)
     truth[3] = torch.nan
-    assert float(each_loss(said, truth, weight, 0.1)[3]) == 0
+    assert float(each_loss(message, truth, weight, 0.1)[3]) == 0
     wanted = torch.tensor([1.0, float("nan")])
     assert each_loss(torch.tensor([[0.5], [9.0]]), wanted, None, 0.0).tolist() == [0.25, 0.0]
 
@@ -153,7 +153,7 @@ def test_study_group_is_a_person_at_a_time_by_balanced_accuracy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "result"),
     [
         ("encoder_rate=1", "encoder_rate: unknown key; did you mean 'encoder_lr'?"),
         ("stages.first=1", "stages.first: unknown key; known here: head, last, all"),
@@ -167,7 +167,7 @@ def test_study_group_is_a_person_at_a_time_by_balanced_accuracy() -> None:
         ("level=scan", "level: Input should be 'volume', 'eye' or 'person'"),
     ],
 )
-def test_a_recipe_that_is_wrong_is_told(override: str, told: str) -> None:
+def test_a_recipe_that_is_wrong_is_reported(override: str, result: str) -> None:
     with pytest.raises(RecipeError, match=r"refused|form") as error:
         load_recipe("finetune", [override])
-    assert told in str(error.value)
+    assert result in str(error.value)

@@ -29,36 +29,36 @@ def target(val: np.ndarray, test: np.ndarray) -> Target:
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("val", [TRUTH[:0], TRUTH[:7]], ids=["nobody in val", "val lacks a class"])
-def test_shares_are_counted_once_where_val_cannot_place_the_decision(weighted: bool, val: np.ndarray) -> None:
+def test_shares_are_counted_once_where_val_cannot_position_the_decision(weighted: bool, val: np.ndarray) -> None:
     """A head that learnt the shares alone says them; brought back to these shares it must say them again."""
-    learnt = target(val, TRUTH)
+    learned = target(val, TRUTH)
     weight = class_weights(TRUTH, 2) if weighted else np.ones(2)
-    of_loss = class_shares(learnt) * weight  # what the least loss says without a picture
+    of_loss = class_shares(learned) * weight  # what the least loss says without a picture
     tuning = TrainingLabels(
         "binary", ("0", "1"), TRUTH.astype(float), torch.from_numpy(weight.astype(np.float32)), (0.0, 1.0)
     )
     scores = np.tile(of_loss / of_loss.sum(), (100, 1))
-    one = PreparedTarget(learnt, learnt, NOBODY, None)
+    one = PreparedTarget(learned, learned, NOBODY, None)
     _, shift = validation_loss(one, tuning, scores[: len(val)])
-    said = calibrated_predictions(learnt, scores, shift)
-    assert said.scores[0] == pytest.approx([0.5, 0.5], abs=1e-6)
-    assert said.calibrated[0] == pytest.approx([0.9, 0.1], abs=1e-6)
+    message = calibrated_predictions(learned, scores, shift)
+    assert message.scores[0] == pytest.approx([0.5, 0.5], abs=1e-6)
+    assert message.calibrated[0] == pytest.approx([0.9, 0.1], abs=1e-6)
 
 
 def test_a_case_of_several_scans_is_stated_as_it_was_measured(planted, source, monkeypatch) -> None:
     scores = np.array([[0.05, 0.95], [0.7, 0.3], [0.9, 0.1]])
-    learnt = target(TRUTH[:0], np.array([1, 1, 1]))
+    learned = target(TRUTH[:0], np.array([1, 1, 1]))
     shift = np.array([0.3, -0.3])
     case = PreparedTarget(
-        learnt, target(TRUTH[:0], np.array([1])), NOBODY, [np.arange(0)] * 200 + [np.array([200, 201, 202])]
+        learned, target(TRUTH[:0], np.array([1])), NOBODY, [np.arange(0)] * 200 + [np.array([200, 201, 202])]
     )
     measured = case_predictions(case, scores, shift)
-    said = iter(torch.from_numpy(scores).log())
+    message = iter(torch.from_numpy(scores).log())
     encoder = load_encoder(source / "encoder.safetensors")
     network = TunedNetwork(encoder, [("binary", 2)])
-    monkeypatch.setattr(network, "predict", lambda volumes: [next(said)[None]])
+    monkeypatch.setattr(network, "predict", lambda volumes: [next(message)[None]])
     head = HeadSpec(
-        "mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(class_shares(learnt).tolist())
+        "mark", "binary", ("0", "1"), (0.0, 1.0), tuple(shift.tolist()), tuple(class_shares(learned).tolist())
     )
     scan = planted.read(planted.table["volume_id"].iloc[0])
     answer = TunedModel(encoder, network, [head]).predict(scan, scan, scan)["mark"]

@@ -55,7 +55,7 @@ def ending(monkeypatch, update, end):
 
 
 def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, tmp_path, monkeypatch) -> None:
-    out, said = alone
+    out, message = alone
     with monkeypatch.context() as patch:
         ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(Interrupted, match="stopped after update 5 of 8; its checkpoint is written") as stopped:
@@ -63,7 +63,7 @@ def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, 
     assert stopped.value.exit_code == 143
     resumed = tune(tmp_path / "out", *QUICK, resume=True)
     assert_same(out, tmp_path / "out")
-    assert resumed["metrics"] == said["metrics"]
+    assert resumed["metrics"] == message["metrics"]
     assert (
         tune(tmp_path / "out", *QUICK, resume=True)["summary"] == resumed["summary"]
     )  # finished: nothing is done again
@@ -87,8 +87,8 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
     assert [folder.name for folder in list_checkpoints(tmp_path / "out" / "checkpoints")] == ["step-00000003"]
     found = call("inspect", tmp_path / "out", "--json").json
     assert not found["finished"]
-    told = [found[name] for name in ("stopped_in", "last_update", "resumes_after_update", "updates")]
-    assert told == ["tuned", 5, 3, 8]
+    result = [found[name] for name in ("stopped_in", "last_update", "resumes_after_update", "updates")]
+    assert result == ["tuned", 5, 3, 8]
     with pytest.raises(WrongCheckpointError, match="since it was begun, the recipe changed"):
         tune(tmp_path / "out", *QUICK, "head_lr=0.5", resume=True)
     other = write_labels(
@@ -100,7 +100,7 @@ def test_a_killed_tuning_goes_on_from_its_last_checkpoint(alone, tune, source, t
     assert_same(out, tmp_path / "out")
 
 
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
+def test_a_damaged_checkpoint_is_reported_of_and_the_one_before_it_taken(
     alone, tune, tmp_path, monkeypatch, caplog
 ) -> None:
     out, _ = alone
@@ -130,15 +130,15 @@ def test_volumes_that_the_store_holds_in_another_form_are_not_gone_on_with(tune,
 
 
 @pytest.mark.parametrize("at", ["losses", "validate"])
-def test_the_death_of_a_loader_process_is_told_wherever_the_tuning_is(tune, tmp_path, monkeypatch, at) -> None:
+def test_the_death_of_a_loader_process_is_reported_wherever_the_tuning_is(tune, tmp_path, monkeypatch, at) -> None:
     """torch raises it in the midst of what the main process does just then."""
 
     def interrupted(*_):
         raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
 
     monkeypatch.setattr(TuningTask, at, interrupted)
-    told = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
-    with pytest.raises(OctjepaError, match=told) as error:
+    result = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
+    with pytest.raises(OctjepaError, match=result) as error:
         tune(tmp_path / "out", *QUICK, "loader_workers=1")
     assert error.value.exit_code == 1
 
@@ -158,9 +158,9 @@ def test_early_stopping_ends_in_the_last_stage_alone_and_keeps_the_best_look(tun
     looks = [line for line in read_json_lines(tmp_path / "out" / "metrics.jsonl") if "val_loss" in line]
     assert [line["update"] for line in looks] == [2, 4, 6]
     assert [folder.name for folder in list_checkpoints(tmp_path / "out" / "tuned")] == ["step-00000002"]
-    kept = weights_of(tmp_path / "out")["heads.0.linear.weight"]
-    assert torch.equal(kept, seen[0]["heads.0.linear.weight"])
-    assert not torch.equal(kept, seen[-1]["heads.0.linear.weight"])
+    retained = weights_of(tmp_path / "out")["heads.0.linear.weight"]
+    assert torch.equal(retained, seen[0]["heads.0.linear.weight"])
+    assert not torch.equal(retained, seen[-1]["heads.0.linear.weight"])
 
 
 def test_updates_without_a_finite_gradient_change_nothing_and_end_the_run_when_they_do_not_end(
@@ -169,8 +169,8 @@ def test_updates_without_a_finite_gradient_change_nothing_and_end_the_run_when_t
     honest = training.each_loss
     calls = iter(range(100))
     monkeypatch.setattr(training, "each_loss", lambda *a: honest(*a) * (float("nan") if next(calls) in (2, 3) else 1))
-    said = tune(tmp_path / "out", *QUICK)
-    assert any("1 updates without a finite gradient were skipped" in text for text in said["notes"])
+    message = tune(tmp_path / "out", *QUICK)
+    assert any("1 updates without a finite gradient were skipped" in text for text in message["notes"])
     assert all(torch.isfinite(value).all() for value in weights_of(tmp_path / "out").values())
     monkeypatch.setattr(training, "each_loss", lambda *a: honest(*a) * float("nan"))
     with pytest.raises(Exception, match="5 updates in a row without a finite gradient"):
@@ -206,12 +206,12 @@ dist.destroy_process_group()
 
 
 def test_two_processes_tune_the_weights_of_one(alone, source, tmp_path) -> None:
-    out, said = alone
+    out, message = alone
     ended = finish(start_ranks(TWO, source, tmp_path / "out", *planted.QUICK, *QUICK))
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
-    told = [json.loads(text.splitlines()[-1]) for _, text, _ in ended]
-    assert told[0]["said"] == told[1]["said"]
-    assert told[0]["said"]["metrics"] == said["metrics"]
+    result = [json.loads(text.splitlines()[-1]) for _, text, _ in ended]
+    assert result[0]["said"] == result[1]["said"]
+    assert result[0]["said"]["metrics"] == message["metrics"]
     assert_same(out, tmp_path / "out")
-    assert [one["again"][0] for one in told] == [2, 2]
-    assert "cannot be divided evenly over 2 processes" in told[0]["odd"][1]
+    assert [one["again"][0] for one in result] == [2, 2]
+    assert "cannot be divided evenly over 2 processes" in result[0]["odd"][1]

@@ -43,7 +43,7 @@ class Line:
     root: Path
     store: Store
     encoder: Path
-    said: dict[str, Any]
+    results: dict[str, Any]
 
     @property
     def labels(self) -> Path:

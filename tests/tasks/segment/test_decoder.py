@@ -147,7 +147,7 @@ def test_rates_fall_block_by_block(encoder: PretrainedEncoder) -> None:
     assert norm <= {id(parameter) for parameter in groups[-1]["params"]}
 
 
-def test_places_without_a_label_give_no_loss_and_no_gradient() -> None:
+def test_positions_without_a_label_give_no_loss_and_no_gradient() -> None:
     loss_of = decoder.dice_cross_entropy()
     rng = np.random.default_rng(0)
     wanted = rng.integers(0, 2, (1, 2, 4, 4)).astype(np.uint8)
@@ -175,9 +175,9 @@ def test_dice_is_that_of_monai_and_hd95_that_of_hand() -> None:
     from monai.metrics import DiceMetric
 
     rng = np.random.default_rng(1)
-    said, true = (rng.integers(0, 3, (4, 8, 8)).astype(np.uint8) for _ in range(2))
-    ours = dice(voxel_counts(said, true, 2)[None])[:, 0]
-    hot = [torch.from_numpy(np.stack([one == code for code in range(3)])[None]).float() for one in (said, true)]
+    message, true = (rng.integers(0, 3, (4, 8, 8)).astype(np.uint8) for _ in range(2))
+    ours = dice(voxel_counts(message, true, 2)[None])[:, 0]
+    hot = [torch.from_numpy(np.stack([one == code for code in range(3)])[None]).float() for one in (message, true)]
     assert ours == pytest.approx(DiceMetric(include_background=False)(*hot)[0].numpy())
     box, moved = np.zeros((2, 6, 20, 20), np.uint8)
     box[2:4, 5:10, 5:15] = 1

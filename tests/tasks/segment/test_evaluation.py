@@ -29,8 +29,8 @@ def row(*rare: list[float], common: list[float] = COMMON) -> list[ScanFigures]:
 
 def scored(**rows: list[ScanFigures]) -> HeadEstimates:
     scores = HeadEstimates(PEOPLE, ("common", "rare"), [np.zeros(1, np.uint8)] * len(PEOPLE), Draws(PEOPLE, 400, 0))
-    for name, judged in rows.items():
-        scores.add(name, judged)
+    for name, evaluated in rows.items():
+        scores.add(name, evaluated)
     return scores
 
 
@@ -42,9 +42,9 @@ def test_a_false_voxel_of_a_class_that_no_scan_holds_moves_no_mean_and_is_seen()
     assert scores.estimates["false", "dice", "rare"].as_dict() == {
         "value": 0, "low": None, "high": None, "n": 8, "n_people": 0
     }  # fmt: skip
-    told = Findings()
-    report_classes("net", row(FALSE, FALSE), ("common", "rare"), PEOPLE, told)
-    assert (told.faults, told.notes) == (
+    result = Findings()
+    report_classes("net", row(FALSE, FALSE), ("common", "rare"), PEOPLE, result)
+    assert (result.faults, result.notes) == (
         [], ["rare: no test scan holds it, so the means leave it out; net predicts 2 mm3 of it"]
     )  # fmt: skip
 
@@ -69,10 +69,10 @@ def test_a_class_of_few_people_has_no_interval_and_is_a_fault() -> None:
     some = row([4.0, 5.0, 5.0], [2.0, 5.0, 5.0])
     rare = scored(some=some).estimates["some", "dice", "rare"]
     assert (rare.n_people, rare.interval().low) == (2, None)
-    told = Findings()
-    report_classes("net", some, ("common", "rare"), PEOPLE, told)
-    assert [fault["kind"] for fault in told.faults] == ["rare_class"]
-    assert told.faults[0]["what"].startswith("rare: 2 of 8 test people have it, fewer than the 6 that an interval")
+    result = Findings()
+    report_classes("net", some, ("common", "rare"), PEOPLE, result)
+    assert [fault["kind"] for fault in result.faults] == ["rare_class"]
+    assert result.faults[0]["what"].startswith("rare: 2 of 8 test people have it, fewer than the 6 that an interval")
     alone = Findings()
     report_classes("net", row([4.0, 5.0, 5.0], common=NOTHING), ("other", "rare"), PEOPLE, alone)
     assert alone.faults == []  # no other class is in the mean

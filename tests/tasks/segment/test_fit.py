@@ -23,34 +23,34 @@ pytestmark = pytest.mark.timeout(400)  # the first one makes the cohort and impo
 
 
 def value(line: Line, name: str, metric: str = "dice", label: str = "mean") -> float:
-    (row,) = (r for r in line.said["rows"] if (r["name"], r["metric"], r["class"]) == (name, metric, label))
+    (row,) = (r for r in line.results["rows"] if (r["name"], r["metric"], r["class"]) == (name, metric, label))
     return row["value"]
 
 
 def test_the_head_is_far_above_the_position_prior_with_intervals_over_people(line: Line) -> None:
-    assert {row["name"] for row in line.said["rows"]} == {"small", "untrained", "intensity", "position_prior"}
+    assert {row["name"] for row in line.results["rows"]} == {"small", "untrained", "intensity", "position_prior"}
     assert value(line, "small") > value(line, "position_prior") + 0.2
     assert value(line, "small") > 0.6
     assert value(line, "small", "hd95_mm") < value(line, "position_prior", "hd95_mm")
-    metrics = line.said["metrics"]
+    metrics = line.results["metrics"]
     assert set(metrics) >= {"dice", *(f"dice_{name}" for name in PHANTOM_LAYERS), "hd95_mm", "thickness_error_um"}
     for figure in metrics.values():
         assert figure["low"] < figure["value"] < figure["high"]
         assert (figure["n"], figure["n_people"]) == (12, 6)
     assert metrics["etdrs_error_um"]["value"] < 25  # two rows of 12 um
-    paired = {pair["reference"]: pair for pair in line.said["paired"]}
+    paired = {pair["reference"]: pair for pair in line.results["paired"]}
     assert paired["position_prior"]["low"] > 0.1
     assert paired["untrained"]["difference"] == pytest.approx(0)  # this encoder is its own untrained twin
 
 
 def test_the_setting_is_chosen_on_validation_people(line: Line) -> None:
-    chosen = line.said["chosen"]["small"]
+    chosen = line.results["chosen"]["small"]
     assert chosen["head"] == "linear"
     assert 0.5 < chosen["val_dice"] < 1
 
 
 def etdrs_of(line: Line) -> list[dict[str, str]]:
-    with Path(line.said["etdrs"]).open(encoding="utf-8") as file:
+    with Path(line.results["etdrs"]).open(encoding="utf-8") as file:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
@@ -69,8 +69,8 @@ def test_the_nerve_fibres_are_thicker_on_the_nasal_side_of_either_eye(line: Line
 
 
 def test_the_figure_and_the_head_are_where_the_result_says(line: Line) -> None:
-    assert Path(line.said["figure"]).read_text(encoding="utf-8").lstrip().startswith("<?xml")
-    head = load_head(line.said["checkpoint"], str(line.encoder))
+    assert Path(line.results["figure"]).read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    head = load_head(line.results["checkpoint"], str(line.encoder))
     assert head.classes == tuple(PHANTOM_LAYERS)
     again = call(
         "segment", "segment_linear", "--from", line.encoder, "--store", line.root / "store", "--labels", line.labels,
@@ -86,7 +86,7 @@ def test_inspect_says_what_the_head_tells_apart_and_how_well(line: Line, tmp_pat
         "segmentation", "linear", "small", True
     )  # fmt: skip
     assert found["classes"] == list(PHANTOM_LAYERS)
-    assert found["metrics"] == line.said["metrics"]
+    assert found["metrics"] == line.results["metrics"]
     assert found["dice_minus"].keys() == {"untrained", "intensity", "position_prior"}
     assert found["dice_minus"]["position_prior"]["low"] > 0.1
     shown = call("inspect", line.out).out
@@ -108,17 +108,17 @@ def test_shifted_labels_and_swapped_classes_are_seen(line: Line) -> None:
     scores = head.head.scores(line.store.read(row["volume_id"]))
     stored, truth = cohort.stored[row["volume_id"]], cohort.native(row, "labels", "inferior")
 
-    def judged(stored: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def evaluated(stored: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         one = evaluate_scan(scores, stored, type(truth)(codes, truth.native, truth.scan, "labels", "positions"))
         return dice(one.counts[None])[:, 0], one.errors
 
-    right, errors = judged(stored, truth.codes)
-    shifted, far = judged(np.roll(stored, 8, axis=1), np.roll(truth.codes, 12, axis=1))  # 96 um down
+    right, errors = evaluated(stored, truth.codes)
+    shifted, far = evaluated(np.roll(stored, 8, axis=1), np.roll(truth.codes, 12, axis=1))  # 96 um down
     assert (shifted < right - 0.1).all()
     assert (far[:, 0] > errors[:, 0] + 0.02).sum() >= 4  # hd95_mm
     assert far[:, 1] == pytest.approx(errors[:, 1], abs=3)  # a shift changes no thickness: hence more than one metric
     swap = np.array([0, 2, 1, 3, 4, 5, *range(6, 256)], np.uint8)
-    swapped, _ = judged(swap[stored], swap[truth.codes])
+    swapped, _ = evaluated(swap[stored], swap[truth.codes])
     assert (swapped[:2] < 0.35).all()
     assert swapped[2:] == pytest.approx(right[2:])
 
@@ -146,11 +146,11 @@ def test_a_store_that_was_prepared_otherwise_is_refused_with_what_differs_and_wh
     other = RECIPE.model_copy(
         update={"preprocessing": RECIPE.preprocessing.model_copy(update={"flatten": "quadratic"})}
     )
-    told = call(
+    result = call(
         "segment", "segment_linear", "--from", write_encoder(tmp_path / "other.safetensors", other),
         "--store", line.root / "store", "--labels", line.labels, "--out", tmp_path / "out",
     )  # fmt: skip
-    assert told.code == 2
-    assert "flatten: store none, recipe quadratic" in told.err
-    assert "Ingest the files into a new store with the recipe of the weights" in told.err
+    assert result.code == 2
+    assert "flatten: store none, recipe quadratic" in result.err
+    assert "Ingest the files into a new store with the recipe of the weights" in result.err
     assert not (tmp_path / "out").exists()

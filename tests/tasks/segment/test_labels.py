@@ -127,7 +127,7 @@ def test_labels_without_scans_and_scans_without_labels_are_counted(line: Line, s
 Spoil = Callable[[Path, tuple[int, int, int]], None]
 
 
-@pytest.mark.parametrize(("spoil", "said"), [
+@pytest.mark.parametrize(("spoil", "message_text"), [
     (lambda path, s: write_npz(path, np.ones((s[0] - 1, *s[1:]), np.uint8), ["onl"]), "its scan 28 x 188 x 168"),
     (lambda path, s: write_npz(path, np.ones(s, np.uint8), ["onl"], spacing_mm=(0.5, 0.008, 0.036)), "between slices"),
     (lambda path, s: write_npz(path, np.full(s, 7, np.uint8), ["onl"]), "unknown classes 7: named are 1 onl"),
@@ -137,12 +137,12 @@ Spoil = Callable[[Path, tuple[int, int, int]], None]
     (lambda path, s: path.write_bytes(b"PK\x03\x04 no archive"), "cannot be read as .npz"),
 ])  # fmt: skip
 def test_a_label_file_that_fits_no_scan_is_named_with_what_is_wrong(
-    line: Line, some: Path, spoil: Spoil, said: str
+    line: Line, some: Path, spoil: Spoil, message_text: str
 ) -> None:
     row = line.store.table[(line.store.table["split"] == "train") & (line.store.table["native_d"] == 28)].iloc[0]
     spoil(some / f"{row['sop_instance_uid']}.npz", (28, 188, 168))
     message = refused(line.store, some)
-    assert said in message
+    assert message_text in message
     assert str(row["sop_instance_uid"]) in message
 
 
@@ -155,7 +155,7 @@ def test_nifti_without_names_of_its_numbers_is_refused(line: Line, tmp_path: Pat
     assert "no mapping" in refused(line.store, tmp_path)
 
 
-def test_classes_that_cannot_be_learnt_are_refused(line: Line, some: Path) -> None:
+def test_classes_that_cannot_be_learned_are_refused(line: Line, some: Path) -> None:
     assert "no label file names the class 'retina'" in refused(line.store, some, "retina")
     table = line.store.table
     for row in table[table["split"] == "train"].to_dict("records"):
@@ -193,14 +193,14 @@ def test_recipes_load_and_wrong_keys_are_refused() -> None:
     made = load_recipe("segment_decoder", ["decoder.updates=7", "centre=scan"])
     assert made.decoder is not None
     assert (made.decoder.updates, made.decoder.lr, made.centre) == (7, 3e-3, "scan")
-    for wrong, said in (
+    for wrong, message_text in (
         ("head=linear", "segmentation recipe segment_linear is refused:\n  head: unknown key; known here: name"),
         ("decoder.update=7", "decoder.update: unknown key; did you mean 'updates'?"),
         ("columns=0", "columns: Input should be greater than 0 (found 0)"),
         ("columns", "'columns' is not of the form key=value, such as decoder.updates=100"),
         ("columns.width=1", "'columns' is a value, not a section"),
     ):
-        with pytest.raises(UsageError, match=re.escape(said)):
+        with pytest.raises(UsageError, match=re.escape(message_text)):
             load_recipe("segment_linear", [wrong])
     with pytest.raises(UsageError, match="a head's folder to apply, or one of segment_decoder, segment_linear"):
         load_recipe("nothing")

@@ -30,7 +30,7 @@ def read(line: Line, page: Path) -> str:
     return page.read_text(encoding="utf-8").replace("<wbr>", "")  # where a long file name may break
 
 
-def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line: Line, tmp_path: Path) -> None:
+def test_the_page_says_who_was_learned_from_and_what_stands_beside_the_head(line: Line, tmp_path: Path) -> None:
     page = read(line, tmp_path / "page.html")
     outline = Outline(page)
     assert (outline.open, outline.scripts, outline.unlabelled) == ([], 0, [])
@@ -42,13 +42,13 @@ def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line:
     assert "http://" not in page
     assert "https://" not in page
     assert "It was trained on 8 labelled scans of 4 people and evaluated once on 12 scans of 6 others" in page
-    for pair in line.said["paired"]:
+    for pair in line.results["paired"]:
         assert pair["reference"] in {"untrained", "intensity", "position_prior"}
         span = f" ({signed(pair['low'])} to {signed(pair['high'])})" if pair["low"] is not None else ","
         assert f"{signed(pair['difference'])}{span}" in page
     ours = re.findall(r'<tr class="ours">.*?</tr>', page, re.DOTALL)
     values = [
-        line.said["metrics"][key]["value"] for key in ("dice", *(f"dice_{name}" for name in line.said["classes"]))
+        line.results["metrics"][key]["value"] for key in ("dice", *(f"dice_{name}" for name in line.results["classes"]))
     ]
     assert sorted(re.search(r"<b>(.*?)</b>", row)[1] for row in ours) == sorted(map(number, values))
     assert "octjepa segment recipe.yaml --from ENCODER" in page
@@ -58,7 +58,7 @@ def test_the_page_says_who_was_learnt_from_and_what_stands_beside_the_head(line:
 
 def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(line: Line, tmp_path: Path) -> None:
     cohort = LabelledVolumes(line.store, line.labels, RECIPE)
-    typical, worst = line.said["bscans"]
+    typical, worst = line.results["bscans"]
     assert (typical["which"], worst["which"]) == ("typical", "worst")
     assert worst["dice"] < typical["dice"]
     head = load_head(line.out, str(line.encoder)).head
@@ -66,8 +66,8 @@ def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(li
         for one in (typical, worst):
             volume, true = line.store.read(one["volume_id"]), cohort.stored[one["volume_id"]]
             at = one["bscan"] - 1
-            said = head.scores(volume)[:, at].argmax(axis=0)
-            for part, expected in (("pixels", volume.pixels[at]), ("true", true[at]), ("predicted", said)):
+            message = head.scores(volume)[:, at].argmax(axis=0)
+            for part, expected in (("pixels", volume.pixels[at]), ("true", true[at]), ("predicted", message)):
                 assert np.array_equal(arrays[f"{one['which']}_{part}"], expected)
     page = read(line, tmp_path / "page.html")
     for one, why in ((typical, "the median"), (worst, "the lowest")):
@@ -98,19 +98,19 @@ def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Pa
 
 
 def test_the_look_at_the_test_people_is_counted_beside_the_labels(line: Line) -> None:
-    (use,) = line.said["uses"]
+    (use,) = line.results["uses"]
     assert (use["looks"], use["measured"]) == (1, 3)  # of an untrained encoder, itself is its twin; grey levels, prior
     assert Path(use["file"]).parent == line.labels.parent / "octjepa_test_uses"
-    assert line.said["faults"] == []
+    assert line.results["faults"] == []
 
 
-def test_a_class_that_is_never_said_though_it_is_there_is_a_fault() -> None:
-    said_true = np.array([[5.0, 9, 9], [0, 0, 4], [0, 0, 0]])  # the second is missed, the third is not there
+def test_a_class_that_is_never_reported_though_it_is_there_is_a_fault() -> None:
+    message_true = np.array([[5.0, 9, 9], [0, 0, 4], [0, 0, 0]])  # the second is missed, the third is not there
     nothing = np.zeros((3, 9))
-    one = ScanFigures(said_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
-    told = Findings()
-    report_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], told)
-    assert told.faults == [
+    one = ScanFigures(message_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
+    result = Findings()
+    report_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], result)
+    assert result.faults == [
         {"kind": "class_never_said", "what": "small predicts fluid for no voxel of the test scans, which hold it"}
     ]
 

@@ -31,23 +31,23 @@ def applied(line: Line, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tuple[Path, dict]) -> None:
-    out, said = applied
+    out, message = applied
     head = load_head(line.out, str(line.encoder))
-    for device, told in zip(("maestro2", "cirrus"), said["scans"], strict=True):
+    for device, result in zip(("maestro2", "cirrus"), message["scans"], strict=True):
         scan = read_volume(line.scan(device))
         turned = "frames_reversed" in scan.notes
         assert turned == (device == "maestro2")
         codes, _ = segment_volume(head, scan)
         expected = codes[::-1] if turned else codes
         labels = LabelFolder(out)
-        nifti = labels.read(Path(told["nifti"]), head.classes, scan.shape[0])
+        nifti = labels.read(Path(result["nifti"]), head.classes, scan.shape[0])
         nifti.check(scan.shape, scan.spacing_mm, "the answer")
         assert np.array_equal(nifti.codes, expected)
-        made = read_segmentation(Path(told["dicom"]), scan.shape[0])
+        made = read_segmentation(Path(result["dicom"]), scan.shape[0])
         assert made.names == head.classes
         assert np.array_equal(made.codes, np.where(expected == 255, 0, expected))
         assert made.spacing_mm == pytest.approx(scan.spacing_mm, rel=1e-4)
-        assert 60 < told["mean_um"]["inner"] < 200
+        assert 60 < result["mean_um"]["inner"] < 200
 
 
 def test_the_dicom_segmentation_references_its_scan_and_holds_nobodys_name(
@@ -85,7 +85,7 @@ def test_a_scan_wider_than_the_view_is_read_window_by_window(line: Line) -> None
     assert thick[1] == pytest.approx((alone == 1).sum(), rel=0.4)
 
 
-def test_what_cannot_be_segmented_is_told_and_the_rest_is_done(line: Line, tmp_path: Path) -> None:
+def test_what_cannot_be_segmented_is_reported_and_the_rest_is_done(line: Line, tmp_path: Path) -> None:
     broken = tmp_path / "broken.dcm"
     broken.write_bytes(line.scan("cirrus").read_bytes()[:3000])
     arguments = ("segment", line.out, "--from", line.encoder, "--out", tmp_path / "out", "--format", "nifti", "--json")
@@ -129,8 +129,8 @@ def test_a_segmentation_that_says_two_things_or_of_another_scan_is_refused(
         made.save_as(tmp_path / f"{how}.dcm")
         return tmp_path / f"{how}.dcm"
 
-    for how, said in (("overlap", "segments overlap"), ("fractional", "expected a binary one")):
-        with pytest.raises(UsageError, match=said):
+    for how, message in (("overlap", "segments overlap"), ("fractional", "expected a binary one")):
+        with pytest.raises(UsageError, match=message):
             read_segmentation(spoilt(how), 32)
     with pytest.raises(UsageError, match="of another scan"):
         read_segmentation(Path(source), 5)

@@ -36,16 +36,16 @@ def test_thickness_is_rows_times_spacing_and_nothing_where_nothing_was_labelled(
     assert np.isnan(made[:, 0, 2]).all()
 
 
-@pytest.mark.parametrize(("eye", "first", "place", "sector"), [
+@pytest.mark.parametrize(("eye", "first", "location", "sector"), [
     ("OD", "inferior", (0, 1), "nasal"), ("OD", "inferior", (0, -1), "temporal"),
     ("OS", "inferior", (0, 1), "temporal"), ("OS", "inferior", (0, -1), "nasal"),
     ("OD", "inferior", (1, 0), "superior"), ("OS", "inferior", (-1, 0), "inferior"),
     ("OD", "superior", (1, 0), "inferior"), ("OS", "superior", (-1, 0), "superior"),
 ])  # fmt: skip
-def test_sectors_of_either_eye(eye: str, first: str, place: tuple[int, int], sector: str) -> None:
+def test_sectors_of_either_eye(eye: str, first: str, location: tuple[int, int], sector: str) -> None:
     found = sector_index(SHAPE, SPACING, lie(eye, first))
     for mm, ring in ((1.0, "inner"), (2.25, "outer")):
-        at = 30 + round(place[0] * mm / SPACING[0]), 60 + round(place[1] * mm / SPACING[1])
+        at = 30 + round(location[0] * mm / SPACING[0]), 60 + round(location[1] * mm / SPACING[1])
         assert SECTORS[found[at]] == f"{ring}_{sector}"
     assert found[30, 60] == 0
     assert found[0, 0] == -1
@@ -53,7 +53,7 @@ def test_sectors_of_either_eye(eye: str, first: str, place: tuple[int, int], sec
 
 def test_areas_and_means_are_those_of_the_circles() -> None:
     found = sector_index(SHAPE, SPACING, lie("OD"))
-    areas = [(found == place).sum() * SPACING[0] * SPACING[1] for place in range(9)]
+    areas = [(found == location).sum() * SPACING[0] * SPACING[1] for location in range(9)]
     rings = np.pi * np.diff([0, *np.square(RADII_MM)])
     assert areas[0] == pytest.approx(rings[0], rel=0.05)
     assert sum(areas[1:5]) == pytest.approx(rings[1], rel=0.05)

@@ -1,7 +1,7 @@
 """How far the en face hashes of copies, repeats, fellow eyes and other people lie apart, in bits of 256.
 
-Commands: python tests/store/likeness_distances.py [--people N]
-          python tests/store/likeness_distances.py --seconds 10000 30000 100000    (CPU-seconds of the search)
+Commands: python tests/store/near_duplicate_distances.py [--people N]
+          python tests/store/near_duplicate_distances.py --seconds 10000 30000 100000    (CPU-seconds of the search)
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--people", type=int, default=24)
     parser.add_argument("--seconds", type=int, nargs="+", metavar="VOLUMES", help="time the search instead")
-    asked = parser.parse_args()
-    for volumes in asked.seconds or ():
+    requested = parser.parse_args()
+    for volumes in requested.seconds or ():
         print(f"{volumes:,} volumes: {seconds_of_search(volumes):.1f} s")
-    for name, bits in ({} if asked.seconds else table(asked.people)).items():
+    for name, bits in ({} if requested.seconds else table(requested.people)).items():
         print(f"| {name} | {min(bits)} | {np.median(bits):.0f} | {max(bits)} |")
