@@ -1,4 +1,4 @@
-"""bf16 is chosen where the device has it in hardware, and only there."""
+"""bf16 in hardware is found where it is, and only there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octjepa.distributed import precision
-from octjepa.distributed.precision import gemm_gflops, resolve_precision
+from octjepa.distributed.precision import bf16_in_hardware, gemm_gflops
 
 CPU = torch.device("cpu")
 
@@ -23,35 +23,27 @@ def pretend(monkeypatch: pytest.MonkeyPatch, bf16_gflops: float, **capabilities:
 @pytest.mark.parametrize(
     ("capabilities", "bf16_gflops", "expected"),
     [
-        ({}, 400.0, "fp32"),  # no instruction set: the product is not even tried
-        ({"avx512_bf16": True}, 400.0, "bf16"),
-        ({"amx_bf16": True}, 400.0, "bf16"),
-        ({"amx_bf16": True}, 52.0, "fp32"),  # hidden by the hypervisor
-        ({"architecture": "aarch64"}, 300.0, "bf16"),
-        ({"architecture": "aarch64"}, 50.0, "fp32"),
+        ({}, 400.0, False),  # no instruction set: the product is not even tried
+        ({"avx512_bf16": True}, 400.0, True),
+        ({"amx_bf16": True}, 400.0, True),
+        ({"amx_bf16": True}, 52.0, False),  # hidden by the hypervisor
+        ({"architecture": "aarch64"}, 300.0, True),
+        ({"architecture": "aarch64"}, 50.0, False),
     ],
 )
-def test_auto_takes_what_is_fast(
-    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, Any], bf16_gflops: float, expected: str
+def test_instruction_sets_are_confirmed_by_a_product(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, Any], bf16_gflops: float, expected: bool
 ) -> None:
     pretend(monkeypatch, bf16_gflops, **capabilities)
-    chosen, reason = resolve_precision("auto", CPU)
-    assert chosen == expected
+    in_hardware, reason = bf16_in_hardware(CPU)
+    assert in_hardware == expected
     assert reason
 
 
-def test_an_explicit_precision_stays_and_a_slow_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, 400.0)
-    assert resolve_precision("fp32", CPU)[0] == "fp32"
-    chosen, reason = resolve_precision("bf16", CPU)
-    assert chosen == "bf16"
-    assert "slow" in reason
-
-
 def test_cuda_needs_compute_capability_8(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, expected in (((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")):
+    for capability, expected in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert resolve_precision("auto", torch.device("cuda"))[0] == expected
+        assert bf16_in_hardware(torch.device("cuda"))[0] == expected
 
 
 def test_the_rate_of_products_is_measured() -> None:

@@ -1,8 +1,8 @@
-"""Which precision to compute in: bf16 where the device multiplies it in hardware, else fp32.
+"""Whether a device multiplies bf16 in hardware.
 
-A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.6 times as long as in fp32 there
-(18 against 43 volumes/s). So `train.precision: auto` looks at the device: for a CPU the instruction sets that torch
-reports, confirmed by timing a product in both; for CUDA compute capability 8.0; a TPU always.
+A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.6 times as long as in fp32 there (18
+against 43 volumes/s), so such a machine trains with `train.precision=fp32`. For a CPU the instruction sets that torch
+reports are confirmed by timing a product in both types; CUDA needs compute capability 8.0; a TPU always has it.
 """
 
 from __future__ import annotations
@@ -46,16 +46,6 @@ def bf16_in_hardware(device: torch.device) -> tuple[bool, str]:
         f"{', '.join(sets) or capabilities.get('architecture', 'CPU')}: {bf16:.0f} GFLOP/s in bf16, {fp32:.0f} in fp32"
     )
     return bf16 > fp32, found
-
-
-def resolve_precision(requested: str, device: torch.device) -> tuple[str, str]:
-    """("fp32" or "bf16", why) for `requested`, one of auto, fp32, bf16."""
-    fast, found = bf16_in_hardware(device)
-    if requested == "auto":
-        return ("bf16" if fast else "fp32"), found
-    if requested == "bf16" and not fast:
-        return requested, f"{found}: bf16 is emulated and slow here"
-    return requested, f"{requested} was asked for; {found}"
 
 
 def _wait(device: torch.device) -> None:

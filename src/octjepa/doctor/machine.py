@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from octjepa.config import load_recipe
+from octjepa.distributed.precision import bf16_in_hardware
 from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
 from octjepa.files import write_atomic, writer_lock
 from octjepa.model import VJEPA3D
@@ -50,7 +51,7 @@ def device_checks(setup: Setup) -> Iterator[Check]:
     fp32 = "train there with train.precision=fp32"
     for device in every_device():
         yield from attempt(f"device {device}", _GRADIENT, alone, partial(_fp32, device))
-        expected = "as in fp32, under bf16 autocast"
+        expected = "as in fp32, under bf16 autocast, computed in hardware"
         yield from attempt(f"bf16 on {device}", expected, fp32, partial(_bf16, device, expected, fp32))
 
 
@@ -70,8 +71,9 @@ def _fp32(device: torch.device) -> list[Check]:
 
 def _bf16(device: torch.device, expected: str, to_do: str) -> list[Check]:
     norm = gradient_norm(device, "bf16", load_recipe("smoke_test"))
-    name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}"
-    if math.isfinite(norm) and norm > 0:
+    in_hardware, reason = bf16_in_hardware(device)
+    name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}; {reason}"
+    if math.isfinite(norm) and norm > 0 and in_hardware:
         return [Check(name, "ok", found, expected)]
     return [Check(name, "warning", found, expected, to_do)]
 
