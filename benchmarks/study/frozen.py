@@ -19,6 +19,7 @@ from octjepa.metrics.intervals import Scale
 from octjepa.metrics.scores import Predictions, measure, weighted_auroc
 from octjepa.phantom import LESIONS
 from octjepa.probe import linear_knn
+from octjepa.probe.features import feature_space, plan_selection
 from octjepa.probe.targets import Target
 
 from .cohort import Eyes
@@ -95,11 +96,11 @@ def probe(
         split: values[places] if not classes else values[places].astype(np.int64) for split, places in rows.items()
     }
     target = Target("study", task, rows, codes, classes, "", ())
-    space = features.feature_space(features.astype(np.float64), target)
+    space = feature_space(features.astype(np.float64), target)
     with warnings.catch_warnings():
         # The rare class of few labels is thinner than the folds; the probe then takes fewer.
         warnings.filterwarnings("ignore", message="The least populated class", category=UserWarning)
-        return linear_knn.fit_linear(space, target, features.plan_selection(target, people, 0)).predictions
+        return linear_knn.fit_linear(space, target, plan_selection(target, people, 0)).predictions
 
 
 def lesion_scores(

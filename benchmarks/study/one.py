@@ -40,7 +40,7 @@ from .results import Row, row
 FIGURES, COPIES = "figures.json", "copies.npz"
 _MEASURED_BY = ("cohort", "features", "frozen", "dense", "fluid", "supervised", "one")
 _OF_THE_PACKAGE = (
-    "probe/linear_knn", "metrics/bootstrap", "metrics/scores", "metrics/interval_scales", "tasks/segment/dice",
+    "probe/linear_knn", "metrics/bootstrap", "metrics/scores", "metrics/intervals", "tasks/segment/dice",
     "tasks/segment/linear",
 )  # fmt: skip
 

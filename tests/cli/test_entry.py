@@ -40,7 +40,11 @@ def test_every_option_of_every_verb_is_used() -> None:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(command.callback))).body
         assert isinstance(function, ast.FunctionDef)
         used = {node.id for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)}
-        unused += [f"{function.name} {one.arg}" for one in function.args.args if one.arg not in used]
+        unused += [
+            f"{function.name} {one.arg}"
+            for one in function.args.args
+            if one.arg not in used and ast.unparse(one.annotation) != "Quiet"  # acts through its callback
+        ]
     assert unused == []
 
 

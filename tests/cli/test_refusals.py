@@ -110,7 +110,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["probe", "TABLE", "--labels", "NEW", "--target", "drusen"], "no label file at"),
         (["probe", "TABLE", "--labels", "TABLE", "--target", "drusen"], "not a readable TSV or CSV"),
         (["probe", "TABLE", "--labels", "LABELS", "--target", "druse"], "has no column druse"),
-        (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--probe", "magic"], "known are linear, knn"),
+        (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--probe", "magic"], "known are knn, linear"),
         (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--pool", "sum"], "mean, mean_std_max"),
         (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--out", "NEW/a.json"], "no folder"),
         (["report", "NEW"], "no folder"),

@@ -258,7 +258,7 @@ def test_a_recipe_whose_batch_cannot_be_assigned_fails(tmp_path, monkeypatch):
     message = call("doctor", "--out", tmp_path, "--recipe", recipe, "--json")
     assert message.code == 1
     found = {check["name"]: check for check in message.json["checks"]}
-    assert "cannot be dealt evenly over 3 processes" in found["recipe"]["found"]
+    assert "cannot be divided evenly over 3 processes" in found["recipe"]["found"]
     assert found["tracker mlflow"]["state"] == "ok"
     with pytest.raises(UsageError):
         plan(load_recipe(recipe))

@@ -53,21 +53,21 @@ def test_the_check_finds_geometry_that_nobody_stated(fuzz, tmp_path: Path) -> No
     base = fuzz.bases()[0]
     truth = fuzz._truth(0)
     pixels_hit = fuzz.Case(0, base, "by hand", base.content[:-5] + b"abcde", (len(base.content) - 5, len(base.content)))
-    assert fuzz.judge(pixels_hit, truth, truth) == "same"
+    assert fuzz.evaluate(pixels_hit, truth, truth) == "same"
     wider = replace(truth, spacing_mm=(0.05, 0.0026, 0.0234))
-    assert fuzz.judge(pixels_hit, wider, truth) == "changed_geometry"
-    assert fuzz.judge(pixels_hit, replace(truth, pixels=truth.pixels[:-1].copy()), truth) == "changed_geometry"
+    assert fuzz.evaluate(pixels_hit, wider, truth) == "changed_geometry"
+    assert fuzz.evaluate(pixels_hit, replace(truth, pixels=truth.pixels[:-1].copy()), truth) == "changed_geometry"
 
     data = dcmread(BytesIO(base.content))
     data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].PixelSpacing = [0.0026, 0.0234]
     buffer = BytesIO()
     data.save_as(buffer)
     edited = fuzz.Case(0, base, "by hand", buffer.getvalue(), (0, 1))
-    assert fuzz.judge(edited, wider, truth) == "as_said"
-    assert fuzz.judge(edited, replace(truth, spacing_mm=(0.05, 0.0026, 0.03)), truth) == "changed_geometry"
-    assert fuzz.judge(edited, replace(truth, spacing_mm=(0.1, 0.0026, 0.0234)), truth) == "changed_geometry"
+    assert fuzz.evaluate(edited, wider, truth) == "as_said"
+    assert fuzz.evaluate(edited, replace(truth, spacing_mm=(0.05, 0.0026, 0.03)), truth) == "changed_geometry"
+    assert fuzz.evaluate(edited, replace(truth, spacing_mm=(0.1, 0.0026, 0.0234)), truth) == "changed_geometry"
     voxels = fuzz.Case(0, next(b for b in fuzz.bases() if b.name == "nifti"), "by hand", b"", (400, 500))
-    assert fuzz.judge(voxels, wider, truth) == "changed_geometry"
+    assert fuzz.evaluate(voxels, wider, truth) == "changed_geometry"
 
 
 def test_an_element_that_announces_gigabytes_is_not_allocated(tmp_path: Path) -> None:

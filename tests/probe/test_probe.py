@@ -251,7 +251,7 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probes": ["svm"]}, "no probe svm: known are linear, knn, mlp, attentive"),
+        ({"probes": ["svm"]}, "no probe svm: known are knn, linear, mlp, attentive"),
         ({"pools": ["median"]}, "no pool median"),
         ({"pools": []}, "no pool given"),
         ({"metrics": ["accuracy"]}, "no metric accuracy"),

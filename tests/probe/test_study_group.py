@@ -118,7 +118,7 @@ def test_a_constant_predictor_is_named_by_probe_and_report(made: Made, tmp_path:
     assert auroc(done.json)["phantom-tiny"]["value"] == 0.5
     words = first_words(folder)
     assert "Constant predictor" in words
-    assert "of every test case of study_group: a constant predictor" in words
+    assert "for every test case of study_group: a constant predictor" in words
 
 
 def test_a_lost_site_is_named_by_probe_and_report(made: Made, tmp_path: Path) -> None:

@@ -184,10 +184,10 @@ def test_what_a_kill_left_of_any_checkpoint_goes_with_the_next_write(tmp_path: P
 
 _WRITER = """
 import time
-from octjepa.train.checkpointing import Saver
+from octjepa.train.checkpointing import CheckpointWriter
 try:
-    with Saver() as saver:
-        saver.start(lambda: time.sleep(60))
+    with CheckpointWriter() as writer:
+        writer.start(lambda: time.sleep(60))
         print("writing", flush=True)
         time.sleep(60)
 except KeyboardInterrupt:

@@ -148,7 +148,7 @@ def test_a_bucket_that_fails_damages_nothing(
     monkeypatch.setenv("OCTJEPA_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("OCTJEPA_REMOTE_TRIES", "2")
     bucket.proxy.faults.append(Fault("503", "GET", "pixels.npy", times=99))
-    with pytest.raises(OctjepaError, match=r"cannot (read|look at) .*pixels\.npy: 503.*does not answer as it should"):
+    with pytest.raises(OctjepaError, match=r"cannot (read|look up) .*pixels\.npy: 503.*does not answer as it should"):
         store.damaged()
     bucket.proxy.faults.clear()
     assert store.damaged() == []

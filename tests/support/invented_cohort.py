@@ -61,11 +61,18 @@ def cohort() -> Callable[..., tuple[pd.DataFrame, pd.DataFrame]]:
     return make
 
 
-def probe_with(tables: list[Any], labels: Path, targets: list[str], tokens: Sequence[Any] = (), **settings: Any) -> Any:
+def probe_with(
+    tables: list[Any],
+    labels: Path,
+    targets: list[str],
+    tokens: Sequence[Any] = (),
+    ledger_folder: Path | None = None,
+    **settings: Any,
+) -> Any:
     """`run_probes` with the fields of `ProbeSettings` by keyword."""
     from octjepa.probe.probe import ProbeSettings, run_probes
 
-    return run_probes(tables, labels, targets, ProbeSettings(**settings), tokens)
+    return run_probes(tables, labels, targets, ProbeSettings(**settings), tokens, ledger_folder)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from octjepa.checkpoint.folder import list_checkpoints, prune, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location, location_name
 from octjepa.errors import CheckpointError, WrongCheckpointError
-from octjepa.train.guards import SpikeGuard
+from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
 _NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
@@ -52,6 +52,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.parameters = self.parameters or list(self.network.parameters())
+        self._skipped_in_a_row = 0
         self._guards = {start: SpikeGuard(self.spike_factor) for start in sorted({0, *self.guard_starts})}
 
     def norm_limit(self, update: int) -> float:
@@ -62,8 +63,10 @@ class Learner:
     def follow_update(self, update: int, healthy: bool, norm: float) -> bool:
         """Counts a skipped update; True when too many in a row were."""
         start, guard = self._guard(update)
+        guard.follow(update - start, healthy, norm)
         self.skipped += not healthy
-        return guard.follow(update - start, healthy, norm)
+        self._skipped_in_a_row = 0 if healthy else self._skipped_in_a_row + 1  # across guards: stages may be short
+        return self._skipped_in_a_row >= SKIPPED_IN_A_ROW
 
     def follow_validation(self, update: int, loss: float) -> None:
         """Keeps the weights where `loss`, after `update` updates, is the least so far."""

@@ -82,7 +82,7 @@ def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Pa
     results["faults"] = [{"kind": "class_never_said", "what": "small predicts fluid for no voxel"}]
     (out / "results.json").write_text(json.dumps(results), encoding="utf-8")
     page = write_report(out).read_text(encoding="utf-8")
-    assert page.index("Class never found.</strong> small says fluid") < page.index('id="cohort"')
+    assert page.index("Class never found.</strong> small predicts fluid") < page.index('id="cohort"')
     assert page.count("Missing: the store.") == 3  # in cohort, eyes and files
     (out / "bscans.npz").write_bytes(b"half")
     page = write_report(out).read_text(encoding="utf-8")
