@@ -6,7 +6,7 @@ changing this package:
     [project.entry-points."octjepa.objectives"]
     my_objective = "my_package.objectives:MyObjective"
 
-Parts are imported when they are first asked for: listing names imports nothing.
+Parts are imported at their first use: listing names imports nothing.
 """
 
 from __future__ import annotations

@@ -71,9 +71,3 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def wait_for(device: torch.device) -> None:
-    """Until all that was asked of an accelerator is done; a CPU is never behind."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from octjepa.bench.alternating_runs import Comparison, rate
-from octjepa.bench.data import bench_recipe, random_batch, wait_for
+from octjepa.bench.data import bench_recipe, random_batch
+from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target

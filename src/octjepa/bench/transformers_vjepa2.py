@@ -18,9 +18,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.bench.alternating_runs import Comparison, rate
-from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store, random_batch, wait_for
+from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store, random_batch
 from octjepa.bench.step import UPDATES, Work, comparison, plain_adamw, plain_step, update_of
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import install_command

@@ -19,11 +19,11 @@ def gemm_gflops(device: torch.device, dtype: torch.dtype, seconds: float = _SECO
     """Rate of square matrix products of `dtype` on `device`, in GFLOP/s, measured for about `seconds`."""
     a = torch.ones(_SIDE, _SIDE, dtype=dtype, device=device)
     torch.mm(a, a)
-    _wait(device)
+    wait_for(device)
     start, products = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         torch.mm(a, a)
-        _wait(device)
+        wait_for(device)
         products += 1
     return products * 2 * _SIDE**3 / (time.perf_counter() - start) / 1e9
 
@@ -48,6 +48,7 @@ def bf16_in_hardware(device: torch.device) -> tuple[bool, str]:
     return bf16 > fp32, found
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Returns when the work given to an accelerator is done; a CPU is never behind."""
     if device.type != "cpu":
         torch.accelerator.synchronize()

@@ -81,7 +81,7 @@ def non_numeric_notes(target: str, texts: Sequence[str]) -> list[str]:
 
 
 def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
-    """Notes on classes that a split lacks; UsageError where the target cannot be learnt or measured without them."""
+    """Notes on classes that a split lacks; UsageError where the target cannot be learned or measured without them."""
     lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
     counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
     notes: list[str] = []

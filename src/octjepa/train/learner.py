@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Learner:
-    """A network, the optimizer of its `parameters`, and what validation said of it so far.
+    """A network, the optimizer of its `parameters`, and its validation results so far.
 
     updates: after so many it is done. patience: validations after update `patience_from` without a better loss, after
     which it is done earlier; None: never. spike_factor: as in pretraining; None: only gradients that are not finite are

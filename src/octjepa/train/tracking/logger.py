@@ -52,7 +52,7 @@ class TrackerThread:
         self._send(lambda tracker: tracker.metrics(update, values))
 
     def picture(self, update: int, image: UInt8[np.ndarray, "H W 3"]) -> None:
-        """Shows what the model is asked to do at `update`."""
+        """Shows the views and masks of `update`."""
         self._send(lambda tracker: tracker.picture(update, image))
 
     def checkpoint(self, update: int, address: str) -> None:
