@@ -50,7 +50,7 @@ def training_volumes_of_ids(ids: frozenset[str], location: Location) -> Training
 
 
 def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
-    """People of val and test of whom a person id, a content or an instance was pretrained on; look-alikes do not count."""
+    """How many people of val and test were pretrained on: by person, content or instance; look-alikes do not count."""
     if not trained.volume_ids:
         return 0
     exact = rows.drop(columns="enface_hash", errors="ignore")
