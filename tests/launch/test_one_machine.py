@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,7 +117,8 @@ def test_a_signal_sent_to_everything_does_not_end_torchrun(stage: Stage) -> None
     process = stage.start(SCRIPT, *stage.arguments, FAKE_CODES="wait")
     stage.wait_for_ranks(0)
     for line in stage.left_over():
-        os.kill(int(line.partition(":")[0]), signal.SIGUSR1)
+        with suppress(ProcessLookupError):  # a stand-in's `sleep`, which lasts 0.02 s
+            os.kill(int(line.partition(":")[0]), signal.SIGUSR1)
     code, output = ended(process)
     assert code == 143, output
     assert ["rank 0", "wrote", "a", "checkpoint"] in stage.calls()
