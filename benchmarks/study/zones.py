@@ -3,9 +3,9 @@
     python -m benchmarks.study.zones [--work DIR] [--out DIR]
 
 For each run whose encoder is in the work folder, and for untrained encoders, the study's linear probe reads
-`mean_std_max` and `zones` (`octjepa.embed.pooling`) of the same tokens. Beside them stands `intensity`: the mean, the
-spread and two percentiles of each of the same patches, pooled likewise, which no network has touched. Written to
-docs/study/zones.json as each row ends, and shown in docs/study/zones.md. A repeated call goes on where it stopped.
+`mean_std_max` and `zones` (`octjepa.checkpoint.pooling`) of the same tokens. Beside them stands `intensity`: the
+mean, the spread and two percentiles of each of the same patches, pooled likewise, which no network has touched. Written
+to docs/study/zones.json as each row ends, and shown in docs/study/zones.md. A repeated call goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import TokenFeatures
+from octjepa.checkpoint.pooling import TokenFeatures, pool_tokens
 from octjepa.cli.failures import exit_with_message
 from octjepa.config import load_recipe
-from octjepa.embed.pooling import pool_tokens
 from octjepa.embed.shard import patch_intensity
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic, write_json, writer_lock

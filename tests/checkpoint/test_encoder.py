@@ -8,8 +8,8 @@ import torch
 
 import octjepa
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import pool_features
-from octjepa.errors import CheckpointError
+from octjepa.checkpoint.pooling import POOL_WIDTHS, pool_features, token_regions
+from octjepa.errors import CheckpointError, UsageError
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
 from synthetic import MemoryStore, small_recipe
@@ -72,8 +72,21 @@ def test_poolings_by_hand():
     features = np.array([[1.0, 5.0], [3.0, 1.0]], dtype=np.float32)
     assert pool_features(features, "mean").tolist() == [2.0, 3.0]
     assert pool_features(features, "mean_std_max").tolist() == [2.0, 3.0, 1.0, 2.0, 3.0, 5.0]
-    with pytest.raises(ValueError, match="mean_std_max"):
-        pool_features(features, "median")
+    for other in ("median", "zones"):
+        with pytest.raises(UsageError, match="mean_std_max"):
+            pool_features(features, other)
+
+
+def test_one_vector_by_every_pooling(run):
+    encoder = load_encoder(run)
+    volume = MemoryStore(encoder.recipe.preprocessing).read("volume0001")
+    for pool, width in POOL_WIDTHS.items():
+        assert encoder.embed(volume, pool).shape == (width * encoder.dim,)
+    one = encoder.tokens(volume)
+    first = token_regions(one.grid_index, one.grid) == token_regions(one.grid_index, one.grid)[0]
+    assert one.features[first].max(axis=0).tolist() in encoder.embed(volume, "zones").reshape(-1, encoder.dim).tolist()
+    with pytest.raises(UsageError, match="no pool median"):
+        encoder.embed(volume, "median")
 
 
 def test_what_is_no_checkpoint_is_reported(tmp_path, run):

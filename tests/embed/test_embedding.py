@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint import load_encoder, pooling
 from octjepa.checkpoint.folder import write_folder
-from octjepa.embed import embedding, pooling, shard
+from octjepa.embed import embedding, shard
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings

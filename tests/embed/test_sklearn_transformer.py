@@ -21,7 +21,7 @@ from sklearn.utils import estimator_checks
 import octjepa
 from octjepa import VolumeEmbedder
 from octjepa.checkpoint import PretrainedEncoder
-from octjepa.embed.pooling import POOL_WIDTHS
+from octjepa.checkpoint.pooling import POOL_WIDTHS
 from octjepa.errors import ContractError, UsageError, VolumeRejected
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort

@@ -20,6 +20,7 @@ from torch import nn
 from octjepa import keys
 from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import Location, has_file, parse_location
+from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
 from octjepa.config import load_recipe, recipe_from
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -35,17 +36,7 @@ from octjepa.volume import OCTVolume
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
-POOLS = ("mean", "mean_std_max")
 _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
-
-
-class TokenFeatures(NamedTuple):
-    """Features of a volume's K selected tokens; `grid_index` is their index in the raster order of `grid`."""
-
-    features: Float[np.ndarray, "k dim"]
-    grid_index: Int[np.ndarray, " k"]
-    grid: tuple[int, int, int]
-    tissue: Float[np.ndarray, " k"]
 
 
 class SelectedTokens(NamedTuple):
@@ -94,8 +85,14 @@ class PretrainedEncoder:
         return self.encode_volumes([self.prepare(volume)])[0]
 
     def embed(self, volume: str | Path | OCTVolume | CanonicalVolume, pool: str = "mean") -> Float[np.ndarray, " n"]:
-        """One vector: `[dim]` with pool mean, `[3 dim]` (mean, std, max) with mean_std_max."""
-        return pool_features(self.tokens(volume).features, pool)
+        """One float32 vector by a pooling of `pooling.POOL_WIDTHS`, `POOL_WIDTHS[pool] * dim` long.
+
+        Raises UsageError for another name.
+        """
+        check_pools([pool])
+        prepared = self.prepare(volume)
+        one = self.encode_volumes([prepared])[0]
+        return pool_tokens(one, tissue_layers(prepared, self.recipe)[one.grid_index], [pool])
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
         """The encoder's input for a prepared volume: centre crop, no augmentation, always the same tokens."""
@@ -118,15 +115,6 @@ class PretrainedEncoder:
             TokenFeatures(own, one.grid_index, one.grid, one.tissue)
             for own, one in zip(features, selected, strict=True)
         ]
-
-
-def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
-    """Mean over tokens, or mean, standard deviation and maximum concatenated."""
-    if pool == "mean":
-        return features.mean(axis=0)
-    if pool == "mean_std_max":
-        return np.concatenate([features.mean(axis=0), features.std(axis=0), features.max(axis=0)])
-    raise ValueError(f"unknown pool {pool!r}: one of {', '.join(POOLS)}")
 
 
 def load_encoder(path: str | Path) -> PretrainedEncoder:

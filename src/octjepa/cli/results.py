@@ -36,8 +36,8 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Writes a vector for every volume of a store. Keyed to person, eye and content; goes on where it was stopped."""
+    from octjepa.checkpoint.pooling import DEFAULT_POOLS
     from octjepa.embed.embedding import embed_store
-    from octjepa.embed.pooling import DEFAULT_POOLS
     from octjepa.store import Store
 
     check_output_file(out)

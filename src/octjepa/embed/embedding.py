@@ -21,11 +21,11 @@ import pandas as pd
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.location import parse_location
+from octjepa.checkpoint.pooling import DEFAULT_POOLS, check_pools
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
 from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
-from octjepa.embed.pooling import DEFAULT_POOLS, check_pools
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
 from octjepa.errors import ContractError, OctjepaError, UsageError

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import TokenFeatures
-from octjepa.embed import pooling, token_folder
+from octjepa.checkpoint import PretrainedEncoder, pooling
+from octjepa.checkpoint.pooling import TokenFeatures
+from octjepa.embed import token_folder
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
 from octjepa.recipe import Preprocessing

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from octjepa.checkpoint.encoder import pool_features
 from octjepa.checkpoint.location import Location
+from octjepa.checkpoint.pooling import pool_features
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.extras import install_command
 from octjepa.registry import Registry

@@ -18,9 +18,10 @@ import numpy as np
 from torch import nn
 
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint, pool_features
+from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import has_file, location_name, parse_location
+from octjepa.checkpoint.pooling import pool_features
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import add_participants, embed_store

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from octjepa.embed import pooling
+from octjepa.checkpoint import pooling
 from octjepa.embed.table import UNPOOLED
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from octjepa.embed import pooling
+from octjepa.checkpoint import pooling
 from octjepa.embed.alignment import NamedTables, align_tables, feature_sets, name_tables, token_sets
 from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder

@@ -28,7 +28,7 @@ _EPS = 1e-6
 
 
 def pooled(tokens: Float[Tensor, "b k dim"]) -> Float[Tensor, "b features"]:
-    """As `checkpoint.encoder.pooled` with mean_std_max; where all tokens are alike the gradient stays finite."""
+    """As the pooling mean_std_max; where all tokens are alike the gradient stays finite."""
     std = (tokens.var(dim=1, correction=0) + _EPS**2).sqrt()
     return torch.cat([tokens.mean(dim=1), std, tokens.amax(dim=1)], dim=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octjepa.embed.pooling import POOL_WIDTHS, REGIONS, token_regions
+from octjepa.checkpoint.pooling import POOL_WIDTHS, REGIONS, token_regions
 
 
 def test_zones_are_bands_of_depth_times_the_middle_and_the_rest() -> None:

@@ -11,11 +11,11 @@ from labels, so it lives in the attentive probe and reads tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from octjepa.checkpoint.encoder import TokenFeatures, pool_features
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
@@ -33,6 +33,15 @@ DEFAULT_POOLS = ("mean_std_max",)
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
 Layers = Int[np.ndarray, " k"]
+
+
+class TokenFeatures(NamedTuple):
+    """Features of a volume's K selected tokens; `grid_index` is their index in the raster order of `grid`."""
+
+    features: Float[np.ndarray, "k dim"]
+    grid_index: Int[np.ndarray, " k"]
+    grid: tuple[int, int, int]
+    tissue: Float[np.ndarray, " k"]
 
 
 def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
@@ -92,18 +101,34 @@ def _regions(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     return np.concatenate([np.append(some.mean(axis=0), some.max(axis=0)) if len(some) else nothing for some in inside])
 
 
-_POOL: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
-    "mean": lambda one, layers: pool_features(one.features, "mean"),
-    "mean_std_max": lambda one, layers: pool_features(one.features, "mean_std_max"),
-    "mean_std_max_min": lambda one, layers: np.append(
-        pool_features(one.features, "mean_std_max"), one.features.min(axis=0)
-    ),
-    "tissue_mean": _tissue_mean,
-    "layers": _layer_means,
-    "zones": _regions,
+def _mean_std_max(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, " n"]:
+    return np.concatenate([features.mean(axis=0), features.std(axis=0), features.max(axis=0)])
+
+
+# Poolings that read the features alone, and not where a token is.
+_OF_FEATURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": lambda features: features.mean(axis=0),
+    "mean_std_max": _mean_std_max,
+    "mean_std_max_min": lambda features: np.append(_mean_std_max(features), features.min(axis=0)),
 }
+_OF_TOKENS: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
+    "tissue_mean": _tissue_mean, "layers": _layer_means, "zones": _regions,
+}  # fmt: skip
+
+
+def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
+    """One vector of features without positions: mean, mean_std_max or mean_std_max_min, as `pool_tokens` has them.
+
+    Raises UsageError for a pooling that needs positions, and for an unknown one.
+    """
+    if pool not in _OF_FEATURES:
+        raise UsageError(f"no pool {pool!r} of features without positions: one of {', '.join(_OF_FEATURES)}")
+    return _OF_FEATURES[pool](features).astype(np.float32)
 
 
 def pool_tokens(one: TokenFeatures, layers: Layers, pools: Sequence[str]) -> Float[np.ndarray, " n"]:
     """The vectors of `pools`, one after the other; `layers` is the layer of each token."""
-    return np.concatenate([_POOL[name](one, layers) for name in pools]).astype(np.float32)
+    vectors = [
+        _OF_FEATURES[name](one.features) if name in _OF_FEATURES else _OF_TOKENS[name](one, layers) for name in pools
+    ]
+    return np.concatenate(vectors).astype(np.float32)
