@@ -41,7 +41,8 @@ def phantom(
     ] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
     difficulty: Annotated[
-        Literal["plain", "realistic"], typer.Option("--difficulty", help="realistic: small and rare lesions.")
+        Literal["plain", "realistic", "exam"],
+        typer.Option("--difficulty", help="realistic: small and rare lesions; exam: small, each in a quarter of eyes."),
     ] = "plain",
     group_effect: Annotated[
         float,

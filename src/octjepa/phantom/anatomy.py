@@ -13,10 +13,11 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.ndimage import gaussian_filter1d
+from scipy.ndimage import gaussian_filter1d, map_coordinates
 
 from octjepa.keys import generator
 from octjepa.phantom.dialect import Dialect, Size
+from octjepa.phantom.scan import ScanDraws, ScanGeometry, draw_scan, place_scan
 from octjepa.volume import Laterality
 
 SURFACES: Final = (
@@ -29,41 +30,79 @@ Map = Float[np.ndarray, "D W"]
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """A healthy eye as one scan images it. `surfaces_um` is `[11, D, W]`, in the order of `SURFACES`."""
+    """A healthy eye as one scan images it. `surfaces_um` is `[11, D, W]`, in the order of `SURFACES`.
+
+    `home` is the scan of visit 0. Random maps are drawn on it, so that the eye is the same at every visit.
+    """
 
     surfaces_um: Float[np.ndarray, "K D W"]
     u_mm: Map
     v_mm: Map
     vessel: Map  # 0 none .. 1 middle of a large vessel
     fovea_mm: tuple[float, float]  # (slice, column) from the first frame's first column
+    scan: ScanGeometry
+    home: ScanGeometry
+
+    def eye_map(
+        self, rng: np.random.Generator, sigma: tuple[float, float], leading: tuple[int, ...] = ()
+    ) -> np.ndarray:
+        """`smooth_map` `[*leading, D, W]` of the eye: drawn on the scan of visit 0 and read where this scan is.
+
+        `sigma` counts voxels of visit 0. A map that is not blurred from slice to slice is read at the nearest slice.
+        """
+        field = smooth_map(rng, (*leading, *self.home.shape), sigma)
+        if self.scan is self.home:
+            return field
+        home = self.home
+        rows = (home.upward * self.v_mm - home.z_mm[0]) / (home.z_mm[1] - home.z_mm[0])
+        columns = (home.nasal * self.u_mm - home.x_mm[0]) / (home.x_mm[1] - home.x_mm[0])
+        where = np.stack([rows if sigma[0] > 0 else np.rint(rows), columns])
+        flat = field.reshape(-1, *home.shape)
+        read = [map_coordinates(one, where, order=1, mode="nearest") for one in flat]
+        return np.stack(read).reshape(*leading, *self.u_mm.shape)
 
 
-def make_anatomy(seed: int, person: int, laterality: Laterality, dialect: Dialect, size: Size) -> Anatomy:
-    """Draws the person (shared by both eyes), then the eye, then the position of the scan on it."""
+def make_anatomy(
+    seed: int,
+    person: int,
+    laterality: Laterality,
+    dialect: Dialect,
+    size: Size,
+    visit: int = 0,
+    home_dialect: Dialect | None = None,
+) -> Anatomy:
+    """Draws the person (shared by both eyes), then the eye, then the position of the scan on it.
+
+    At a `visit` above 0 only the position, tilt, motion and saccades of the scan are new. What chance decided about
+    the eye is as in the scan of visit 0 by `home_dialect` (default: the same instrument).
+    """
     shared = generator("phantom", seed, "anatomy", person)
     own = generator("phantom", seed, "anatomy", person, laterality)
     # A draw of a person's traits, with a third of the standard deviation left to the single eye.
     traits = shared.standard_normal(16) * 0.94 + own.standard_normal(16) * 0.34
     grid = dialect.grid(size)
     (slices, depth, columns), (dz, dy, dx) = grid.shape, grid.spacing_mm
-    scan = generator("phantom", seed, "scan", person, laterality)
-    off_z, off_x = scan.normal(0.0, 0.18, 2).clip(-0.45, 0.45)
-    fovea = ((slices - 1) * dz / 2 + float(off_z), (columns - 1) * dx / 2 + float(off_x))
-    nasal = 1.0 if laterality == "OD" else -1.0
-    upward = 1.0 if dialect.first_frame == "inferior" else -1.0
-    x = np.arange(columns, dtype=np.float32) * dx - fovea[1]
-    z = np.arange(slices, dtype=np.float32) * dz - fovea[0]
-    saccade = _saccades(scan, slices) if dialect.axial_motion_um > 0 else np.zeros(slices, np.float32)
-    u = (nasal * (x[None, :] + saccade[:, None])).astype(np.float32)
-    v = np.broadcast_to((upward * z)[:, None], u.shape).astype(np.float32)
+    draws = first = draw_scan(seed, person, laterality, dialect, slices, visit)
+    scan = home = place_scan(draws, laterality, dialect, size)
+    if visit:
+        home_dialect = home_dialect or dialect
+        first = draw_scan(seed, person, laterality, home_dialect, home_dialect.grid(size).shape[0], 0)
+        home = place_scan(first, laterality, home_dialect, size)
+    off_z, off_x = map(float, draws.offset_mm)
+    fovea = ((slices - 1) * dz / 2 + off_z, (columns - 1) * dx / 2 + off_x)
+    u = (scan.nasal * (scan.x_mm[None, :] + draws.saccade_mm[:, None])).astype(np.float32)
+    v = np.broadcast_to((scan.upward * scan.z_mm)[:, None], u.shape).astype(np.float32)
     layers = _thicknesses(u, v, traits)
-    bruch = _bruch_depth(x, z, layers.sum(axis=0).max(), 1000 * depth * dy, scan, dialect.axial_motion_um, traits)
-    choroid = 250 * (1 + 0.22 * traits[8]) - 22 * u * (u > 0) - 6 * np.abs(u) + 14 * _ripple(u, v, scan)
+    # Bruch's membrane follows the scan's own axes of visit 0: where z ran downwards then, it still does.
+    turned = scan.upward * home.upward * scan.z_mm
+    ripple = first.bruch_ripple.at(scan.x_mm[None, :], turned[:, None])
+    bruch = _bruch_depth(scan, layers.sum(axis=0).max(), 1000 * depth * dy, draws, ripple, traits)
+    choroid = 250 * (1 + 0.22 * traits[8]) - 22 * u * (u > 0) - 6 * np.abs(u) + 14 * first.choroid_ripple.at(u, v)
     surfaces = np.empty((len(SURFACES), slices, columns), np.float32)
     surfaces[BM] = bruch
     surfaces[:BM] = bruch - np.cumsum(layers[::-1], axis=0)[::-1]
     surfaces[SCLERA] = bruch + np.maximum(choroid, 90)
-    return Anatomy(surfaces, u, v, _vessels(u, v, traits, own), fovea)
+    return Anatomy(surfaces, u, v, _vessels(u, v, traits, own), fovea, scan, home)
 
 
 def _thicknesses(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W"]:
@@ -95,56 +134,23 @@ def _thicknesses(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W
 
 
 def _bruch_depth(
-    x: np.ndarray,
-    z: np.ndarray,
-    retina_um: float,
-    window_um: float,
-    scan: np.random.Generator,
-    motion_um: float,
-    traits: np.ndarray,
+    scan: ScanGeometry, retina_um: float, window_um: float, draws: ScanDraws, ripple: Map, traits: np.ndarray
 ) -> Map:
     """Depth of Bruch's membrane in um: a sphere of about 38 mm radius, tilted 0-10 degrees, in the scan's window."""
+    x, z = scan.x_mm, scan.z_mm
     radius = BRUCH_RADIUS_MM * (1 + 0.08 * traits[9])
     bowl = -1000 * (x[None, :] ** 2 + z[:, None] ** 2) / (2 * radius)
-    slope_x, slope_z = np.tan(np.radians(scan.normal(0.0, (3.5, 1.2)).clip(-10, 10)))
+    slope_x, slope_z = draws.slopes
     plane = 1000 * (slope_x * x[None, :] + slope_z * z[:, None])
-    motion = _axial_motion(scan, len(z), motion_um)[:, None]
+    motion = draws.motion_um[:, None]
     # Operators keep the retina in the window: the tilt is reduced where the bowl and the retina leave no room.
     room = window_um - retina_um - np.ptp(bowl) - np.ptp(motion) - 220
     plane = plane * min(1.0, max(room, 0.0) / max(float(np.ptp(plane)), 1e-6))
-    shape = (bowl + plane + motion + 3 * _ripple(x[None, :], z[:, None], scan)).astype(np.float32)
+    shape = (bowl + plane + motion + 3 * ripple).astype(np.float32)
     lowest, highest = window_um - 140 - shape.max(), retina_um + 70 - shape.min()
     return shape + float(
-        np.clip(scan.normal(0.60, 0.04) * window_um - shape.mean(), min(lowest, highest), max(lowest, highest))
+        np.clip(draws.depth_share * window_um - shape.mean(), min(lowest, highest), max(lowest, highest))
     )
-
-
-def _axial_motion(scan: np.random.Generator, frames: int, step_um: float) -> np.ndarray:
-    """Depth of each frame in um. `step_um` is the standard deviation from frame to frame; it drifts back to rest."""
-    steps = scan.normal(0.0, 1.0, frames)
-    path = np.zeros(frames, np.float32)
-    for i in range(1, frames):
-        path[i] = 0.7 * path[i - 1] + steps[i]
-    spread = float(np.diff(path).std())
-    return path * (step_um / spread) if step_um > 0 else np.zeros(frames, np.float32)
-
-
-def _saccades(scan: np.random.Generator, frames: int) -> np.ndarray:
-    """Sideways jumps in mm of a run of 1-3 frames, in about one scan of five."""
-    jump = np.zeros(frames, np.float32)
-    if scan.random() < 0.2:
-        start, length = int(scan.integers(1, frames - 3)), int(scan.integers(1, 4))
-        jump[start : start + length] = scan.normal(0.0, 0.12)
-    return jump
-
-
-def _ripple(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Map:
-    """A smooth random map of about unit amplitude: a few long waves."""
-    out = np.zeros(np.broadcast_shapes(u.shape, v.shape), np.float32)
-    for _ in range(3):
-        angle, wave, phase = rng.uniform(0, np.pi), rng.uniform(1.5, 4.0), rng.uniform(0, 2 * np.pi)
-        out += np.sin((np.cos(angle) * u + np.sin(angle) * v) * (2 * np.pi / wave) + phase) / np.sqrt(3)
-    return out
 
 
 def _vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Map:

@@ -4,24 +4,27 @@
     retinal_oct/manifest.tsv      participants.tsv      truth/eyes.tsv      truth/{SOPInstanceUID}.npz
     truth/broken.tsv (a line per broken file: its defect and what must become of it)
 
-Every person is scanned on one device, both eyes. Equal arguments give equal bytes, whatever the number of workers.
+Every person is scanned on one device, both eyes or one. Equal arguments give equal bytes, whatever the number of
+workers.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from octjepa.errors import UsageError
 from octjepa.keys import key
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
 from octjepa.phantom.eye import Eye, make_eye, write_truth
-from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, make_person
+from octjepa.phantom.measures import MEASURES, eye_measures
+from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, at_visit, make_person
 from octjepa.phantom.zoo import DEFECTS, defects_for, write_broken
 from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.progress import bar
@@ -38,7 +41,8 @@ PARTICIPANT_COLUMNS: Final = (
     "retinal_photography", "retinal_oct", "retinal_octa",
 )  # fmt: skip
 TRUTH_COLUMNS: Final = (
-    "person_id", "eye", "device", *LESIONS, "fovea_slice_mm", "fovea_column_mm", "sop_instance_uid", "filepath",
+    "person_id", "eye", "device", *LESIONS, "fovea_slice_mm", "fovea_column_mm", *MEASURES, "sop_instance_uid",
+    "filepath",
 )  # fmt: skip
 BROKEN_COLUMNS: Final = (
     "kind", "level", "fate", "reasons", "notes", "doubtful", "person_id", "eye", "device", "frames",
@@ -54,12 +58,7 @@ class _Task:
 
     out: Path
     seed: int
-    person: int
-    laterality: Laterality
-    device: str
-    size: Size
-    difficulty: Difficulty
-    group_effect: float
+    draw: Callable[[], Eye]  # what a worker process can unpickle
     defect: str = ""
 
 
@@ -83,40 +82,53 @@ def write_cohort(
     broken: int = 0,
     difficulty: Difficulty = "plain",
     group_effect: float = 1.0,
+    eyes_per_person: Literal[1, 2] = 2,
+    visit: int = 0,
+    device_offset: int = 0,
 ) -> dict[str, int]:
-    """Writes `people` persons, two eyes each, spread evenly over `devices`, and `broken` broken files besides.
+    """Writes `people` persons, spread evenly over `devices`, and `broken` broken files besides.
 
+    With one eye a person, right and left take turns on each device. Person i is scanned on device i + `device_offset`,
+    counted round, so that another folder with another offset and `visit` holds the same eyes on other devices and
+    another day; equal `devices` in equal order are what makes them the same eyes.
     Broken files go through the defects of `octjepa.phantom.zoo` in turn, each a person of its own beyond the cohort.
     `group_effect` multiplies what the study group does to the eyes: 0 makes it invisible.
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
-    Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, or an
-    `out` that is a file or holds something already.
+    Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, neither
+    one nor two eyes, a negative visit, or an `out` that is a file or holds something already.
     """
     _check(out, people, devices, size, split_shares, workers, broken)
-    common = (size, difficulty, group_effect)
+    if eyes_per_person not in (1, 2) or visit < 0:
+        raise UsageError(f"{eyes_per_person} eyes a person, visit {visit}: expected 1 or 2 eyes, and visit 0 or more")
+
+    def draw(person: int, laterality: Laterality, device: str) -> Callable[[], Eye]:
+        home = devices[person % len(devices)]
+        return partial(make_eye, seed, person, laterality, device, size, difficulty, group_effect, visit, home)
+
     tasks = [
-        _Task(out, seed, person, laterality, devices[person % len(devices)], *common)
+        _Task(out, seed, draw(person, laterality, devices[(person + device_offset) % len(devices)]))
         for person in range(people)
-        for laterality in EYES
+        for laterality in (EYES if eyes_per_person == 2 else (EYES[person // len(devices) % 2],))
     ]
+    good = len(tasks)
     defects = defects_for(tuple(devices))
     for i in range(broken):
         defect = defects[i % len(defects)]
         device = _device(defect, devices, i)
-        tasks.append(_Task(out, seed, people + i, EYES[i % 2], device, *common, defect.name))
+        tasks.append(_Task(out, seed, draw(people + i, EYES[i % 2], device), defect.name))
     (out / "truth").mkdir(parents=True, exist_ok=True)
     written: list[_Written] = []
     with bar("phantom eyes", len(tasks), "eyes") as progress:
         for one in _run(tasks, workers):
             written.append(one)
             progress.advance()
-    participants = _participants(seed, people, devices, split_shares, difficulty)
+    participants = _participants(seed, people, devices, split_shares, difficulty, visit)
     write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in written))
     write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, participants)
     write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in written))
     if broken:
         write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in written))
-    return {"people": people, "volumes": 2 * people, "files": sum(one.files for one in written), "broken": broken}
+    return {"people": people, "volumes": good, "files": sum(one.files for one in written), "broken": broken}
 
 
 def _device(defect: Defect, devices: Sequence[str], index: int) -> str:
@@ -153,7 +165,7 @@ def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
 
 def _write_one(task: _Task) -> _Written:
     """Writes one eye and its truth."""
-    eye = make_eye(task.seed, task.person, task.laterality, task.device, task.size, task.difficulty, task.group_effect)
+    eye = task.draw()
     uid, person_id = sop_uid(task.seed, eye), eye.person.person_id
     protocol = dialect_of(eye.device).protocol.replace(" ", "_")
     name = f"{person_id}_{protocol}_oct_{_SIDES[eye.laterality]}_{uid}.dcm"
@@ -174,6 +186,7 @@ def _write_one(task: _Task) -> _Written:
         **{name: int(present) for name, present in eye.truth.labels.items()},
         "fovea_slice_mm": f"{slice_mm:.4f}",
         "fovea_column_mm": f"{column_mm:.4f}",
+        **{name: f"{value:.6g}" for name, value in eye_measures(eye.truth, eye.spacing_mm).items()},
         "sop_instance_uid": uid,
         "filepath": filepath,
     }
@@ -229,13 +242,18 @@ def manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]
 
 
 def _participants(
-    seed: int, people: int, devices: Sequence[str], shares: tuple[float, float, float], difficulty: Difficulty
+    seed: int,
+    people: int,
+    devices: Sequence[str],
+    shares: tuple[float, float, float],
+    difficulty: Difficulty,
+    visit: int = 0,
 ) -> list[dict[str, Any]]:
     """The lines of participants.tsv, sorted by id."""
     split_of = _splits(seed, people, len(devices), shares)
     rows = []
     for index in range(people):
-        person = make_person(seed, index, difficulty)
+        person = at_visit(make_person(seed, index, difficulty), visit)
         scanned = {"retinal_photography": "FALSE", "retinal_oct": "TRUE", "retinal_octa": "FALSE"}
         same_name = ("clinical_site", "study_group", "age", "study_visit_date")
         rows.append(

@@ -47,7 +47,12 @@ def sop_uid(seed: int, eye: Eye) -> str:
     """The SOP instance UID of the file of `eye` in the cohort `seed`."""
     other: list[str] = [] if eye.person.difficulty == "plain" else [eye.person.difficulty]
     other += [] if eye.person.group_effect == 1 else [f"group effect {eye.person.group_effect:g}"]
+    other += _variant(eye)
     return derived_uid("phantom", seed, eye.person.index, eye.laterality, eye.device, eye.size, *other)
+
+
+def _variant(eye: Eye) -> list[str]:
+    return [eye.variant] if eye.variant else []
 
 
 def write_eye(path: Path, eye: Eye, seed: int) -> None:
@@ -114,7 +119,7 @@ def _identity(eye: Eye, dialect: Dialect, uid: str, seed: int) -> dict[str, obje
         "ManufacturerModelName": dialect.model,
         "PatientID": dialect.patient_id_prefix + eye.person.person_id,
         "ProtocolName": f"{dialect.protocol} oct",
-        "StudyInstanceUID": derived_uid("phantom study", seed, index),
+        "StudyInstanceUID": derived_uid("phantom study", seed, index, *_variant(eye)),
         "SeriesInstanceUID": derived_uid("phantom series", uid),
         "FrameOfReferenceUID": derived_uid("phantom frame of reference", uid),
         "SynchronizationFrameOfReferenceUID": derived_uid("phantom synchronization", uid),
@@ -188,7 +193,7 @@ def _shared_groups(eye: Eye, seed: int) -> Dataset:
 
 def fundus_uid(seed: int, eye: Eye) -> str:
     """The localizer photograph that the scan refers to; it is named but not part of the cohort."""
-    return derived_uid("phantom fundus", seed, eye.person.index, eye.laterality)
+    return derived_uid("phantom fundus", seed, eye.person.index, eye.laterality, *_variant(eye))
 
 
 def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:

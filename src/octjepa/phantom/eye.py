@@ -19,8 +19,9 @@ from octjepa.keys import generator
 from octjepa.phantom.anatomy import BM, RPE, SURFACES, make_anatomy
 from octjepa.phantom.dialect import Dialect, Size, dialect_of
 from octjepa.phantom.lesions import Disease, make_disease
-from octjepa.phantom.person import LESION_SIZES, LESIONS, Difficulty, Person, make_person
+from octjepa.phantom.person import LESION_SIZES, LESIONS, Difficulty, Person, at_visit, make_person
 from octjepa.phantom.render import render
+from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
 _LIMIT: Final = 32767  # of 16 bit: +-511 voxels in 1/64, +-2047 in 1/16
@@ -47,7 +48,10 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Eye:
-    """`pixels` `[D, H, W]` uint8, vitreous at the top; `spacing_mm` (slice, depth, column), `laterality` OD or OS."""
+    """`pixels` `[D, H, W]` uint8, vitreous at the top; `spacing_mm` (slice, depth, column), `laterality` OD or OS.
+
+    `variant` tells scans of one eye apart: "" at visit 0. Scans with different variants have different UIDs.
+    """
 
     person: Person
     laterality: Laterality
@@ -56,6 +60,7 @@ class Eye:
     pixels: UInt8[np.ndarray, "D H W"]
     spacing_mm: tuple[float, float, float]
     truth: Truth
+    variant: str = ""
 
 
 def make_eye(
@@ -66,31 +71,55 @@ def make_eye(
     size: Size = "small",
     difficulty: Difficulty = "plain",
     group_effect: float = 1.0,
+    visit: int = 0,
+    home_device: str | None = None,
 ) -> Eye:
     """The eye `laterality` of person number `person` of the cohort `seed`, as `device` sees it.
 
     A pure function: equal arguments give equal bytes. The two eyes of a person share anatomy and disease to the degree
-    that real ones do. Raises UsageError for an unknown device, size or difficulty, or a person beyond
-    the 4-digit ids.
+    that real ones do. At a `visit` above 0 the same eye with the same lesions is scanned on another day: position,
+    tilt, motion, speckle and light are new. The eye is then the one that `home_device` saw at visit 0; by default that
+    is the device which `write_cohort` gives the person when it spreads people over all devices.
+    Raises UsageError for an unknown device, size or difficulty, a negative visit, or a person beyond the 4-digit ids.
     """
-    dialect = dialect_of(device)
-    return assemble_eye(seed, make_person(seed, person, difficulty, group_effect), laterality, dialect, size)
+    whole = make_person(seed, person, difficulty, group_effect)
+    home = dialect_of(home_device or DEVICES[person % len(DEVICES)])
+    return assemble_eye(seed, whole, laterality, dialect_of(device), size, visit, home)
 
 
-def assemble_eye(seed: int, person: Person, laterality: Laterality, dialect: Dialect, size: Size) -> Eye:
+def assemble_eye(
+    seed: int,
+    person: Person,
+    laterality: Laterality,
+    dialect: Dialect,
+    size: Size,
+    visit: int = 0,
+    home_dialect: Dialect | None = None,
+) -> Eye:
     """`make_eye` for a given person, whose lesions may have been chosen rather than drawn."""
+    if visit < 0:
+        raise UsageError(f"visit {visit}: expected 0 for the first scan of an eye, or more")
     grid, index = dialect.grid(size), person.index
-    anatomy = make_anatomy(seed, index, laterality, dialect, size)
+    home = home_dialect if visit and home_dialect else dialect
+    anatomy = make_anatomy(seed, index, laterality, dialect, size, visit, home)
     draws = generator("phantom", seed, "lesions", index, laterality)
     disease = make_disease(anatomy, person.lesions[laterality], draws, LESION_SIZES[person.difficulty])
-    render_rng = generator("phantom", seed, "light", index, laterality, dialect.device, size)
-    pixels = render(anatomy, disease, dialect, grid, render_rng)
+    eye_rng = generator("phantom", seed, "light", index, laterality, home.device, size)
+    rng, variant = eye_rng, ""
+    if visit:
+        rng = generator("phantom", seed, "light", index, laterality, dialect.device, size, visit)
+        variant = f"visit {visit}, first on {home.device}"
+        person = at_visit(person, visit)
+    pixels = render(anatomy, disease, dialect, grid, rng, eye_rng)
     voxel_um = grid.spacing_mm[1] * 1000
-    truth = Truth(disease.surfaces_um / voxel_um, _masks(disease, grid.shape, voxel_um), anatomy.fovea_mm)
-    return Eye(person, laterality, dialect.device, size, pixels, grid.spacing_mm, truth)
+    truth = Truth(disease.surfaces_um / voxel_um, lesion_masks(disease, grid.shape, voxel_um), anatomy.fovea_mm)
+    return Eye(person, laterality, dialect.device, size, pixels, grid.spacing_mm, truth, variant)
 
 
-def _masks(disease: Disease, shape: tuple[int, int, int], voxel_um: float) -> dict[str, Bool[np.ndarray, "D H W"]]:
+def lesion_masks(
+    disease: Disease, shape: tuple[int, int, int], voxel_um: float
+) -> dict[str, Bool[np.ndarray, "D H W"]]:
+    """The voxels of each lesion that has any, in a scan of `shape` with voxels `voxel_um` deep."""
     surfaces = disease.surfaces_um
     depth_index = np.arange(shape[1], dtype=np.float32)[None, :, None]
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.ndimage import gaussian_filter1d
 
-from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, INL_OPL, IPL_INL, OPL_ONL, RPE, Anatomy, Map, smooth_map
+from octjepa.phantom.anatomy import BM, ELM, EZ, ILM, INL_OPL, IPL_INL, OPL_ONL, RPE, Anatomy, Map
 from octjepa.phantom.person import LESION_SIZES, LesionSizes, Linear
 
 
@@ -182,7 +182,7 @@ def _epiretinal_membrane(
     u, v = anatomy.u_mm, anatomy.v_mm
     cu, cv = _random_point(rng, 0.6)
     reach = _at(sizes.epiretinal_reach_mm, severity)
-    edge = np.hypot(u - cu, v - cv) - reach * (1 + 0.12 * smooth_map(rng, u.shape, (3.0, 12.0)))
+    edge = np.hypot(u - cu, v - cv) - reach * (1 + 0.12 * anatomy.eye_map(rng, (3.0, 12.0)))
     cover = (1 / (1 + np.exp(np.clip(edge / 0.12, -30, 30)))).astype(np.float32)
     surfaces = disease.surfaces_um
     # The pit is pulled up and the inner retina thickened.
@@ -193,8 +193,8 @@ def _epiretinal_membrane(
         surfaces[k] -= share * pull
     # Folds: the ILM is crumpled square to the pull, while the layers below follow less and less.
     turn, wave = rng.uniform(-0.5, 0.5), rng.uniform(0.28, 0.48)
-    phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.6 * smooth_map(rng, u.shape, (2.0, 8.0))
-    size = np.clip(1 + 0.5 * smooth_map(rng, u.shape, (2.0, 9.0)), 0.1, 2)
+    phase = 2 * np.pi * (np.cos(turn) * u + np.sin(turn) * v) / wave + 1.6 * anatomy.eye_map(rng, (2.0, 8.0))
+    size = np.clip(1 + 0.5 * anatomy.eye_map(rng, (2.0, 9.0)), 0.1, 2)
     folds = (cover * size * _at(sizes.epiretinal_folds_um, severity) * np.sin(phase)).astype(np.float32)
     surfaces[ILM] -= folds
     surfaces[1] -= 0.6 * folds

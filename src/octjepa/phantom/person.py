@@ -8,12 +8,13 @@ Lesions of difficulty `plain` are what the demo and the tests draw: each in thre
 that a few minutes of training have something to find. `realistic` follows measured sizes: drusen 63-250 um wide and
 30-110 high, few of them; intraretinal cysts of 50-300 um (one in twenty is wider, none above 500) in a small swelling;
 lenses of subretinal fluid and patches of atrophy (300 um across and more) well under a disc diameter; thin epiretinal
-membranes with low folds; each in 8 to 15 % of eyes.
+membranes with low folds; each in 8 to 15 % of eyes. `exam` has the sizes of `realistic`, each in a quarter of eyes, so
+that a thousand people with one eye each hold some 250 of every lesion.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Final, Literal
 
@@ -38,7 +39,7 @@ _SITES = {1: "UW", 4: "UCSD", 7: "UAB"}
 MAX_PEOPLE: Final = 3 * 999
 
 
-Difficulty = Literal["plain", "realistic"]
+Difficulty = Literal["plain", "realistic", "exam"]
 Linear = tuple[float, float]  # (first, more)
 
 
@@ -92,6 +93,8 @@ LESION_SIZES: Final[dict[Difficulty, LesionSizes]] = {
         epiretinal_um=(5, 12),
     ),
 }  # fmt: skip
+# Prevalence 0.25 each.
+LESION_SIZES["exam"] = replace(LESION_SIZES["realistic"], thresholds=(0.66, 0.68, 0.67, 0.67, 0.67))
 
 
 @dataclass(frozen=True)
@@ -152,3 +155,9 @@ def make_person(seed: int, index: int, difficulty: Difficulty = "plain", group_e
         difficulty=difficulty,
         group_effect=group_effect,
     )
+
+
+def at_visit(person: Person, visit: int) -> Person:
+    """The same person half a year later for each visit: only the date differs."""
+    day = date.fromisoformat(person.study_visit_date) + timedelta(days=182 * visit)
+    return replace(person, study_visit_date=day.isoformat())

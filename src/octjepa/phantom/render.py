@@ -34,10 +34,20 @@ _VESSEL_SHADOW = 0.68  # share of the light that a large vessel takes, both ways
 
 
 def render(
-    anatomy: Anatomy, disease: Disease, dialect: Dialect, grid: Grid, rng: np.random.Generator
+    anatomy: Anatomy,
+    disease: Disease,
+    dialect: Dialect,
+    grid: Grid,
+    rng: np.random.Generator,
+    eye_rng: np.random.Generator | None = None,
 ) -> UInt8[np.ndarray, "D H W"]:
-    """The scan as `dialect` shows it, `[D, H, W]`. All randomness comes from `rng`."""
-    tops_um, reflectivity = _sheets(anatomy, disease, dialect, rng)
+    """The scan as `dialect` shows it, `[D, H, W]`.
+
+    `eye_rng` draws what belongs to the eye: reflectivity of layers, hyaloid, vessels and brightness of the choroid.
+    `rng` draws what belongs to the scan, and both where `eye_rng` is not given.
+    """
+    tops_um, reflectivity = _sheets(anatomy, disease, dialect, rng if eye_rng is None else eye_rng)
+    _shade(tops_um, reflectivity, anatomy, disease, dialect, rng)
     power = stack_sheets(tops_um / (grid.spacing_mm[1] * 1000), reflectivity, grid.shape[1])
     if disease.cysts:
         _fill_cysts(power, disease.cysts, grid)
@@ -96,9 +106,7 @@ def _sheets(
     add(s[BM] - disease.drusen_um, np.where(disease.drusen_um > 2, level["drusen"], level["rpe"] * alive))
     add(s[BM], level["bruch"] * (0.6 * alive + 0.4))
     add(s[BM] + 6, level["choriocapillaris"])
-    tops_um, reflectivity = _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, dialect, rng)
-    _shade(tops_um, reflectivity, anatomy, disease, dialect, rng)
-    return tops_um, reflectivity
+    return _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, dialect, rng)
 
 
 def _with_choroid(
@@ -114,8 +122,8 @@ def _with_choroid(
     depth = (np.arange(count, dtype=np.float32) / _CHOROID_SHEETS)[:, None, None]
     deep_tops = s[BM] + 16 + depth * thick
     deep_tops[_CHOROID_SHEETS:] = s[SCLERA] + 45 * np.arange(_SCLERA_SHEETS, dtype=np.float32)[:, None, None]
-    dx_mm = abs(float(anatomy.u_mm[0, 1] - anatomy.u_mm[0, 0]))
-    blotch = smooth_map(rng, (count, *s[BM].shape), (0.0, 0.045 / dx_mm))
+    dx_mm = float(anatomy.home.x_mm[1] - anatomy.home.x_mm[0])
+    blotch = anatomy.eye_map(rng, (0.0, 0.045 / dx_mm), (count,))
     for k in range(1, _CHOROID_SHEETS):  # vessels cross several sheets
         blotch[k] = 0.65 * blotch[k - 1] + 0.76 * blotch[k]
     first, last = _CHOROID_DECIBEL
