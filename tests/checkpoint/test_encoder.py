@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import octjepa
-from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.pooling import POOL_WIDTHS, pool_features, token_regions
 from octjepa.errors import CheckpointError, UsageError
+from octjepa.model import VJEPA3D
 from octjepa.train.loop import pretrain
+from octjepa.views import geometry
+from octjepa.views.tokens import TISSUE_SHARE, tissue_share
 from octjepa.volume import OCTVolume
 from synthetic import MemoryStore, small_recipe
 
@@ -51,8 +56,31 @@ def test_a_vector_does_not_depend_on_the_batch(run):
         alone = encoder.tokens(volume)
         assert np.allclose(alone.features, one.features, atol=1e-5)
         assert np.array_equal(alone.grid_index, one.grid_index)
-        assert one.features.shape == (24, encoder.dim)
+        assert one.features.shape == (32, encoder.dim)  # the grid, which is as small as a multiple of 32 is
         assert one.grid == (2, 4, 4)
+
+
+def test_all_tissue_is_read_whatever_training_drew_and_whoever_is_beside():
+    tokens = {"patch_size": [2, 8, 8], "select": "tissue", "budget": 16}
+    recipe = small_recipe(tokens=tokens)
+    torch.manual_seed(0)
+    encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "fine")
+    store = MemoryStore(recipe.preprocessing)
+    volumes = [store.read(f"volume{n:04d}") for n in range(4)]
+    volumes[1] = replace(volumes[1], band=volumes[1].band + np.array([6, -4], np.int16)[:, None, None])
+    together = encoder.encode_volumes(volumes)
+    counts = [len(one.grid_index) for one in together]
+    assert len(set(counts)) > 1
+    for volume, one in zip(volumes, together, strict=True):
+        shape = geometry.center_crop(recipe.preprocessing)
+        mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], recipe.preprocessing.image_size)
+        share = tissue_share(mask, (2, 8, 8))
+        assert set(np.flatnonzero(share >= TISSUE_SHARE)) <= set(one.grid_index.tolist())
+        assert len(one.grid_index) % 32 == 0
+        assert len(one.grid_index) - (share >= TISSUE_SHARE).sum() < 32
+        alone = encoder.tokens(volume)
+        assert np.allclose(alone.features, one.features, atol=1e-5)
+        assert np.array_equal(alone.grid_index, one.grid_index)
 
 
 def test_a_native_volume_is_prepared_as_the_weights_expect(run):

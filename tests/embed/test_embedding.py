@@ -122,8 +122,11 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
         table.features("vector", "sum")
 
     assert saved.weights == table.weights == shard.weights_hash(encoder)
-    assert np.abs(saved.read("vector", ["volume0019", "volume0006"])[1] - one.features).max() < 4e-3
-    assert (saved.positions[0][6] == one.grid_index).all()
+    assert np.abs(saved.features("vector", "volume0006") - one.features).max() < 4e-3
+    part, own = saved.index["volume0006"]
+    assert (saved.positions[part][own] == one.grid_index).all()
+    assert table.tokens == "tissue"
+    assert figures["tokens_per_volume"] == {"least": 32, "median": 32, "most": 32}
     with pytest.raises(UsageError, match="no tokens of 1 of the 1"):
         saved.read("vector", ["nobody"])
 

@@ -17,6 +17,7 @@ from octjepa.errors import UsageError
 from octjepa.metrics.scores import Predictions
 from octjepa.probe.aggregation import average_scores, group_cases, read_visit_order
 from octjepa.probe.results import ProbeResult
+from token_parts import token_part
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
@@ -206,10 +207,10 @@ def test_tokens_of_several_volumes_have_no_mean(
     def same(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         ids = frame["volume_id"].tolist()
         blocks = [np.stack(frame[name].to_list()).reshape(-1, 3, 16) for name in ("vector", "untrained")]
-        arrays = dict(zip(("vector", "untrained"), (block.astype(np.float16) for block in blocks), strict=True))
         (tmp_path / "tokens").mkdir(exist_ok=True)
-        write_part(tmp_path / "tokens", "a", {**arrays, "positions": np.zeros((len(ids), 3), np.int32)})
-        write_index(tmp_path / "tokens", {"a": ids}, {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 16})
+        write_part(tmp_path / "tokens", "a", token_part(*blocks, positions=np.zeros((len(ids), 3))))
+        about = {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 16, "grid": [1, 1, 3]}
+        write_index(tmp_path / "tokens", {"a": ids}, about)
         return frame, labels
 
     probed(same)

@@ -15,6 +15,7 @@ from octjepa.embed.table import read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.probe import probe_training
 from octjepa.probe.results import ProbeResult
+from token_parts import token_part
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 K = 6
@@ -29,10 +30,10 @@ def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
         mean = np.stack(frame[name].to_list())
         block = rng.normal(size=(len(frame), K, mean.shape[1]))
         block[np.arange(len(frame)), rng.integers(0, K, len(frame))] += mean
-        arrays[name] = block.astype(np.float16)
+        arrays[name] = block
     (folder / "tokens").mkdir()
-    token_folder.write_part(folder / "tokens", "a", {**arrays, "positions": positions})
-    about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": mean.shape[1]}
+    token_folder.write_part(folder / "tokens", "a", token_part(**arrays, positions=positions))
+    about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": mean.shape[1], "grid": [1, 2, 3]}
     token_folder.write_index(folder / "tokens", {"a": frame["volume_id"].tolist()}, about)
     table = write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w")
     return table, TokenFolder.open(folder / "tokens")

@@ -16,8 +16,9 @@ from octjepa.probe import probe_training
 from octjepa.probe.calibration import class_weights
 from octjepa.probe.features import feature_space, plan_selection
 from octjepa.probe.linear_knn import fit_linear
-from octjepa.probe.networks import AttentiveProbe, Outputs, loss
+from octjepa.probe.networks import AttentiveProbe, Outputs, TokenBatch, loss
 from octjepa.probe.targets import Target
+from token_parts import token_part
 
 
 def target_of(values: np.ndarray, name: str = "t", task: Task = "binary", shares: tuple[int, int] = (60, 20)) -> Target:
@@ -136,10 +137,9 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenFolder, list[
     ids = [f"v{number:03d}" for number in range(240)]
     parts = {"a": ids[:100], "b": ids[100:]}
     for name, rows in (("a", slice(100)), ("b", slice(100, None))):
-        block = tokens[rows].astype(np.float16)
-        blank = np.random.default_rng(5).normal(size=block.shape).astype(np.float16)
-        positions = np.zeros(block.shape[:2], np.int32)
-        token_folder.write_part(folder, name, {"vector": block, "untrained": blank, "positions": positions})
+        block = tokens[rows]
+        blank = np.random.default_rng(5).normal(size=block.shape)
+        token_folder.write_part(folder, name, token_part(block, blank, np.zeros(block.shape[:2])))
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": 8, "grid": [1, 3, 4]}
     token_folder.write_index(folder, parts, about)
     return TokenFolder.open(folder), ids, sick
@@ -176,12 +176,58 @@ def test_a_target_gets_the_same_whoever_else_is_requested(
     assert (again[0].predictions.scores == alone[0].predictions.scores).all()
 
 
-def test_attention_is_a_share_of_the_tokens_in_any_order() -> None:
+def test_attention_is_a_share_of_the_tokens_in_any_order_and_of_no_filling() -> None:
     torch.manual_seed(0)
     network = AttentiveProbe(torch.zeros(8), torch.ones(8), "binary", 2).eval()
-    tokens = torch.randn(3, 12, 8)
-    assert torch.allclose(network.attention(tokens).sum(dim=-1), torch.ones(3, 4))
-    assert torch.allclose(network(tokens), network(tokens.flip(1)), atol=1e-6)
+    features, coordinates, valid = torch.randn(3, 12, 8), torch.rand(3, 12, 3) * 2 - 1, torch.ones(3, 12).bool()
+    tokens = TokenBatch(features, coordinates, valid)
+    assert torch.allclose(network.pooling.attention(tokens).sum(dim=-1), torch.ones(3, 1, 4))
+    flipped = TokenBatch(features.flip(1), coordinates.flip(1), valid)
+    assert torch.allclose(network(tokens), network(flipped), atol=1e-6)
+    valid[:, 9:] = False
+    part = TokenBatch(features[:, :9], coordinates[:, :9], valid[:, :9])
+    assert torch.allclose(network(TokenBatch(features, coordinates, valid)), network(part), atol=1e-6)
+
+
+def test_the_place_of_a_token_is_read_where_only_the_place_matters(tmp_path: Path) -> None:
+    """Every volume holds the same twelve tokens; in diseased eyes the first one lies in the left half of the grid."""
+    rng = np.random.default_rng(6)
+    sick, tokens = rng.integers(0, 2, 240), rng.normal(size=(12, 8))
+    places = np.stack([rng.permutation(12) for _ in range(240)])
+    for volume, left in enumerate(sick):
+        wanted = rng.integers(0, 6) if left else rng.integers(6, 12)
+        other = int(np.flatnonzero(places[volume] == wanted)[0])
+        places[volume, [0, other]] = places[volume, [other, 0]]
+    ids, block = [f"v{number:03d}" for number in range(240)], np.tile(tokens, (240, 1, 1))
+    target, found = target_of(sick), {}
+    for name, positions in (("known", places), ("unknown", np.zeros_like(places))):
+        (tmp_path / name).mkdir()
+        token_folder.write_part(tmp_path / name, "a", token_part(block, block, positions))
+        about = {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 8, "grid": [1, 1, 12]}
+        token_folder.write_index(tmp_path / name, {"a": ids}, about)
+        folder, how = TokenFolder.open(tmp_path / name), plan_selection(target, people(240), 0)
+        (fit,) = probe_training.attentive(folder, "vector", ids, target.indices["train"], [target], [how])
+        found[name] = auroc(fit)
+    assert found["known"] > 0.95
+    assert found["unknown"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_volumes_of_different_counts_are_filled_up_and_read_whole(tmp_path: Path) -> None:
+    counts, rng = np.array([3, 1, 4], np.int32), np.random.default_rng(0)
+    features = rng.normal(size=(8, 2)).astype(np.float16)
+    positions = np.array([0, 5, 11, 2, 0, 1, 2, 3], np.int32)
+    part = {"vector": features, "untrained": -features, "positions": positions, "counts": counts}
+    token_folder.write_part(tmp_path, "a", part)
+    about = {"encoder": "e", "weights": "w", "contract": "c", "dim": 2, "grid": [1, 3, 4]}
+    token_folder.write_index(tmp_path, {"a": ["v0", "v1", "v2"]}, about)
+    folder = TokenFolder.open(tmp_path)
+    read = folder.read("vector", ["v1", "v0"])
+    assert read.features.shape == (2, 4, 2)  # as long as the longest of the folder, whoever is read
+    assert read.valid.tolist() == [[True, False, False, False], [True, True, True, False]]
+    assert (read.features[1, :3] == features[:3]).all()
+    assert np.allclose(read.coordinates[1, 2], [0, 2 / 3, 3 / 4])
+    assert not read.features[~read.valid].any()
+    assert (folder.features("untrained", "v2") == -features[4:]).all()
 
 
 def test_test_features_and_labels_reach_no_fit(
@@ -203,11 +249,15 @@ def test_a_token_folder_that_is_none_or_damaged_is_reported(tmp_path: Path) -> N
 
     with pytest.raises(UsageError, match="no folder of tokens"):
         TokenFolder.open(tmp_path)
-    part = {name: np.zeros((2, 3, 4), np.float16) for name in ("vector", "untrained")}
-    token_folder.write_part(tmp_path, "a", {**part, "positions": np.zeros((2, 3), np.int32)})
-    about = {"encoder": "e", "weights": "w", "contract": "c", "dim": 4}
+    about = {"encoder": "e", "weights": "w", "contract": "c", "dim": 4, "grid": [1, 1, 3]}
+    part = token_part(np.zeros((2, 3, 4)), np.zeros((2, 3, 4)), np.zeros((2, 3)))
+    token_folder.write_part(tmp_path, "a", part)
     token_folder.write_index(tmp_path, {"a": ["v0", "v1", "v2"]}, about)
-    with pytest.raises(OctjepaError, match=r"a\.vector\.npy holds \(2, 3, 4\), not 3 volumes of 4"):
+    with pytest.raises(OctjepaError, match=r"a\.counts\.npy holds \(2,\), expected \(3,\)"):
+        TokenFolder.open(tmp_path)
+    token_folder.write_part(tmp_path, "a", {**part, "counts": np.full(2, 4, np.int32)})
+    token_folder.write_index(tmp_path, {"a": ["v0", "v1"]}, about)
+    with pytest.raises(OctjepaError, match=r"a\.vector\.npy holds \(6, 4\), expected \(8, 4\)"):
         TokenFolder.open(tmp_path)
     (tmp_path / "a.vector.npy").write_bytes(b"no array")
     with pytest.raises(OctjepaError, match=r"a\.vector\.npy is damaged"):

@@ -6,7 +6,7 @@ The recipe is stored with the weights, so a volume is always prepared as it was 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from octjepa import keys
 from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import Location, has_file, parse_location
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
@@ -31,10 +30,11 @@ from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, intensity, tokens
-from octjepa.views.sample import select_tokens, token_positions
+from octjepa.views.sample import select_tissue_tokens, token_positions
 from octjepa.volume import OCTVolume
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
+FORWARD_TOKENS = 8192  # of all volumes in a forward pass: memory is bounded whatever the grid
 TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
 _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
 
@@ -95,26 +95,46 @@ class PretrainedEncoder:
         return pool_tokens(one, tissue_layers(prepared, self.recipe)[one.grid_index], [pool])
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
-        """The encoder's input for a prepared volume: centre crop, no augmentation, always the same tokens."""
+        """The encoder's input for a prepared volume: centre crop, no augmentation, every token that holds tissue.
+
+        K is not `tokens.budget` of the recipe, which is what training draws: see `views.tokens.select_tissue`.
+        """
         recipe, shape = self.recipe, geometry.center_crop(self.recipe.preprocessing)
-        view, index, share = select_tokens(volume, recipe, shape, keys.generator("embed", volume.volume_id))
+        view, index, share = select_tissue_tokens(volume, recipe, shape)
         cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
         patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
-    @torch.no_grad()  # XLA does not know inference_mode's tensors
     def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
-        """`tokens` of several prepared volumes in one pass."""
-        selected = [self.select_tokens(volume) for volume in volumes]
+        """`tokens` of several prepared volumes."""
+        return self.encode_tokens([self.select_tokens(volume) for volume in volumes])
+
+    @torch.no_grad()  # XLA does not know inference_mode's tensors
+    def encode_tokens(self, selected: Sequence[SelectedTokens]) -> list[TokenFeatures]:
+        """Features of the tokens of several volumes, which differ in number.
+
+        Volumes of equal counts share a forward pass of at most `FORWARD_TOKENS` tokens; nothing is padded, so what a
+        volume gives does not depend on the others.
+        """
         device = next(self.encoder.parameters()).device
-        patches, positions = (
-            torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*selected, strict=True))[:2]
-        )
-        features = self.encoder(patches, positions).float().cpu().numpy()
-        return [
-            TokenFeatures(own, one.grid_index, one.grid, one.tissue)
-            for own, one in zip(features, selected, strict=True)
-        ]
+        found: dict[int, TokenFeatures] = {}
+        for numbers in _equal_counts([len(one.grid_index) for one in selected]):
+            some = [selected[number] for number in numbers]
+            patches, positions = (
+                torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*some, strict=True))[:2]
+            )
+            features = self.encoder(patches, positions).float().cpu().numpy()
+            for number, one, own in zip(numbers, some, features, strict=True):
+                found[number] = TokenFeatures(own, one.grid_index, one.grid, one.tissue)
+        return [found[number] for number in range(len(selected))]
+
+
+def _equal_counts(counts: Sequence[int]) -> Iterator[list[int]]:
+    """The positions of equal counts, at most `FORWARD_TOKENS` tokens together, and one volume at least."""
+    for count in dict.fromkeys(counts):
+        positions = [position for position, other in enumerate(counts) if other == count]
+        size = max(1, FORWARD_TOKENS // count)
+        yield from (positions[start : start + size] for start in range(0, len(positions), size))
 
 
 def load_encoder(path: str | Path) -> PretrainedEncoder:

@@ -17,7 +17,7 @@ from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.views.sample import token_positions
-from octjepa.views.tokens import TISSUE_SHARE
+from octjepa.views.tokens import COUNT_MULTIPLE, TISSUE_SHARE
 
 Form = Literal["safetensors", "hf", "onnx"]
 WEIGHTS, GRAPH, CARD, SUMS = EXPORTED, "model.onnx", "README.md", "SHA256SUMS"
@@ -94,8 +94,8 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
     if recipe.token_count < recipe.grid_tokens:
         text += (
             f"\nVJEPA2Model takes all {recipe.grid_tokens} tokens of a volume, and this encoder was trained on "
-            f"{recipe.token_count} of them, of tissue first: its features here are not those of `octjepa embed`, and "
-            "their quality was not measured.\n"
+            f"{recipe.token_count} of them, of tissue first, and octjepa embeds with those of tissue alone: its "
+            "features here are not those of `octjepa embed`, and their quality was not measured.\n"
         )
     return {WEIGHTS: weights, "config.json": config, "preprocessing.json": _contract(encoder), CARD: text}
 
@@ -109,8 +109,9 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
         "patches": f"[batch, tokens, {math.prod(recipe.tokens.patch_size)}]: voxels of a patch by slice, row and "
         "column, minus the mean and by the standard deviation of the volume's tissue band",
         "positions": "[batch, tokens, 3]: of each patch its row of grid_positions",
-        "chosen": f"{recipe.token_count} patches a volume; with tokens.select tissue, patches with a share of at least "
-        f"{TISSUE_SHARE} of tissue come first",
+        "chosen": "any number of patches a volume; octjepa gives every patch with a share of at least "
+        f"{TISSUE_SHARE} of tissue, filled up to a multiple of {COUNT_MULTIPLE} by the nearest others (with "
+        "tokens.select all, every patch)",
         "grid": recipe.grid, "position_unit": recipe.model.position_unit,
         "grid_positions": token_positions(np.arange(recipe.grid_tokens), recipe).tolist(),
     }  # fmt: skip
@@ -143,7 +144,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
         "Encoder": f"{recipe.model.size}, {encoder.dim} features a token, {encoder.parameters:,} parameters",
         "Input": f"{size} voxels at {spacing} mm (slice, depth, column), "
         f"one channel, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",
-        "Tokens": f"{recipe.token_count} of {recipe.grid_tokens} patches of {patch}",
+        "Tokens": f"patches of {patch}, trained on {recipe.token_count} of {recipe.grid_tokens} in a volume",
         "Trained on": f"{len(encoder.trained_on)} volumes; their content hashes are in the weights' metadata",
         "Contract": science_hash(recipe.preprocessing),
         "Load with": f"`{how}`",

@@ -97,7 +97,10 @@ def embed_store(
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
         leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, parse_location(checkpoint)))
-        runtime.run_on_rank_zero(partial(_join, out, job, parts, rows, store, encoder, weights, leaked))
+        counts: list[float] = []
+        join = partial(_join, out, job, parts, rows, store, encoder, weights, leaked)
+        runtime.run_on_rank_zero(lambda: counts.extend(join()))
+        counts = runtime.broadcast_object(counts)
     computed = sum(len(parts[number]) for number in todo)
     figures: dict[str, Any] = {
         "rows": len(rows),
@@ -106,6 +109,7 @@ def embed_store(
         "missing": len(store.table) - len(rows),
         "leaked": leaked,
         "resumed": len(rows) - computed,
+        "tokens_per_volume": dict(zip(("least", "median", "most"), counts, strict=True)),
         "volumes_per_second": computed / seconds,
         "embeddings": str(out),
     }
@@ -184,8 +188,11 @@ def _join(
     encoder: PretrainedEncoder,
     weights: str,
     leaked: int,
-) -> None:
-    """Writes one table from all parts and the indexes beside it, then removes the parts."""
+) -> list[float]:
+    """Writes one table from all parts and the indexes beside it, then removes the parts.
+
+    Returns the least, the median and the greatest number of tokens of a volume.
+    """
     loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
     frame = add_participants(rows, store.participants)
     for name in ("vector", "untrained", *UNPOOLED):
@@ -198,9 +205,13 @@ def _join(
         about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
         named = {job.name(number): ids for number, ids in enumerate(parts)}
         token_folder.write_index(Path(job.options.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
-    write_embeddings(out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights)
+    write_embeddings(
+        out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights,
+        encoder.recipe.tokens.select,
+    )  # fmt: skip
     for left in out.parent.glob(f".{out.name}.*.parts"):  # of this job, and of others that were given up
         shutil.rmtree(left, ignore_errors=True)
+    return [float(f) for f in np.quantile(np.concatenate([one["token_count"] for one in loaded]), (0, 0.5, 1))]
 
 
 def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
@@ -209,7 +220,7 @@ def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
             arrays = dict(file)
     except (OSError, ValueError, BadZipFile) as error:
         raise OctjepaError(f"{path} is damaged ({error}): delete it and run the same command again") from None
-    if not set(UNPOOLED) <= set(arrays):
+    if not {*UNPOOLED, "token_count"} <= set(arrays):
         raise OctjepaError(f"{path} was written by another octjepa: delete it and run the same command again")
     if arrays["volume_id"].tolist() != list(volume_ids):
         raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 
 from octjepa.checkpoint import PretrainedEncoder, pooling
+from octjepa.checkpoint.encoder import SelectedTokens
 from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed import token_folder
 from octjepa.errors import OctjepaError
@@ -27,7 +28,7 @@ from octjepa.store import CanonicalVolume, Store
 from octjepa.views import geometry
 
 HISTOGRAM_BINS = 32
-VERSION = 2  # of the contents of a part
+VERSION = 3  # of the contents of a part
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,18 @@ class Embedder:
         token_batches: dict[str, list[np.ndarray]] = {}
         for start in range(0, len(volume_ids), self.options.batch):
             volumes = [store.read(name) for name in volume_ids[start : start + self.options.batch]]
+            selected = [self.encoder.select_tokens(volume) for volume in volumes]
             tokens = {
-                "vector": self.encoder.encode_volumes(volumes),
-                "untrained": self.untrained.encode_volumes(volumes),
+                "vector": self.encoder.encode_tokens(selected),
+                "untrained": self.untrained.encode_tokens(selected),
             }
-            for name, features in self._features(volumes, tokens):
+            for name, features in self._features(volumes, selected, tokens):
                 batches.setdefault(name, []).append(np.stack(features).astype(np.float32))
             if self.options.tokens:
                 for name, many in tokens.items():
-                    token_batches.setdefault(name, []).append(np.stack([t.features.astype(np.float16) for t in many]))
-                positions = np.stack([one.grid_index.astype(np.int32) for one in tokens["vector"]])
-                token_batches.setdefault("positions", []).append(positions)
+                    token_batches.setdefault(name, []).extend(one.features.astype(np.float16) for one in many)
+                positions = [one.grid_index.astype(np.int32) for one in selected]
+                token_batches.setdefault("positions", []).extend(positions)
         arrays = {name: np.concatenate(parts) for name, parts in batches.items()}
         for name, array in arrays.items():
             if name != "bscan" and not np.isfinite(array).all():
@@ -108,12 +110,16 @@ class Embedder:
                 raise OctjepaError(f"{name} is not finite in {broken} of {len(array)} volumes; check the checkpoint")
         if token_batches:
             token_arrays = {name: np.concatenate(parts) for name, parts in token_batches.items()}
+            token_arrays["counts"] = arrays["token_count"][:, 0].astype(np.int32)
             token_folder.write_part(Path(self.options.tokens), job.name(number), token_arrays)
         arrays["volume_id"] = np.array(volume_ids, dtype=np.str_)
         write_atomic(job.file(number), lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def _features(
-        self, volumes: list[CanonicalVolume], tokens: dict[str, list[TokenFeatures]]
+        self,
+        volumes: list[CanonicalVolume],
+        selected: list[SelectedTokens],
+        tokens: dict[str, list[TokenFeatures]],
     ) -> Iterator[tuple[str, list[np.ndarray]]]:
         """Name and arrays by volume of every feature block."""
         layers = [pooling.tissue_layers(volume, self.encoder.recipe) for volume in volumes]
@@ -122,7 +128,8 @@ class Embedder:
             yield name, [pooling.pool_tokens(one, of[one.grid_index], self.options.pools) for one, of in pairs]
         preprocessing = self.encoder.recipe.preprocessing
         yield "histogram", [intensity_histogram(volume, preprocessing) for volume in volumes]
-        yield "intensity", [intensity_features(volume, self.encoder) for volume in volumes]
+        yield "intensity", [intensity_features(one) for one in selected]
+        yield "token_count", [np.array([len(one.grid_index)]) for one in selected]
         if self.options.per_bscan:
             means, counts = zip(*map(slice_means, tokens["vector"]), strict=True)
             yield "bscan", list(means)
@@ -140,12 +147,11 @@ def slice_means(one: TokenFeatures) -> tuple[Float[np.ndarray, "slices dim"], In
     return means.astype(np.float32), counts
 
 
-def intensity_features(volume: CanonicalVolume, encoder: PretrainedEncoder) -> Float[np.ndarray, " statistics"]:
+def intensity_features(chosen: SelectedTokens) -> Float[np.ndarray, " statistics"]:
     """`patch_intensity` of the encoder's own patches, read by the pooling `zones`: a baseline without a network.
 
     What an encoder is worth shows above this, not above the histogram: see docs/study/zones.md.
     """
-    chosen = encoder.select_tokens(volume)
     statistics = patch_intensity(chosen.patches)
     tokens = TokenFeatures(statistics, chosen.grid_index, chosen.grid, chosen.tissue)
     return pooling.pool_tokens(tokens, np.zeros(0, np.int64), ("zones",))

@@ -34,7 +34,9 @@ _BLOCKS = tuple(dict.fromkeys((*FEATURE_COLUMNS, *UNPOOLED)))
 OPTIONAL_COLUMNS = ("visit", "quality")
 NUMERIC_COLUMNS = ("age", "quality")
 SPLITS = ("train", "val", "test")
-_METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights")
+# All that hold tissue; the whole grid; as many as `tokens.budget` of the recipe has (older tables).
+TOKENS = ("tissue", "all", "budget")
+_METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Embeddings:
     SPLITS or ""; quality 0..1. vector, untrained: float32 [volumes, features], the poolings `pools` one after the
     other. histogram: float32 [volumes, bins]. dim: the encoder's width. encoder: its name in results. contract: hash of
     the preprocessing contract. leaked: number of people of val and test the encoder was pretrained on. weights: hash of
-    the encoder's weights, "" in older tables. intensity: float32 [volumes, statistics of regions].
+    the encoder's weights, "" in older tables. intensity: float32 [volumes, statistics of regions]. tokens: which of a
+    volume's tokens the encoder read, one of TOKENS.
     """
 
     frame: pd.DataFrame
@@ -59,6 +62,7 @@ class Embeddings:
     pools: tuple[str, ...] = pooling.DEFAULT_POOLS
     weights: str = ""
     intensity: Float[np.ndarray, "volumes statistics"] | None = None
+    tokens: str = "all"
 
     def __post_init__(self) -> None:
         _check(self, f"embeddings of {self.encoder!r}")
@@ -142,6 +146,7 @@ def write_embeddings(
     leaked: int = 0,
     pools: tuple[str, ...] = pooling.DEFAULT_POOLS,
     weights: str = "",
+    tokens: str = "all",
 ) -> Path:
     """Writes a frame of KEY_COLUMNS, OPTIONAL_COLUMNS, FEATURE_COLUMNS and UNPOOLED (float32 arrays) as parquet.
 
@@ -159,7 +164,15 @@ def write_embeddings(
     keys = complete_keys(frame.drop(columns=names).reset_index(drop=True))
     blocks: dict[str, Any] = {name: _stack(frame[name], path) for name in names}
     table = Embeddings(
-        keys, **blocks, dim=dim, encoder=encoder, contract=contract, leaked=leaked, pools=pools, weights=weights
+        keys,
+        **blocks,
+        dim=dim,
+        encoder=encoder,
+        contract=contract,
+        leaked=leaked,
+        pools=pools,
+        weights=weights,
+        tokens=tokens,
     )
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
@@ -220,6 +233,7 @@ def read_embeddings(path: str | Path) -> Embeddings:
         leaked=int(metadata.get("octjepa.leaked", 0)),
         pools=tuple(metadata.get("octjepa.pools", "mean_std_max").split(",")),
         weights=metadata.get("octjepa.weights", ""),
+        tokens=metadata.get("octjepa.tokens", "budget"),
     )
 
 

@@ -1,9 +1,10 @@
 """Token features of every volume on disk: read by the attentive probe and dense work without running the encoder again.
 
     tokens.json             encoder, hash of its weights, contract, dim, grid, and the volumes of each part in order
-    PART.vector.npy         float16 [volumes, K, dim], memory-mapped; K selected tokens of each volume
+    PART.vector.npy         float16 [tokens, dim], memory-mapped; the tokens of its volumes, one volume after the other
     PART.untrained.npy      the same of the untrained twin
-    PART.positions.npy      int32 [volumes, K], position of each token in the raster order of the grid
+    PART.positions.npy      int32 [tokens], position of each token in the raster order of the grid
+    PART.counts.npy         int32 [volumes], number of tokens of each volume
 
 Half precision: rounding is 0.05 % of a feature. Fails with UsageError on a folder that is none, OctjepaError on a part
 that is damaged.
@@ -16,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float16, Int32
+from jaxtyping import Bool, Float, Float16, Int, Int32
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic, write_json
@@ -41,7 +42,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_part(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes `vector`, `untrained` and `positions` of one part, each atomically."""
+    """Writes `vector`, `untrained`, `positions` and `counts` of one part, each atomically."""
     for name, array in arrays.items():
         write_atomic(folder / f"{part}.{name}.npy", partial(np.save, arr=array, allow_pickle=False))
 
@@ -54,18 +55,39 @@ def write_index(folder: Path, parts: Mapping[str, Sequence[str]], about: Mapping
             file.unlink()
 
 
+class PaddedTokens(NamedTuple):
+    """Tokens of several volumes, filled up with zeros to the folder's longest: `valid` says which are tokens.
+
+    coordinates: of each token's centre (slice, depth, column) in its grid, from -1 to 1 at the grid's faces.
+    """
+
+    features: Float16[np.ndarray, "volumes k dim"]
+    coordinates: Float[np.ndarray, "volumes k 3"]
+    valid: Bool[np.ndarray, "volumes k"]
+
+
+def grid_coordinates(index: Int[np.ndarray, "*tokens"], grid: Sequence[int]) -> Float[np.ndarray, "*tokens 3"]:
+    """Centres (slice, depth, column) of the patches `index`, raster order, from -1 to 1 at the grid's faces, fp32."""
+    steps = np.stack(np.unravel_index(index, tuple(grid)), axis=-1)
+    return ((2 * steps + 1) / np.asarray(grid) - 1).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class TokenFolder:
-    """Tokens by volume: `places[volume]` is (part, row). Arrays are memory maps; nothing is read before it is used."""
+    """Tokens by volume. Arrays are memory maps; nothing is read before it is used.
+
+    index: part of each volume, and which of the part's tokens are its own. parts: of each view, the arrays in order.
+    """
 
     folder: Path
     encoder: str
     weights: str
     contract: str
     dim: int
-    index: dict[str, tuple[int, int]]
-    parts: dict[str, list[Float16[np.ndarray, "_ k dim"]]]
-    positions: list[Int32[np.ndarray, "_ k"]]
+    grid: tuple[int, ...]
+    index: dict[str, tuple[int, slice]]
+    parts: dict[str, list[Float16[np.ndarray, "_ dim"]]]
+    positions: list[Int32[np.ndarray, " _"]]
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenFolder:
@@ -75,30 +97,59 @@ class TokenFolder:
             about = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             listed = [(str(part["name"]), [str(name) for name in part["volumes"]]) for part in about["parts"]]
             head = {key: str(about[key]) for key in ("encoder", "weights", "contract")}
-            dim = int(about["dim"])
+            dim, grid = int(about["dim"]), tuple(int(size) for size in about["grid"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{folder} is no folder of tokens ({type(error).__name__} at {INDEX}): make one with octjepa embed "
                 "... --tokens FOLDER, and let it end"
             ) from None
-        arrays: dict[str, list[np.ndarray]] = {name: [] for name in (*VIEWS, "positions")}
-        for part, volumes in listed:
-            for name, parts in arrays.items():
-                file = folder / f"{Path(part).name}.{name}.npy"
-                try:
-                    array = np.load(file, mmap_mode="r", allow_pickle=False)
-                except (OSError, ValueError) as error:
-                    raise OctjepaError(f"{file} is damaged ({error}): embed again") from None
-                if len(array) != len(volumes) or (name in VIEWS and array.shape[2:] != (dim,)):
-                    raise OctjepaError(f"{file} holds {array.shape}, not {len(volumes)} volumes of {dim}: embed again")
-                parts.append(array)
-        index = {name: (p, n) for p, (_, volumes) in enumerate(listed) for n, name in enumerate(volumes)}
-        positions = arrays.pop("positions")
-        return cls(folder, head["encoder"], head["weights"], head["contract"], dim, index, arrays, positions)
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in (*VIEWS, "positions")}
+        index: dict[str, tuple[int, slice]] = {}
+        for number, (part, volumes) in enumerate(listed):
+            stem = folder / Path(part).name
+            counts = _load(stem, "counts", (len(volumes),))
+            ends = np.cumsum(counts).tolist()
+            total = ends[-1] if ends else 0
+            for name, arrays in parts.items():
+                arrays.append(_load(stem, name, (total, dim) if name in VIEWS else (total,)))
+            for volume, start, end in zip(volumes, [0, *ends], ends, strict=False):
+                index[volume] = number, slice(start, end)
+        positions = parts.pop("positions")
+        return cls(folder, head["encoder"], head["weights"], head["contract"], dim, grid, index, parts, positions)
 
-    def read(self, view: str, volume_ids: Sequence[str]) -> Float16[np.ndarray, "volumes k dim"]:
+    def features(self, view: str, volume_id: str) -> Float16[np.ndarray, "k dim"]:
+        """The tokens of one volume. Raises UsageError as `read`."""
+        self._require([volume_id])
+        part, own = self.index[volume_id]
+        return self.parts[view][part][own]
+
+    def read(self, view: str, volume_ids: Sequence[str]) -> PaddedTokens:
         """Tokens of these volumes, in this order. Raises UsageError for a volume that is not here."""
+        self._require(volume_ids)
+        where = [self.index[name] for name in volume_ids]
+        counts = np.array([own.stop - own.start for _, own in where], dtype=np.int64)
+        # Always the same length: a volume's sums are taken in one order, whatever volumes are read beside it.
+        longest = max((own.stop - own.start for _, own in self.index.values()), default=0)
+        features = np.zeros((len(where), longest, self.dim), np.float16)
+        coordinates = np.zeros((len(where), longest, 3), np.float32)
+        for number, (part, own) in enumerate(where):
+            features[number, : counts[number]] = self.parts[view][part][own]
+            coordinates[number, : counts[number]] = grid_coordinates(self.positions[part][own], self.grid)
+        return PaddedTokens(features, coordinates, np.arange(longest) < counts[:, None])
+
+    def _require(self, volume_ids: Sequence[str]) -> None:
         absent = sum(name not in self.index for name in volume_ids)
         if absent:
             raise UsageError(f"{self.folder} holds no tokens of {absent} of the {len(volume_ids)} volumes: embed again")
-        return np.stack([self.parts[view][part][n] for part, n in (self.index[name] for name in volume_ids)])
+
+
+def _load(stem: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """One array of a part as a memory map. Raises OctjepaError: damaged, absent or of another shape."""
+    file = stem.with_name(f"{stem.name}.{name}.npy")
+    try:
+        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise OctjepaError(f"{file} is damaged ({error}): embed again") from None
+    if array.shape != shape:
+        raise OctjepaError(f"{file} holds {array.shape}, expected {shape}: embed again")
+    return array

@@ -9,7 +9,7 @@ probes. Volumes are named by their index in the table of embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from octjepa.embed.token_folder import TokenFolder
 from octjepa.metrics.scores import Task
 from octjepa.probe.calibration import ProbeFit, calibrated_predictions, class_weights, select_setting
 from octjepa.probe.features import PROBES, TOKEN_PROBES, FeatureSpace, Selection
-from octjepa.probe.networks import MLP, AttentiveProbe, loss
+from octjepa.probe.networks import MLP, AttentiveProbe, TokenBatch, loss
 from octjepa.probe.targets import Target
 from octjepa.train.learner import Learner, adamw
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
@@ -38,7 +38,8 @@ _LR, _WEIGHT_DECAY = 3e-3, 0.05
 _VOLUMES_FOR_SCALE = 256
 
 Volumes = Int[np.ndarray, " _"]
-Read = Callable[[Volumes], Tensor]  # features of volumes
+Features = Tensor | TokenBatch
+Read = Callable[[Volumes], Features]  # features of volumes
 Build = Callable[[Task, int], nn.Module]  # a network for a task and its number of classes (0: a quantity)
 
 
@@ -65,7 +66,7 @@ class NetworkFit:
             return torch.from_numpy(values.astype(np.int64))
         return torch.from_numpy(((values - self.scale[0]) / self.scale[1]).astype(np.float32))
 
-    def predict(self, features: Tensor) -> Float[np.ndarray, "n classes"]:
+    def predict(self, features: Features) -> Float[np.ndarray, "n classes"]:
         """Probabilities, or quantities in their own unit."""
         network = self.learner.network.eval()
         with torch.no_grad():
@@ -89,7 +90,7 @@ class ProbeBatch(NamedTuple):
     epoch: int
     step: int
     volumes: Volumes
-    features: Tensor | None
+    features: Features | None
     members: dict[Learner, Bool[np.ndarray, " n"]]
 
 
@@ -169,17 +170,28 @@ def attentive(
     `volume_ids` names each volume of the table, `train` are all volumes of the training split.
     """
 
-    def read(volumes: Volumes) -> Tensor:
-        return torch.from_numpy(tokens.read(view, [volume_ids[volume] for volume in volumes]).astype(np.float32))
+    def read(volumes: Volumes) -> TokenBatch:
+        features, coordinates, valid = tokens.read(view, [volume_ids[volume] for volume in volumes])
+        return TokenBatch(
+            torch.from_numpy(features.astype(np.float32)), torch.from_numpy(coordinates), torch.from_numpy(valid)
+        )
 
     some = train[np.unique(np.linspace(0, len(train) - 1, _VOLUMES_FOR_SCALE).astype(int))]
-    sample = read(some).flatten(0, 1)
-    mean, std = sample.mean(dim=0), sample.std(dim=0).clamp_min(1e-6)
+    mean, std = _token_scale(tokens.features(view, volume_ids[volume]) for volume in some)
 
     def build(task: Task, classes: int) -> nn.Module:
         return AttentiveProbe(mean, std, task, classes)
 
     return _fit(read, targets, hows, train, build, "attentive", smoothing, seed)
+
+
+def _token_scale(volumes: Iterable[np.ndarray]) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+    """Mean and standard deviation of each feature over the tokens of `volumes`, one volume in memory at a time."""
+    sums = [(len(one), one.sum(axis=0), (one**2).sum(axis=0)) for one in (v.astype(np.float64) for v in volumes)]
+    count, total, squares = (sum(part) for part in zip(*sums, strict=True))
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-12))
+    return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(std.astype(np.float32))
 
 
 def predictions(read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volumes]) -> list[Float[np.ndarray, "_ _"]]:

@@ -68,13 +68,29 @@ def select_tokens(
     volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator, background: int = 0
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """(view, chosen patches in raster order, tissue share of every patch) under the geometry `shape`."""
-    size = recipe.preprocessing.image_size
-    view = geometry.apply_geometry(volume.pixels, shape, size)
-    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
-    share = tokens.tissue_share(mask, recipe.tokens.patch_size)
+    view, share = _view_and_tissue(volume, recipe, shape)
     if recipe.tokens.select == "all":
         return view, np.arange(recipe.grid_tokens), share
     return view, tokens.select(share, recipe.token_count, rng, background), share
+
+
+def select_tissue_tokens(
+    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry
+) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
+    """As `select_tokens`, with every patch that holds tissue: what a frozen encoder reads. K differs by volume."""
+    view, share = _view_and_tissue(volume, recipe, shape)
+    if recipe.tokens.select == "all":
+        return view, np.arange(recipe.grid_tokens), share
+    return view, tokens.select_tissue(share, recipe.grid), share
+
+
+def _view_and_tissue(
+    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry
+) -> tuple[np.ndarray, Float[np.ndarray, " grid"]]:
+    size = recipe.preprocessing.image_size
+    view = geometry.apply_geometry(volume.pixels, shape, size)
+    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
+    return view, tokens.tissue_share(mask, recipe.tokens.patch_size)
 
 
 def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:

@@ -1,7 +1,8 @@
 """Which patches of a view become tokens, and their positions.
 
-Retina fills about a fifth of a scan. With `select: tissue` a volume gives exactly K tokens: those that hold tissue
-first, then a keyed sample of the rest, so every encoder runs on K tokens and shapes never change.
+Retina fills about a fifth of a scan. In training, `select: tissue` gives exactly K tokens of each volume: those that
+hold tissue first, then a keyed sample of the rest, so shapes never change. A frozen encoder reads every token that
+holds tissue (`select_tissue`), whatever training drew.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 TISSUE_SHARE = 0.25  # a patch with at least this share of tissue counts as tissue
+COUNT_MULTIPLE = 32  # volumes of equal counts can be encoded together, and of 32 numbers many are equal
 
 
 def extract_patches(
@@ -65,6 +67,22 @@ def select(
     tissue = int((share >= TISSUE_SHARE).sum())
     chosen = min(tissue, budget - min(background, len(share) - tissue))
     return np.sort(np.concatenate([order[:chosen], order[tissue:][: budget - chosen]]))
+
+
+def select_tissue(share: Float[np.ndarray, " grid"], grid: tuple[int, int, int]) -> Int[np.ndarray, " k"]:
+    """Every patch that holds tissue, in raster order, and the background nearest to it up to a multiple of 32 in all.
+
+    Distance is in steps of the grid; of equally near patches one with more tissue comes first, then raster order
+    decides. A grid of fewer patches is returned whole; where none holds tissue, the middle of the grid stands for it.
+    """
+    from scipy.ndimage import distance_transform_edt
+
+    tissue = (share >= TISSUE_SHARE).reshape(grid)
+    if not tissue.any():
+        tissue[tuple(size // 2 for size in grid)] = True
+    distance = distance_transform_edt(~tissue).ravel()
+    count = -(-int(tissue.sum()) // COUNT_MULTIPLE) * COUNT_MULTIPLE
+    return np.sort(np.lexsort((-share, distance))[:count])  # the sort is stable: ties stay in raster order
 
 
 def positions(

@@ -70,8 +70,8 @@ class TunedNetwork(nn.Module):
     @torch.no_grad()
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
         """The heads' input of whole volumes as embedding sees them (no augmentation), not yet standardised."""
-        tokens = np.stack([one.features for one in self.pretrained.encode_volumes(volumes)])
-        return pooled(torch.from_numpy(tokens).to(self.mean.device))
+        features = [torch.from_numpy(one.features[None]) for one in self.pretrained.encode_volumes(volumes)]
+        return torch.cat([pooled(tokens.to(self.mean.device)) for tokens in features])
 
     @torch.no_grad()
     def predict(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:
