@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from octjepa.distributed import precision
-from octjepa.distributed.precision import bf16_in_hardware, gemm_gflops
+from octjepa.distributed.precision import bf16_in_hardware, choose_precision, gemm_gflops, measured_rates
+from octjepa.distributed.runtime import Runtime
 
 CPU = torch.device("cpu")
 
@@ -16,14 +17,13 @@ CPU = torch.device("cpu")
 def pretend(monkeypatch: pytest.MonkeyPatch, bf16_gflops: float, **capabilities: Any) -> None:
     """A CPU with these capabilities, on which fp32 products run at 100 GFLOP/s."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", **capabilities})
-    rates = {torch.bfloat16: bf16_gflops, torch.float32: 100.0}
-    monkeypatch.setattr(precision, "gemm_gflops", lambda device, dtype: rates[dtype])
+    monkeypatch.setattr(precision, "measured_rates", lambda device: (bf16_gflops, 100.0))
 
 
 @pytest.mark.parametrize(
     ("capabilities", "bf16_gflops", "expected"),
     [
-        ({}, 400.0, False),  # no instruction set: the product is not even tried
+        ({}, 400.0, False),  # no instruction set: the products do not count
         ({"avx512_bf16": True}, 400.0, True),
         ({"amx_bf16": True}, 400.0, True),
         ({"amx_bf16": True}, 52.0, False),  # hidden by the hypervisor
@@ -37,13 +37,41 @@ def test_instruction_sets_are_confirmed_by_a_product(
     pretend(monkeypatch, bf16_gflops, **capabilities)
     in_hardware, reason = bf16_in_hardware(CPU)
     assert in_hardware == expected
-    assert reason
+    assert f"{bf16_gflops:.3g} GFLOP/s in bf16, 100 in fp32" in reason
+    assert choose_precision("auto", CPU) == ("bf16" if expected else "fp32", reason)
 
 
 def test_cuda_needs_compute_capability_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "measured_rates", lambda device: (400.0, 100.0))
     for capability, expected in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert bf16_in_hardware(torch.device("cuda"))[0] == expected
+
+
+def test_a_precision_that_the_recipe_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 5.0)
+    name, reason = choose_precision("bf16", CPU)
+    assert name == "bf16"
+    assert "emulated" in reason
+    assert "5 GFLOP/s" in reason
+    pretend(monkeypatch, 400.0, amx_bf16=True)
+    assert choose_precision("fp32", CPU)[0] == "fp32"
+    assert "emulated" not in choose_precision("bf16", CPU)[1]
+
+
+@pytest.mark.parametrize(("sets", "expected"), [({"amx_bf16": True}, "bf16"), ({}, "fp32")])
+def test_auto_never_reaches_torch(monkeypatch: pytest.MonkeyPatch, sets: dict[str, Any], expected: str) -> None:
+    pretend(monkeypatch, 400.0, **sets)
+    runtime = Runtime("auto")
+    assert runtime.precision == expected
+    assert runtime.describe()["precision"] == expected
+    with runtime.autocast():
+        assert torch.is_autocast_enabled("cpu") == (expected == "bf16")
+
+
+def test_rates_are_measured_once() -> None:
+    assert measured_rates(CPU) is measured_rates(CPU)
+    assert min(measured_rates(CPU)) > 0
 
 
 def test_the_rate_of_products_is_measured() -> None:

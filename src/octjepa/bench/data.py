@@ -11,10 +11,12 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from octjepa.config import load_recipe
+from octjepa.distributed.runtime import Runtime
 from octjepa.objective.loss import token_steps
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store, build_store
+from octjepa.train.precision import with_precision
 from octjepa.views.loader import Batch
 
 RECIPE: tuple[str, ...] = ("tiny_cpu",)  # its name, and keys that differ
@@ -24,9 +26,10 @@ SEED = 41
 
 
 def bench_recipe(*more: str) -> Recipe:
-    """`tiny_cpu` with `overrides`, key=value each."""
+    """`tiny_cpu` with `overrides`, key=value each, in the precision that `octjepa pretrain` would choose here."""
     name, *overrides = RECIPE
-    return load_recipe(name, [*overrides, *more])
+    recipe = load_recipe(name, [*overrides, *more])
+    return with_precision(recipe, Runtime(recipe.train.precision).precision)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ def compare_with_measured() -> Iterator[Comparison]:
     batch = f"train.global_batch={VOLUMES}"
     recipe = data.bench_recipe(batch)
     predicted = plan(recipe)["peak_memory_bytes"]
+    alike = [*data.RECIPE, batch, f"train.precision={recipe.train.precision}"]
     setup = {
         "recipe": recipe.name,
         "tokens": recipe.token_count,
@@ -63,7 +64,7 @@ def compare_with_measured() -> Iterator[Comparison]:
         "device": "cpu",
         "threads": 1,
     }
-    yield Comparison(lambda: predicted, lambda: peak_memory_bytes([*data.RECIPE, batch]), setup, warms_up=False)
+    yield Comparison(lambda: predicted, lambda: peak_memory_bytes(alike), setup, warms_up=False)
 
 
 def _status_bytes(field: str) -> int:

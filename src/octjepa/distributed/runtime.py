@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octjepa.distributed import xla
+from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.errors import OctjepaError, UsageError
 
 _log = logging.getLogger(__name__)
@@ -40,14 +41,17 @@ class RankZeroError(OctjepaError):
 
 
 class Runtime:
-    """This process's device, precision and rank; one process, unless a process group is up."""
+    """This process's device, precision and rank; one process, unless a process group is up.
+
+    `precision` is fp32 or bf16; `auto` is resolved for this process's device.
+    """
 
     def __init__(self, precision: str) -> None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = xla.device() if xla.is_requested() else accelerator or torch.device("cpu")
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
-        self.precision = precision
+        self.precision = choose_precision(AUTO, self.device)[0] if precision == AUTO else precision
         self.sharded = False  # whether FSDP2 shards the model over the ranks
         # torch.cuda has it, others may; it asks the driver, and never waits for the device
         self._utilisation = getattr(getattr(torch, self.device.type, None), "utilization", None)
@@ -203,9 +207,10 @@ class Runtime:
         return host, event
 
     def describe(self) -> dict[str, str | int]:
-        """Device, processes, threads, torch and cores, for run.json."""
+        """Device, precision, processes, threads, torch and cores, for run.json."""
         return {
             "device": str(self.device),
+            "precision": self.precision,
             "processes": self.world_size,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from octjepa.config import load_recipe
-from octjepa.distributed.precision import bf16_in_hardware
+from octjepa.distributed.precision import AUTO, bf16_in_hardware, choose_precision
 from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
 from octjepa.files import write_atomic, writer_lock
 from octjepa.model import VJEPA3D
@@ -49,10 +49,11 @@ def device_checks(setup: Setup) -> Iterator[Check]:
     """One forward and one backward pass of the small model on every device, in both precisions."""
     alone = "run octjepa doctor again with this device alone visible; if it fails again, check its driver and torch"
     fp32 = "train there with train.precision=fp32"
+    requested = None if setup.recipe is None else setup.recipe.train.precision
     for device in every_device():
         yield from attempt(f"device {device}", _GRADIENT, alone, partial(_fp32, device))
-        expected = "as in fp32, under bf16 autocast, computed in hardware"
-        yield from attempt(f"bf16 on {device}", expected, fp32, partial(_bf16, device, expected, fp32))
+        expected = "as in fp32, under bf16 autocast; in hardware, where the recipe asks for bf16"
+        yield from attempt(f"bf16 on {device}", expected, fp32, partial(_bf16, device, expected, fp32, requested))
 
 
 def _fp32(device: torch.device) -> list[Check]:
@@ -69,11 +70,12 @@ def _fp32(device: torch.device) -> list[Check]:
     return [Check(f"device {device}", "failed", found, _GRADIENT, "do not train there: check its driver and torch")]
 
 
-def _bf16(device: torch.device, expected: str, to_do: str) -> list[Check]:
+def _bf16(device: torch.device, expected: str, to_do: str, requested: str | None) -> list[Check]:
     norm = gradient_norm(device, "bf16", load_recipe("smoke_test"))
-    in_hardware, reason = bf16_in_hardware(device)
-    name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}; {reason}"
-    if math.isfinite(norm) and norm > 0 and in_hardware:
+    in_hardware, _ = bf16_in_hardware(device)
+    chosen, reason = choose_precision(AUTO, device)
+    name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}; {reason}: train.precision=auto is {chosen}"
+    if math.isfinite(norm) and norm > 0 and (in_hardware or requested != "bf16"):
         return [Check(name, "ok", found, expected)]
     return [Check(name, "warning", found, expected, to_do)]
 

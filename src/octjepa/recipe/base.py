@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
 Device = Literal["heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"]
+Precision = Literal["auto", "fp32", "bf16"]  # auto: bf16 where the device has it in hardware, else fp32
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size3 = tuple[Positive, Positive, Positive]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from octjepa.recipe.base import Directory, Positive, Section, Share
+from octjepa.recipe.base import Directory, Positive, Precision, Section, Share
 from octjepa.registry import Registry, modules_of
 
 # Names come from the folder's file names and from entry points: reading a recipe imports no objective, and no torch.
@@ -134,7 +134,7 @@ class TrainRecipe(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # norms so far above the median are skipped; null: none
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "auto"
     seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")

@@ -38,7 +38,8 @@ from octjepa.train.guards import (
 from octjepa.train.metrics import MetricsBuffer, ThroughputMeter
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, set_learning_rate, warmup_updates
-from octjepa.train.run_folder import SUMMARY, read_summary
+from octjepa.train.precision import agree_on_precision, with_precision
+from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
 from octjepa.train.setup import Run, prepare
 from octjepa.train.step import MicroBatcher, accumulate, take_step
 from octjepa.train.tracking import RunLogger, open_logger
@@ -56,7 +57,9 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed, disk full),
     PretextAlarm (the task is broken) and Interrupted (a signal arrived; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context(recipe.train.precision) as runtime:
+    with translate_worker_errors(), distributed_context("fp32") as runtime:
+        recorded = partial(recorded_precision, out, resume)
+        recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
         run = prepare(recipe, store, out, resume, runtime)
         if run.start.update == run.total:
             finished = runtime.broadcast_object(read_summary(out) if run.writes else None)

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from octjepa.distributed.precision import choose_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
@@ -29,6 +30,7 @@ from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.data import batch_shares
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates, warmup_updates
+from octjepa.train.precision import with_precision
 from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, is_out_of_memory, micro_batch_too_large, take_step
 from octjepa.views.loader import TrainingDataset, collate
@@ -43,9 +45,11 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     """All numbers of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
 
     `peak_memory_bytes` is of one device, weights, gradients, moments, activations and one micro-batch of views together
-    (`peak_bytes` says what is not in it; in sharded mode it is not divided). Raises UsageError when the batch cannot be
-    divided over `machine.devices`.
+    (`peak_bytes` says what is not in it; in sharded mode it is not divided). `precision` is what the run would compute
+    in on this machine. Raises UsageError when the batch cannot be divided over `machine.devices`.
     """
+    precision, reason = choose_precision(recipe.train.precision, Runtime("fp32").device)
+    recipe = with_precision(recipe, precision)
     devices = recipe.machine.devices or 1
     _, micro, accumulation = batch_shares(recipe, devices)
     known = volumes or recipe.data.expected_volumes
@@ -62,6 +66,8 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     context, target = recipe.mask_counts
     return {
         "recipe": recipe.name,
+        "precision": precision,
+        "precision_reason": reason,
         "tokens": recipe.token_count,
         "grid": list(recipe.grid),
         "grid_tokens": recipe.grid_tokens,
@@ -161,6 +167,7 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
     voxels = math.prod(recipe.tokens.patch_size)
     with torch.device("meta"):
         model = VJEPA3D.from_recipe(recipe)
+    bf16 = Runtime(recipe.train.precision).precision == "bf16"
     with FakeTensorMode(allow_non_fake_inputs=True), StorageCounter() as storages:
         model = model.to_empty(device="cpu")
         optimizer = build_optimizer(model, recipe.train)
@@ -169,7 +176,7 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
             positions = torch.empty(micro, tokens, 3)
             index = torch.empty(micro, tokens, dtype=torch.int64)
             context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
-            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 prediction = model.predict(context_view, target_view, positions, context, target)
             loss, _ = training_loss(recipe.objective, prediction, positions, context, target, update)
             loss.backward()

@@ -105,6 +105,13 @@ def record_code_change(out: Path, update: int) -> None:
     write_json(out / _RUN_FILE, {**about, "continued": [*about.get("continued", []), {"from_update": update, **now}]})
 
 
+def recorded_precision(out: Path, resume: bool) -> str | None:
+    """The precision in which the run that resumes in `out` began; None for a new run. Raises RecipeError: damaged."""
+    if not resume or not (out / _RUN_FILE).is_file():
+        return None
+    return load_recipe(out / "recipe.yaml").train.precision
+
+
 def check_recipe(out: Path, recipe: Recipe) -> None:
     """Raises WrongCheckpointError naming every field in which the run's recipe differs from `recipe`."""
     started = load_recipe(out / "recipe.yaml")

@@ -61,6 +61,7 @@ def test_the_folder_holds_what_was_requested_done_and_found(done) -> None:
     out, message = done
     assert json.loads((out / "results.json").read_text())["metrics"] == message["metrics"]
     assert load_recipe(out / "recipe.yaml").level == "person"
+    assert load_recipe(out / "recipe.yaml").precision in ("fp32", "bf16")
     about = json.loads((out / "run.json").read_text())
     assert (about["kind"], about["volumes"]) == ("fine-tuning", {"train": 40, "val": 16, "test": 24})
     lines = read_json_lines(out / "metrics.jsonl")

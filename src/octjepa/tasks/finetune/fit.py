@@ -28,13 +28,21 @@ from octjepa.metrics import test_set_ledger
 from octjepa.probe.results import MACRO, ProbeResult
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
-from octjepa.tasks.finetune.folder import RESULTS, check_folder, open_folder, read_results, save_tuned
+from octjepa.tasks.finetune.folder import (
+    RESULTS,
+    check_folder,
+    open_folder,
+    read_results,
+    recorded_precision,
+    save_tuned,
+)
 from octjepa.tasks.finetune.network import POOL, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
 from octjepa.train.learner import STATES
+from octjepa.train.precision import agree_on_precision
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"
@@ -59,11 +67,13 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
     came; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context(recipe.precision) as runtime:
+    with translate_worker_errors(), distributed_context("fp32") as runtime:
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))
         finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:
             return dict(finished)
+        precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
+        recipe = recipe.model_copy(update={"precision": precision})
         return _finetune(recipe, checkpoint, store, labels, out, targets, ledger_folder, runtime)
 
 

@@ -94,6 +94,11 @@ def read_results(out: Path) -> dict[str, Any] | None:
     return _read(out / RESULTS) if (out / RESULTS).is_file() else None
 
 
+def recorded_precision(out: Path) -> str | None:
+    """The precision in which the fine-tuning in `out` began; None where none did. Raises RecipeError: damaged."""
+    return load_recipe(out / "recipe.yaml").precision if (out / _ABOUT).is_file() else None
+
+
 def open_folder(
     out: Path,
     recipe: FinetuneRecipe,

@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, model_validator
 from octjepa.config import RecipeKind
 from octjepa.metrics.scores import METRICS
 from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
-from octjepa.recipe.base import Positive, Share, machine
+from octjepa.recipe.base import Positive, Precision, Share, machine
 
 Updates = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -60,7 +60,7 @@ class FinetuneRecipe(Section):
     patience: Positive = 5  # validations without a better loss, in the last stage, after which training ends
     scratch: StrictBool = False  # also tune the network from its first weights, as a row of its own
     views: ViewRecipe = ViewRecipe()
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "auto"
     seed: Annotated[int, Field(ge=0)] = 0
     resamples: Positive = 2000
     micro_batch: Positive | None = machine(None)  # volumes that a process takes at once; null: its whole share

@@ -1,0 +1,106 @@
+"""`train.precision=auto`: what is chosen, where it is recorded, and that a resume elsewhere keeps it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octjepa.config import load_recipe
+from octjepa.distributed import precision
+from octjepa.distributed.runtime import Runtime
+from octjepa.errors import WrongCheckpointError
+from octjepa.recipe import Recipe
+from octjepa.train import plan as planning
+from octjepa.train.loop import pretrain
+from octjepa.train.precision import agree_on_precision
+from synthetic import MemoryStore, small_recipe
+
+RATES = {True: "amx_bf16: 400 GFLOP/s in bf16, 100 in fp32", False: "50 GFLOP/s in bf16, 100 in fp32"}
+
+
+def recipe_of(name: str = "auto") -> Recipe:
+    return small_recipe(
+        train={"max_updates": 2, "global_batch": 2, "base_lr": 1e-3, "precision": name},
+        checkpoint={"every_updates": 2},
+        monitor={"every_updates": None},
+        validation={"max_samples": 2},
+    )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """`machine(True)`: from now on this CPU multiplies bf16 in hardware; `machine(False)`: it does not."""
+
+    def become(has_bf16: bool) -> None:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_bf16": has_bf16})
+        monkeypatch.setattr(precision, "measured_rates", lambda device: (400.0 if has_bf16 else 50.0, 100.0))
+
+    return become
+
+
+@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_a_run_records_what_was_chosen_and_keeps_it_elsewhere(
+    tmp_path: Path, machine: Any, caplog: pytest.LogCaptureFixture, has_bf16: bool, expected: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    store, out = MemoryStore(small_recipe().preprocessing, 4), tmp_path / "run"
+    machine(has_bf16)
+    pretrain(recipe_of(), store, out)
+    assert f"precision {expected} on cpu: " in caplog.text
+    assert RATES[has_bf16] in caplog.text
+    assert load_recipe(out / "recipe.yaml").train.precision == expected
+    assert json.loads((out / "run.json").read_text())["devices"]["precision"] == expected
+    machine(not has_bf16)
+    caplog.clear()
+    assert pretrain(recipe_of(), store, out, resume=True)["updates"] == 2
+    assert f"precision {expected}" in caplog.text
+    assert "in which this run began" in caplog.text
+    assert ("not in hardware" in caplog.text) == has_bf16
+    other = "fp32" if has_bf16 else "bf16"
+    with pytest.raises(WrongCheckpointError, match=r"train\.precision"):
+        pretrain(recipe_of(other), store, out, resume=True)
+
+
+def test_bf16_that_is_emulated_is_computed_with_a_warning(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    machine(False)
+    runtime = Runtime("fp32")
+    assert agree_on_precision("bf16", lambda: None, runtime) == "bf16"
+    assert runtime.precision == "bf16"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "emulated" in record.message
+
+
+def test_rank_zero_decides_for_all(machine: Any) -> None:
+    class Second(Runtime):
+        """Rank 1, whose device has no bf16, beside a rank 0 that chose it."""
+
+        def run_on_rank_zero(self, function: Callable[[], object]) -> None:
+            pass
+
+        def broadcast_object(self, value: Any) -> Any:
+            return "bf16"
+
+    machine(False)
+    runtime = Second("fp32")
+    assert agree_on_precision("auto", lambda: None, runtime) == "bf16"
+    assert runtime.precision == "bf16"
+
+
+@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_plan_names_it_and_counts_its_memory(
+    monkeypatch: pytest.MonkeyPatch, machine: Any, has_bf16: bool, expected: str
+) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr(planning, "peak_bytes", lambda recipe, micro: counted.append(recipe.train.precision))
+    machine(has_bf16)
+    planned = planning.plan(recipe_of())
+    assert planned["precision"] == expected
+    assert RATES[has_bf16] in planned["precision_reason"]
+    assert counted == [expected]
