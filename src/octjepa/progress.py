@@ -8,19 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+if TYPE_CHECKING:  # rich is loaded with the first bar: `octjepa --help` draws none
+    from rich.progress import Progress, ProgressColumn
 
 _quiet = False
 
@@ -34,16 +25,6 @@ def set_quiet(quiet: bool) -> None:
 def is_quiet() -> bool:
     """Whether bars are switched off."""
     return _quiet
-
-
-class _Rate(ProgressColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.1f} {self.unit}/s", style="cyan")
 
 
 class Bar:
@@ -67,20 +48,48 @@ class Bar:
 @contextmanager
 def bar(what: str, total: int | None, unit: str = "it", done: int = 0) -> Iterator[Bar]:
     """A bar for `total` steps of `unit`; `done` were finished before this call."""
-    console = Console(stderr=True)
-    if _quiet or not console.is_terminal:
+    if _quiet:
         yield Bar(None, total, what)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console) as progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Bar(None, total, what)
+        return
+    with Progress(*_columns(unit), console=console) as progress:
         handle = Bar(progress, total, what)
         handle.advance(done)
         yield handle
+
+
+def _columns(unit: str) -> list[ProgressColumn]:
+    """What a bar shows, from left to right."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """Units a second."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:.1f} {unit}/s", style="cyan")
+
+    return [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    ]

@@ -14,9 +14,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from octjepa.errors import UsageError
 from octjepa.metrics.findings import BASELINES
 
@@ -124,6 +121,9 @@ def _print_probe_table(results: Sequence[Mapping[str, Any]], primary: Collection
 def _print_table(lines: Iterable[Sequence[str]]) -> None:
     """Aligned columns, never wrapped: the output may be piped."""
     lines = list(lines)
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(*lines[0], box=None, show_header=False, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for line in lines:
         table.add_row(*line)
