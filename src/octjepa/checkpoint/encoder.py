@@ -118,7 +118,7 @@ class PretrainedEncoder:
         """
         device = next(self.encoder.parameters()).device
         found: dict[int, TokenFeatures] = {}
-        for numbers in _equal_counts([len(one.grid_index) for one in selected]):
+        for numbers in equal_counts([len(one.grid_index) for one in selected]):
             some = [selected[number] for number in numbers]
             patches, positions = (
                 torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*some, strict=True))[:2]
@@ -129,7 +129,7 @@ class PretrainedEncoder:
         return [found[number] for number in range(len(selected))]
 
 
-def _equal_counts(counts: Sequence[int]) -> Iterator[list[int]]:
+def equal_counts(counts: Sequence[int]) -> Iterator[list[int]]:
     """The positions of equal counts, at most `FORWARD_TOKENS` tokens together, and one volume at least."""
     for count in dict.fromkeys(counts):
         positions = [position for position, other in enumerate(counts) if other == count]

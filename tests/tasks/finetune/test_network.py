@@ -10,15 +10,19 @@ import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.config import to_yaml
+from octjepa.embed.token_folder import grid_coordinates
 from octjepa.errors import RecipeError
+from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Stack
 from octjepa.probe import networks
+from octjepa.probe.networks import TokenBatch
 from octjepa.probe.results import ProbeResult
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.training import set_rates
 from octjepa.tasks.finetune.tuning_data import prepare_tuning_data
 from planted import write_labels
+from synthetic import small_recipe
 
 DEPTH = 6
 
@@ -36,7 +40,7 @@ def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwor
     settings = load_recipe("finetune", ["stages.head=2", "stages.last=3", "stages.all=4"])
     assert [settings.learning_blocks(update, DEPTH) for update in range(9)] == [0, 0, 2, 2, 2, 7, 7, 7, 7]
     network.unfreeze(0)
-    assert {name.split(".")[0] for name in learning(network)} == {"heads"}
+    assert {name.split(".")[0] for name in learning(network)} == {"heads", "pooling"}
     network.unfreeze(2)
     assert {name for name in learning(network) if name.startswith("encoder")} == {
         "encoder.blocks.4", "encoder.blocks.5", "encoder.norm.weight", "encoder.norm.bias",
@@ -171,3 +175,22 @@ def test_a_recipe_that_is_wrong_is_reported(override: str, result: str) -> None:
     with pytest.raises(RecipeError, match=r"refused|form") as error:
         load_recipe("finetune", [override])
     assert result in str(error.value)
+
+
+@pytest.mark.parametrize("unit", ["index", "mm"])
+def test_a_head_knows_where_a_token_is(planted, unit: str) -> None:
+    recipe = small_recipe(model={"position_unit": unit})
+    encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "untrained")
+    network = TunedNetwork(encoder, [("binary", 2), ("regression", 0)])
+    one = encoder.select_tokens(planted.read("volume0003"))
+    tokens = network(torch.from_numpy(one.patches[None]), torch.from_numpy(one.positions[None]))
+    assert np.allclose(tokens.coordinates[0], grid_coordinates(one.grid_index, one.grid), atol=1e-5)
+    elsewhere = TokenBatch(tokens.features, tokens.coordinates.flip(1), tokens.valid)
+    for head in network.heads:
+        torch.nn.init.normal_(head.linear.weight)
+    for here, there in zip(network.head_outputs(tokens), network.head_outputs(elsewhere), strict=True):
+        assert not torch.allclose(here, there, atol=1e-4)
+    whole = network.predict([planted.read("volume0003")])
+    assert torch.allclose(whole[0], network.head_outputs(tokens)[0], atol=1e-5)
+    again = TunedNetwork(encoder, [("binary", 2), ("regression", 0)])
+    assert torch.equal(again.pooling.query, network.pooling.query)

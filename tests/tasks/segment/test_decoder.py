@@ -196,10 +196,9 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
     middle = RECIPE.preprocessing.margin
     seen = window(made, middle, RECIPE)
     found = encode(encoder.encoder, [seen])[0].detach().numpy()
-    known = encoder.encode_volumes([made])[0]  # other tokens by chance, the same where both have one
-    both = np.intersect1d(seen.index, known.grid_index)
-    assert len(both) > 12
-    assert found.shape == (24, encoder.dim)
+    known = encoder.encode_volumes([made])[0]
+    assert np.array_equal(seen.index, known.grid_index)
+    assert np.allclose(found, known.features, atol=1e-5)
     all_tokens = encoder.recipe.model_copy(
         update={"tokens": encoder.recipe.tokens.model_copy(update={"select": "all", "budget": None})}
     )
@@ -214,3 +213,15 @@ def test_coarse_columns_come_back_where_they_were() -> None:
     line = np.arange(16, dtype=np.float32)
     coarse = line[2::4]
     assert refine_columns(coarse[None, None, None], 4, 16)[0, 0, 0] == pytest.approx(np.clip(line, 2, 14))
+
+
+def test_windows_of_different_counts_are_decoded_together_as_alone() -> None:
+    torch.manual_seed(0)
+    network = decoder.Decoder(4, (2, 2, 2), 4, 2)
+    torch.nn.init.normal_(network.say.weight)
+    features, index = [torch.randn(5, 4), torch.randn(3, 4)], [torch.arange(5), torch.tensor([1, 4, 7])]
+    images = torch.randn(2, 1, 2, 8, 8)
+    together = network(features, index, images)
+    for number in range(2):
+        alone = network(features[number : number + 1], index[number : number + 1], images[number : number + 1])
+        assert torch.allclose(together[number], alone[0], atol=1e-5)

@@ -31,7 +31,7 @@ from octjepa.probe.results import (
     measure_predictions,
 )
 from octjepa.progress import bar
-from octjepa.tasks.finetune.network import POOL
+from octjepa.tasks.finetune.network import POOL, TUNED_POOL
 from octjepa.tasks.finetune.tuning_data import TuningData
 
 TUNED = "tuned"  # the probe of a tuned network's results
@@ -66,7 +66,7 @@ def evaluate(
     for name, (scores, shifts) in tuned.items():
         for target, of_target, shift in zip(data.targets, scores, shifts, strict=True):
             predictions = case_predictions(target, of_target, shift)
-            predicted[ResultKey(name, target.test_target.name, TUNED, POOL)] = target.test_target, predictions
+            predicted[ResultKey(name, target.test_target.name, TUNED, TUNED_POOL)] = target.test_target, predictions
     _add_frozen_probes(data, table, predicted, found)
     draws = Draws([person for some in data.people.values() for person in some], resamples, seed)
     measured = measure_predictions(predicted, data.people, draws, None, found)
@@ -124,8 +124,8 @@ def _paired(name: str, target: str, metric: str, others: Sequence[str], estimate
     ]
     references = [("frozen", ResultKey(name, target, "linear", POOL))]
     references += [("best_baseline", max(known, key=value))] if known else []
-    references += [("tuned_from_scratch", ResultKey(other, target, TUNED, POOL)) for other in others]
-    ours, pairs = estimates[ResultKey(name, target, TUNED, POOL), metric], []
+    references += [("tuned_from_scratch", ResultKey(other, target, TUNED, TUNED_POOL)) for other in others]
+    ours, pairs = estimates[ResultKey(name, target, TUNED, TUNED_POOL), metric], []
     for against, row in references:
         pair = paired_difference(ours, estimates[row, metric])
         reference = {"against": against, "reference": row.name, "reference_probe": row.probe}

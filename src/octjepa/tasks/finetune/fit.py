@@ -36,7 +36,7 @@ from octjepa.tasks.finetune.folder import (
     recorded_precision,
     save_tuned,
 )
-from octjepa.tasks.finetune.network import POOL, TunedNetwork
+from octjepa.tasks.finetune.network import POOL, TUNED_POOL, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
@@ -158,7 +158,9 @@ def _tune(
     shifts = [validation_loss(*three)[1] for three in zip(data.targets, data.labels, val, strict=True)]
     update = learner.best_update or learner.updates
     by = "val" if learner.best_update else "last"
-    found.choices.append({"name": name, "probe": TUNED, "pool": POOL, "update": update, "of": learner.update, "by": by})
+    found.choices.append(
+        {"name": name, "probe": TUNED, "pool": TUNED_POOL, "update": update, "of": learner.update, "by": by}
+    )
     if runtime.rank == 0 and not learner.best_update:
         found.add_note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and learner.skipped:

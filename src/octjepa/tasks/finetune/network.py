@@ -1,12 +1,14 @@
-"""The network that is tuned: an encoder, its tokens pooled as for the frozen probe, and a linear head for each target.
+"""The network that is tuned: an encoder, its tokens pooled in two ways, and a linear head for each target.
 
-Mean, standard deviation and maximum over tokens enter the heads standardised by training volumes, and heads start at
-zero: tuning begins where the linear probe does, so that what it gains is the encoder's (Kumar et al. 2022, LP-FT).
+A head reads the mean, standard deviation and maximum over tokens, standardised by training volumes, and beside them
+what a query of its own finds by attention among tokens that know their positions, as in the attentive probe
+(`probe.networks.AttentivePooling`). Heads start at zero: tuning begins where the linear probe does, so that what it
+gains is the encoder's (Kumar et al. 2022, LP-FT).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.embed.token_folder import grid_coordinates
 from octjepa.metrics.scores import Task
-from octjepa.probe.networks import Outputs
+from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups
+from octjepa.views.sample import token_positions
 
-POOL = "mean_std_max"
+POOL = "mean_std_max"  # of the frozen probes beside it
+TUNED_POOL = "mean_std_max+attention"
 _EPS = 1e-6
 
 
@@ -38,46 +43,76 @@ class TunedNetwork(nn.Module):
 
     mean: Tensor
     std: Tensor
+    middle: Tensor
+    half_size: Tensor
 
     def __init__(self, pretrained: PretrainedEncoder, tasks: Sequence[tuple[Task, int]]) -> None:
         super().__init__()
         self.pretrained = pretrained  # the same module as `encoder`, with the protocol of evaluation
         self.encoder = pretrained.encoder
-        heads = [Outputs(3 * pretrained.dim, task, classes) for task, classes in tasks]
+        dim, recipe = pretrained.dim, pretrained.recipe
+        heads = [Outputs(3 * dim + WIDTH, task, classes) for task, classes in tasks]
         for head in heads:
             for parameter in head.linear.parameters():
                 nn.init.zeros_(parameter)
         self.heads = nn.ModuleList(heads)
-        self.register_buffer("mean", torch.zeros(3 * pretrained.dim))
-        self.register_buffer("std", torch.ones(3 * pretrained.dim))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same start whatever was drawn before, on every rank and after a resume
+            self.pooling = AttentivePooling(torch.zeros(dim), torch.ones(dim), queries=len(heads))
+        self.register_buffer("mean", torch.zeros(3 * dim))
+        self.register_buffer("std", torch.ones(3 * dim))
+        corners = token_positions(np.array([0, recipe.grid_tokens - 1]), recipe)
+        middle = torch.from_numpy((corners[0] + corners[1]) / 2)
+        half = torch.from_numpy((corners[1] - corners[0]) / 2) / (1 - 1 / torch.tensor(recipe.grid))
+        self.register_buffer("middle", middle, persistent=False)  # of the grid, in the encoder's unit of positions
+        self.register_buffer("half_size", half.nan_to_num(1.0), persistent=False)
 
     def forward(
         self, patches: Float[Tensor, "b k voxels"], positions: Float[Tensor, "b k 3"], paths: Tensor | None = None
-    ) -> Float[Tensor, "b k dim"]:
-        """Token features, fp32; `paths` as in `model.blocks.Stack`."""
+    ) -> TokenBatch:
+        """Token features, fp32, with their places in the grid; `paths` as in `model.blocks.Stack`."""
         self.encoder.blocks.paths = paths
         try:
             features: Tensor = self.encoder(patches, positions)
         finally:
             self.encoder.blocks.paths = None
-        return features.float()
+        coordinates = (positions - self.middle) / self.half_size
+        return TokenBatch(features.float(), coordinates, torch.ones_like(coordinates[..., 0], dtype=torch.bool))
 
-    def head_outputs(self, tokens: Float[Tensor, "b k dim"]) -> list[Float[Tensor, "b _"]]:
-        """Of each head, from token features: log-probabilities of the classes, or the standardised quantity."""
-        x = (pooled(tokens) - self.mean) / self.std
-        return [head(x) for head in self.heads]
+    def set_scale(self, volumes: Float[Tensor, "n features"]) -> None:
+        """Standardises what the heads read by `pool` of (some of) the training volumes."""
+        self.mean.copy_(volumes.mean(dim=0))
+        self.std.copy_(volumes.std(dim=0, correction=0).clamp_min(1e-6))
+        means, deviations, _ = volumes.chunk(3, dim=1)
+        self.pooling.mean.copy_(means.mean(dim=0))
+        variance = (deviations**2).mean(dim=0) + means.var(dim=0, correction=0)
+        self.pooling.std.copy_(variance.sqrt().clamp_min(1e-6))
+
+    def head_outputs(self, tokens: TokenBatch) -> list[Float[Tensor, "b _"]]:
+        """Of each head, from tokens, none of them filling: log-probabilities of the classes, or the standardised
+        quantity."""
+        x = (pooled(tokens.features) - self.mean) / self.std
+        found = self.pooling(tokens)  # [b, heads, WIDTH]
+        return [head(torch.cat([x, found[:, number]], dim=1)) for number, head in enumerate(self.heads)]
 
     @torch.no_grad()
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
-        """The heads' input of whole volumes as embedding sees them (no augmentation), not yet standardised."""
-        features = [torch.from_numpy(one.features[None]) for one in self.pretrained.encode_volumes(volumes)]
-        return torch.cat([pooled(tokens.to(self.mean.device)) for tokens in features])
+        """`pooled` of whole volumes as embedding sees them (no augmentation, all tissue), not standardised."""
+        return torch.cat([pooled(one.features) for one in self._whole(volumes)])
 
     @torch.no_grad()
     def predict(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:
         """`head_outputs` of whole volumes as embedding sees them."""
-        x = (self.pool(volumes) - self.mean) / self.std
-        return [head(x) for head in self.heads]
+        each = [self.head_outputs(one) for one in self._whole(volumes)]
+        return [torch.cat(outputs) for outputs in zip(*each, strict=True)]
+
+    def _whole(self, volumes: Sequence[CanonicalVolume]) -> Iterator[TokenBatch]:
+        """The tokens of each volume, which differ in number."""
+        device = self.mean.device
+        for one in self.pretrained.encode_volumes(volumes):
+            coordinates = torch.from_numpy(grid_coordinates(one.grid_index, one.grid)[None])
+            valid = torch.ones(coordinates.shape[:2], dtype=torch.bool, device=device)
+            yield TokenBatch(torch.from_numpy(one.features[None]).to(device), coordinates.to(device), valid)
 
     def unfreeze(self, blocks: int) -> None:
         """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it."""
@@ -87,12 +122,13 @@ class TunedNetwork(nn.Module):
             for part in (*list(self.encoder.blocks)[depth - blocks :], self.encoder.norm):
                 part.requires_grad_(True)
         self.heads.requires_grad_(True)
+        self.pooling.requires_grad_(True)
 
     def groups(self, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
         """AdamW's groups: `peak` the highest rate, `start` the update at which they begin to learn; no decay of 1-D."""
         depth = len(self.encoder.blocks)
         last, everything = recipe.starts
-        parts = [(list(self.heads.parameters()), recipe.head_lr, 0)]
+        parts = [([*self.heads.parameters(), *self.pooling.parameters()], recipe.head_lr, 0)]
         # level 0 is the patch embedding, level n block n
         for level, group in enumerate(layer_decay_groups(self.encoder, recipe.encoder_lr, recipe.layer_decay)):
             early = recipe.stages.last > 0 and level > depth - recipe.last_blocks

@@ -38,8 +38,7 @@ def standardise(network: TunedNetwork, data: TuningData, store: Store, runtime: 
     ids = data.volume_ids("train")
     some = [ids[n] for n in np.unique(np.linspace(0, len(ids) - 1, _VOLUMES_FOR_SCALE).astype(int))]
     features = _over_volumes(network.pool, store, some, len(network.mean), runtime, "scale")
-    network.mean.copy_(torch.from_numpy(features.mean(axis=0)))
-    network.std.copy_(torch.from_numpy(np.maximum(features.std(axis=0), 1e-6)))
+    network.set_scale(torch.from_numpy(features))
 
 
 def predict_split(

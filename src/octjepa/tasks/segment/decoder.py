@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from octjepa import keys
@@ -51,7 +51,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Decoder(nn.Module):
-    """Tokens [b, grid, dim] and the z-scored window [b, 1, d, h, w] to scores of the classes, background first."""
+    """Tokens of b windows, and these z-scored [b, 1, d, h, w], to scores of the classes, background first.
+
+    The number of tokens differs by window; `index` is the place of each in the raster order of `grid`.
+    """
 
     def __init__(self, dim: int, grid: tuple[int, int, int], channels: int, classes: int) -> None:
         super().__init__()
@@ -67,10 +70,17 @@ class Decoder(nn.Module):
         nn.init.zeros_(self.say.bias)  # type: ignore[arg-type]
 
     def forward(
-        self, features: Float[Tensor, "b k dim"], index: Tensor, image: Float[Tensor, "b 1 d h w"]
+        self,
+        features: Sequence[Float[Tensor, "k dim"]],
+        index: Sequence[Int[Tensor, " k"]],
+        image: Float[Tensor, "b 1 d h w"],
     ) -> Float[Tensor, "b classes d h w"]:
-        whole = self.missing.expand(len(features), math.prod(self.grid), -1).scatter(
-            1, index[..., None].expand(-1, -1, features.shape[-1]), features
+        empty = self.missing.expand(math.prod(self.grid), -1)
+        whole = torch.stack(
+            [
+                empty.scatter(0, at[:, None].expand(-1, own.shape[-1]), own)
+                for own, at in zip(features, index, strict=True)
+            ]
         )  # b tokens dim
         coarse = self.squeeze(whole.transpose(1, 2).unflatten(2, self.grid))  # b channels, grid
         near = self.near(image)
@@ -108,10 +118,10 @@ class DecoderHead:
             for volume, corner in zip(volumes, at, strict=True)
         ])  # fmt: skip
         with torch.set_grad_enabled(learning and any(one.requires_grad for one in self.network.parameters())):
-            features = encode(self.network, windows).float()
+            features = [own.float() for own in encode(self.network, windows)]
         if self.blind:
-            features = torch.zeros_like(features)
-        index = torch.from_numpy(np.stack([one.index for one in windows])).to(device)
+            features = [torch.zeros_like(own) for own in features]
+        index = [torch.from_numpy(one.index).to(device) for one in windows]
         image = torch.from_numpy(np.stack([one.image for one in windows])[:, None]).to(device)
         scores: Tensor = self.decoder(features, index, image)
         return scores + torch.from_numpy(np.log(shares + _MIN_SHARE).astype(np.float32)).to(device)

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.checkpoint.encoder import equal_counts
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import intensity, tokens
 from octjepa.views.geometry import Geometry
-from octjepa.views.sample import select_tokens, token_positions
+from octjepa.views.sample import select_tissue_tokens, token_positions
 
 Corner = tuple[int, int, int]
 LabelledVolume = tuple[CanonicalVolume, UInt8[np.ndarray, "D H W"]]
@@ -67,20 +67,23 @@ def window_slices(corner: Corner, recipe: Recipe) -> tuple[slice, slice, slice]:
 
 
 def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
-    """Tokens are selected as in embedding: tissue first, by random numbers that volume and window alone decide."""
-    rng = keys.generator("segment", volume.volume_id, *corner)
-    view, index, _ = select_tokens(volume, recipe, Geometry(corner=corner), rng)
+    """Tokens are selected as in embedding: every patch that holds tissue."""
+    view, index, _ = select_tissue_tokens(volume, recipe, Geometry(corner=corner))
     table = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
     patches = table[tokens.extract_patches(view, recipe.tokens.patch_size, index)]
     return Window(patches, token_positions(index, recipe), index, table[view])
 
 
-def encode(network: nn.Module, windows: Sequence[Window]) -> Float[Tensor, "b k dim"]:
-    """Features of the windows' tokens, on the network's device."""
+def encode(network: nn.Module, windows: Sequence[Window]) -> list[Float[Tensor, "k dim"]]:
+    """Features of each window's tokens, on the network's device; windows of equal counts share a forward pass."""
     device = next(network.parameters()).device
-    patches, positions = (np.stack([getattr(one, name) for one in windows]) for name in ("patches", "positions"))
-    features: Tensor = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
-    return features
+    found: dict[int, Tensor] = {}
+    for numbers in equal_counts([len(one.index) for one in windows]):
+        some = [windows[number] for number in numbers]
+        patches, positions = (np.stack([getattr(one, name) for one in some]) for name in ("patches", "positions"))
+        features = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
+        found.update(zip(numbers, features, strict=True))
+    return [found[number] for number in range(len(windows))]
 
 
 def encoder_tokens(encoder: PretrainedEncoder) -> ExtractTokens:
