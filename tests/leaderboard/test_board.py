@@ -17,10 +17,9 @@ from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.leaderboard import board as board_module
-from octjepa.leaderboard import selection
 from octjepa.leaderboard.board import Board, run_board
 from octjepa.leaderboard.selection import Option, select_option, without_test
-from octjepa.probe.features import plan_selection
+from octjepa.probe.features import PROBES, plan_selection
 from octjepa.probe.labels import read_labels
 from octjepa.probe.probe import ProbeSettings, run_probes
 from octjepa.probe.targets import join_labels
@@ -206,13 +205,54 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
     good[test], poor[test] = 0.0, target.values["test"][:, None] * np.ones(8)
     options = [Option("step-1", "mean", "linear", poor), Option("step-2", "mean", "linear", good)]
     fitted: list[Any] = []
-    linear = selection.PROBES["linear"]
-    monkeypatch.setitem(selection.PROBES, "linear", lambda space, of, how: fitted.append(of) or linear(space, of, how))
+    linear = PROBES.get("linear")
+
+    monkeypatch.setattr(PROBES, "get", lambda name: lambda space, of, how: fitted.append(of) or linear(space, of, how))
     chosen = select_option(options, target, plan_selection(seen, people, 0))
     assert chosen.option.checkpoint == "step-2"
     assert [name for name, _ in chosen.scored] == ["step-1 mean linear", "step-2 mean linear"]
     for one in fitted:
         assert not set(np.concatenate(list(one.indices.values()))) & set(test)
+
+
+def test_a_probe_of_a_users_package_is_chosen_among(made, tmp_path, monkeypatch):
+    table, labels, _ = made
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[octjepa.probes]\nmine = my_package:mine\n")
+    (tmp_path / "my_package.py").write_text(
+        "from octjepa.probe.features import PROBES\n\n"
+        "def mine(space, target, selection, smoothing=0.0, seed=0):\n"
+        "    return PROBES.get('linear')(space, target, selection)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    board = _run(labels, table("good", 2.5), probes=["mine"])
+    assert _row(board, "good")["probe"] == "mine"
+    assert _row(board, "good")["low"] > 0.8
+    assert {one["probe"] for one in board.trainings} == {"mine"}
+    with pytest.raises(UsageError, match="no probe yours: known are knn, linear, mine, mlp, attentive"):
+        _run(labels, table("good", 2.5), probes=["yours"])
+
+
+def test_fewer_labels_read_the_chosen_option_again(made):
+    table, labels, _ = made
+    board = _run(labels, table("good", 2.5), labelled=(10, 40, 9999))
+    few, more, all_of_them = (board.labelled[key] for key in ("10", "40", "9999"))
+    assert all_of_them["rows"] == []
+    (reason,) = all_of_them["left_out"]
+    assert "9999 labelled people were asked for, train holds" in reason
+    assert any(reason in note for note in board.notes)
+    for some in (few, more):
+        assert [row["name"] for row in some["rows"] if row["primary"]] == [
+            *("good", "untrained", "histogram", "covariates", "majority")
+        ]
+        assert {row["n"] for row in some["rows"]} == {_row(board, "good")["n"]}
+        assert some["comparisons"][0]["reference"] == "untrained"
+        (row,) = [row for row in some["rows"] if (row["name"], row["metric"]) == ("good", "auroc")]
+        assert row["low"] < row["value"] < row["high"]
+        assert row["value"] > 0.6
+        assert (row["probe"], row["pool"]) == (_row(board, "good")["probe"], _row(board, "good")["pool"])
 
 
 def test_without_validation_labels_nothing_is_chosen_and_it_is_reported(made):

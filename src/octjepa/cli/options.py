@@ -26,6 +26,10 @@ Spacing = Annotated[
         "--spacing", help="Of all files, in mm: slice,depth,column as 0.047,0.0026,0.0117. file: the files' own again."
     ),
 ]
+Labelled = Annotated[
+    str | None,
+    typer.Option("--labelled", help="Also with labels of so many training people each, such as 10,30,100."),
+]
 Ledger = Annotated[
     Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import Json, Ledger, Quiet, StorePath
+from octjepa.cli.options import Json, Labelled, Ledger, Quiet, StorePath
 from octjepa.cli.output import check_output_file, print_probe, print_result
 from octjepa.cli.root import app
 
@@ -70,6 +70,7 @@ def probe(
         list[Path] | None, typer.Option("--tokens", help="Token folder of each table, for attentive.")
     ] = None,
     label_smoothing: Annotated[float, typer.Option("--label-smoothing", help="Of mlp and attentive.")] = 0.0,
+    labelled: Labelled = None,
     ledger: Ledger = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result to this JSON file.")] = None,
     as_json: Json = False,
@@ -80,6 +81,7 @@ def probe(
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
     from octjepa.probe.aggregation import read_visit_order
+    from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.probe import DEFAULT_PROBES, ProbeSettings, run_probes
 
     if out is not None:
@@ -87,13 +89,14 @@ def probe(
     order = None if visit_order is None else read_visit_order(visit_order)
     settings = ProbeSettings(
         kind or DEFAULT_PROBES, task, pool, level=level, several=several, visit_order=order,
-        label_smoothing=label_smoothing,
+        label_smoothing=label_smoothing, labelled=parse_counts(labelled),
     )  # fmt: skip
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
     payload = run_probes(tables, labels, target, settings, folders, ledger).payload()
     if out is not None:
         write_json(out, payload)
-    print_probe(payload if as_json else {key: payload[key] for key in ("rows", "paired")}, "rows", as_json)
+    shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
+    print_probe(payload if as_json else shown, "rows", as_json)
     if not as_json:
         about = payload["protocol"]
         print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
@@ -119,6 +122,7 @@ def leaderboard(
         typer.Option("--probe", help="What validation chooses among: linear, knn (default both), mlp or attentive."),
     ] = None,
     level: Level = "volume",
+    labelled: Labelled = None,
     ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -128,6 +132,7 @@ def leaderboard(
     """
     from octjepa.leaderboard.board import run_board
     from octjepa.leaderboard.selection import DEFAULT
+    from octjepa.probe.label_fractions import parse_counts
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
@@ -135,7 +140,7 @@ def leaderboard(
     opened = None if store is None else Store.open(store)
     board = run_board(
         entries, labels, target, opened, out / "embeddings", reference, task, ledger,
-        level=level, probes=kind or DEFAULT,
+        level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled),
     ).payload()  # fmt: skip
     files = [str(path) for path in write_leaderboard(board, out)]
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}

@@ -29,7 +29,6 @@ from octjepa.leaderboard.results import (
     training_details,
 )
 from octjepa.leaderboard.selection import (
-    ATTENTIVE,
     DEFAULT,
     UNTRAINED,
     Choice,
@@ -47,7 +46,8 @@ from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.findings import BASELINES, Findings
 from octjepa.probe.aggregation import Cases, group_cases, person_labels
-from octjepa.probe.features import covariate_features, majority_predictions, plan_selection
+from octjepa.probe.features import TOKEN_PROBES, covariate_features, majority_predictions, plan_selection
+from octjepa.probe.label_fractions import limit_target
 from octjepa.probe.labels import LabelTable, read_labels
 from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.probe.targets import Target, check_people, join_labels, test_set_hash
@@ -64,7 +64,8 @@ class Board(Findings):
     rows: a figure each, the mean of an entry over its seeds; comparisons: every entry minus `reference`, corrected over
     all of them; strongest: every entry minus the strongest baseline, which was selected by its test figure. trainings:
     every seed apart, and what validation selected. choices: every option it selected among. details: calibration,
-    thresholds, subgroups, vendors. protocol: what a case is and how its volumes became one.
+    thresholds, subgroups, vendors. protocol: what a case is and how its volumes became one. labelled:
+    by number of labelled training people, as text: rows, comparisons with the reference, and why targets are left out.
     """
 
     reference: str = ""
@@ -75,6 +76,7 @@ class Board(Findings):
     choices: list[dict[str, Any]] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
+    labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -94,14 +96,17 @@ def run_board(
     seed: int = 0,
     level: str = "volume",
     probes: Sequence[str] = DEFAULT,
+    labelled: Sequence[int] = (),
 ) -> Board:
     """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
 
     reference: the row that all others are compared with; default the untrained network of the first entry. level: what
     is a case, an eye's or a person's features being the mean of its volumes' (`protocol`). probes: what validation
-    selects among. Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a
-    reference that is on no row, no entry left without a leak, a ledger that cannot be written; and what embedding
-    raises.
+    selects among. labelled: numbers of training people on whose labels alone the selected options are fitted again,
+    their settings by cross-validation among these people.
+
+    Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a reference that is on
+    no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.
     """
     check_probes(probes)
     board = Board()
@@ -111,10 +116,10 @@ def run_board(
     ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
     test_set_ledger.check_writable(ledger)
     _check_reference(reference, entries)
-    attentive = ATTENTIVE in probes
+    by_tokens = any(name in TOKEN_PROBES for name in probes)
     if store is not None:
-        _check_before_embedding(store, labels, targets, task, level, attentive)
-    candidates = _without_leaks(embed_entries(entries, store, folder, attentive), board)
+        _check_before_embedding(store, labels, targets, task, level, by_tokens)
+    candidates = _without_leaks(embed_entries(entries, store, folder, by_tokens), board)
     names = {one.entry.name for one in candidates}
     if reference is not None and reference not in (*names, *BASELINES):
         raise UsageError(f"{reference} was left out, so nothing can be compared with it: name another --reference")
@@ -126,7 +131,7 @@ def run_board(
     board.protocol = cases.about
     candidates = [replace(one, table=cases.aggregate(table)) for one, table in zip(candidates, tables, strict=True)]
     frame = candidates[0].table.frame
-    token_ids = token_volumes(cases, volumes) if attentive else None
+    token_ids = token_volumes(cases, volumes) if by_tokens else None
     board.add_notes(labels.notes)
     for name in dict.fromkeys(one.entry.name for one in candidates if one.external):
         board.add_note(
@@ -155,11 +160,25 @@ def run_board(
                 choices[target.name][key] = select_option(view_options(own, probes, token_ids), target, selection)
                 progress.advance()
         test_sets = {name: test_set_hash(labels, volumes, name) for name in choices}
+        limited = {count: _limited_targets(joined, person_ids, count, seed, board) for count in labelled}
         read = {name: [choice.option.fingerprint for choice in made.values()] for name, made in choices.items()}
+        for count, some in limited.items():
+            for target in some:
+                read[target.name] += [
+                    f"{choice.option.fingerprint} labelled {count}" for choice in choices[target.name].values()
+                ]
         test_set_ledger.record_uses(ledger, COMMAND, test_sets, read, board)
         for target in joined:
             rows += _test_target(target, choices[target.name], frame, draws, seed, board)
             progress.advance()
+        for count, some in limited.items():
+            found = [
+                row for target in some for row in _rows(target, choices[target.name], frame, draws, seed, Findings())
+            ]
+            board.labelled[str(count)] |= {
+                "rows": [figure for row in found for figure in row.figures()],
+                "comparisons": compare(found, board.reference),
+            }
     board.comparisons = compare(rows, board.reference)
     board.strongest = compare_with_strongest(rows)
     return board
@@ -172,13 +191,13 @@ def _check_reference(reference: str | None, entries: Sequence[Entry]) -> None:
 
 
 def _check_before_embedding(
-    store: Store, labels: LabelTable, targets: Sequence[str], task: str, level: str, attentive: bool
+    store: Store, labels: LabelTable, targets: Sequence[str], task: str, level: str, by_tokens: bool
 ) -> None:
     """Reports what is wrong with people or labels before the hours of embedding, not after them."""
     index = add_participants(store.table, store.participants)
     check_people(index)
     _join_targets(labels, index, group_cases(index, level, "features"), targets, task)
-    if attentive:
+    if by_tokens:
         rasters = index[store.table["pattern"].isin(PATTERNS).to_numpy()].reset_index(drop=True)
         token_volumes(group_cases(rasters, level, "features"), rasters)
 
@@ -221,6 +240,21 @@ def _without_leaks(candidates: Sequence[EmbeddedCandidate], board: Board) -> lis
     return clean
 
 
+def _limited_targets(
+    targets: Sequence[Target], person_ids: np.ndarray, count: int, seed: int, board: Board
+) -> list[Target]:
+    """The targets with labels of `count` training people; why others are left out goes to `board`."""
+    limited, reasons = [], []
+    for target in targets:
+        try:
+            limited.append(limit_target(target, person_ids, count, seed))
+        except UsageError as error:
+            reasons.append(str(error))
+    board.labelled[str(count)] = {"rows": [], "comparisons": [], "left_out": reasons}
+    board.add_notes([f"{count} labelled people: {reason}; left out" for reason in reasons])
+    return limited
+
+
 def _test_target(
     target: Target,
     choices: dict[tuple[str, int], Choice],
@@ -230,30 +264,12 @@ def _test_target(
     board: Board,
 ) -> list[LeaderboardRow]:
     """The rows of a target: predictions on the test volumes, made once. Their figures are added to `board`."""
-    person_ids = frame["person_id"].to_numpy(dtype=str)
-    selection = plan_selection(target, person_ids, seed)
-    if selection.by == "fixed":
-        board.add_note(f"{target.name}: too few people per class to choose settings; the middle of each grid is used")
-    trainings = []
+    rows = _rows(target, choices, frame, draws, seed, board)
     for (name, number), choice in choices.items():
-        evaluated = evaluate_option(choice.option, target, selection)
-        trainings.append(Training(name, number, choice.option, choice.validation, evaluated))
         board.choices += [
             {"name": name, "seed": number, "target": target.name, "option": option, "validation": figure}
             for option, figure in choice.scored
         ]
-        if evaluated.fit.unconverged:
-            board.add_note(f"{evaluated.fit.unconverged} fit(s) of {name} for {target.name} stopped before convergence")
-    covariates, notes = covariate_features(frame, target)
-    board.add_notes(notes)
-    option = Option("", "none", "linear", covariates)
-    trainings.append(Training("covariates", 1, option, None, evaluate_option(option, target, selection)))
-    trainings.append(Training.constant("majority", majority_predictions(target)))
-    people = person_ids[target.indices["test"]].tolist()
-    rows = [
-        LeaderboardRow(name, [one for one in trainings if one.name == name], target, draws, people)
-        for name in dict.fromkeys(one.name for one in trainings)
-    ]
     for row in rows:
         board.rows += row.figures()
         if is_baseline(row.name):
@@ -264,3 +280,38 @@ def _test_target(
                 board.add_fault("constant_predictor", sentence)
             board.details.append(training_details(one, target, frame, draws, seed))
     return rows
+
+
+def _rows(
+    target: Target,
+    choices: dict[tuple[str, int], Choice],
+    frame: pd.DataFrame,
+    draws: Draws,
+    seed: int,
+    findings: Findings,
+) -> list[LeaderboardRow]:
+    """Every entry and baseline by its selected option, fitted to the labels of `target`."""
+    person_ids = frame["person_id"].to_numpy(dtype=str)
+    selection = plan_selection(target, person_ids, seed)
+    if selection.by == "fixed":
+        findings.add_note(
+            f"{target.name}: too few people per class to choose settings; the middle of each grid is used"
+        )
+    trainings = []
+    for (name, number), choice in choices.items():
+        evaluated = evaluate_option(choice.option, target, selection)
+        trainings.append(Training(name, number, choice.option, choice.validation, evaluated))
+        if evaluated.fit.unconverged:
+            findings.add_note(
+                f"{evaluated.fit.unconverged} fit(s) of {name} for {target.name} stopped before convergence"
+            )
+    covariates, notes = covariate_features(frame, target)
+    findings.add_notes(notes)
+    option = Option("", "none", "linear", covariates)
+    trainings.append(Training("covariates", 1, option, None, evaluate_option(option, target, selection)))
+    trainings.append(Training.constant("majority", majority_predictions(target)))
+    people = person_ids[target.indices["test"]].tolist()
+    return [
+        LeaderboardRow(name, [one for one in trainings if one.name == name], target, draws, people)
+        for name in dict.fromkeys(one.name for one in trainings)
+    ]

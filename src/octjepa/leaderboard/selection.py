@@ -7,7 +7,7 @@ selected option is then fitted as `octjepa probe` would, and its test prediction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,20 +21,11 @@ from octjepa.errors import UsageError
 from octjepa.leaderboard.entries import EmbeddedCandidate
 from octjepa.metrics import test_set_ledger
 from octjepa.metrics.scores import PRIMARY_METRIC, Predictions, metric_value
-from octjepa.probe import probe_training
 from octjepa.probe.aggregation import Cases
 from octjepa.probe.calibration import ProbeFit
-from octjepa.probe.features import MIN_VAL_PEOPLE, FeatureSpace, Selection, feature_space
-from octjepa.probe.linear_knn import fit_knn, fit_linear
+from octjepa.probe.features import MIN_VAL_PEOPLE, PROBES, TOKEN_PROBES, FeatureSpace, Selection, feature_space
 from octjepa.probe.targets import Target
 
-# The probes that read one vector a case; the attentive one reads tokens.
-PROBES: dict[str, Callable[[FeatureSpace, Target, Selection], ProbeFit]] = {
-    "linear": fit_linear,
-    "knn": fit_knn,
-    "mlp": probe_training.mlp,
-}
-ATTENTIVE = "attentive"
 DEFAULT = ("linear", "knn")
 UNTRAINED = "untrained"
 
@@ -53,7 +44,7 @@ class TokenInput:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to read one set of features. checkpoint: "" where an entry has only one; tokens: for the attentive."""
+    """One way to read one set of features. checkpoint: "" where an entry has one only; tokens: for token probes."""
 
     checkpoint: str
     pool: str
@@ -71,15 +62,15 @@ class Option:
         """Its identity in the ledger of the test set."""
         if self.tokens is None:
             return test_set_ledger.fingerprint(self.features, self.probe)
-        return f"{self.tokens.folder.weights} {self.tokens.view} {ATTENTIVE}"
+        return f"{self.tokens.folder.weights} {self.tokens.view} {self.probe}"
 
     def fit(self, target: Target, selection: Selection, space: FeatureSpace | None = None) -> ProbeFit:
         """The fitted probe with its test predictions; `space` is that of `features` and `target`, where known."""
         if self.tokens is None:
-            return PROBES[self.probe](space or feature_space(self.features, target), target, selection)
+            return PROBES.get(self.probe)(space or feature_space(self.features, target), target, selection)
         tokens = self.tokens
         probe: ProbeFit
-        (probe,) = probe_training.attentive(
+        (probe,) = TOKEN_PROBES.get(self.probe)(
             tokens.folder, tokens.view, tokens.volume_ids, tokens.train, [target], [selection]
         )
         return probe
@@ -108,7 +99,7 @@ class EvaluatedOption:
 
 def check_probes(probes: Sequence[str]) -> None:
     """Raises UsageError: none, or an unknown one."""
-    known = (*PROBES, ATTENTIVE)
+    known = (*PROBES.names(), *TOKEN_PROBES.names())
     unknown = [name for name in probes if name not in known]
     if unknown or not probes:
         raise UsageError(f"no probe {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
@@ -118,7 +109,7 @@ def token_volumes(cases: Cases, volumes: pd.DataFrame) -> list[str]:
     """The id of the volume whose tokens represent each case. Raises UsageError for a case of several."""
     many = sum(len(case) > 1 for case in cases.members)
     if many:
-        raise UsageError(f"{many} cases have several volumes, whose tokens have no mean: leave out the attentive probe")
+        raise UsageError(f"{many} cases have several volumes, whose tokens have no mean: leave out token probes")
     return volumes["volume_id"].iloc[np.concatenate(cases.members)].tolist()
 
 
@@ -144,9 +135,9 @@ def feature_views(candidates: Sequence[EmbeddedCandidate]) -> dict[tuple[str, in
 
 
 def view_options(views: Sequence[FeatureView], probes: Sequence[str], token_ids: list[str] | None) -> list[Option]:
-    """Every pooling of every view by every probe; with `token_ids`, the attentive probe last."""
+    """Every pooling of every view by every probe; with `token_ids`, those of tokens last."""
     options = []
-    vector_probes = [name for name in probes if name != ATTENTIVE]
+    vector_probes = [name for name in probes if name not in TOKEN_PROBES]
     for checkpoint, one, view in views:
         unpooled = view in UNPOOLED
         for pool in ("none",) if unpooled else tuple(reversed(pooling.readable_pools(one.table.pools))):
@@ -156,7 +147,11 @@ def view_options(views: Sequence[FeatureView], probes: Sequence[str], token_ids:
         if token_ids is not None and one.tokens is not None and not unpooled:
             train = np.flatnonzero((one.table.frame["split"] == "train").to_numpy())
             tokens = TokenInput(one.tokens, view, token_ids, train)
-            options.append(Option(checkpoint, "attention", ATTENTIVE, np.zeros((0, 1)), tokens))
+            options += [
+                Option(checkpoint, "attention", probe, np.zeros((0, 1)), tokens)
+                for probe in probes
+                if probe in TOKEN_PROBES
+            ]
     return options
 
 

@@ -9,6 +9,7 @@ measured; of several targets such a target is left out with a note.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
 from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import METRICS
 from octjepa.probe.aggregation import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.probe.calibration import ProbeFit
@@ -35,9 +37,11 @@ from octjepa.probe.features import (
     feature_space,
     majority_predictions,
 )
+from octjepa.probe.label_fractions import limit_prepared
 from octjepa.probe.labels import read_labels, split_multilabel
 from octjepa.probe.results import (
     MACRO,
+    PredictionsByKey,
     ProbeResult,
     ResultKey,
     compare_with_baselines,
@@ -62,7 +66,8 @@ class ProbeSettings:
     probes: names in PROBES and TOKEN_PROBES. task: one of `targets.TASKS`. pools: default, all that every table holds.
     metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `aggregation`.
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
-    any test figure is seen; where that probe or pool is not run, the last of those that are.
+    any test figure is seen; where that probe or pool is not run, the last of those that are. labelled: numbers of
+    training people whose labels alone are read, for `ProbeResult.labelled`.
     """
 
     probes: Sequence[str] = DEFAULT_PROBES
@@ -77,6 +82,7 @@ class ProbeSettings:
     several: str = "features"
     visit_order: Mapping[str, float] | None = None
     label_smoothing: float = 0.0
+    labelled: Sequence[int] = ()
 
 
 def run_probes(
@@ -127,7 +133,10 @@ def run_probes(
 
     inputs = _Inputs(tables, cases, prepared, pools, settings, tokens)
     test_sets = {target.name: test_set_hash(labels, frame, target.name) for target in test_targets}
-    fingerprints = dict.fromkeys(test_sets, inputs.fingerprints())
+    limited = {count: _limited(inputs, count, result) for count in settings.labelled}
+    read = inputs.fingerprints()
+    read += [f"{one} labelled {count}" for count, some in limited.items() if some.prepared for one in read]
+    fingerprints = dict.fromkeys(test_sets, read)
     test_set_ledger.record_uses(ledger, COMMAND, test_sets, fingerprints, result)
     for target in test_targets:
         key = ResultKey("majority", target.name, "constant", "none")
@@ -159,7 +168,45 @@ def run_probes(
     }
     result.paired = next((one for one in result.comparisons if headline.items() <= one.items()), {})
     result.baselines = compare_with_baselines(result.paired, measured.estimates)
+    for count, some in limited.items():
+        _measure_labelled(count, some, tables, tested, draws, result)
     return result
+
+
+def _limited(inputs: _Inputs, count: int, result: ProbeResult) -> _Inputs:
+    """The inputs with labels of `count` training people; why targets are left out goes to `result`."""
+    prepared, reasons = limit_prepared(inputs.prepared, inputs.person_ids, count, inputs.settings.seed)
+    result.labelled[str(count)] = {"rows": [], "comparisons": [], "left_out": reasons}
+    result.add_notes([f"{count} labelled people: {reason}; left out" for reason in reasons])
+    return inputs.with_targets(prepared)
+
+
+def _measure_labelled(
+    count: int,
+    inputs: _Inputs,
+    tables: NamedTables,
+    tested: Mapping[str, Sequence[str]],
+    draws: Draws,
+    result: ProbeResult,
+) -> None:
+    """Fills `result.labelled[count]`: rows and comparisons as those of the whole labels.
+
+    The macro mean is over the targets of the whole result, so that it is one curve: where one of them is left out,
+    there is none.
+    """
+    predicted: PredictionsByKey = {}
+    findings = Findings()
+    with bar(f"{count} labelled", None, "fit") as shown, threadpool_limits(1):
+        for key, one, fit in inputs.fits(result):
+            predicted[key] = one.test_target, one.predictions(fit.predictions)
+            shown.advance()
+    if not inputs.prepared:
+        return
+    measured = measure_predictions(predicted, tested, draws, inputs.settings.metrics, findings)
+    comparisons = compare_with_untrained([one.test_target for one in inputs.prepared], tables, measured.estimates)
+    whole = not result.labelled[str(count)]["left_out"]
+    for name, found in (("rows", measured.rows), ("comparisons", comparisons)):
+        result.labelled[str(count)][name] = [one for one in found if whole or one["target"] != MACRO]
 
 
 def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -> tuple[str, ...]:
@@ -194,6 +241,9 @@ class _Inputs:
         tokens: Sequence[TokenFolder],
     ) -> None:
         self.prepared, self.settings = prepared, settings
+        volumes = tables[0][1].frame
+        frame = volumes if cases.averages_scores else cases.frame(volumes)
+        self.person_ids = frame["person_id"].to_numpy(dtype=str)  # of what targets are fitted to
         by_tokens = [name for name in settings.probes if name in TOKEN_PROBES]
         self.token_probes = by_tokens
         self.feature_probes = [name for name in settings.probes if name not in by_tokens]
@@ -201,8 +251,13 @@ class _Inputs:
         self.pools = tuple(pools) if self.feature_probes else ()
         self.tables = tables if cases.averages_scores else [(name, cases.aggregate(table)) for name, table in tables]
         self.token_sets = list(token_sets(tables, tokens)) if by_tokens else []
-        volumes = tables[0][1].frame
         self.token_frame = volumes.iloc[_token_positions(cases, len(volumes))] if by_tokens else volumes
+
+    def with_targets(self, prepared: Sequence[PreparedTarget]) -> _Inputs:
+        """The same features for other targets."""
+        other = copy.copy(self)
+        other.prepared = prepared
+        return other
 
     def fingerprints(self) -> list[str]:
         """What identifies each thing measured, for the ledger of test sets."""
@@ -223,6 +278,8 @@ class _Inputs:
                 for probe in self.feature_probes or ("linear",):
                     key = ResultKey(name, one.test_target.name, probe, pool)
                     yield key, one, PROBES.get(probe)(space, one.fit_target, one.selection, smoothing, seed)
+        if not self.prepared:
+            return
         targets, selections = [one.fit_target for one in self.prepared], [one.selection for one in self.prepared]
         ids = self.token_frame["volume_id"].tolist()
         train = np.flatnonzero((self.token_frame["split"] == "train").to_numpy())

@@ -48,6 +48,8 @@ class ProbeResult(Findings):
     baselines: the encoder's result of `paired` minus that of every other baseline on the same people.
     choices: setting, how it was selected and the number of unconverged fits per result. confusions: test case counts.
     targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
+    labelled: by number of labelled training people, as text: rows and comparisons as above, and why targets are left
+        out there.
     predicted: target and test predictions by key; not part of the payload.
     """
 
@@ -59,6 +61,7 @@ class ProbeResult(Findings):
     confusions: list[dict[str, Any]] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
+    labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
     predicted: PredictionsByKey = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
