@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from octjepa.errors import RecipeError
 from octjepa.recipe import Recipe
+from octjepa.recipe.stored import with_earlier_defaults
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -79,6 +80,13 @@ class RecipeKind(Generic[Model]):
 
         Raises RecipeError: no such recipe, not YAML, an unknown, unused or ill-typed key.
         """
+        data = self.parse(name_or_path)
+        for override in overrides:
+            self._apply(data, override)
+        return self.read(data, str(name_or_path))
+
+    def parse(self, name_or_path: str | Path) -> dict[str, Any]:
+        """The keys of a recipe's file and its name, unchecked. Raises RecipeError: no such recipe, not YAML."""
         path = Path(name_or_path)
         if path.suffix not in {".yaml", ".yml"}:
             path = self.folder / f"{name_or_path}.yaml"
@@ -93,9 +101,7 @@ class RecipeKind(Generic[Model]):
         if not isinstance(data, dict):
             raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of the keys of a {self.noun}")
         data.setdefault("name", path.stem)
-        for override in overrides:
-            self._apply(data, override)
-        return self.read(data, str(name_or_path))
+        return data
 
     def read(self, data: dict[str, Any], where: str) -> Model:
         """Plain data -> recipe. Raises RecipeError listing every fault at once."""
@@ -160,6 +166,19 @@ def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Reci
 def recipe_from(data: dict[str, Any], where: str) -> Recipe:
     """Plain data -> Recipe. Raises RecipeError listing every fault at once."""
     return PRETRAINING.read(data, where)
+
+
+def stored_recipe(data: dict[str, Any], where: str) -> Recipe:
+    """The recipe that a checkpoint, an exported encoder or a run folder of this or an earlier version holds.
+
+    Raises RecipeError listing every fault at once.
+    """
+    return PRETRAINING.read(with_earlier_defaults(data), where)
+
+
+def load_run_recipe(path: Path) -> Recipe:
+    """`stored_recipe` of a run's recipe.yaml. Raises RecipeError."""
+    return stored_recipe(PRETRAINING.parse(path), str(path))
 
 
 def to_yaml(recipe: BaseModel) -> str:

@@ -112,6 +112,7 @@ def _checkpoint(path: str | Path) -> dict[str, Any]:
         "kind": "checkpoint",
         "recipe": encoder.name,
         "dim": encoder.dim,
+        "encoder": encoder.which,
         "encoder_parameters": encoder.parameters,
         "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
     }

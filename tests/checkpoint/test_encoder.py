@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import octjepa
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.checkpoint.export import export
 from octjepa.checkpoint.pooling import POOL_WIDTHS, pool_features, token_regions
-from octjepa.errors import CheckpointError, UsageError
+from octjepa.errors import CheckpointError, RecipeError, UsageError, WrongCheckpointError
 from octjepa.model import VJEPA3D
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from octjepa.views import geometry
 from octjepa.views.tokens import TISSUE_SHARE, tissue_share
@@ -22,7 +27,7 @@ from synthetic import MemoryStore, small_recipe
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    recipe = small_recipe()
+    recipe = small_recipe(objective={"ema_base": 0.9})
     out = tmp_path_factory.mktemp("encoder") / "run"
     pretrain(recipe, MemoryStore(recipe.preprocessing), out)
     return out
@@ -45,6 +50,58 @@ def test_it_is_the_target_encoder_and_not_the_untrained_one(run):
     assert not torch.equal(encoder.encoder.embed.weight, untrained.encoder.embed.weight)
     again = encoder.untrained()
     assert torch.equal(untrained.encoder.embed.weight, again.encoder.embed.weight)
+
+
+def test_the_student_is_loaded_where_it_is_asked_for(run, tmp_path):
+    own = {name: load_encoder(run, name) for name in ("target", "student")}
+    assert load_encoder(run).which == "target"
+    assert not torch.equal(own["target"].encoder.embed.weight, own["student"].encoder.embed.weight)
+    step = next((run / "checkpoints").iterdir())
+    weights = load_file(step / "model.safetensors")
+    assert torch.equal(own["student"].encoder.embed.weight, weights["context_encoder.embed.weight"])
+    assert torch.equal(own["target"].encoder.embed.weight, weights["target_encoder.embed.weight"])
+
+
+def test_a_student_that_a_recipe_exports_stays_the_student(tmp_path):
+    """Of a run, of an exported folder, and of mae, which learns nothing from its moving average."""
+    recipe = small_recipe(objective={"ema_base": 0.9}, checkpoint={"export": "student"})
+    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")["encoder"] == "student"
+    student = load_encoder(tmp_path / "run")
+    assert student.which == "student"
+    assert torch.equal(student.encoder.embed.weight, load_encoder(tmp_path / "run", "student").encoder.embed.weight)
+    export(tmp_path / "run", "safetensors", tmp_path / "out")
+    exported = load_encoder(tmp_path / "out")
+    assert exported.which == "student"
+    assert torch.equal(student.encoder.embed.weight, exported.encoder.embed.weight)
+    with pytest.raises(WrongCheckpointError, match="one encoder alone, and not the target"):
+        load_encoder(tmp_path / "out", "target")
+    assert small_recipe(objective={"name": "mae"}).exported_encoder == "student"
+    assert small_recipe().exported_encoder == "target"
+
+
+@pytest.mark.parametrize(("accuracy", "better"), [((0.6, 0.7), "student"), ((0.7, 0.6), "target")])
+def test_validation_chooses_the_better_encoder(accuracy, better, tmp_path, monkeypatch):
+    values = dict(zip(("layer_accuracy", "layer_accuracy_student"), accuracy, strict=True))
+    monkeypatch.setattr(loop, "run_monitor", lambda *_: values)
+    recipe = small_recipe(objective={"ema_base": 0.9}, checkpoint={"export": "validation"})
+    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")["encoder"] == better
+    assert load_encoder(tmp_path / "run").which == better
+    (tmp_path / "run" / "summary.json").unlink()  # killed between the last checkpoint and the summary
+    again = pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run", resume=True)
+    assert again["encoder"] == better
+    with pytest.raises(RecipeError, match="asks the monitor"):
+        small_recipe(checkpoint={"export": "validation"}, monitor={"every_updates": None})
+
+
+def test_a_checkpoint_from_before_the_key_is_the_target(run, tmp_path):
+    """Its recipe names no export, its manifest no encoder."""
+    copied = shutil.copytree(run, tmp_path / "run")
+    manifest = next(copied.glob("checkpoints/*/manifest.json"))
+    about = json.loads(manifest.read_text())
+    del about["encoder"], about["recipe"]["checkpoint"]["export"]
+    about["recipe"]["objective"]["name"] = "normalized_mse"
+    manifest.write_text(json.dumps(about))
+    assert load_encoder(copied).which == "target"
 
 
 def test_a_vector_does_not_depend_on_the_batch(run):

@@ -106,12 +106,36 @@ def test_2_target_is_the_exact_moving_average_and_lags():
 
 
 def test_2_momentum_rises_from_base_to_final():
-    values = [ema.momentum(u, 100, 0.996, 1.0) for u in range(101)]
+    recipe = small_recipe(objective={"ema_base": 0.996}).objective
+    values = [ema.momentum(u, 100, recipe) for u in range(101)]
     assert values[0] == 0.996
     assert values[100] == 1.0
     assert values == sorted(values)
     assert values[50] == pytest.approx(0.998)
     assert values[25] == pytest.approx(0.9965858, abs=1e-7)  # a straight line would be at 0.997
+
+
+@pytest.mark.parametrize("updates", [200, 675, 20_000])
+def test_2_the_target_forgets_its_random_start(updates):
+    """Whatever the length of the run, and then it averages the last updates: it is near the student at the end."""
+    for horizon in (None, 0.001, 0.1):
+        recipe = small_recipe(objective={"ema_horizon": horizon}).objective
+        assert ema.random_start_share(updates, recipe) < 1e-3
+        student = target = 0.0
+        for update in range(updates):  # a student that moves steadily: the target is behind it by the horizon
+            student += 1 / updates
+            m = ema.momentum(update, updates, recipe)
+            target = m * target + (1 - m) * student
+        assert 0.7 * (horizon or 0.01) - 2 / updates < student - target <= (horizon or 0.01)
+    kept = small_recipe(objective={"ema_base": 0.996}).objective
+    assert ema.random_start_share(675, kept) > 0.2  # what the horizon is for
+
+
+def test_2_momentum_is_ramped_so_that_a_long_horizon_forgets_too():
+    values = [ema.horizon_momentum(u, 10_000, 0.1) for u in range(10_000)]
+    assert values[:3] == [pytest.approx(1 / 10), pytest.approx(2 / 11), pytest.approx(3 / 12)]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(1 - 1 / 1000)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.names())

@@ -47,7 +47,7 @@ def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> No
     parts = ("tissue", "background")
     vendors = ("", "_topcon_triton", "_zeiss_cirrus")  # four volumes of each
     each = {f"{name}_{part}{vendor}" for name in meters for part in parts for vendor in vendors}
-    assert names == each | {"lidar", "cosine", "loss_over_constant", "layer_accuracy"}
+    assert names == each | {"lidar", "cosine", "loss_over_constant", "layer_accuracy", "layer_accuracy_student"}
     assert all(math.isfinite(measured[-1][f"monitor/{name}"]) for name in names)
     assert measured[-1]["monitor/rankme_tissue_topcon_triton"] != measured[-1]["monitor/rankme_tissue_zeiss_cirrus"]
 

@@ -44,6 +44,13 @@ def test_parameters_are_those_of_the_model():
     assert sum(figures["parameters_by_part"].values()) == figures["parameters"]
 
 
+def test_ema_half_life_of_a_horizon_by_hand():
+    recipe = small_recipe(objective={"ema_horizon": 0.05}, train={"max_updates": 1000})
+    planned = plan(recipe)
+    assert planned["ema_half_life_samples"] == pytest.approx(math.log(0.5) / math.log(1 - 1 / 50) * 4)
+    assert 0 < planned["ema_random_start"] < 1e-3
+
+
 def test_ema_half_life_by_hand():
     recipe = small_recipe(objective={"ema_base": 0.996})
     assert plan(recipe)["ema_half_life_samples"] == pytest.approx(math.log(0.5) / math.log(0.996) * 4)

@@ -14,7 +14,7 @@ from torch import Tensor
 from octjepa.distributed import xla
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import momentum, update_target
+from octjepa.objective.ema import cosine_momentum, update_target
 from octjepa.train.optimizer import build_optimizer, learning_rate, set_learning_rate
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import TrainingDataset, training_batches
@@ -49,7 +49,7 @@ class Run:
 
     def update(self, number: int, norm_limit: float = math.inf) -> None:
         set_learning_rate(self.optimizer, learning_rate(number, UPDATES + 1, RECIPE.train))
-        m = momentum(number, UPDATES + 1, 0.99, 1.0)
+        m = cosine_momentum(number, UPDATES + 1, 0.99, 1.0)
         found = accumulate(self.model, next(self.batches), RECIPE, self.runtime, number)
         found = take_step(self.model, self.optimizer, found, self.runtime, 1.0, norm_limit)
         update_target(self.model.target_encoder, self.model.context_encoder, m, found["healthy"])

@@ -6,10 +6,10 @@ The recipe is stored with the weights, so a volume is always prepared as it was 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest,
 from octjepa.checkpoint.location import Location, has_file, parse_location
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
-from octjepa.config import load_recipe, recipe_from
+from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
@@ -36,6 +36,8 @@ from octjepa.volume import OCTVolume
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 FORWARD_TOKENS = 8192  # of all volumes in a forward pass: memory is bounded whatever the grid
 TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
+PREFIXES = {"target": "target_encoder.", "student": "context_encoder."}  # of the two encoders' weights
+Which = Literal["target", "student"]
 _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
 
 
@@ -50,10 +52,15 @@ class SelectedTokens(NamedTuple):
 
 
 class PretrainedEncoder:
-    """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` its training volumes."""
+    """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` its training volumes.
 
-    def __init__(self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Iterable[str] = ()) -> None:
-        self.encoder = encoder.eval().requires_grad_(False)
+    `which` of the two encoders of its pretraining it is: the EMA target, or the student that was trained.
+    """
+
+    def __init__(
+        self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Iterable[str] = (), which: Which = "target"
+    ) -> None:
+        self.encoder, self.which = encoder.eval().requires_grad_(False), which
         self.recipe, self.name, self.dim = recipe, name, encoder.width
         self.trained_on = frozenset(trained_on)
 
@@ -137,9 +144,11 @@ def equal_counts(counts: Sequence[int]) -> Iterator[list[int]]:
         yield from (positions[start : start + size] for start in range(0, len(positions), size))
 
 
-def load_encoder(path: str | Path) -> PretrainedEncoder:
-    """The EMA target encoder of a run (its newest checkpoint), of a fine-tuning the tuned one; or of a checkpoint or
-    exported folder, or a weights file.
+def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEncoder:
+    """The encoder of a run (its newest checkpoint), of a fine-tuning the tuned one; or of a checkpoint or exported
+    folder, or a weights file.
+
+    `which`: the EMA target or the student; None: the one that its checkpoint names (`checkpoint.export`).
 
     Each may be in a bucket. A name such as `phantom-tiny` means weights of the package, unless such a path exists.
     Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
@@ -155,19 +164,31 @@ def load_encoder(path: str | Path) -> PretrainedEncoder:
         if kind is not None:
             raise WrongCheckpointError(f"{folder} is a {kind}, {_NO_ENCODER}")
         recipe, weights = read_recipe(folder), read_tensors(folder, MODEL_FILE)
-        trained_on = read_manifest(folder).get("trained_on", ())
+        named_encoder, trained_on = read_manifest(folder).get("encoder"), read_manifest(folder).get("trained_on", ())
     elif is_file:
-        recipe, weights, trained_on = _read_file(path)
+        recipe, weights, about = _read_file(path)
+        named_encoder, trained_on = about.get("encoder"), about.get("trained_on", [])
     else:
         raise WrongCheckpointError(
             f"no checkpoint at {path}: give a run folder, a step-* folder, a .safetensors file, or the name of weights "
             f"in the package ({', '.join(shipped_names()) or 'none'})"
         )
-    encoder = VJEPA3D.from_recipe(recipe).target_encoder
-    prefix = "target_encoder."
+    which = which or _named_encoder(named_encoder, recipe, weights)
+    prefix = PREFIXES[which]
     own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+    if not own and any(key.startswith(tuple(PREFIXES.values())) for key in weights):
+        raise WrongCheckpointError(f"{path} holds one encoder alone, and not the {which}")
+    encoder = VJEPA3D.from_recipe(recipe).target_encoder
     _load_weights(encoder, own, path)
-    return PretrainedEncoder(encoder, recipe, recipe.name if named is None else named.name, trained_on)
+    return PretrainedEncoder(encoder, recipe, recipe.name if named is None else named.name, trained_on, which)
+
+
+def _named_encoder(name: Any, recipe: Recipe, weights: Mapping[str, torch.Tensor]) -> Which:
+    """The encoder that the checkpoint names; of an exported or a tuned one, the only one there is."""
+    held: list[Which] = [one for one, prefix in PREFIXES.items() if any(key.startswith(prefix) for key in weights)]  # type: ignore[misc]
+    if len(held) == 1:
+        return held[0]
+    return "student" if (name or recipe.exported_encoder) == "student" else "target"
 
 
 def _is_file(path: Location) -> bool:
@@ -184,19 +205,19 @@ def newest_checkpoint(path: Location) -> Location:
     if isinstance(path, Path) and (path / TUNED).is_dir():
         checkpoints = path / TUNED
     elif isinstance(path, Path) and (path / "recipe.yaml").is_file():
-        checkpoints = parse_location(load_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
+        checkpoints = parse_location(load_run_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
     folders = list_checkpoints(checkpoints)
     if not folders:
         raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {checkpoints}")
     return folders[-1]
 
 
-def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], list[str]]:
+def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], dict[str, Any]]:
     try:
         with local_copy(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
             metadata = json.loads((file.metadata() or {})["octjepa"])
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
-        return recipe_from(metadata["recipe"], f"of {path}"), weights, metadata.get("trained_on", [])
+        return stored_recipe(metadata["recipe"], f"of {path}"), weights, metadata
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError):
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
-from octjepa.checkpoint.encoder import EXPORTED, PretrainedEncoder, load_encoder
+from octjepa.checkpoint.encoder import EXPORTED, PREFIXES, PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
@@ -64,7 +64,8 @@ def _about(encoder: PretrainedEncoder) -> dict[str, str]:
 
 
 def _safetensors(encoder: PretrainedEncoder) -> dict[str, Content]:
-    weights: Content = {f"target_encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    prefix = PREFIXES[encoder.which]
+    weights: Content = {f"{prefix}{name}": value for name, value in encoder.encoder.state_dict().items()}
     return {WEIGHTS: weights, CARD: card(encoder, "octjepa.load_encoder(folder)")}
 
 
@@ -141,6 +142,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
     )  # fmt: skip
     entries = {
         "Objective": recipe.objective.name,
+        "Weights": "the EMA target" if encoder.which == "target" else "the student",
         "Encoder": f"{recipe.model.size}, {encoder.dim} features a token, {encoder.parameters:,} parameters",
         "Input": f"{size} voxels at {spacing} mm (slice, depth, column), "
         f"one channel, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",

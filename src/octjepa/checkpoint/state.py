@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location
-from octjepa.config import recipe_from, science, science_hash
+from octjepa.config import science, science_hash, stored_recipe
 from octjepa.distributed.runtime import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
@@ -43,11 +43,13 @@ def save(
     skipped_updates: int,
     trained_on: Sequence[str],
     score: float | None = None,
+    encoder: str = "target",
 ) -> Location:
     """Writes `tensors` of `snapshot` as `parent/step-<update>`; raises CheckpointError when disk or bucket refuses.
 
     `trained_on` are the ids (content hashes) of the training volumes: they are stored with the weights, so that no
-    encoder is tested on eyes it was trained on. `score` is the online probe's, by which the best checkpoint is kept.
+    encoder is tested on eyes it was trained on. `score` is the online probe's, by which the best checkpoint is kept;
+    `encoder` (target or student) the one that the checkpoint is loaded as.
     """
     about = {
         "science_hash": science_hash(recipe),
@@ -56,6 +58,7 @@ def save(
         "skipped_updates": skipped_updates,
         "trained_on": sorted(trained_on),
         "score": score,
+        "encoder": encoder,
     }
     return write_folder(parent, update, tensors, about)
 
@@ -83,7 +86,7 @@ def read_recipe(folder: Location) -> Recipe:
     stored = read_manifest(folder).get("recipe")
     if not isinstance(stored, dict):
         raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it holds no recipe")
-    return recipe_from(stored, f"of checkpoint {folder}")
+    return stored_recipe(stored, f"of checkpoint {folder}")
 
 
 def differences(saved: Recipe, given: Recipe) -> list[str]:

@@ -53,6 +53,7 @@ class Objective:
     predictor_depth: ClassVar[int | None] = None
     target_depths: ClassVar[int] = 1  # depths of the encoder that are predicted, spread evenly, the last included
     predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
+    exports: ClassVar[Literal["target", "student"]] = "target"  # the encoder that a checkpoint is loaded as
     supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
     trivial_loss: ClassVar[float]  # the loss of a prediction that knows nothing: training must come below it
     alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.guards.LIMITS` that differ here, by name

@@ -1,4 +1,8 @@
-"""The EMA target: target = m * target + (1 - m) * student, after every optimizer update, on fp32 masters."""
+"""The EMA target: target = m * target + (1 - m) * student, after every optimizer update, on fp32 masters.
+
+Over how many updates the target averages is stated as a share of the run (`objective.ema_horizon`), so that a run of
+any length forgets its random start. `ema_base` and `ema_final` give the schedules of BYOL, I-JEPA and V-JEPA instead.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,31 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from octjepa.distributed.runtime import local_tensor
+from octjepa.recipe import ObjectiveRecipe
 
 
-def momentum(update: int, total: int, base: float, final: float) -> float:
+def momentum(update: int, total: int, recipe: ObjectiveRecipe) -> float:
+    """m at optimizer update `update` (from 0) of `total`, by the schedule that the recipe names."""
+    if recipe.averaging_share is None:
+        return cosine_momentum(update, total, *recipe.momentum_range)
+    return horizon_momentum(update, total, recipe.averaging_share)
+
+
+def horizon_momentum(update: int, total: int, horizon: float) -> float:
+    """m = 1 - 1 / (horizon * total): the target averages over about that share of the run's updates.
+
+    At the start m is at most (1 + t) / (10 + t), so that the random weights of the first updates are soon forgotten
+    (as in TensorFlow's ExponentialMovingAverage).
+    """
+    return min(1.0 - 1.0 / max(1.0, horizon * total), (1.0 + update) / (10.0 + update))
+
+
+def random_start_share(total: int, recipe: ObjectiveRecipe) -> float:
+    """The weight that the random start still has in the target after `total` updates: the product of every m."""
+    return math.prod(momentum(update, total, recipe) for update in range(total))
+
+
+def cosine_momentum(update: int, total: int, base: float, final: float) -> float:
     """m at optimizer update `update` (from 0) of `total`: from `base` to `final` along half a cosine.
 
     m(t) = final - (final - base) (1 + cos(pi t / T)) / 2, clamped past T.

@@ -151,14 +151,18 @@ class MaskRecipe(Section):
 
 
 class ViewRecipe(Section):
-    """What is random. Geometry is shared by the two views; photometric changes differ. 0 switches a change off."""
+    """What is random. Geometry is shared by the two views; photometric changes differ. 0 switches a change off.
+
+    The default crops and flips alone, as V-JEPA 2 does: where each view has another gain or blur, the encoder is taught
+    to ignore brightness, which tells of disease.
+    """
 
     flip_slow: Share = 0.5
     flip_fast: Share = 0.0
     crop: StrictBool = True
     rotation_degrees: Annotated[float, Field(ge=0, le=20)] = 0.0
     zoom: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    gain: Annotated[float, Field(ge=0, le=1)] = 0.15
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.15
-    speckle: Annotated[float, Field(ge=0, le=2)] = 0.15
-    blur: Share = 0.2
+    gain: Annotated[float, Field(ge=0, le=1)] = 0.0
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.0
+    speckle: Annotated[float, Field(ge=0, le=2)] = 0.0
+    blur: Share = 0.0

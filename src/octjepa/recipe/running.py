@@ -32,6 +32,8 @@ class CheckpointRecipe(Section):
     every_updates: Positive | None = machine(500)  # null: only at the end
     keep_last: Positive = machine(3)
     keep_every_updates: Positive | None = machine(None)  # those of every so many updates are never removed
+    # the encoder that load_encoder and export take: null is the objective's; validation: the monitor's better one
+    export: Literal["target", "student", "validation"] | None = None
 
 
 class TrackingRecipe(Section):
@@ -109,6 +111,12 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _validation_can_choose(self) -> Recipe:
+        if self.checkpoint.export == "validation" and self.monitor.every_updates is None:
+            raise ValueError("checkpoint.export: validation asks the monitor, which monitor.every_updates: null omits")
+        return self
+
+    @model_validator(mode="after")
     def _predictor_keys_are_used(self) -> Recipe:
         model, size = self.model, self.model.encoder_size
         given = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
@@ -124,6 +132,12 @@ class Recipe(Section):
             width = model.predictor_width or objective.predictor_width or size.predictor_width
             check_heads(width, size.predictor_heads, "predictor_")
         return self
+
+    @property
+    def exported_encoder(self) -> str:
+        """target, student, or validation: the one that the monitor prefers at each checkpoint."""
+        exported: str = self.checkpoint.export or OBJECTIVES.get(self.objective.name).exports
+        return exported
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -81,8 +81,15 @@ def _known_objective(name: str) -> str:
     return name
 
 
+EMA_HORIZON = 0.01  # of the run; V-JEPA 2's constant 0.99925 averages over 0.5 % of its run
+
+
 class ObjectiveRecipe(Section):
-    """The objective by name, and the EMA target: momentum rises from ema_base to ema_final along half a cosine.
+    """The objective by name, and the EMA target.
+
+    The target averages the student over `ema_horizon` of the run's updates (0.01 unless given). Where `ema_base` or
+    `ema_final` is given instead, momentum rises from `ema_base` (0.996) to `ema_final` (1) along half a cosine,
+    whatever the length of the run.
 
     `visible_weight` is that of the loss at visible tokens (vjepa_dense, 0.5 unless given). A regulariser is off when
     null, only measured at weight 0, and a term of the loss above.
@@ -92,13 +99,19 @@ class ObjectiveRecipe(Section):
     visible_weight: Annotated[float, Field(ge=0)] | None = None
     variance_covariance: Annotated[float, Field(ge=0)] | None = None
     sigreg: Annotated[float, Field(ge=0)] | None = None
-    ema_base: Annotated[float, Field(ge=0, lt=1)] = 0.996
-    ema_final: Annotated[float, Field(ge=0, le=1)] = 1.0
+    ema_horizon: Annotated[float, Field(gt=0, le=0.1)] | None = None
+    ema_base: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ema_final: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
-    def _momentum_does_not_fall(self) -> ObjectiveRecipe:
-        if self.ema_final < self.ema_base:
-            raise ValueError(f"ema_final {self.ema_final} is below ema_base {self.ema_base}: momentum must not fall")
+    def _one_momentum_schedule(self) -> ObjectiveRecipe:
+        base, final = self.momentum_range
+        if self.ema_horizon is not None and self.averaging_share is None:
+            raise ValueError(
+                "ema_horizon is unused beside ema_base or ema_final: give one schedule, null for the other"
+            )
+        if final < base:
+            raise ValueError(f"ema_final {final} is below ema_base {base}: momentum must not fall")
         return self
 
     @model_validator(mode="after")
@@ -106,6 +119,18 @@ class ObjectiveRecipe(Section):
         if self.visible_weight is not None and not OBJECTIVES.get(self.name).supervises_visible:
             raise ValueError(f"objective.visible_weight is unused by {self.name}: drop it, or say vjepa_dense")
         return self
+
+    @property
+    def averaging_share(self) -> float | None:
+        """The share of the run that the EMA target averages over; None where momentum follows `momentum_range`."""
+        if self.ema_base is not None or self.ema_final is not None:
+            return None
+        return EMA_HORIZON if self.ema_horizon is None else self.ema_horizon
+
+    @property
+    def momentum_range(self) -> tuple[float, float]:
+        """Momentum at the first and the last update of the cosine schedule."""
+        return 0.996 if self.ema_base is None else self.ema_base, 1.0 if self.ema_final is None else self.ema_final
 
     @property
     def regulariser(self) -> str | None:
@@ -127,7 +152,7 @@ class TrainRecipe(Section):
     epochs: Positive | None = None
     global_batch: Positive = 32
     base_lr: Annotated[float, Field(gt=0, le=1)] = 1e-4
-    min_lr_ratio: Share = 0.1
+    min_lr_ratio: Share = 0.01  # of base_lr, at the end: weights that still move are not the best of a run
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.03
     schedule: Literal["cosine", "constant"] = "cosine"
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)

@@ -177,10 +177,10 @@ def _kind(root: Path, shown: Path) -> Kind:
 
 def _read_run(path: Path) -> Training:
     """A run folder. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
-    from octjepa.config import load_recipe
+    from octjepa.config import load_run_recipe
 
     about = read_json_object(path / "run.json", _REMEDY)
-    recipe = load_recipe(path / "recipe.yaml")
+    recipe = load_run_recipe(path / "recipe.yaml")
     summary = path / "summary.json"
     results = read_json_object(summary, _REMEDY) if summary.is_file() else {}
     return Training(path, about, _read_text(path / "recipe.yaml"), _read_lines(path), results, recipe)

@@ -88,13 +88,14 @@ def write_checkpoint(
     skipped: int,
     ids: list[str],
     score: float | None,
+    encoder: str,
     logger: RunLogger,
     prune: bool,
 ) -> None:
     """What `CheckpointWriter` runs: saves `tensors` below `saves` and, if `prune`, removes checkpoints that are too
     old."""
     logger.sync()  # a checkpoint is never ahead of the lines that a resume needs
-    state.save(saves, update, tensors, recipe, skipped, ids, score)
+    state.save(saves, update, tensors, recipe, skipped, ids, score, encoder)
     location = child(saves, f"step-{update:08d}")
     record_saved(out, update, location)
     logger.checkpoint(update, location)

@@ -98,22 +98,22 @@ LIMITS: dict[str, Limit] = {
     ),
     "constant_solution": Limit(
         "pair_cosine_tissue", 0.95, False,
-        "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_base, or give "
+        "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_horizon, or give "
         "objective.variance_covariance a weight (0.04 to start with).",
     ),
     "vanishing_features": Limit(
         "target_std_tissue", 0.1, True,
-        "the target's features hardly vary over tissue tokens. Lower train.base_lr or raise objective.ema_base.",
+        "the target's features hardly vary over tissue tokens. Lower train.base_lr or raise objective.ema_horizon.",
     ),
     "position_only": Limit(
         "position_share_tissue", 0.8, False,
         "the features encode the position of a token and little else. Let the target move more slowly "
-        "(objective.ema_base nearer to 1), hide more or larger blocks (masks), or give more light changes (views).",
+        "(objective.ema_horizon), hide more or larger blocks (masks), or give more light changes (views).",
     ),
     "low_rank": Limit(
         "rankme_tissue", 10.0, True,
         "the features of tissue span a handful of directions. Lower train.base_lr, let the target move more slowly "
-        "(objective.ema_base nearer to 1), or give objective.variance_covariance a weight (0.04 to start with).",
+        "(objective.ema_horizon), or give objective.variance_covariance a weight (0.04 to start with).",
     ),
 }  # fmt: skip
 DIVERGING = (

@@ -8,7 +8,7 @@ what the uninterrupted one would have, bit for bit in fp32 on one machine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -100,6 +100,7 @@ def _train(run: Run) -> dict[str, Any]:
             **summary_metrics(result),
             "centred": summary_metrics(centred),
             "rankme": result["rankme"],
+            "encoder": trainer.encoder,
             "volumes": len(run.ids),
             **trainer.throughput.summary(),
             "skipped_updates": metrics.skipped,
@@ -134,6 +135,10 @@ class Trainer:
         self.throughput = ThroughputMeter(recipe.train.global_batch)
         self.unreadable = UnreadableVolumes(run.out, len(run.ids), start.lines)
         self.micro_batcher = MicroBatcher(recipe, run.runtime, run.micro_batch)
+        # the encoder that a checkpoint of now would be loaded as
+        self.encoder = "student" if recipe.exported_encoder == "student" else "target"
+        for line in start.lines:
+            self.choose_encoder({name.removeprefix("monitor/"): value for name, value in line.items()})
         self.saved = start.update  # the newest update of which there is a checkpoint, or will be
 
     def fit(self) -> None:
@@ -161,7 +166,7 @@ class Trainer:
 
             # Optimizer step, unless the gradient is not finite or a spike; EMA target.
             rate = learning_rate(update, run.total, recipe.train)
-            m = momentum(update, run.total, recipe.objective.ema_base, recipe.objective.ema_final)
+            m = momentum(update, run.total, recipe.objective)
             set_learning_rate(optimizer, rate)
             values = take_step(model, optimizer, values, runtime, recipe.train.clip_norm, self.guard.limit(update))
             update_target(model.target_encoder, model.context_encoder, m, values["healthy"])
@@ -245,9 +250,18 @@ class Trainer:
         values = run.runtime.broadcast_object(run_monitor(run.model, run.runtime, self.monitor_set, done))
         alarms = self.alarms.check(values, done)
         self.logger.write(done, _prefixed("monitor", values) | ({"alarms": alarms} if alarms else {}))
+        score = self.choose_encoder(values)
         for name, message in alarms.items():
             _log.warning("alarm %s at update %d: %s", name, done, message)
-        return (values["layer_accuracy"] if done > self.alarms.warmup else None), bool(alarms)
+        return (score if done > self.alarms.warmup else None), bool(alarms)
+
+    def choose_encoder(self, values: Mapping[str, Any]) -> float | None:
+        """The online probe's accuracy of the exported encoder, which is the better one where validation chooses."""
+        names = {"target": "layer_accuracy", "student": "layer_accuracy_student"}
+        scores = {encoder: values[name] for encoder, name in names.items() if name in values}
+        if self.run.recipe.exported_encoder == "validation" and len(scores) == len(names):
+            self.encoder = max(scores, key=lambda encoder: scores[encoder])  # the target where they are equal
+        return scores.get(self.encoder)
 
     def save(self, done: int, score: float | None = None) -> None:
         """Starts writing a checkpoint of update `done` in the background."""
@@ -259,7 +273,7 @@ class Trainer:
         run.runtime.run_on_rank_zero(self.writer.wait)  # for the checkpoint before; every rank waits for rank 0
         if run.writes:
             prune = not self.guard.skipped  # the run may have to go back to before the skipped updates
-            about = (run.recipe, self.metrics.skipped, run.ids, score, self.logger, prune)
+            about = (run.recipe, self.metrics.skipped, run.ids, score, self.encoder, self.logger, prune)
             self.writer.start(partial(write_checkpoint, run.out, run.saves, done, tensors, *about))
 
     def go_back(self, done: int) -> int:

@@ -91,7 +91,7 @@ def _subsample(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()  # XLA does not know inference_mode's tensors
 def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, update: int) -> dict[str, float]:
     """All metrics by name: `<metric>_<tissue|background>`, of all volumes and, with `_<vendor>`, of each vendor with
-    enough; `lidar`, `cosine`, `layer_accuracy` and `loss_over_constant`.
+    enough; `lidar`, `cosine`, `loss_over_constant`, and `layer_accuracy` of the target, `layer_accuracy_student`.
 
     `loss_over_constant` is the objective's loss on hidden tokens over that of their mean target, predicted everywhere.
     """
@@ -113,12 +113,13 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     predicted, truth = prediction.predicted.cpu(), prediction.target.cpu()
     cosine = torch.nn.functional.cosine_similarity(predicted, truth, dim=-1)
     constant = model.objective.loss(truth.mean(dim=(0, 1)).expand_as(truth), truth)
-    tokens, index = _subsample(teacher, monitor_set.layer >= 0)
+    accuracy, accuracy_student = (_layer_accuracy(features, monitor_set.layer) for features in (teacher, student))
     values = {
         "lidar": rank_metrics.lidar(torch.stack(pooled, dim=1)),
         "cosine": float(cosine.mean()),
         "loss_over_constant": float(model.objective.loss(predicted, truth) / constant.clamp_min(1e-6)),
-        "layer_accuracy": rank_metrics.separability(tokens, monitor_set.layer.flatten()[index]),
+        "layer_accuracy": accuracy,
+        "layer_accuracy_student": accuracy_student,
     }
     features = _Features(teacher, student, cosine, batch.target, batch.grid_index, update)
     vendors = np.asarray(monitor_set.device_of)
@@ -130,6 +131,11 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
             metrics = features.metrics(chosen & mine.unsqueeze(1))
             values |= {"_".join(filter(None, (name, part, vendor))): value for name, value in metrics.items()}
     return values
+
+
+def _layer_accuracy(features: Tensor, layer: Tensor) -> float:
+    tokens, index = _subsample(features, layer >= 0)
+    return rank_metrics.separability(tokens, layer.flatten()[index])
 
 
 class _Features(NamedTuple):

@@ -24,7 +24,7 @@ from octjepa.distributed.precision import choose_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import update_target
+from octjepa.objective.ema import momentum, random_start_share, update_target
 from octjepa.objective.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
@@ -87,7 +87,8 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "batch": {"micro": micro, "devices": devices, "accumulation": accumulation},
         "epochs": updates * recipe.train.global_batch / counted,
         "lr": {"first": curve[0], "peak": max(curve), "last": curve[-1]},
-        "ema_half_life_samples": _half_life(recipe.objective.ema_base) * recipe.train.global_batch,
+        "ema_half_life_samples": _half_life(recipe, updates) * recipe.train.global_batch,
+        "ema_random_start": random_start_share(updates, recipe.objective),
     }
 
 
@@ -106,8 +107,10 @@ def _count(part: torch.nn.Module) -> int:
     return sum(p.numel() for p in part.parameters())
 
 
-def _half_life(m: float) -> float:
-    """Updates until half of the target is new, at momentum m."""
+def _half_life(recipe: Recipe, updates: int) -> float:
+    """Updates until half of the target is new: by the horizon, or at the cosine schedule's first momentum."""
+    at = updates if recipe.objective.averaging_share is not None else 0
+    m = momentum(at, updates, recipe.objective)
     return math.log(0.5) / math.log(m) if m > 0 else 0.0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import Location, check_writable
 from octjepa.checkpoint.state import differences
-from octjepa.config import load_recipe, science_hash, to_yaml
+from octjepa.config import load_run_recipe, science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines, read_json_object, write_atomic, write_json
@@ -114,7 +114,7 @@ def recorded_precision(out: Path, resume: bool) -> str | None:
 
 def check_recipe(out: Path, recipe: Recipe) -> None:
     """Raises WrongCheckpointError naming every field in which the run's recipe differs from `recipe`."""
-    started = load_recipe(out / "recipe.yaml")
+    started = load_run_recipe(out / "recipe.yaml")
     if science_hash(started) != science_hash(recipe):
         changed = "\n  ".join(differences(started, recipe))
         raise WrongCheckpointError(

@@ -41,7 +41,8 @@ def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_t
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
     """The encoder's features, where the objective's targets are pixels."""
     with runtime.autocast():
-        features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
+        student = model.objective.exports == "student"
+        features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device), student)
     return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
 
 

@@ -44,10 +44,11 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, rng("geometry"))
     view, index, share = select_tokens(volume, recipe, shape, rng("tokens"), background)
     intensity_rng, noise = rng("light"), rng("speckle")  # the purposes are part of every draw: never rename them
-    context_view, target_view = (
-        _patch_view(view, index, recipe, augmentation, volume, noise)
-        for augmentation in _augmentations(recipe, epoch, intensity_rng)
-    )
+    augmentations = _augmentations(recipe, epoch, intensity_rng)
+    context_view = _patch_view(view, index, recipe, augmentations[0], volume, noise)
+    target_view = context_view
+    if augmentations[1] != augmentations[0] or augmentations[1].speckle:
+        target_view = _patch_view(view, index, recipe, augmentations[1], volume, noise)
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
     tissue = share[index] >= tokens.TISSUE_SHARE
     context, target = masks.sample_mask(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"), tissue)

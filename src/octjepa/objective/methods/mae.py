@@ -17,6 +17,7 @@ class MAE(Objective):
     """Squared error of voxels normalised patch by patch, mean over a patch's voxels."""
 
     predicts_pixels = True
+    exports = "student"  # nothing is learned from the moving average
     trivial_loss = 1.0  # the variance of a normalised patch: always predicting zero
 
     def targets(

@@ -11,7 +11,7 @@ import torch
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import has_file
-from octjepa.config import recipe_from, science_hash
+from octjepa.config import science_hash, stored_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
@@ -105,7 +105,7 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
     if checkpoint is None and not recipe.tuned:
         raise UsageError(f"the head {path} was made on a frozen encoder: name it with --from")
     if recipe.tuned:
-        pretraining = recipe_from(about["encoder_recipe"], f"of {folder}")
+        pretraining = stored_recipe(about["encoder_recipe"], f"of {folder}")
         encoder = PretrainedEncoder(VJEPA3D.from_recipe(pretraining).target_encoder, pretraining, pretraining.name)
         load_weights(encoder.encoder, read_tensors(folder, ENCODER_FILE), folder)
     else:

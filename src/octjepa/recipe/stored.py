@@ -1,0 +1,22 @@
+"""Recipes stored by earlier versions: what they left unsaid, because there was no such key, is written out.
+
+A stored recipe holds every key of the version that wrote it. A key that it lacks did not exist then, and what it
+decides was done in one way, which need not be today's default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# section -> key -> what every run did before there was such a key
+_BEFORE: dict[str, dict[str, Any]] = {
+    "checkpoint": {"export": "target"},
+}
+
+
+def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the stored recipe in which no key of today is missing that would change what it describes."""
+    recipe = {name: dict(value) if isinstance(value, dict) else value for name, value in stored.items()}
+    for section, defaults in _BEFORE.items():
+        recipe[section] = {**defaults, **recipe.get(section, {})}
+    return recipe
