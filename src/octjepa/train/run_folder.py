@@ -109,7 +109,7 @@ def recorded_precision(out: Path, resume: bool) -> str | None:
     """The precision in which the run that resumes in `out` began; None for a new run. Raises RecipeError: damaged."""
     if not resume or not (out / _RUN_FILE).is_file():
         return None
-    return load_recipe(out / "recipe.yaml").train.precision
+    return load_run_recipe(out / "recipe.yaml").train.precision
 
 
 def check_recipe(out: Path, recipe: Recipe) -> None:
