@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -53,16 +53,20 @@ _SIDES: Final = {"OD": "r", "OS": "l"}
 
 
 @dataclass(frozen=True)
-class _Task:
-    """One eye to write. `defect` names one of `octjepa.phantom.zoo.DEFECTS`, or is "" for a good file."""
+class EyeTask:
+    """One eye to write. `defect` names one of `octjepa.phantom.zoo.DEFECTS`, or is "" for a good file.
+
+    `columns` are more columns of the eye's line in truth/eyes.tsv.
+    """
 
     out: Path
     seed: int
     draw: Callable[[], Eye]  # what a worker process can unpickle
     defect: str = ""
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
-class _Written(NamedTuple):
+class WrittenEye(NamedTuple):
     """Lines of the tables for one eye ({} where it has none) and the number of its files."""
 
     manifest: dict[str, Any]
@@ -97,7 +101,7 @@ def write_cohort(
     Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, neither
     one nor two eyes, a negative visit, or an `out` that is a file or holds something already.
     """
-    _check(out, people, devices, size, split_shares, workers, broken)
+    check_request(out, people, devices, size, split_shares, workers, broken)
     if eyes_per_person not in (1, 2) or visit < 0:
         raise UsageError(f"{eyes_per_person} eyes a person, visit {visit}: expected 1 or 2 eyes, and visit 0 or more")
 
@@ -106,7 +110,7 @@ def write_cohort(
         return partial(make_eye, seed, person, laterality, device, size, difficulty, group_effect, visit, home)
 
     tasks = [
-        _Task(out, seed, draw(person, laterality, devices[(person + device_offset) % len(devices)]))
+        EyeTask(out, seed, draw(person, laterality, devices[(person + device_offset) % len(devices)]))
         for person in range(people)
         for laterality in (EYES if eyes_per_person == 2 else (EYES[person // len(devices) % 2],))
     ]
@@ -115,17 +119,10 @@ def write_cohort(
     for i in range(broken):
         defect = defects[i % len(defects)]
         device = _device(defect, devices, i)
-        tasks.append(_Task(out, seed, draw(people + i, EYES[i % 2], device), defect.name))
-    (out / "truth").mkdir(parents=True, exist_ok=True)
-    written: list[_Written] = []
-    with bar("phantom eyes", len(tasks), "eyes") as progress:
-        for one in _run(tasks, workers):
-            written.append(one)
-            progress.advance()
-    participants = _participants(seed, people, devices, split_shares, difficulty, visit)
-    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in written))
-    write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, participants)
-    write_tsv(out / "truth" / "eyes.tsv", TRUTH_COLUMNS, (one.truth for one in written))
+        tasks.append(EyeTask(out, seed, draw(people + i, EYES[i % 2], device), defect.name))
+    written = write_eyes(out, tasks, workers)
+    participants = participant_rows(seed, people, devices, split_shares, difficulty, visit)
+    write_tables(out, written, participants, TRUTH_COLUMNS)
     if broken:
         write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in written))
     return {"people": people, "volumes": good, "files": sum(one.files for one in written), "broken": broken}
@@ -137,9 +134,10 @@ def _device(defect: Defect, devices: Sequence[str], index: int) -> str:
     return suitable[index % len(suitable)]
 
 
-def _check(
+def check_request(
     out: Path, people: int, devices: Sequence[str], size: Size, shares: tuple[float, ...], workers: int, broken: int
 ) -> None:
+    """Raises UsageError where a cohort cannot be drawn as asked for, before anything is written."""
     if people < 1 or broken < 0 or workers < 1:
         raise UsageError(f"people {people}, broken {broken}, workers {workers}: expected at least 1, 0 and 1")
     if people + broken > MAX_PEOPLE:
@@ -154,7 +152,27 @@ def _check(
         raise UsageError(f"{out} exists and is not an empty folder: name a new one, so that no cohorts mix")
 
 
-def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
+def write_eyes(out: Path, tasks: list[EyeTask], workers: int) -> list[WrittenEye]:
+    """Writes the scans and truths of `tasks` by `workers` processes; the lines of their tables in the same order."""
+    (out / "truth").mkdir(parents=True, exist_ok=True)
+    written: list[WrittenEye] = []
+    with bar("phantom eyes", len(tasks), "eyes") as progress:
+        for one in _run(tasks, workers):
+            written.append(one)
+            progress.advance()
+    return written
+
+
+def write_tables(
+    out: Path, written: Sequence[WrittenEye], participants: Iterable[dict[str, Any]], truth_columns: Sequence[str]
+) -> None:
+    """Writes manifest, participants and truth of the eyes of a folder."""
+    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in written))
+    write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, participants)
+    write_tsv(out / "truth" / "eyes.tsv", truth_columns, (one.truth for one in written))
+
+
+def _run(tasks: list[EyeTask], workers: int) -> Iterator[WrittenEye]:
     """Results in the order of `tasks`, made by `workers` processes."""
     if workers == 1 or len(tasks) < 2:
         yield from map(_write_one, tasks)
@@ -163,7 +181,7 @@ def _run(tasks: list[_Task], workers: int) -> Iterator[_Written]:
         yield from pool.map(_write_one, tasks, chunksize=max(1, min(8, len(tasks) // (2 * workers))))
 
 
-def _write_one(task: _Task) -> _Written:
+def _write_one(task: EyeTask) -> WrittenEye:
     """Writes one eye and its truth."""
     eye = task.draw()
     uid, person_id = sop_uid(task.seed, eye), eye.person.person_id
@@ -177,7 +195,7 @@ def _write_one(task: _Task) -> _Written:
         defect = DEFECTS[task.defect]
         files, row = write_broken(path, eye, task.seed, defect, row)
         broken = files[-1] if files else path
-        return _Written(row, {}, _broken_row(defect, eye, "/" + broken.relative_to(task.out).as_posix()), len(files))
+        return WrittenEye(row, {}, _broken_row(defect, eye, "/" + broken.relative_to(task.out).as_posix()), len(files))
     write_eye(path, eye, task.seed)
     write_truth(task.out / "truth" / f"{uid}.npz", eye)
     slice_mm, column_mm = eye.truth.fovea_mm
@@ -189,8 +207,9 @@ def _write_one(task: _Task) -> _Written:
         **{name: f"{value:.6g}" for name, value in eye_measures(eye.truth, eye.spacing_mm).items()},
         "sop_instance_uid": uid,
         "filepath": filepath,
+        **task.columns,
     }
-    return _Written(row, truth, {}, 1)
+    return WrittenEye(row, truth, {}, 1)
 
 
 def _identity(eye: Eye) -> dict[str, Any]:
@@ -241,7 +260,7 @@ def manifest_row(eye: Eye, uid: str, filepath: str, seed: int) -> dict[str, Any]
     }
 
 
-def _participants(
+def participant_rows(
     seed: int,
     people: int,
     devices: Sequence[str],
@@ -250,7 +269,7 @@ def _participants(
     visit: int = 0,
 ) -> list[dict[str, Any]]:
     """The lines of participants.tsv, sorted by id."""
-    split_of = _splits(seed, people, len(devices), shares)
+    split_of = split_people(seed, people, len(devices), shares)
     rows = []
     for index in range(people):
         person = at_visit(make_person(seed, index, difficulty), visit)
@@ -267,7 +286,7 @@ def _participants(
     return sorted(rows, key=lambda row: row["participant_id"])
 
 
-def _splits(seed: int, people: int, devices: int, shares: tuple[float, float, float]) -> dict[int, str]:
+def split_people(seed: int, people: int, devices: int, shares: tuple[float, float, float]) -> dict[int, str]:
     """Person index -> split: in a random order within each device, everyone gets the split that is most short."""
     order = sorted(range(people), key=lambda index: (index % devices, key("phantom split", seed, index)))
     counts = [0, 0, 0]

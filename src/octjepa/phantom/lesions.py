@@ -8,7 +8,7 @@ in 0..1 sets number and extent, by `octjepa.phantom.person.LESION_SIZES`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -38,6 +38,8 @@ class Disease:
     atrophy: Map  # 0 healthy .. 1 without RPE
     epiretinal_um: Map  # thickness on the ILM, 0 where there is none
     cysts: list[Cyst] = field(default_factory=list)
+    below_rpe: Literal["drusen", "fluid"] = "drusen"  # what fills `drusen_um`
+    membrane_gap_um: Map | None = None  # between the epiretinal sheet and the ILM; None draws no gap
 
 
 def make_disease(
@@ -90,6 +92,11 @@ def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.
         np.maximum(height, peak * np.exp(-(r2**1.3)).astype(np.float32), out=height)
     height *= 1 - disease.atrophy
     height[height < 3] = 0
+    lift_rpe(disease, height)
+
+
+def lift_rpe(disease: Disease, height: Map) -> None:
+    """Puts deposits of `height` um on Bruch's membrane; the layers above rise with them, the upper ones less."""
     disease.drusen_um = height
     surfaces = disease.surfaces_um
     for k, share in ((RPE, 1.0), (EZ, 0.97), (ELM, 0.92), (OPL_ONL, 0.5), (INL_OPL, 0.35), (IPL_INL, 0.25)):

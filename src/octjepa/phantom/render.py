@@ -86,7 +86,11 @@ def _sheets(
         hyaloid = rest - 12 - gap.astype(np.float32)
         add(hyaloid, level["hyaloid"])
         add(hyaloid + 8, 0.0)
-    add(s[ILM] - disease.epiretinal_um, level["epiretinal_membrane"])
+    if disease.membrane_gap_um is None:
+        add(s[ILM] - disease.epiretinal_um, level["epiretinal_membrane"])
+    else:
+        add(s[ILM] - disease.membrane_gap_um - disease.epiretinal_um, level["epiretinal_membrane"])
+        add(s[ILM] - disease.membrane_gap_um, 0.0)
     add(s[ILM], level["ilm"])
     add(np.minimum(s[ILM] + 5, s[RNFL_GCL]), level["rnfl"] * (1 + 0.3 * vessel))
     add(s[RNFL_GCL], level["gcl"] * (1 + 1.2 * vessel))
@@ -103,7 +107,7 @@ def _sheets(
     add(s[EZ] + band, level["outer_segments"])
     add(s[RPE] - disease.subretinal_um, np.where(disease.subretinal_um > 2, level["fluid"], level["outer_segments"]))
     add(s[RPE], level["rpe"] * alive + level["onl"] * atrophy)
-    add(s[BM] - disease.drusen_um, np.where(disease.drusen_um > 2, level["drusen"], level["rpe"] * alive))
+    add(s[BM] - disease.drusen_um, np.where(disease.drusen_um > 2, level[disease.below_rpe], level["rpe"] * alive))
     add(s[BM], level["bruch"] * (0.6 * alive + 0.4))
     add(s[BM] + 6, level["choriocapillaris"])
     return _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, dialect, rng)
