@@ -191,12 +191,13 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
     return storages.peak
 
 
-def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int) -> dict[str, Any]:
+def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seconds: float = SECONDS) -> dict[str, Any]:
     """`seconds_per_update` and `hours` of `updates` on devices like this one, and what they are made of (medians).
 
     Only one of `machine.devices` is timed, with its share of the global batch; communication is not in it, nor are
     validation, the monitor and checkpoints. With loader processes, loading costs what it exceeds the arithmetic by.
-    Raises UsageError where a micro-batch does not fit into memory.
+    After `enough_seconds` three micro-batches are enough. Raises UsageError where a micro-batch does not fit into
+    memory.
     """
     runtime = Runtime(recipe.train.precision)
     _, micro, accumulation = batch_shares(recipe, recipe.machine.devices or 1)
@@ -208,7 +209,7 @@ def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int) -> dict[str
     laps: list[tuple[float, float, float]] = []
     began = time.perf_counter()
     with bar("time", _WARMUP + _FEWEST, "micro-batch") as progress:
-        while len(laps) < _WARMUP + _FEWEST or (len(laps) < _MOST and time.perf_counter() - began < SECONDS):
+        while len(laps) < _WARMUP + _FEWEST or (len(laps) < _MOST and time.perf_counter() - began < enough_seconds):
             start = time.perf_counter()
             batch = collate([dataset[len(laps) * micro + position] for position in range(micro)])
             loaded = time.perf_counter()
