@@ -36,8 +36,11 @@ DECOYS: Final[dict[Decoy, str]] = {  # the lesion of member 1
     "membrane_or_hyaloid": "epiretinal_membrane",
 }
 _SEVERITY: Final = (0.6, 1.0)
-_SIZES: Final = LESION_SIZES["realistic"]
+# Realistic, but for lower lenses of fluid.
+_SIZES: Final = replace(LESION_SIZES["realistic"], subretinal_height_um=(35.0, 40.0))
 _HYALOID_GAP_UM: Final = 22.0
+_WITHOUT_FOLDS: Final = replace(_SIZES, epiretinal_folds_um=(0.0, 0.0))
+_BASAL_UM: Final = 15.0  # of the 22 um of the RPE, what stays on Bruch's membrane below a detachment
 
 
 def make_decoy(
@@ -67,9 +70,8 @@ def make_decoy(
         draws = generator("phantom", seed, "decoy", kind, person, laterality)
         return make_disease(anatomy, {lesion: severity}, draws, sizes)
 
-    disease = drawn() if member else _LOOK_ALIKES[kind](anatomy, drawn)
-    if kind == "membrane_or_hyaloid" and member:
-        disease.membrane_gap_um = np.zeros_like(anatomy.u_mm)  # as many sheets as the other member, so equal draws
+    draw = _LESIONS.get(kind, lambda anatomy, drawn: drawn()) if member else _LOOK_ALIKES[kind]
+    disease = draw(anatomy, drawn)
     voxel_um = 1000 * grid.spacing_mm[1]
     pixels = render(
         anatomy, disease, dialect, grid, generator("phantom", seed, "light", person, laterality, device, size)
@@ -141,21 +143,40 @@ def _wave(anatomy: Anatomy, drawn: Draw) -> Disease:
 
 
 def _detachment(anatomy: Anatomy, drawn: Draw) -> Disease:
-    """The lens of fluid below the RPE, which rises with the photoreceptors that rest on it."""
+    """The lens of fluid below a thin RPE, which rises with the photoreceptors; deposits stay on Bruch's membrane."""
     disease = drawn()
-    disease.surfaces_um[RPE] -= disease.subretinal_um
-    disease.drusen_um, disease.below_rpe = disease.subretinal_um, "fluid"
-    disease.subretinal_um = np.zeros_like(disease.drusen_um)
+    lens = disease.subretinal_um
+    disease.surfaces_um[RPE] -= lens
+    basal = np.where(lens > 0, np.float32(_BASAL_UM), np.float32(0))
+    disease.drusen_um, disease.below_rpe, disease.basal_um = lens + basal, "fluid", basal
+    disease.subretinal_um = np.zeros_like(lens)
+    return disease
+
+
+def _fluid(anatomy: Anatomy, drawn: Draw) -> Disease:
+    disease = drawn()
+    disease.basal_um = np.zeros_like(anatomy.u_mm)  # as many sheets as the other member, so equal draws
+    return disease
+
+
+def _membrane(anatomy: Anatomy, drawn: Draw) -> Disease:
+    disease = drawn()
+    disease.membrane_gap_um = np.zeros_like(anatomy.u_mm)  # as above
     return disease
 
 
 def _hyaloid(anatomy: Anatomy, drawn: Draw) -> Disease:
     """The sheet hangs above an ILM without folds; the retina below is as thick as under the membrane."""
-    disease = drawn(replace(_SIZES, epiretinal_folds_um=(0.0, 0.0)))
+    disease = drawn(_WITHOUT_FOLDS)
     disease.membrane_gap_um = np.where(disease.epiretinal_um > 0, np.float32(_HYALOID_GAP_UM), np.float32(0))
     return disease
 
 
+# The lesion where `make_disease` alone does not draw it.
+_LESIONS: Final[dict[Decoy, Callable[[Anatomy, Draw], Disease]]] = {
+    "fluid_or_ped": _fluid,
+    "membrane_or_hyaloid": _membrane,
+}
 _LOOK_ALIKES: Final[dict[Decoy, Callable[[Anatomy, Draw], Disease]]] = {
     "cyst_or_thinning": _bands,
     "drusen_or_wave": _wave,

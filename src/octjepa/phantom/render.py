@@ -108,6 +108,8 @@ def _sheets(
     add(s[RPE] - disease.subretinal_um, np.where(disease.subretinal_um > 2, level["fluid"], level["outer_segments"]))
     add(s[RPE], level["rpe"] * alive + level["onl"] * atrophy)
     add(s[BM] - disease.drusen_um, np.where(disease.drusen_um > 2, level[disease.below_rpe], level["rpe"] * alive))
+    if disease.basal_um is not None:
+        add(s[BM] - disease.basal_um, level["rpe"])
     add(s[BM], level["bruch"] * (0.6 * alive + 0.4))
     add(s[BM] + 6, level["choriocapillaris"])
     return _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, dialect, rng)
