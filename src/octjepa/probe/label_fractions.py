@@ -2,7 +2,8 @@
 
 People are drawn from train, as far as possible equally many of each class, in one order a seed and target: the first 10
 of it are among the first 30. Nobody of val keeps a label, so that N labelled people are all that a probe has: settings
-are then chosen by cross-validation among them. The test people stay. Raises UsageError where the draw cannot be made.
+are then chosen by cross-validation among them. The test people stay. Raises TooFewLabelsError where the draw cannot be
+made.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from octjepa.errors import UsageError
 from octjepa.probe.aggregation import PreparedTarget
 from octjepa.probe.features import plan_selection
 from octjepa.probe.targets import Target
+
+
+class TooFewLabelsError(UsageError):
+    """Train holds too few people, or too few of a class, for a number of labelled people."""
+
 
 MIN_PEOPLE = 2  # of each class: one to learn from and one to choose by
 
@@ -61,12 +67,12 @@ def _in_turn(groups: Sequence[Sequence[str]]) -> Iterator[str]:
 def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) -> Target:
     """`target` with the labels of `count` training people and of nobody in val.
 
-    `person_ids`: of every volume that the target's indices count. Raises UsageError: train holds fewer people, or the
-    drawn ones fewer than two of a class.
+    `person_ids`: of every volume that the target's indices count. Raises TooFewLabelsError: train holds fewer
+    people, or the drawn ones fewer than two of a class.
     """
     order = people_order(target, person_ids, seed)
     if count > len(order):
-        raise UsageError(f"{target.name}: {count} labelled people were asked for, train holds {len(order)}")
+        raise TooFewLabelsError(f"{target.name}: {count} labelled people were asked for, train holds {len(order)}")
     people, chosen = person_ids[target.indices["train"]], order[:count]
     own = np.isin(people, chosen)
     indices = target.indices | {"train": target.indices["train"][own], "val": target.indices["val"][:0]}
@@ -74,7 +80,7 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
     for code, name in enumerate(target.classes):
         found = len(set(people[own][values["train"] == code].tolist()))
         if found < MIN_PEOPLE:
-            raise UsageError(
+            raise TooFewLabelsError(
                 f"{target.name}: of {count} labelled people {found} are of class {name}, at least {MIN_PEOPLE} are "
                 "needed"
             )
@@ -89,7 +95,7 @@ def limit_prepared(
     for one in prepared:
         try:
             target = limit_target(one.fit_target, person_ids, count, seed)
-        except UsageError as error:
+        except TooFewLabelsError as error:
             reasons.append(str(error))
             continue
         limited.append(replace(one, fit_target=target, selection=plan_selection(target, person_ids, seed)))

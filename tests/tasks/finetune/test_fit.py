@@ -19,6 +19,7 @@ from octjepa.files import read_json_lines
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
 from octjepa.store import Store
+from octjepa.tasks.finetune.fit import finetune_store, finetune_with_fewer_labels
 from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_recipe
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
@@ -298,3 +299,23 @@ def test_scans_without_labels_and_nobody_in_val_are_reported(tune, tmp_path) -> 
     assert any("16 of 80 volumes (8 people) have no label" in text for text in message["notes"])
     assert any("nobody with labels in val" in text for text in message["notes"])
     assert message["checkpoint"].endswith("step-00000002")
+
+
+def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, tmp_path) -> None:
+    settings = load_recipe(
+        "finetune", (*QUICK, "stages.head=2", "stages.last=0", "stages.all=0", "level=person", "resamples=50")
+    )
+    given = (source / "encoder.safetensors", planted, write_labels(tmp_path / "labels.tsv"), tmp_path / "out", ["mark"])
+    finetune_store(settings, *given)
+    found = finetune_with_fewer_labels(settings, (6, 999), *given)
+    assert json.loads((tmp_path / "out" / "labelled.json").read_text()) == found
+    tuned = figure(found["6"], "small", "tuned")
+    assert tuned["low"] <= tuned["value"] <= tuned["high"]
+    assert tuned["n"] == 12  # the people of test stay
+    about = json.loads((tmp_path / "out" / "labelled-6" / "run.json").read_text())
+    assert about["volumes"] == {"train": 12, "val": 0, "test": 24}  # both eyes of six people
+    assert found["6"]["left_out"] == []
+    assert not (tmp_path / "out" / "labelled-6" / "frozen.parquet").exists()  # that of the whole run is read
+    assert found["999"]["rows"] == []
+    assert "999 labelled people were asked for, train holds 20" in found["999"]["left_out"][0]
+    assert finetune_with_fewer_labels(settings, (6,), *given) == {"6": found["6"]}  # what is finished is not redone

@@ -25,12 +25,14 @@ from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_json, writer_lock
 from octjepa.metrics import test_set_ledger
+from octjepa.probe.label_fractions import TooFewLabelsError
 from octjepa.probe.results import MACRO, ProbeResult
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
 from octjepa.tasks.finetune.folder import (
     RESULTS,
     check_folder,
+    is_begun,
     open_folder,
     read_results,
     recorded_precision,
@@ -46,6 +48,7 @@ from octjepa.train.precision import agree_on_precision
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"
+LABELLED = "labelled.json"
 SCRATCH = "untrained"  # the name of the network that was tuned from its first weights
 _FROZEN = "frozen.parquet"
 _PREDICTIONS = "predictions.parquet"
@@ -60,8 +63,11 @@ def finetune_store(
     targets: Sequence[str] = (),
     resume: bool = False,
     ledger_folder: Path | None = None,
+    frozen: Path | None = None,
 ) -> dict[str, Any]:
     """Tunes the encoder of `checkpoint` into the folder `out` and returns the results.
+
+    frozen: the table of the encoder before tuning, made where it is absent; default in `out`.
 
     Under torchrun every process calls it alike: rank 0 writes, all return the same. Raises UsageError (people, labels
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
@@ -74,7 +80,40 @@ def finetune_store(
             return dict(finished)
         precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
         recipe = recipe.model_copy(update={"precision": precision})
-        return _finetune(recipe, checkpoint, store, labels, out, targets, ledger_folder, runtime)
+        return _finetune(
+            recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime
+        )
+
+
+def finetune_with_fewer_labels(
+    recipe: FinetuneRecipe,
+    counts: Sequence[int],
+    checkpoint: str | Path,
+    store: Store,
+    labels: Path,
+    out: Path,
+    targets: Sequence[str] = (),
+    ledger_folder: Path | None = None,
+) -> dict[str, Any]:
+    """`finetune_store` with labels of each of `counts` training people, in `out/labelled-<count>`.
+
+    Returns by count, as text, the rows and paired differences, or why there are none; `out/labelled.json` holds the
+    same. What is finished there is not tuned again, and what was stopped goes on.
+    """
+    found: dict[str, Any] = {}
+    for count in counts:
+        folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
+        try:
+            made = finetune_store(
+                limited, checkpoint, store, labels, folder, targets, is_begun(folder), ledger_folder, out / _FROZEN
+            )
+        except TooFewLabelsError as error:
+            found[str(count)] = {"rows": [], "paired": [], "left_out": [str(error)]}
+            continue
+        left_out = [note for note in made["notes"] if note.startswith(f"{count} labelled people: ")]
+        found[str(count)] = {"rows": made["rows"], "paired": made["paired"], "left_out": left_out}
+    write_json(out / LABELLED, found)
+    return found
 
 
 def _finetune(
@@ -85,6 +124,7 @@ def _finetune(
     out: Path,
     targets: Sequence[str],
     ledger_folder: Path | None,
+    frozen_path: Path,
     runtime: Runtime,
 ) -> dict[str, Any]:
     if recipe.batch % runtime.world_size:
@@ -110,7 +150,7 @@ def _finetune(
         if recipe.scratch:
             untrained = encoder.untrained().to(runtime.device)
             tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
-        table = _frozen_embeddings(checkpoint, store, out / _FROZEN, frozen, data, runtime)
+        table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
         used = _measured(data, tuned, table)
         runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found))
         test = {one.name: (predict_split(one.network, data, store, "test", runtime), one.shifts) for one in tuned}

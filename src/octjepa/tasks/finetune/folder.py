@@ -84,6 +84,11 @@ def check_folder(out: Path, resume: bool) -> None:
         raise UsageError(f"{out} is not empty: give --out a new folder, so that nothing is mixed")
 
 
+def is_begun(out: Path) -> bool:
+    """Whether a fine-tuning was begun in `out`."""
+    return (out / _ABOUT).is_file() and read_about(out).get("kind") == KIND
+
+
 def read_about(out: Path) -> dict[str, Any]:
     """run.json. Raises OctjepaError: damaged."""
     return _read(out / _ABOUT)

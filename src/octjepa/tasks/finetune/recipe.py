@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool, model_validator
 
 from octjepa.config import RecipeKind
 from octjepa.metrics.scores import METRICS
+from octjepa.probe.label_fractions import MIN_PEOPLE
 from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
 from octjepa.recipe.base import Positive, Precision, Share, machine
 
@@ -41,6 +42,8 @@ class FinetuneRecipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     targets: tuple[str, ...] = ()  # columns of the label table; --target takes precedence
     task: Literal["auto", "binary", "multiclass", "ordinal", "multilabel", "regression"] = "auto"
+    # training people whose labels are known, nobody's of val beside them; null: all labels
+    labelled: Annotated[int, Field(ge=2 * MIN_PEOPLE)] | None = None
     level: Literal["volume", "eye", "person"] = "volume"  # what a case is; its volumes' scores are averaged
     metric: str | None = None  # of the paired differences; null: the task's own
     stages: Stages = Stages()

@@ -26,6 +26,7 @@ from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.probe.aggregation import PreparedTarget, group_cases, prepare_targets
 from octjepa.probe.calibration import class_weights
 from octjepa.probe.features import MIN_VAL_PEOPLE
+from octjepa.probe.label_fractions import TooFewLabelsError, limit_prepared
 from octjepa.probe.labels import read_labels, split_multilabel
 from octjepa.probe.results import ProbeResult, describe_target
 from octjepa.probe.targets import check_people, test_set_hash
@@ -88,8 +89,11 @@ def prepare_tuning_data(
 ) -> TuningData:
     """Joins labels to volumes and notes in `result` what was left out.
 
-    Raises UsageError: people of val or test whom the encoder was pretrained on, a person in two splits, labels that
-    meet no scan or cannot be learned, a metric that no target has.
+    With `recipe.labelled` only the labels of so many people of train are kept (`probe.label_fractions`).
+
+    Raises TooFewLabelsError: no target can be learned from so many. UsageError: people of val or test whom the encoder
+    was pretrained on, a person in two splits, labels that meet no scan or cannot be learned, a metric that no target
+    has.
     """
     targets = list(dict.fromkeys(targets or recipe.targets))
     if not targets:
@@ -108,6 +112,12 @@ def prepare_tuning_data(
     result.protocol = cases.about
     result.add_notes(cases.notes())
     prepared = prepare_targets(labels, frame, cases, targets, task, recipe.seed, result)
+    if recipe.labelled is not None:
+        everyone = frame["person_id"].to_numpy(dtype=str)
+        prepared, reasons = limit_prepared(prepared, everyone, recipe.labelled, recipe.seed)
+        if not prepared:
+            raise TooFewLabelsError("; ".join(reasons))
+        result.add_notes([f"{recipe.labelled} labelled people: {reason}; left out" for reason in reasons])
     result.targets = [describe_target(target.test_target) for target in prepared]
     _report_small_validation(prepared, frame["person_id"].to_numpy(dtype=str), result)
     people = cases.frame(frame)["person_id"].to_numpy(dtype=str)
