@@ -21,9 +21,10 @@ from octjepa.config import science_hash
 from octjepa.errors import RecipeError
 from octjepa.extras import install_command
 from octjepa.files import read_json_lines
+from octjepa.recipe import TRACKERS
 from octjepa.train import loop
 from octjepa.train.loop import pretrain
-from octjepa.train.tracking import backends, logger, open_logger
+from octjepa.train.tracking import base, logger, open_logger
 from octjepa.train.tracking.picture import DARK, HIDDEN, TARGET, draw
 from octjepa.views.loader import ValidationDataset, validation_batches
 from synthetic import MemoryStore, small_recipe
@@ -95,7 +96,7 @@ def test_a_run_leaves_lines_pictures_and_events(tmp_path, no_environment):
     assert wanted <= {key for line in lines for key in line}
     got = {event.step: event.value for event in events.Scalars("train/loss")}
     assert got == pytest.approx({line["update"]: line["train/loss"] for line in lines if "train/loss" in line})
-    assert [event.step for event in events.Images(backends.PICTURE)] == [1, 2]
+    assert [event.step for event in events.Images(base.PICTURE)] == [1, 2]
     assert lines[0]["memory/process_bytes"] > 50e6
     held = b"".join(path.read_bytes() for path in (tmp_path / "run" / "tracking").rglob("events*"))
     assert not [secret for secret in secrets_of(tmp_path) if secret in held]
@@ -213,7 +214,7 @@ def refuse():
 
 
 def run_with(tracker, tmp_path, monkeypatch, name="run"):
-    monkeypatch.setitem(logger.MAKERS, "tensorboard", lambda run: tracker)
+    monkeypatch.setattr(TRACKERS, "get", lambda name: lambda run: tracker)
     recipe = recipe_of(backends=["tensorboard"], pictures_every_updates=None)
     return pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / name)
 
@@ -373,3 +374,26 @@ def test_useless_settings_are_refused(given, message):
 def test_tracking_does_not_change_what_a_run_is():
     assert science_hash(recipe_of()) == science_hash(recipe_of(backends=["mlflow"], name="x", project="y"))
     assert "tracking" not in json.dumps(sorted(logger.config_of(recipe_of())))
+
+
+def test_a_package_of_a_user_adds_a_tracker(tmp_path, monkeypatch):
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[octjepa.trackers]\nlines = my_package:Lines\n")
+    (tmp_path / "my_package.py").write_text(
+        "class Lines:\n"
+        "    def __init__(self, run):\n        self.file = (run.folder / 'lines.txt').open('w')\n"
+        "    def metrics(self, update, values):\n        print(update, sorted(values)[0], file=self.file)\n"
+        "    def picture(self, update, image):\n        pass\n"
+        "    def checkpoint(self, update, address):\n        pass\n"
+        "    def close(self, finished):\n        print('finished', finished, file=self.file)\n        self.file.close()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = recipe_of(backends=["lines"], pictures_every_updates=None)
+    pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / "run")
+    lines = (tmp_path / "run" / "tracking" / "lines.txt").read_text().splitlines()
+    assert lines[-1] == "finished True"
+    assert {line.split()[0] for line in lines[:-1]} >= {"1", "2", "3"}
+    with pytest.raises(RecipeError, match="unknown tracker 'line': one of lines, mlflow, tensorboard, wandb"):
+        recipe_of(backends=["line"])

@@ -14,6 +14,7 @@ import pytest
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import RecipeError
 from octjepa.files import read_json_lines
+from octjepa.recipe import TRACKERS
 from octjepa.train.loop import pretrain
 from octjepa.train.tracking import logger
 from ranks import PYTHONPATH
@@ -107,7 +108,7 @@ class Listener:
 
 
 def run_with(listener: Listener, out: Path, patch: pytest.MonkeyPatch, **tracking: object) -> int:
-    patch.setitem(logger.MAKERS, "wandb_offline", lambda run: listener)
+    patch.setattr(TRACKERS, "get", lambda name: lambda run: listener)
     recipe = small_recipe(**FAST, tracking={"backends": ["wandb_offline"], **tracking})
     return int(pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), out)["updates"])
 

@@ -9,7 +9,7 @@ from octjepa.doctor.checks import Check, Setup, register
 from octjepa.extras import install_command
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
-from octjepa.train.tracking.backends import NEEDS
+from octjepa.train.tracking.base import NEEDS
 
 _STORE = "a store that opens, a volume that reads, the recipe's preprocessing, people in split train"
 
@@ -32,8 +32,8 @@ def recipe_check(setup: Setup) -> Iterator[Check]:
 def tracker_checks(setup: Setup) -> Iterator[Check]:
     """A run leaves out a tracker that is configured but not installed, which few would notice in time."""
     for backend in setup.recipe.tracking.backends if setup.recipe is not None else ():
-        module, extra = NEEDS[backend]
-        if importlib.util.find_spec(module) is not None:
+        module, extra = NEEDS.get(backend, (None, ""))  # another package's tracker brings what it needs
+        if module is None or importlib.util.find_spec(module) is not None:
             yield Check(f"tracker {backend}", "ok", "installed", "installed")
         else:
             yield Check(f"tracker {backend}", "warning", "not installed", "installed", install_command(extra))

@@ -8,6 +8,7 @@ Sizes are `[D, H, W]`: slice, depth, column.
 from octjepa.recipe.base import DEVICES, Section
 from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
 from octjepa.recipe.running import (
+    TRACKERS,
     CheckpointRecipe,
     MachineRecipe,
     MonitorRecipe,
@@ -21,6 +22,7 @@ __all__ = [
     "DEVICES",
     "OBJECTIVES",
     "SIZES",
+    "TRACKERS",
     "CheckpointRecipe",
     "DataRecipe",
     "MachineRecipe",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from octjepa.recipe.base import Directory, Positive, Section, Word, machine, without_repeats
 from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
 from octjepa.recipe.training import OBJECTIVES, ModelRecipe, ObjectiveRecipe, TrainRecipe, check_heads
+from octjepa.registry import Registry
 
 
 class ValidationRecipe(Section):
@@ -36,12 +37,30 @@ class CheckpointRecipe(Section):
     export: Literal["target", "student", "validation"] | None = None
 
 
+TRACKERS: Registry[Any] = Registry(
+    "tracker",
+    "octjepa.trackers",
+    {
+        "wandb": "octjepa.train.tracking.wandb",
+        "wandb_offline": "octjepa.train.tracking.wandb",
+        "tensorboard": "octjepa.train.tracking.tensorboard",
+        "mlflow": "octjepa.train.tracking.mlflow",
+    },
+)
+
+
+def _known_tracker(name: str) -> str:
+    if name not in TRACKERS:
+        raise ValueError(f"unknown tracker {name!r}: one of {', '.join(TRACKERS.names())}")
+    return name
+
+
 class TrackingRecipe(Section):
     """Where figures and pictures go beside the run folder; docs/tracking.md. Nothing leaves the machine by default."""
 
-    backends: Annotated[
-        tuple[Literal["wandb", "wandb_offline", "tensorboard", "mlflow"], ...], AfterValidator(without_repeats)
-    ] = machine(())
+    backends: Annotated[tuple[Annotated[str, AfterValidator(_known_tracker)], ...], AfterValidator(without_repeats)] = (
+        machine(())
+    )
     project: Word = machine("octjepa")
     name: Word | None = machine(None)  # null: the recipe's
     pictures_every_updates: Positive | None = machine(500)  # and at the start; null: never
@@ -55,7 +74,7 @@ class TrackingRecipe(Section):
         servers = set(self.backends) - {"tensorboard"}
         if self.send_pictures and (not servers or self.pictures_every_updates is None):
             raise ValueError("send_pictures is unused without wandb or mlflow, or without pictures_every_updates")
-        if self.send_addresses and not {"wandb", "wandb_offline"} & set(self.backends):
+        if self.send_addresses and set(self.backends) <= {"tensorboard", "mlflow"}:
             raise ValueError("send_addresses is unused without wandb or wandb_offline")
         return self
 

@@ -23,9 +23,10 @@ from octjepa.checkpoint.location import Location
 from octjepa.config import science, science_hash
 from octjepa.extras import install_command
 from octjepa.files import Journal
-from octjepa.recipe import Recipe
-from octjepa.train.tracking.backends import MAKERS, NEEDS, PictureFolder, TrackedRun, Tracker, in_one_line
+from octjepa.recipe import TRACKERS, Recipe
+from octjepa.train.tracking.base import NEEDS, TrackedRun, Tracker, in_one_line
 from octjepa.train.tracking.picture import draw
+from octjepa.train.tracking.pictures import PictureFolder
 from octjepa.views.loader import Batch
 
 SECONDS_AT_THE_END = 15.0
@@ -179,10 +180,14 @@ def open_logger(out: Path, recipe: Recipe, rank: int, keep_until: int) -> RunLog
             keep_until,
             settings.send_pictures,
         )
-        trackers += [TrackerThread(backend, partial(MAKERS[backend], run)) for backend in backends]
+        trackers += [TrackerThread(backend, partial(_make, backend, run)) for backend in backends]
     journal = Journal(out / "metrics.jsonl")
     journal.truncate(keep_until)
     return RunLogger(recipe, journal, trackers, keep_until)
+
+
+def _make(backend: str, run: TrackedRun) -> Tracker:
+    return TRACKERS.get(backend)(run)
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
@@ -217,8 +222,8 @@ def config_of(recipe: Recipe) -> dict[str, str | int | float | bool]:
 
 def _is_installed(backend: str) -> bool:
     """Whether its library is installed; a missing one is logged at once, and the run goes on."""
-    module, extra = NEEDS[backend]
-    if importlib.util.find_spec(module) is not None:
+    module, extra = NEEDS.get(backend, (None, ""))  # a tracker of another package brings what it needs
+    if module is None or importlib.util.find_spec(module) is not None:
         return True
     _log.warning("tracker %s is not installed (%s): the run goes on without it", backend, install_command(extra))
     return False
