@@ -387,7 +387,8 @@ def test_a_package_of_a_user_adds_a_tracker(tmp_path, monkeypatch):
         "    def metrics(self, update, values):\n        print(update, sorted(values)[0], file=self.file)\n"
         "    def picture(self, update, image):\n        pass\n"
         "    def checkpoint(self, update, address):\n        pass\n"
-        "    def close(self, finished):\n        print('finished', finished, file=self.file)\n        self.file.close()\n"
+        "    def close(self, finished):\n        print('finished', finished, file=self.file)\n"
+        "        self.file.close()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe = recipe_of(backends=["lines"], pictures_every_updates=None)
