@@ -107,10 +107,11 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
         ("model.size=huge", "model.size: Input should be 'test', 'reference', 'small', 'base' or 'large'"),
         (
             "objective.name=jepa",
-            "objective.name: unknown objective: one of mae, normalized_mse, vjepa, vjepa_dense (found",
+            "objective.name: unknown objective: one of mae, mae_patch_norm, normalized_mse, vjepa, vjepa_dense (found",
         ),
         ("model.width=100", "model.width 100 over model.heads 6: a head needs a whole, even number of features"),
         ("model.heads=5", "model.width 192 over model.heads 5"),
+        ("model.rope_base=1", "model.rope_base: Input should be greater than 1"),
         ("model.predictor_width=64", "model.predictor_width 64 over model.predictor_heads 3"),
         ("train.betas=[0.9]", "train.betas.1: missing"),
         ("train.betas=[0.9, 0.95, 0.99]", "train.betas: Tuple should have at most 2 items"),

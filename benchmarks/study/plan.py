@@ -212,7 +212,8 @@ def all_entries(settings: Settings, chosen: Chosen, real: bool) -> list[Entry]:
 def _pretrain(
     group: Group, objective: str, name: str, seed: int, overrides: tuple[str, ...], budget: float, settings: Settings
 ) -> Entry:
-    given = (f"objective.name={objective}", *settings.overrides, *overrides)
+    named = "mae_patch_norm" if objective == "mae" else objective  # what mae was when the study began
+    given = (f"objective.name={named}", *settings.overrides, *overrides)
     cohort = settings.cohort
     if any(one.startswith("model.warm_start=") for one in overrides):
         cohort = {**cohort, "weights": _weights_hash()}  # others of that name are another start

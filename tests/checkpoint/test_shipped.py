@@ -12,7 +12,7 @@ import torch
 
 import octjepa
 from octjepa.checkpoint.warm_start import warm_start
-from octjepa.config import load_recipe
+from octjepa.config import load_recipe, stored_recipe
 from octjepa.errors import WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.shipped import shipped, shipped_names
@@ -46,6 +46,20 @@ def test_it_is_loaded_by_name_and_gives_features() -> None:
     assert all(value > 0.1 for value in spread)
     assert not np.allclose(vector, untrained.embed(eye))
     assert len(encoder.trained_on) > 100
+
+
+def test_it_is_what_it_was_when_it_was_trained() -> None:
+    """Its recipe names neither stem nor base, for there was no choice: today's defaults must not replace them."""
+    recipe = octjepa.load_encoder(NAME).recipe
+    assert recipe.rope == 10_000.0
+    assert recipe.model.stem == "linear"
+    stored = recipe.model_dump(mode="json")
+    del stored["model"]["rope_base"], stored["model"]["stem"]
+    assert stored_recipe(stored, "of the test") == recipe
+    stored["objective"]["name"] = "mae"  # then it normalised each patch
+    assert stored_recipe(stored, "of the test").objective.name == "mae_patch_norm"
+    stored["model"]["positions"] = "sincos"
+    assert stored_recipe(stored, "of the test").model.rope_base is None
 
 
 def test_a_run_starts_from_it() -> None:

@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from octjepa.model.positions import axis_width, rope_tables, rotate, sincos
+from octjepa.errors import RecipeError
+from octjepa.model import VJEPA3D
+from octjepa.model.positions import axis_frequencies, axis_width, rope_tables, rotate, sincos
+from octjepa.model.vjepa3d import grid_positions
+from octjepa.recipe import Recipe
+from synthetic import small_recipe
 
 
 def coordinates(tokens=5):
@@ -44,6 +49,47 @@ def test_each_axis_moves_its_own_features(axis):
     width = axis_width(32)
     assert changed[axis * width : (axis + 1) * width].all()
     assert changed.sum() == width
+
+
+def turns(recipe: Recipe, pairs: int = 5) -> torch.Tensor:
+    """Radians that each pair [axis, pair] turns over the grid."""
+    frequencies = axis_frequencies(pairs, recipe.rope, torch.device("cpu"))
+    steps = torch.tensor([4.0, 16.0, 16.0]) * torch.tensor(recipe.preprocessing.target_spacing_mm)
+    unit = steps if recipe.model.position_unit == "mm" else torch.ones(3)
+    return frequencies * (unit * torch.tensor(recipe.grid))[:, None]
+
+
+@pytest.mark.parametrize("unit", ["index", "mm"])
+def test_every_pair_turns_over_its_axis(unit):
+    """The fastest a radian a token, the slowest a quarter turn over the grid, in steps and in millimetres alike."""
+    recipe = small_recipe(
+        preprocessing={"image_size": [16, 128, 384]}, tokens={"budget": 64}, model={"position_unit": unit}
+    )
+    found = turns(recipe)
+    assert recipe.grid == (4, 8, 24)
+    assert torch.allclose(found[:, 0], torch.tensor([4.0, 8.0, 24.0]))
+    assert torch.allclose(found[:, -1], torch.full((3,), torch.pi / 2))
+    assert (found.diff(dim=1) < 0).all()
+    old = small_recipe(preprocessing={"image_size": [16, 128, 384]}, tokens={"budget": 64}, model={"rope_base": 1e4})
+    assert (turns(old).expand(3, -1) < 0.1).sum() >= 5  # pairs that hardly move, what the rule is for
+
+
+def test_a_model_turns_by_its_recipe():
+    """Encoder and predictor; the released V-JEPA 2 order keeps its base; an axis of one token is turned by nothing."""
+    model = VJEPA3D.from_recipe(small_recipe())
+    assert model.target_encoder.rope == model.predictor.rope == small_recipe().rope
+    assert small_recipe(model={"positions": "rope_tiled"}).rope == 10_000.0
+    assert small_recipe(model={"rope_base": 100.0}).rope == 100.0
+    assert small_recipe(preprocessing={"image_size": [4, 64, 64]}, tokens={"budget": 8}).rope[0] == (1.0, 1.0)
+    patches, positions = torch.randn(1, 32, 1024), grid_positions((2, 4, 4))[None]
+    before = model.target_encoder(patches, positions)
+    model.target_encoder.rope = 10_000.0
+    assert not torch.allclose(model.target_encoder(patches, positions), before, atol=1e-4)
+
+
+def test_a_base_that_nothing_turns_by_is_refused():
+    with pytest.raises(RecipeError, match="rope_base is unused by positions sincos"):
+        small_recipe(model={"positions": "sincos", "rope_base": 10_000.0})
 
 
 def test_tables_stay_fp32_under_autocast():

@@ -47,14 +47,31 @@ def test_mae_is_that_of_transformers() -> None:
     image = torch.randn(2, 1, 16, 16)
     theirs = ViTMAEForPreTraining(config)(image)
     hidden = theirs.mask.nonzero()[:, 1].view(2, -1)
-    model = VJEPA3D("mae", patch_size=(1, 4, 4))
+    model = VJEPA3D("mae_patch_norm", patch_size=(1, 4, 4))
     truth = gather_tokens(model.targets(model.patches(image), torch.zeros(2, 16, 3)), hidden)
-    ours = get_objective("mae").loss(gather_tokens(theirs.logits.detach(), hidden), truth)
+    ours = get_objective("mae_patch_norm").loss(gather_tokens(theirs.logits.detach(), hidden), truth)
     assert float(ours) == pytest.approx(float(theirs.loss.detach()), rel=1e-4)
 
 
-def test_mae_targets_are_normalised_pixels_and_a_blank_patch_is_zero() -> None:
+def test_mae_targets_are_the_voxels_that_the_encoder_would_see() -> None:
+    """Their brightness included: two patches that differ in nothing else have other targets."""
     model = VJEPA3D("mae")
+    patches = torch.randn(1, 3, 1024)
+    patches[0, 1] = patches[0, 0] + 1.0
+    assert torch.equal(model.targets(patches, torch.zeros(1, 3, 3)), patches)
+    same = VJEPA3D("mae_patch_norm").targets(patches, torch.zeros(1, 3, 3))
+    assert torch.allclose(same[0, 0], same[0, 1], atol=1e-4)
+
+
+def test_the_decoder_of_mae_is_as_wide_and_deep_as_asked() -> None:
+    wide = {"predictor_width": 192, "predictor_depth": 2, "predictor_heads": 6}
+    model = VJEPA3D.from_recipe(small_recipe(objective={"name": "mae"}, model=wide))
+    assert model.predictor.leave.weight.shape == (1024, 192)
+    assert len(model.predictor.blocks) == 2
+
+
+def test_patch_norm_targets_are_normalised_pixels_and_a_blank_patch_is_zero() -> None:
+    model = VJEPA3D("mae_patch_norm")
     patches = 50 + 7 * torch.randn(1, 3, 1024)
     patches[0, 2] = 4.0
     targets = model.targets(patches, torch.zeros(1, 3, 3))

@@ -61,7 +61,7 @@ def test_the_nearest_visible_token_by_hand():
 def test_pixels_are_normalised_as_in_mae():
     patches = np.random.default_rng(0).normal(2, 3, size=(5, 1024)).astype(np.float32)
     patches[4] = 1.0
-    recipe = small_recipe(objective={"name": "mae"})
+    recipe = small_recipe(objective={"name": "mae_patch_norm"})
     wanted = VJEPA3D.from_recipe(recipe).targets(torch.from_numpy(patches)[None], torch.zeros(1, 5, 3))[0]
     assert np.allclose(mask_metrics.normalised_patches(patches), wanted.numpy(), atol=1e-5)
 

@@ -40,7 +40,7 @@ OBJECTIVES = {
     "dense_regularised": {
         "name": "vjepa_dense", "ema_base": 0.9, "variance_covariance": 0.1, "sigreg": 0.1,
     },
-    "mae": {"name": "mae", "ema_base": 0.996},
+    "mae": {"name": "mae_patch_norm", "ema_base": 0.996},
 }  # fmt: skip
 UPDATES = 24
 # Of each figure, relative. Other CPUs add in another order: the kernels without AVX, those of AVX2 instead of AVX-512
@@ -56,6 +56,7 @@ def recipe_of(objective: dict[str, Any]) -> Recipe:
             "preprocessing": {"image_size": [8, 64, 64], "margin": [0, 4, 4], "target_spacing_mm": [0.4, 0.016, 0.1]},
             "tokens": {"patch_size": [4, 16, 16], "select": "tissue", "budget": 24},
             "views": {"gain": 0.15, "gamma": 0.15, "speckle": 0.15, "blur": 0.2},
+            "model": {"rope_base": 10_000.0},
             "objective": objective,
             "train": {
                 "max_updates": UPDATES,

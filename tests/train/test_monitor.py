@@ -14,10 +14,11 @@ from octjepa.checkpoint import folder
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
+from octjepa.objective.base import gather_tokens
 from octjepa.train.guards import LIMITS, CollapseAlarms
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import MonitorSet, run_monitor
-from octjepa.views.loader import TrainingDataset
+from octjepa.views.loader import TrainingDataset, training_batches
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import LAYERS, TISSUE_SHARE
 from synthetic import MemoryStore, small_recipe
@@ -87,6 +88,31 @@ def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None
     assert "diverging" in summary["alarms"]
     outputs = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
     assert "Lower train.base_lr" in outputs
+
+
+def test_mae_diverges_where_predicting_zero_is_better() -> None:
+    """What zero costs depends on the voxels: each update says it, and a resumed run reads it back."""
+    for loss, rings in ((0.7, False), (0.9, True)):
+        alarms = CollapseAlarms("mae", warmup=0)
+        lines = [{"update": n, "train/loss": loss, "train/loss_trivial": 0.8} for n in range(1, 21)]
+        for line in lines:
+            alarms.follow_line(line)
+        resumed = CollapseAlarms("mae", warmup=0)
+        resumed.restore(lines)
+        for one in (alarms, resumed):
+            assert ("diverging" in one.check({}, 100)) is rings
+
+
+def test_mae_reports_what_zero_costs(tmp_path: Path) -> None:
+    train = {**TRAIN, "max_updates": 2}
+    recipe = small_recipe(train=train, objective={"name": "mae"}, monitor={"every_updates": None})
+    store = MemoryStore(recipe.preprocessing)
+    pretrain(recipe, store, tmp_path / "run")
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    dataset = TrainingDataset(store, recipe, list(store.volumes)[:12])
+    batch = next(training_batches(dataset, 0, 1, 0))
+    hidden = gather_tokens(batch.target_view, batch.target)
+    assert line["train/loss_trivial"] == pytest.approx(float(hidden.square().mean()), rel=1e-5)
 
 
 def test_an_alarm_rings_once_and_never_in_warm_up() -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from octjepa.checkpoint.encoder import load_encoder
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
+from octjepa.model.positions import Rope
 from octjepa.model.vjepa2 import from_vjepa2
-from octjepa.recipe import Recipe
+from octjepa.recipe import ROPE_BASE, Recipe
 
 _log = logging.getLogger(__name__)
 _INDEX = "model.safetensors.index.json"
@@ -37,9 +38,10 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
         except (ValueError, KeyError) as error:
             raise UsageError(f"model.warm_start {path}: {error}") from None
         heads, source_recipe = _heads(path), {"positions": "rope_tiled", "position_unit": "index"}
+        rope: Rope = ROPE_BASE
     else:
         source = load_encoder(path)
-        weights, heads = dict(source.encoder.state_dict()), source.encoder.heads
+        weights, heads, rope = dict(source.encoder.state_dict()), source.encoder.heads, source.encoder.rope
         source_recipe = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
     _check(model, weights, heads, path, recipe.model.size)
     for encoder in (model.context_encoder, model.target_encoder):
@@ -51,10 +53,23 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
                 "the weights of %s were trained with model.%s=%s, the recipe says %s: expect slower convergence",
                 path, name, theirs, ours,
             )  # fmt: skip
+    if model.context_encoder.rope != rope and recipe.model.positions != "sincos":
+        asked = f"set model.rope_base={rope:g}" if isinstance(rope, float) else "theirs are of another grid"
+        _log.warning(
+            "the weights of %s were trained with other rotary frequencies than the recipe has (%s): expect slower "
+            "convergence",
+            path, asked,
+        )  # fmt: skip
 
 
 def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, size: str) -> None:
     own = model.context_encoder.state_dict()
+    if ("embed.weight" in own) != ("embed.weight" in weights):
+        ours, theirs = ("linear", "patch_mlp") if "embed.weight" in own else ("patch_mlp", "linear")
+        raise UsageError(
+            f"model.warm_start {path} embeds patches by a {theirs} stem, the recipe by model.stem={ours}, and one "
+            f"cannot be carried over to the other: set model.stem={theirs}"
+        )
     odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
     extra = weights.keys() - own.keys()
     if odd or extra:

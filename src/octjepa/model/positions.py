@@ -13,7 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-ROPE_BASE = 10_000.0
+from octjepa.recipe import ROPE_BASE
+
+# the base of all frequencies, or by axis the fastest and the slowest, in radians a unit of position (`Recipe.rope`)
+Rope = float | tuple[tuple[float, float], ...]
 
 
 def axis_width(head_width: int) -> int:
@@ -21,12 +24,20 @@ def axis_width(head_width: int) -> int:
     return 2 * (head_width // 3 // 2)
 
 
-def _frequencies(pairs: int, device: torch.device) -> Float[Tensor, " pairs"]:
-    return ROPE_BASE ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
+def _frequencies(pairs: int, device: torch.device, base: float = ROPE_BASE) -> Float[Tensor, " pairs"]:
+    return base ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
+
+
+def axis_frequencies(pairs: int, rope: Rope, device: torch.device) -> Float[Tensor, "axes pairs"]:
+    """Radians a unit of position of each pair, the fastest first: for all axes alike (1 axis), or for each of three."""
+    if isinstance(rope, int | float):
+        return _frequencies(pairs, device, rope)[None]
+    along = torch.arange(pairs, dtype=torch.float32, device=device) / max(pairs - 1, 1)  # 0 to 1
+    return torch.stack([fastest * (slowest / fastest) ** along for fastest, slowest in rope])
 
 
 def rope_tables(
-    coordinates: Float[Tensor, "batch tokens 3"], head_width: int, tiled: bool = False
+    coordinates: Float[Tensor, "batch tokens 3"], head_width: int, tiled: bool = False, rope: Rope = ROPE_BASE
 ) -> tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]]:
     """Cosine and signed sine tables for `rotate`, fp32.
 
@@ -37,7 +48,7 @@ def rope_tables(
     width = axis_width(head_width)
     if width == 0:
         raise ValueError(f"a head of {head_width} features is too narrow for three rotary axes: at least 6")
-    angle = coordinates.float()[..., None] * _frequencies(width // 2, coordinates.device)
+    angle = coordinates.float()[..., None] * axis_frequencies(width // 2, rope, coordinates.device)
     angle = torch.cat([angle, angle], dim=-1) if tiled else angle.repeat_interleave(2, dim=-1)
     angle = angle.flatten(-2)  # [b, t, 3 * width]
     rest = head_width - angle.shape[-1]

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from octjepa.model.blocks import NORM_EPS, Stack, initialise
-from octjepa.model.positions import rope_tables, sincos
+from octjepa.model.positions import Rope, rope_tables, sincos
+from octjepa.recipe import ROPE_BASE
 
 
 class TransformerPredictor(nn.Module):
@@ -18,10 +19,17 @@ class TransformerPredictor(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, width: int, depth: int, heads: int, positions: str = "rope"
+        self,
+        in_features: int,
+        out_features: int,
+        width: int,
+        depth: int,
+        heads: int,
+        positions: str = "rope",
+        rope: Rope = ROPE_BASE,
     ) -> None:
         super().__init__()
-        self.width, self.heads, self.positions = width, heads, positions
+        self.width, self.heads, self.positions, self.rope = width, heads, positions, rope
         self.enter = nn.Linear(in_features, width)
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = Stack(width, depth, heads)
@@ -45,7 +53,7 @@ class TransformerPredictor(nn.Module):
             tables = None
             tokens = tokens + sincos(positions, self.width)
         else:
-            tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled")
+            tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled", self.rope)
         predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables))).float()
         return predicted[:, : embedded.shape[1]], predicted[:, embedded.shape[1] :]
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from octjepa.model.encoder import Encoder
+from octjepa.recipe import ROPE_BASE
 
 _PAIRS = {
     "norm1": "norm1",
@@ -32,12 +33,18 @@ Weights = dict[str, Tensor]
 def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
     """State of `VJEPA2Model`'s encoder, keys from "encoder.". Raises ValueError where theirs has no such form.
 
-    VJEPA2Model has square patches and tiled rotary positions only.
+    VJEPA2Model has square patches, one linear layer for them, and tiled rotary positions of base 10,000 only.
     """
     slices, depth, columns = patch_size
-    if depth != columns or encoder.positions != "rope_tiled":
-        found = f"patches of {depth} x {columns}" if depth != columns else f"positions {encoder.positions!r}"
-        raise ValueError(f"{found}: VJEPA2Model has square patches and rope_tiled")
+    differences = {
+        f"patches of {depth} x {columns}": depth != columns,
+        f"positions {encoder.positions!r}": encoder.positions != "rope_tiled",
+        f"rotary frequencies {encoder.rope}": encoder.rope != ROPE_BASE,
+        "a non-linear stem": not isinstance(encoder.embed, nn.Linear),
+    }
+    found = next((name for name, differs in differences.items() if differs), None)
+    if found is not None:
+        raise ValueError(f"{found}: VJEPA2Model has square patches, a linear stem and rope_tiled of base {ROPE_BASE:g}")
     own = encoder.state_dict()
     theirs = {
         f"{_KERNEL}.weight": own["embed.weight"].reshape(-1, 1, slices, depth, columns),

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from octjepa.model.blocks import Block, Stack
 from octjepa.model.encoder import Encoder
+from octjepa.model.positions import Rope
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
+from octjepa.model.stem import PatchMLP
 from octjepa.objective.base import Objective, Prediction, gather_tokens, get_objective
-from octjepa.recipe import SIZES, ModelSize, Recipe
+from octjepa.recipe import ROPE_BASE, SIZES, ModelSize, Recipe
 
 
 class VJEPA3D(nn.Module):
@@ -43,13 +45,16 @@ class VJEPA3D(nn.Module):
         predictor_width: int | None = None,
         predictor_depth: int | None = None,
         recompute: bool = False,
+        rope: Rope = ROPE_BASE,
+        stem: str = "linear",
     ) -> None:
         super().__init__()
         size = SIZES[size] if isinstance(size, str) else size
         self.objective: Objective = get_objective(objective)
         self.patch_size = patch_size
         voxels = math.prod(patch_size)
-        self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions)
+        embed = PatchMLP(patch_size, size.width) if stem == "patch_mlp" else None
+        self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions, rope, embed)
         self.depths = evenly_spread_depths(size.depth, self.objective.target_depths)
         predictor_width = predictor_width or self.objective.predictor_width
         self.predictor: TransformerPredictor | MLPPredictor
@@ -66,6 +71,7 @@ class VJEPA3D(nn.Module):
                 predictor_depth or self.objective.predictor_depth or size.predictor_depth,
                 size.predictor_heads,
                 positions,
+                rope,
             )
         self.target_encoder = copy.deepcopy(self.context_encoder).requires_grad_(False)
         for stack in (module for module in self.modules() if isinstance(module, Stack)):
@@ -83,6 +89,8 @@ class VJEPA3D(nn.Module):
             model.predictor_width,
             model.predictor_depth,
             recipe.machine.recompute,
+            recipe.rope,
+            model.stem,
         )
 
     def compile_blocks(self) -> None:

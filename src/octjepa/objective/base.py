@@ -55,7 +55,8 @@ class Objective:
     predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
     exports: ClassVar[Literal["target", "student"]] = "target"  # the encoder that a checkpoint is loaded as
     supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
-    trivial_loss: ClassVar[float]  # the loss of a prediction that knows nothing: training must come below it
+    # the loss of predicting zero, which knows nothing: training must come below it; None: it is the targets' to say
+    trivial_loss: ClassVar[float | None]
     alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.guards.LIMITS` that differ here, by name
 
     def targets(

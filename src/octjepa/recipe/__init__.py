@@ -16,12 +16,23 @@ from octjepa.recipe.running import (
     TrackingRecipe,
     ValidationRecipe,
 )
-from octjepa.recipe.training import OBJECTIVES, SIZES, ModelRecipe, ModelSize, ObjectiveRecipe, TrainRecipe
+from octjepa.recipe.training import (
+    OBJECTIVES,
+    ROPE_BASE,
+    SIZES,
+    SUB_PATCH,
+    ModelRecipe,
+    ModelSize,
+    ObjectiveRecipe,
+    TrainRecipe,
+)
 
 __all__ = [
     "DEVICES",
     "OBJECTIVES",
+    "ROPE_BASE",
     "SIZES",
+    "SUB_PATCH",
     "TRACKERS",
     "CheckpointRecipe",
     "DataRecipe",

@@ -142,11 +142,12 @@ class MaskRecipe(Section):
     tubes: Annotated[float, Field(ge=0)] = 1.0
     blocks: Annotated[float, Field(ge=0)] = 1.0
     runs: Annotated[float, Field(ge=0)] = 1.0
+    random: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _one_family_at_least(self) -> MaskRecipe:
-        if self.tubes + self.blocks + self.runs == 0:
-            raise ValueError("every mask family has weight 0: give tubes, blocks or runs a positive weight")
+        if self.tubes + self.blocks + self.runs + self.random == 0:
+            raise ValueError("every mask family has weight 0: give tubes, blocks, runs or random a positive weight")
         return self
 
 

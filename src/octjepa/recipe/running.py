@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from octjepa.recipe.base import Directory, Positive, Section, Word, machine, without_repeats
 from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
-from octjepa.recipe.training import OBJECTIVES, ModelRecipe, ObjectiveRecipe, TrainRecipe, check_heads
+from octjepa.recipe.training import (
+    OBJECTIVES,
+    ROPE_BASE,
+    SUB_PATCH,
+    ModelRecipe,
+    ObjectiveRecipe,
+    TrainRecipe,
+    check_heads,
+)
 from octjepa.registry import Registry
 
 
@@ -115,6 +124,10 @@ class Recipe(Section):
         for axis, size, patch in zip("DHW", self.preprocessing.image_size, self.tokens.patch_size, strict=True):
             if size % patch:
                 raise ValueError(f"image_size {size} is no multiple of patch_size {patch} along {axis}")
+        if self.model.stem == "patch_mlp" and any(
+            patch % part for patch, part in zip(self.tokens.patch_size, SUB_PATCH, strict=True)
+        ):
+            raise ValueError(f"model.stem: patch_mlp needs a tokens.patch_size of multiples of {SUB_PATCH}")
         budget = self.tokens.budget
         if budget is not None and budget > self.grid_tokens:
             raise ValueError(f"tokens.budget {budget} is more than the grid's {self.grid_tokens} tokens")
@@ -151,6 +164,22 @@ class Recipe(Section):
             width = model.predictor_width or objective.predictor_width or size.predictor_width
             check_heads(width, size.predictor_heads, "predictor_")
         return self
+
+    @property
+    def rope(self) -> float | tuple[tuple[float, float], ...]:
+        """The base of all rotary frequencies, or by axis the fastest and the slowest, in radians a unit of position.
+
+        By axis the fastest pair turns by 1 radian a token step, so that neighbours differ, and the slowest by a quarter
+        turn over the grid, so that its cosine falls all the way: no pair stands still, none repeats alone.
+        """
+        if self.model.rope_base is not None or self.model.positions != "rope":
+            return self.model.rope_base or ROPE_BASE
+        steps: tuple[float, ...] = (1.0, 1.0, 1.0)
+        if self.model.position_unit == "mm":
+            sizes = zip(self.tokens.patch_size, self.preprocessing.target_spacing_mm, strict=True)
+            steps = tuple(patch * spacing for patch, spacing in sizes)
+        quarter_turns = (min(1.0, math.pi / 2 / count) for count in self.grid)
+        return tuple((1.0 / step, slowest / step) for step, slowest in zip(steps, quarter_turns, strict=True))
 
     @property
     def exported_encoder(self) -> str:

@@ -11,12 +11,19 @@ from typing import Any
 # section -> key -> what every run did before there was such a key
 _BEFORE: dict[str, dict[str, Any]] = {
     "checkpoint": {"export": "target"},
+    "model": {"stem": "linear"},
 }
 
 
 def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     """A copy of the stored recipe in which no key of today is missing that would change what it describes."""
-    recipe = {name: dict(value) if isinstance(value, dict) else value for name, value in stored.items()}
+    first = "stem" not in stored.get("model", {})
+    recipe: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in stored.items()}
     for section, defaults in _BEFORE.items():
         recipe[section] = {**defaults, **recipe.get(section, {})}
+    if first:  # the versions without a choice of stems
+        if recipe["model"].get("positions") != "sincos":
+            recipe["model"].setdefault("rope_base", 10_000.0)
+        if recipe.get("objective", {}).get("name") == "mae":
+            recipe["objective"]["name"] = "mae_patch_norm"
     return recipe

@@ -14,6 +14,10 @@ from octjepa.registry import Registry, modules_of
 OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", modules_of("octjepa.objective.methods"))
 
 
+SUB_PATCH = (2, 4, 4)  # voxels of a sub-patch of the non-linear stem
+ROPE_BASE = 10_000.0  # of RoFormer and V-JEPA 2
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """Width, depth and attention heads of the encoder, and of the transformer predictor that goes with it."""
@@ -47,10 +51,20 @@ class ModelRecipe(Section):
     heads: Positive | None = None
     positions: Literal["rope", "rope_tiled", "sincos"] = "rope"  # tiled: as the released V-JEPA 2 weights
     position_unit: Literal["index", "mm"] = "index"
+    # null: frequencies by axis, from 1 radian a token step to a quarter turn over the grid (of rope_tiled 10,000);
+    # a number b: b ** (-i / n) radians a unit of position on every axis
+    rope_base: Annotated[float, Field(gt=1)] | None = None
+    stem: Literal["linear", "patch_mlp"] = "linear"  # from a patch's voxels to its token; patch_mlp: by its sub-patches
     predictor_width: Positive | None = None
     predictor_depth: Positive | None = None
     predictor_heads: Positive | None = None
     warm_start: Directory = None  # weights of V-JEPA 2 in Hugging Face form, or of ours; null: from scratch
+
+    @model_validator(mode="after")
+    def _rope_base_is_used(self) -> ModelRecipe:
+        if self.rope_base is not None and self.positions == "sincos":
+            raise ValueError("model.rope_base is unused by positions sincos: drop it")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> ModelRecipe:

@@ -134,12 +134,17 @@ class CollapseAlarms:
         self.warmup, self._trivial = warmup, get_objective(objective).trivial_loss
         bounds = get_objective(objective).alarm_bounds
         self._limits = {name: replace(limit, bound=bounds.get(name, limit.bound)) for name, limit in LIMITS.items()}
-        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)
+        self._losses: deque[tuple[float, float]] = deque(maxlen=LOSS_WINDOW)  # (loss, that of predicting zero)
         self.tripped: dict[str, int] = {}
 
-    def follow_loss(self, loss: float) -> None:
-        """Records the loss of an update."""
-        self._losses.append(loss)
+    def follow_loss(self, loss: float, trivial: float | None = None) -> None:
+        """Records the loss of an update, and `trivial`, that of predicting zero, where it is no constant."""
+        constant = math.inf if self._trivial is None else self._trivial
+        self._losses.append((loss, constant if trivial is None else trivial))
+
+    def follow_line(self, line: Mapping[str, Any]) -> None:
+        """`follow_loss` of an update's metrics."""
+        self.follow_loss(line.get("train/loss_hidden", line["train/loss"]), line.get("train/loss_trivial"))
 
     def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Continues from the lines of metrics.jsonl."""
@@ -147,7 +152,7 @@ class CollapseAlarms:
         self.tripped = {}
         for line in lines:
             if "train/loss" in line:
-                self.follow_loss(line.get("train/loss_hidden", line["train/loss"]))
+                self.follow_line(line)
             self.tripped |= dict.fromkeys(line.get("alarms", ()), line["update"])
 
     def check(self, metrics: Mapping[str, float], update: int) -> dict[str, str]:
@@ -160,10 +165,12 @@ class CollapseAlarms:
             if math.isfinite(value := metrics.get(limit.metric, math.nan))  # a metric that is missing says nothing
             and (value < limit.bound) == limit.below and value != limit.bound
         }  # fmt: skip
-        finite = [loss for loss in self._losses if math.isfinite(loss)]  # other updates were not taken
-        loss = fmean(finite) if 2 * len(finite) > len(self._losses) else math.inf
-        if loss > self._trivial:
-            messages["diverging"] = DIVERGING.format(window=len(self._losses), loss=loss, trivial=self._trivial)
+        finite = [pair for pair in self._losses if math.isfinite(pair[0])]  # other updates were not taken
+        loss, trivial = math.inf, self._trivial or 0.0
+        if 2 * len(finite) > len(self._losses):
+            loss, trivial = (fmean(values) for values in zip(*finite, strict=True))
+        if loss > trivial:
+            messages["diverging"] = DIVERGING.format(window=len(self._losses), loss=loss, trivial=trivial)
         new = {name: message for name, message in messages.items() if name not in self.tripped}
         self.tripped |= dict.fromkeys(new, update)
         return new
@@ -235,7 +242,8 @@ class FrozenTargetCheck:
     @staticmethod
     def _weights(model: VJEPA3D) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the patch embeddings of student and target: enough to see a move, cheap to keep."""
-        student, target = model.context_encoder.embed.weight, model.target_encoder.embed.weight
+        encoders = (model.context_encoder, model.target_encoder)
+        student, target = (next(encoder.embed.parameters()) for encoder in encoders)
         return local_tensor(student.detach()).clone(), local_tensor(target.detach()).clone()
 
 

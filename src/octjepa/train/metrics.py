@@ -86,7 +86,7 @@ class MetricsBuffer:
         healthy = bool(values.pop("healthy"))
         self.must_go_back = self._guard.follow(pending.update, healthy, values["train/grad_norm"])
         self.skipped += not healthy
-        self._alarms.follow_loss(values.get("train/loss_hidden", values["train/loss"]))
+        self._alarms.follow_line(values)
         line = {**values, **pending.line}
         if not healthy:
             line["skipped"] = self._volume_ids(pending.update)

@@ -35,7 +35,8 @@ def accumulate(
 
     Each micro-batch counts by its share of the global batch, and gradients are added in pairs, as two ranks add theirs:
     1x32, 2x16 and 4x8 give the same update. `micro_batch` overrides the recipe's. The metrics are scalars on the
-    device, to be summed over the ranks: `train/loss`, its terms where there are several, `train/cosine`.
+    device, to be summed over the ranks: `train/loss`, its terms where there are several, `train/cosine`, and
+    `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
     """
     size = len(batch.volume_ids)
     step = min(micro_batch or recipe.machine.micro_batch or size, size)
@@ -53,6 +54,9 @@ def accumulate(
         loss, terms = training_loss(recipe.objective, prediction, steps, *inputs[3:], update)
         (loss * weight).backward()
         values = {"train/loss": loss.detach(), "train/cosine": cosine(prediction.predicted.detach(), prediction.target)}
+        if model.objective.trivial_loss is None:
+            zero = torch.zeros_like(prediction.target)
+            values["train/loss_trivial"] = model.objective.loss(zero, prediction.target)
         if len(terms) > 1:
             values |= {f"train/loss_{name}": value for name, value in terms.items()}
         for name, value in values.items():

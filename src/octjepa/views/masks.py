@@ -1,8 +1,9 @@
-"""Masks: three families of shapes over several B-scans, with exact counts of hidden tokens.
+"""Masks: three families of shapes over several B-scans, and random tokens, with exact counts of hidden tokens.
 
 Neighbouring B-scans are nearly copies, so a hidden patch must not be filled from the slice beside it. `tubes` are
-rectangles through all slices, `blocks` boxes over some slices, `runs` whole runs of B-scans. Shapes are added until
-enough selected tokens are hidden, and the last one is shrunk, so the count is exact for every sample.
+rectangles through all slices, `blocks` boxes over some slices, `runs` whole runs of B-scans. `random` hides tokens
+independently of each other, as the masked autoencoder does: most of them have a visible neighbour. Shapes are added
+until enough selected tokens are hidden, and the last one is shrunk, so the count is exact for every sample.
 
 No edge is favoured: along an axis that it does not span, a shape's start is uniform over all positions where it still
 touches the grid, overhang cut off, and it shrinks towards its centre. Along an axis that it spans, shrinking towards
@@ -18,8 +19,8 @@ from jaxtyping import Bool, Int
 
 from octjepa.recipe import MaskRecipe
 
-FAMILIES = ("tubes", "blocks", "runs")
-SPANNED = {"tubes": (0,), "blocks": (), "runs": (1, 2)}  # axes that a shape of the family always spans
+FAMILIES = ("tubes", "blocks", "runs", "random")
+SPANNED = {"tubes": (0,), "blocks": (), "runs": (1, 2), "random": ()}  # axes that a shape of the family always spans
 _MOST_SHAPES = 64
 
 
@@ -36,7 +37,9 @@ def sample_mask(
     `counts` is `Recipe.mask_counts`; what is hidden but not a target (target_share < 1) is in neither. Hidden tokens
     with `tissue` become targets first, in random order; None: all alike.
     """
-    weights = np.array([recipe.tubes, recipe.blocks, recipe.runs], dtype=np.float64)  # in the order of FAMILIES
+    weights = np.array(
+        [recipe.tubes, recipe.blocks, recipe.runs, recipe.random], dtype=np.float64
+    )  # in the order of FAMILIES
     family = FAMILIES[rng.choice(len(FAMILIES), p=weights / weights.sum())]
     context_count, target_count = counts
     hidden_count = len(steps) - context_count
@@ -53,6 +56,8 @@ def _hiding_order(
     steps: np.ndarray, grid: tuple[int, int, int], family: str, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """All tokens in the order in which shapes hide them; ties, and tokens that no shape reached, in random order."""
+    if family == "random":
+        return rng.permutation(len(steps))
     spanned = SPANNED[family]
     shrinking = [axis for axis in range(3) if axis not in spanned]
     shape_of = np.full(len(steps), _MOST_SHAPES, dtype=np.float64)

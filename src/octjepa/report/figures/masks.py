@@ -33,6 +33,7 @@ FAMILIES = {
     "tubes": "Tubes: rectangles through every B-scan, so no hole can be filled from the slice beside it.",
     "blocks": "Blocks: boxes of limited depth along the slow axis.",
     "runs": "Runs: whole runs of neighbouring B-scans.",
+    "random": "Random: tokens hidden independently of each other, as a masked autoencoder does.",
 }
 UNSELECTED, CONTEXT, TARGET, HIDDEN = range(4)
 _CSS = ("tok-unselected", "tok-context", "tok-target", "tok-hidden")
