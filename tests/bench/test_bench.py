@@ -103,6 +103,7 @@ def test_a_peer_that_is_not_installed_names_its_extra(
     assert "pip install" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("subject", "peer"), QUICK, ids=map("-".join, QUICK))
 @pytest.mark.usefixtures("small")
 def test_every_comparison_in_small(subject: str, peer: str) -> None:
@@ -113,6 +114,7 @@ def test_every_comparison_in_small(subject: str, peer: str) -> None:
     assert result["setup"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself is in tests/train/test_plan.py."""
@@ -131,6 +133,7 @@ def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -
     assert measured == [[*RECIPE, "train.global_batch=4"]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_scaling_measures_the_updates_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pair of processes is stood in for by one: two of them are in tests/resume."""
@@ -152,6 +155,7 @@ def test_scaling_measures_the_updates_of_runs(monkeypatch: pytest.MonkeyPatch) -
     assert (result["ours"], result["other"]) == (2.0, 1.0)  # 2 updates of 2 volumes
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
     from octjepa.bench.scaling import train
 

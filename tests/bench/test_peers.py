@@ -136,6 +136,7 @@ def test_the_script_embeds_what_the_verb_does(tmp_path: Path) -> None:
             assert np.abs(np.asarray(ours[column][name]) - np.asarray(other[column][name])).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_measured_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(OctjepaError, match=r"the process that measures memory failed: .*nowhere"):
         peak_memory_bytes(["nowhere"])

@@ -28,6 +28,7 @@ def names(location: str) -> list[str]:
     return [one.url.partition(location + "/")[2] for one in list_objects(location)]
 
 
+@pytest.mark.slow
 def test_a_run_saves_prunes_and_resumes_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     location = join(bucket.url, "run 1/saves")
     recipe, upload = recipe_for(location), "PUT" if bucket.scheme == "s3" else "POST"

@@ -58,6 +58,7 @@ def test_both_encoders_start_from_the_video_weights(shards: bool, tmp_path: Path
     assert torch.allclose(kernel[:, 3], intensity[:, 1] / 2)
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
     first = small_recipe(train={"max_updates": 2, "global_batch": 4})
     store = MemoryStore(first.preprocessing)

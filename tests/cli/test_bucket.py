@@ -12,6 +12,8 @@ from bucket_servers import Bucket, bucket_of, s3_server
 from command_line import call
 from octjepa.remote import info, join, list_objects, put_bytes, remove
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[Bucket]:

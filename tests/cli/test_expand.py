@@ -75,6 +75,7 @@ def test_mistakes(tmp_path: Path, source: str, target: str, code: int, words: li
         assert word in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stop_at_any_moment_is_continued(tmp_path: Path, number: signal.Signals) -> None:
     path = device(tmp_path / "in", people=30, size=3 << 20)

@@ -81,6 +81,7 @@ def test_inspect_tells_no_name(named: Path, form: tuple[str, ...]) -> None:
     assert set(kinds) == {"rejected", "volume"}
 
 
+@pytest.mark.slow
 def test_ingest_keeps_no_name(named: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     result = run("ingest", named, "--store", store, "--workers", 1, "--max-lost", 1, "--json")
@@ -93,6 +94,7 @@ def test_ingest_keeps_no_name(named: Path, tmp_path: Path) -> None:
     assert_nothing_reported(result)
 
 
+@pytest.mark.slow
 def test_a_folder_called_after_a_person_does_not_reach_the_store(line: Any, tmp_path: Path) -> None:
     scans = sorted(line.cohort.rglob("*.dcm"))[:3]
     folder = tmp_path / "export" / f"{NAME}_{FIRST_NAME}"

@@ -79,6 +79,7 @@ def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> Non
     assert json.loads((line.root / "probe.json").read_text(encoding="utf-8"))["rows"] == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_shipped_recipe_plans(recipe: str) -> None:
     planned = call("plan", recipe, "--json", "--quiet").json
@@ -98,6 +99,7 @@ def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
     assert planned["volumes"] == line.results["split"]["train"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "result"),
     [

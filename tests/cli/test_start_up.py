@@ -35,6 +35,7 @@ def modules_of(*words: object) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["inspect", "phantom", "ingest"])
 def test_no_torch_where_no_network_runs(line: Any, tmp_path: Path, verb: str) -> None:
     words = {
@@ -53,6 +54,7 @@ def test_help_loads_typer_alone(word: str) -> None:
     assert "typer" in loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_bar_on_a_terminal_unless_quiet(tmp_path: Path, quiet: bool) -> None:
     ours, theirs = pty.openpty()

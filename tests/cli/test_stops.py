@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from command_line import call, lines, stop
+
+pytestmark = pytest.mark.slow
 
 FAST = ("tokens.select=tissue", "tokens.budget=32", "checkpoint.every_updates=1000", "train.max_updates=20")
 

@@ -47,12 +47,14 @@ def test_fewer_minutes_ask_for_fewer_updates() -> None:
     assert choose_schedule(2.0, 10.0, 0.01).updates == 270
 
 
+@pytest.mark.slow
 def test_the_updates_that_were_timed_decide(made) -> None:
     _, payload = made
     assert payload["updates"] == 12
     assert payload["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_it_says_what_the_contract_names(made):
     out, payload = made
     assert {"report", "seconds", "cosine", "baseline_cosine", "probe", "paired"} <= payload.keys()
@@ -64,6 +66,7 @@ def test_it_says_what_the_contract_names(made):
     assert json.loads((out / "demo.json").read_text())["cosine"] == payload["cosine"]
 
 
+@pytest.mark.slow
 def test_every_part_is_there_and_the_broken_files_are_listed(made):
     out, payload = made
     page = (out / "report.html").read_text()

@@ -36,6 +36,7 @@ def only_cheap_checks(monkeypatch):
     monkeypatch.setattr(machine, "every_device", list)
 
 
+@pytest.mark.slow
 def test_all_is_well_here(tmp_path):
     message = call("doctor", "--out", tmp_path / "not" / "yet", "--recipe", "smoke_test", "--json")
     assert message.code == 0, message.err

@@ -51,6 +51,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Store]:
     return sorted(folder.rglob("*.dcm")), Store.open(folder / "store")
 
 
+@pytest.mark.slow
 def test_paths_volumes_and_ids_of_a_store_give_the_features_of_embed(eyes: tuple[list[Path], Store]) -> None:
     paths, store = eyes
     encoder = octjepa.load_encoder("phantom-tiny")

@@ -175,6 +175,7 @@ def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) ->
     assert discover([bucket.url]).files[0].state() != before
 
 
+@pytest.mark.slow
 def test_what_belongs_to_a_scan_comes_with_it_however_it_is_named(bucket: Bucket, tmp_path: Path) -> None:
     """By its url, by a list, by a row of a table: the voxels of a header, the pictures of an export."""
     pixels, spacing = phantom()

@@ -109,6 +109,7 @@ def test_every_defect(defect: Defect, device: str, good: dict[str, OCTVolume], t
     check_outcome(defect, device, tmp_path, good)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("defect", "device"), SWEEP, ids=lambda value: getattr(value, "name", value))
 def test_geometry_on_every_device(
     defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

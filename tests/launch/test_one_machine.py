@@ -197,6 +197,7 @@ def test_a_store_in_a_bucket_is_left_to_octjepa(stage: Stage) -> None:
     assert stage.run(SCRIPT, "tiny_cpu", "--store=gs://bucket/store", "--out=x").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_real_torchrun_hands_signals_on_and_waits(stage: Stage) -> None:
     """Two processes of the stand-in octjepa under torch's own launcher."""
     (stage.folder / "bin" / "torchrun").unlink()

@@ -166,6 +166,7 @@ def test_a_leaked_person_stops_the_board_or_the_encoder(made):
         _run(labels, table("good", 2.5), table("saw", 3.0, leaked=4), reference="saw")
 
 
+@pytest.mark.slow
 def test_choosing_on_the_test_set_is_counted_and_reported(made):
     """Five encoders tried one by one on the test set: from the second look on every output says it."""
     table, labels, _ = made
@@ -288,6 +289,7 @@ def test_what_cannot_be_compared_is_refused(made, tmp_path):
 # What is written
 
 
+@pytest.mark.slow
 def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
     table, labels, frame = made
     flat = table("flat|<b>", 0.0, change=lambda frame: frame.assign(vector=[np.ones(24, np.float32)] * len(frame)))
@@ -342,6 +344,7 @@ def test_eyes_and_people_are_cases_of_their_own(made):
         _run(labels, good, level="retina")
 
 
+@pytest.mark.slow
 def test_validation_chooses_among_the_probes_requested(made, monkeypatch):
     monkeypatch.setattr("octjepa.probe.probe_training.EPOCHS", 8)
     table, labels, _ = made
@@ -356,6 +359,7 @@ def test_validation_chooses_among_the_probes_requested(made, monkeypatch):
         _run(labels, table("good", 2.5), probes=["attentive"])
 
 
+@pytest.mark.slow
 def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     """Networks read the table from top to bottom: what they say must come back in the order of the rows."""
     monkeypatch.setattr("octjepa.probe.probe_training.EPOCHS", 12)

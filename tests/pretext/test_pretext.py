@@ -37,6 +37,7 @@ def model_of(recipe):
     return VJEPA3D.from_recipe(recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_1_a_hidden_voxel_changes_no_prediction(objective):
     recipe = small_recipe(objective={"name": objective})
@@ -202,6 +203,7 @@ def test_5_masks_have_exact_counts_and_no_overlap(family, share):
         assert max(context.max(), target.max()) < 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", masks.FAMILIES)
 def test_5_every_position_is_hidden_alike_often(family):
     """No edge, corner or last B-scan is favoured: counts over positions stay within a fifth of their mean."""
@@ -240,6 +242,7 @@ def test_5_families_span_the_slow_axis():
     assert spans["blocks"] < 0.95  # boxes of limited depth leave no B-scan without context
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # seconds on a quiet machine
 def test_6_a_short_run_beats_every_trivial_predictor(tmp_path):
     """On held-out eyes, by loss and by cosine; 200 updates reach about two thirds of the best trivial loss."""
@@ -285,6 +288,7 @@ def _rank_mean(rank, world, port, queue):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_7_the_mean_is_over_all_ranks():
     import socket
 
@@ -343,6 +347,7 @@ def test_8_a_live_gradient_target_trips_an_alarm(tmp_path, monkeypatch):
     assert caught.value.alarm == "live_target"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_9_accumulation_gives_the_same_update(objective):
     weights = []

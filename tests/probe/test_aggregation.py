@@ -142,6 +142,7 @@ def auroc(result: ProbeResult, name: str = "octjepa") -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_levels_and_rules_reach_the_rows(probed: Callable[..., ProbeResult]) -> None:
     counts = {"volume": 108, "eye": 54, "person": 27}
     found = {}
@@ -199,6 +200,7 @@ def test_a_missing_fellow_eye_is_counted(probed: Callable[..., ProbeResult]) -> 
     assert auroc(result)["n"] == 27
 
 
+@pytest.mark.slow
 def test_tokens_of_several_volumes_have_no_mean(
     probed: Callable[..., ProbeResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def planted(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> ProbeRe
     return probe_with([table], folder / "labels.tsv", THREE, bootstrap=500)
 
 
+@pytest.mark.slow
 def test_a_planted_signal_is_found_and_baselines_are_at_chance(planted: ProbeResult) -> None:
     for target in THREE:
         row = _row(planted, name="octjepa", target=target, probe="linear", pool="mean_std_max", metric="auroc")
@@ -136,6 +137,7 @@ def test_the_order_of_rows_and_labels_changes_nothing(cohort: Cohort, saved: Sav
     assert [fault["kind"] for fault in again.faults] == ["test_used_before"]  # the same test set, so the same ledger
 
 
+@pytest.mark.slow
 def test_shuffled_labels_give_intervals_that_contain_chance(cohort: Cohort, saved: Save) -> None:
     frame, labels = cohort(people=150, prevalence=(0.4, 0.4, 0.4), seed=3)
     rng = np.random.default_rng(0)
@@ -281,6 +283,7 @@ def test_only_the_metrics_requested(cohort: Cohort, saved: Save) -> None:
     assert result.paired["metric"] == "auroc"
 
 
+@pytest.mark.slow
 def test_uses_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     frame, labels = cohort(people=60)
     options = {"probes": ["knn"], "pools": ["mean"]}

@@ -145,6 +145,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenFolder, list[
     return TokenFolder.open(folder), ids, sick
 
 
+@pytest.mark.slow
 def test_attention_finds_the_one_token_and_the_untrained_view_holds_nothing(
     hidden: tuple[TokenFolder, list[str], np.ndarray],
 ) -> None:

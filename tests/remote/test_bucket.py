@@ -40,6 +40,7 @@ def test_addresses_are_reported_from_paths() -> None:
         join("gs://b/store", "../other")
 
 
+@pytest.mark.slow
 def test_written_listed_read_and_removed(bucket: Bucket, tmp_path: Path) -> None:
     file = tmp_path / "a b#1?+é.dcm"
     file.write_bytes(EYE)
@@ -71,6 +72,7 @@ def test_a_large_file_goes_up_in_parts_and_comes_back(bucket: Bucket, tmp_path: 
     assert read_bytes(join(bucket.url, "large.npy")) == EYE * 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_a_transient_failure_is_tried_again_and_the_body_is_right(bucket: Bucket, kind: str) -> None:
     url = join(bucket.url, "eye.dcm")
@@ -91,6 +93,7 @@ def test_a_failed_write_is_written_again(bucket: Bucket, kind: str, tmp_path: Pa
     assert read_bytes(join(bucket.url, "eye")) == EYE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["503", "corrupt", "shorten", "delay"])
 def test_what_does_not_pass_is_reported_after_a_bounded_number_of_tries(bucket: Bucket, kind: str) -> None:
     url = join(bucket.url, "eye.dcm")

@@ -90,6 +90,7 @@ def _read_many(urls: list[str], rounds: int, results: multiprocessing.Queue) -> 
     results.put(total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["1", "0.00025"])
 def test_two_processes_share_one_cache(bucket: Bucket, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTJEPA_CACHE_GB", limit)

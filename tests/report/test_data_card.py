@@ -100,6 +100,7 @@ def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
     assert "61" not in data_card(few, "few").partition("## People")[2].partition("##")[0]
 
 
+@pytest.mark.slow
 def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path) -> None:
     write_report(demo, tmp_path / "page.html", tmp_path / "card.md")
     assert (tmp_path / "card.md").read_text(encoding="utf-8").startswith("# Data card: ")

@@ -17,6 +17,7 @@ from octjepa.report import write_report
 from page_outline import Outline
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_runs(page: str) -> None:
     references = re.findall(r"(?:src|href|action|data|poster|srcset)\s*=\s*[\"']?([^\"'\s>]+)", page)
     references += re.findall(r"url\(\s*[\"']?([^\"')]+)", page) + re.findall(r"@import\s+(\S+)", page)
@@ -134,6 +135,7 @@ def test_a_store_made_otherwise_gives_no_masks_and_no_maps(demo: Path) -> None:
     assert 'class="slabs"' not in text
 
 
+@pytest.mark.slow
 def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -> None:
     of_run = write_report(demo / "run", tmp_path / "deep" / "run.html").read_text(encoding="utf-8")
     assert "training run report" in of_run

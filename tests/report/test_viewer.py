@@ -183,6 +183,7 @@ def test_an_absent_library_is_reported_with_its_extra(made: Path, monkeypatch: p
         serve(made / "store", 0, lambda url: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_verb_says_where_it_is_and_ends_by_a_signal(made: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "octjepa", "view", str(made / "store"), "--json"]

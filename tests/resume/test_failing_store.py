@@ -23,6 +23,8 @@ from octjepa.train.loop import pretrain
 from octjepa.views.loader import TrainingDataset, select_volumes
 from ranks import BEGIN, assert_same, finish, start_ranks, weights_of
 
+pytestmark = pytest.mark.slow
+
 EYES = 40
 UPDATES = 10
 SHARE = 0.05

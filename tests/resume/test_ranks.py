@@ -13,6 +13,8 @@ from octjepa.checkpoint import folder
 from octjepa.files import read_json_lines
 from ranks import BEGIN, assert_same, finish, losses_of, recipe_of, run_alone, start_ranks, weights_of
 
+pytestmark = pytest.mark.slow
+
 SCENES = (
     BEGIN
     + """

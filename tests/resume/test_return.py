@@ -71,6 +71,7 @@ def test_the_run_returns_leaves_the_volumes_out_and_ends_well(tmp_path, bad):
     assert not any("skipped" in line for line in lines_of(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_kill_after_the_return_changes_nothing(tmp_path, bad, monkeypatch):
     recipe = recipe_of()
     pretrain(recipe, store_of(recipe), tmp_path / "whole")

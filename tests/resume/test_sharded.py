@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from ranks import BEGIN, finish, losses_of, run_alone, start_ranks, weights_of
+
+pytestmark = pytest.mark.slow
 
 SCENE = (
     BEGIN

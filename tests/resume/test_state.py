@@ -195,6 +195,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_where_nobody_takes_it_leaves_even_a_checkpoint_that_is_being_written() -> None:
     child = subprocess.Popen([sys.executable, "-c", _WRITER], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

@@ -56,6 +56,7 @@ def same(one: Store, other: Store) -> None:
         assert np.array_equal(a.shifts, b.shifts)
 
 
+@pytest.mark.slow
 def test_a_store_in_a_bucket_is_the_store_on_disk(
     bucket: Bucket, tiny: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_second_writer_is_reported_who_writes(bucket: Bucket, tiny: Path, tmp_
     ingest(bucket, tiny)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_damaged_chunk_in_the_bucket_is_found(bucket: Bucket, tiny: Path, damage: str) -> None:
     ingest(bucket, tiny)
@@ -140,6 +142,7 @@ def test_a_damaged_chunk_in_the_bucket_is_found(bucket: Bucket, tiny: Path, dama
     assert Store.open(url).damaged() == []
 
 
+@pytest.mark.slow
 def test_a_bucket_that_fails_damages_nothing(
     bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_cache_that_cannot_be_written_damages_nothing(
         store.damaged()
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = join(bucket.url, "store")
     program = (
@@ -197,6 +201,7 @@ def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkey
     assert not any("journal" in one.url or one.url.endswith(".lock") for one in list_objects(url, recursive=False))
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_leaves_an_index_without_its_row(bucket: Bucket, tiny: Path) -> None:
     write = "PUT" if bucket.scheme == "s3" else "POST"
     where = "geometry.npz" if write == "PUT" else "upload"

@@ -99,6 +99,7 @@ def test_again_changes_nothing_and_workers_change_nothing(
     assert (one.chunk_folder(name) / "pixels.npy").read_bytes() == (two.chunk_folder(name) / "pixels.npy").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_is_continued(tiny: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 

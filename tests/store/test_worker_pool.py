@@ -100,6 +100,7 @@ def test_few_results_wait_for_a_slow_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert given == list(range(2 * module.AHEAD))
 
 
+@pytest.mark.slow
 def test_a_poisonous_file_is_quarantined(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.store import Store, build, build_store
 

@@ -37,6 +37,7 @@ def drawn(seed: int) -> FluidEye:
     return FluidEye(volume, (view < 12) & seen, seen)
 
 
+@pytest.mark.slow
 def test_dark_pockets_are_found_by_grey_values_and_by_patches_and_not_by_noise() -> None:
     recipe, eyes, said = load_recipe(RECIPE), [drawn(1), drawn(2)], Said()
     say_fluid(eyes, with_intensity(recipe), said, 50)

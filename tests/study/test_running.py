@@ -238,6 +238,7 @@ def test_the_cpu_clock_counts_work_not_waiting_and_adds_up_tries(tmp_path: Path)
     assert 0.2 <= budget.cpu_used(tmp_path) < 0.3
 
 
+@pytest.mark.slow
 def test_calibration_measures_the_real_loop(cohort: Path) -> None:
     from octjepa.config import load_recipe
 

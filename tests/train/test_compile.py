@@ -13,6 +13,8 @@ from octjepa.errors import UsageError
 from octjepa.train.setup import check_compiler
 from ranks import PYTHONPATH
 
+pytestmark = pytest.mark.slow
+
 # In a process of its own: torch's compiler cannot trace the shape checks that tests put around every function.
 RUN = """
 import sys

@@ -118,6 +118,7 @@ pretrain(recipe, MemoryStore(recipe.preprocessing), Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume_is_exact(tmp_path, root):
     """The process is killed without warning while it writes; the run goes on from its last whole checkpoint."""
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'tests' / 'support'}"}
@@ -173,6 +174,7 @@ def test_a_finished_run_is_resumed_to_its_summary(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
 
 
+@pytest.mark.slow
 def test_continuing_with_other_code_is_logged_and_recorded(tmp_path, caplog):
     recipe, run = recipe_of(2), tmp_path / "run"
     pretrain(recipe, store_of(recipe), run)
@@ -209,6 +211,7 @@ def test_lost_checkpoints_stop_a_resume(tmp_path):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_its_first_checkpoint_starts_at_its_first_update(tmp_path, monkeypatch):
     recipe = recipe_of(4)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")

@@ -17,6 +17,8 @@ from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
 
+pytestmark = pytest.mark.slow
+
 UPDATES, EVERY = 60, 15
 
 

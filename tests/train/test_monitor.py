@@ -80,6 +80,7 @@ def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "run" / "checkpoints" / "step-00000030").is_dir(), "a snapshot at the alarm"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["vjepa", "normalized_mse"])
 def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None:
     """Where the loss cannot explode, too: that of unit vectors that all point alike is small."""

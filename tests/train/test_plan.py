@@ -19,6 +19,7 @@ from octjepa.train.plan import plan, time_run
 from synthetic import MemoryStore, small_recipe
 
 
+@pytest.mark.slow
 def test_the_reference_recipes_plan_to_the_reference_figures():
     single = plan(load_recipe("pretrain_vjepa_single_domain"), volumes=1000)
     assert single["tokens"] == 9216
@@ -56,6 +57,7 @@ def test_ema_half_life_by_hand():
     assert plan(recipe)["ema_half_life_samples"] == pytest.approx(math.log(0.5) / math.log(0.996) * 4)
 
 
+@pytest.mark.slow
 def test_arithmetic_grows_with_tokens_and_is_that_of_the_matrices():
     """The linear layers of the encoder alone, by hand: 2 x weights x tokens, three times for forward and backward."""
     recipe = small_recipe()
@@ -66,6 +68,7 @@ def test_arithmetic_grows_with_tokens_and_is_that_of_the_matrices():
     assert plan(small_recipe(tokens={"budget": 12}))["flops_per_volume"] < 0.6 * plan(recipe)["flops_per_volume"]
 
 
+@pytest.mark.slow
 def test_without_a_store_epochs_count_the_expected_volumes():
     recipe = load_recipe("pretrain_vjepa_single_domain", ["data.expected_volumes=64"])
     figures = plan(recipe)
@@ -75,6 +78,7 @@ def test_without_a_store_epochs_count_the_expected_volumes():
     assert unknown["volumes_known"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
 @pytest.mark.parametrize(
     "overrides",

@@ -62,6 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_run_ends_with_a_checkpoint_and_goes_on_with_the_same_volumes(
     tmp_path: Path, whole: Path, workers: int
@@ -83,6 +84,7 @@ def test_the_run_ends_with_a_checkpoint_and_goes_on_with_the_same_volumes(
     assert losses_of(whole) == losses_of(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_what_passes_is_waited_for(tmp_path: Path, whole: Path) -> None:
     recipe = recipe_of()
     pretrain(recipe, Refusing(recipe, first=8, times=3, number=errno.ENOMEM), tmp_path / "run")

@@ -51,6 +51,7 @@ def test_the_gradient_is_cut_to_the_global_norm_and_reported_as_it_was():
     assert update(10 * whole) == pytest.approx((whole, whole), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_bf16_computes_and_weights_moments_and_target_stay_fp32(tmp_path):
     losses = {}
     for precision in ("fp32", "bf16"):

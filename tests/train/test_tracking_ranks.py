@@ -64,6 +64,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return location / "run"
 
 
+@pytest.mark.slow
 def test_there_is_one_run_in_each_tracker_and_one_line_an_update(tracked: Path) -> None:
     assert len(list((tracked / "tracking" / "wandb").glob("*run-*"))) == 1
     assert len(list((tracked / "tracking" / "wandb").rglob("*.wandb"))) == 1

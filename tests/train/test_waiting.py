@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ranks import BEGIN, finish, losses_of, start_ranks
+
+pytestmark = pytest.mark.slow
 
 IMPATIENT = """
 import time

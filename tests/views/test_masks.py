@@ -29,6 +29,7 @@ def hidden_cubes(family: str, draws: int, share: float = 1.0, hidden: int = 154)
     return cubes.reshape(draws, *GRID)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", masks.FAMILIES)
 def test_borders_are_hidden_as_often_as_the_middle(family):
     """The last run once shrank towards the grid's middle: its border columns were hidden a fifth too seldom."""
@@ -49,6 +50,7 @@ def test_a_run_hides_whole_b_scans_but_for_one():
     assert (cubes == 64).sum(axis=1).min() == 2
 
 
+@pytest.mark.slow
 def test_targets_are_an_even_sample_of_what_is_hidden():
     """target_share: exact, within the hidden, and no hidden place is asked more often than another."""
     whole, part = hidden_cubes("blocks", 600), hidden_cubes("blocks", 600, share=0.3)

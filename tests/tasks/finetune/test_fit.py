@@ -24,6 +24,8 @@ from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_recipe
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
+pytestmark = pytest.mark.slow
+
 
 def figure(message, name, probe, metric="auroc", target="mark"):
     return next(

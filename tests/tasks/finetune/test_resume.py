@@ -20,6 +20,8 @@ from octjepa.tasks.finetune.training import TuningTask
 from planted import PlantedStore, write_labels
 from ranks import finish, start_ranks
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("stages.head=2", "stages.last=2", "stages.all=4", "validate_every=2", "save_every=3", "micro_batch=4")
 
 

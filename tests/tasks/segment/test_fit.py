@@ -19,7 +19,7 @@ from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 
 from .conftest import RECIPE, Line, write_encoder
 
-pytestmark = pytest.mark.timeout(400)  # the first one makes the cohort and imports MONAI
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the first one makes the cohort and imports MONAI
 
 
 def value(line: Line, name: str, metric: str = "dice", label: str = "mean") -> float:

@@ -53,6 +53,7 @@ def refused(store: Store, folder: Path, *classes: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp_path: Path) -> None:
     row = first(line)
     known = LabelFolder(line.labels).file_for(row)

@@ -30,6 +30,7 @@ def applied(line: Line, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return out, outcome.json
 
 
+@pytest.mark.slow
 def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tuple[Path, dict]) -> None:
     out, message = applied
     head = load_head(line.out, str(line.encoder))
