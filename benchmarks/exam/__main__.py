@@ -1,0 +1,177 @@
+"""The exam, `make exam`: makes cohorts, measures floors and ceilings, trains and reads encoders, writes docs/exam.
+
+Every step is kept as it ends, and the same command goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.cli.failures import exit_with_message
+from octjepa.errors import UsageError
+from octjepa.files import writer_lock
+from octjepa.model import VJEPA3D
+from octjepa.phantom import DECOYS
+
+from . import ceiling, training
+from .cohorts import PRETRAINING, Cohort, cohort_names, make_cohorts
+from .openings import code, open_seal
+from .page import CNN, row_names, write_page
+from .reading import Exam
+from .results import Results, RowName
+from .settings import EXAM, RESULTS, SEALED, Settings
+
+WORK = Path(__file__).resolve().parents[2] / "exam"
+
+
+def main() -> int:
+    """Runs what the options ask for."""
+    given = _parser().parse_args()
+    torch.set_num_threads(given.threads)
+    if given.list:
+        return _list(given)
+    given.work.mkdir(parents=True, exist_ok=True)
+    if given.train:
+        folder = make_cohorts(given.work, EXAM, (PRETRAINING,))
+        name, _, seed = given.train.partition(":")
+        plan = next((one for one in training.read_plans() if one.name == name), None)
+        if plan is None or not seed.isdigit():
+            raise UsageError(f"--train {given.train}: expected NAME:SEED with a name of {training.ENCODERS.name}")
+        training.train(given.work, plan, int(seed), folder / PRETRAINING / "store")
+        return 0
+    settings, out = (SEALED, given.out / "sealed") if given.sealed else (EXAM, given.out)
+    if given.people:  # a trial of the machinery
+        settings, out = _smaller(settings, given.people), given.out
+    with writer_lock(given.work / "results"):
+        if given.sealed:
+            open_seal(out, given.again)
+        _examine(given, settings, Results(out, given.work / ("sealed" if given.sealed else "samples")), out)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make exam", description=__doc__)
+    add = parser.add_argument
+    add("--work", type=Path, default=WORK, help="cohorts, runs and resamples (default: exam/)")
+    add("--out", type=Path, default=RESULTS, help="results and page (default: docs/exam)")
+    add("--list", action="store_true", help="what is done and what is missing; runs nothing")
+    add("--cohorts", action="store_true", help="only make the cohorts")
+    add("--floors", action="store_true", help="only the floors, and untrained twins")
+    add("--ceilings", action="store_true", help="only the supervised networks")
+    add("--page", action="store_true", help="only write the page from the results")
+    add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
+    add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
+    add("--sealed", action="store_true", help="the same exam on people that nobody has looked at; once")
+    add("--again", action="store_true", help="open the sealed cohort a second time; the record says so")
+    add("--people", type=int, help="a trial with so many test people, for an --out of its own")
+    add("--threads", type=int, default=2)
+    return parser
+
+
+def _smaller(settings: Settings, people: int) -> Settings:
+    if people < 24:
+        raise UsageError(f"--people {people}: expected 24 or more")
+    return replace(
+        settings, train=people, val=people // 4, test=people, boundaries_train=6, boundaries_test=people // 4,
+        second_visit=people, decoy_train=people, decoy_val=8, decoy_test=people, decoy_ample=people,
+        pretraining=2 * people,
+    )  # fmt: skip
+
+
+def _examine(given: argparse.Namespace, settings: Settings, results: Results, out: Path) -> None:
+    if given.page:
+        write_page(results, out)
+        return
+    everything = not (given.cohorts or given.floors or given.ceilings or given.read)
+    names = cohort_names(settings)
+    folder = make_cohorts(given.work, settings, names)
+    if given.cohorts:
+        make_cohorts(given.work, settings, (PRETRAINING, *(f"{kind}_ample" for kind in DECOYS)))
+        return
+    exam = Exam(folder, results)
+    plans = training.read_plans()
+    about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
+    if given.read:
+        _read_pair(exam, given.read, load_encoder(given.read), about)
+    if given.floors or everything:
+        for plan in plans:
+            twin = _untrained(plan, plan.seeds[0])
+            patch = twin.recipe.tokens.patch_size
+            for floor in ("intensity", "raw_patches"):
+                exam.read(RowName(floor, patch), twin, floor, about)
+            exam.read_covariates(RowName("covariates", patch), about)
+        for plan in plans:
+            for seed in plan.seeds:
+                twin = _untrained(plan, seed)
+                row = RowName(f"untrained:{plan.name}", twin.recipe.tokens.patch_size, seed)
+                exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)})
+        write_page(results, out)
+    if given.ceilings or everything:
+        _ceilings(exam, make_cohorts(given.work, settings, (PRETRAINING, *(f"{k}_ample" for k in DECOYS))), about)
+        write_page(results, out)
+    if everything:
+        pretraining = make_cohorts(given.work, settings, (PRETRAINING,))
+        for plan in plans:
+            for seed in plan.seeds:
+                run = training.train(given.work, plan, seed, pretraining / PRETRAINING / "store")
+                encoder = load_encoder(run / "run")
+                row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
+                run_about = json.loads((run / "trained.json").read_text(encoding="utf-8"))
+                exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about})
+                write_page(results, out)
+
+
+def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
+    row = RowName(CNN, (0, 0, 0))
+    main, pretraining = exam.cohort("main"), Cohort.open(folder, PRETRAINING)
+    decoys = [exam.cohort(name) for name in DECOYS]
+    if not exam.results.has(row, "has_it"):
+        found = [one for ample in (True, False) for one in ceiling.lesions_ceiling(main, pretraining, ample)]
+        exam.results.add(row, "has_it", found, about)
+    if not exam.results.has(row, "decoys"):
+        ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
+        found = [*ceiling.decoys_ceiling(decoys, ample, True), *ceiling.decoys_ceiling(decoys, decoys, False)]
+        exam.results.add(row, "decoys", found, about)
+
+
+def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:
+    """The network of a plan's seed before its first update."""
+    recipe = plan.recipe(seed)
+    torch.manual_seed(seed)
+    return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, f"untrained:{plan.name}")
+
+
+def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str, Any]) -> None:
+    patch, seed = encoder.recipe.tokens.patch_size, encoder.recipe.train.seed
+    for floor in ("intensity", "raw_patches"):
+        exam.read(RowName(floor, patch), encoder, floor, about)
+    exam.read(RowName(f"untrained:{encoder.name}", patch, seed), encoder.untrained(), "encoder", about)
+    exam.read(RowName(encoder.name, patch, seed), encoder, "encoder", {**about, "run": Path(run).name})
+
+
+def _list(given: argparse.Namespace) -> int:
+    results = Results(given.out, given.work / "samples")
+    for (name, patch), rows in row_names(results).items():
+        tasks = sorted({entry["task"] for entry in results.entries if entry["name"] == name})
+        print(f"{name:<28} {'x'.join(map(str, patch)):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")
+    for plan in training.read_plans():
+        for seed in plan.seeds:
+            done = training.is_trained(training.run_folder(given.work, plan, seed))
+            print(
+                f"{plan.name:<28} seed {seed}: {'trained' if done else 'not trained yet'}, {plan.cpu_minutes:g} CPU-min"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    with exit_with_message(lambda: None):
+        sys.exit(main())

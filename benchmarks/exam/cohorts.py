@@ -1,0 +1,177 @@
+"""The exam's cohorts: phantoms written as DICOM, ingested into stores, each made once for its settings.
+
+A folder that a kill left half-made is made again (phantoms) or continued (store). Truth stays in the phantoms' folder:
+the store knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from octjepa.config import load_recipe, science_hash
+from octjepa.errors import UsageError
+from octjepa.phantom import DECOYS, LESIONS, Decoy, Truth, read_truth, write_cohort, write_decoys
+from octjepa.recipe import Preprocessing
+from octjepa.store import Store, build_store
+
+from .settings import RECIPE, Settings
+
+UNFLATTENED = "boundaries"  # the cohort whose store keeps tilt and curvature
+SECOND_VISIT = "second_visit"
+PRETRAINING = "pretraining"
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """V volumes of a store in the order of their ids, with the truth about each."""
+
+    name: str
+    store: Store
+    truth_folder: Path
+    ids: list[str]
+    people: np.ndarray
+    devices: np.ndarray
+    splits: np.ndarray
+    rows: tuple[dict[str, str], ...]  # of truth/eyes.tsv
+    entries: tuple[dict[str, Any], ...]  # of the store's index
+
+    @classmethod
+    def open(cls, folder: Path, name: str) -> Cohort:
+        """Of a folder of `make_cohorts`. Raises UsageError where a volume has no truth."""
+        place = folder / name
+        store = Store.open(place / "store")
+        phantoms = json.loads((place / "made.json").read_text(encoding="utf-8"))["phantoms"]
+        truth = folder / phantoms / "truth"
+        with (truth / "eyes.tsv").open(encoding="utf-8") as file:
+            known = {row["sop_instance_uid"]: row for row in csv.DictReader(file, delimiter="\t")}
+        table = store.table.sort_values("volume_id").reset_index(drop=True)
+        unknown = [uid for uid in table["sop_instance_uid"] if uid not in known]
+        if unknown:
+            raise UsageError(f"{len(unknown)} volumes of {place} have no row in truth/eyes.tsv: delete it, run again")
+        people, devices, splits = (table[column].to_numpy(dtype=str) for column in ("person_id", "device", "split"))
+        rows = tuple(known[uid] for uid in table["sop_instance_uid"])
+        return cls(
+            name, store, truth, list(table["volume_id"]), people, devices, splits, rows,
+            tuple({str(name): value for name, value in entry.items()} for entry in table.to_dict("records")),
+        )  # fmt: skip
+
+    def indices(self, split: str) -> Int[np.ndarray, " n"]:
+        """Indices of the volumes of `split`."""
+        return np.flatnonzero(self.splits == split)
+
+    @cached_property
+    def lesions(self) -> Bool[np.ndarray, "V lesions"]:
+        """Whether each eye has each of `LESIONS`."""
+        return np.array([[row[name] == "1" for name in LESIONS] for row in self.rows])
+
+    def column(self, name: str) -> Float[np.ndarray, " V"]:
+        """A column of numbers of the truth."""
+        return np.array([float(row[name]) for row in self.rows])
+
+    def truth(self, index: int) -> Truth:
+        """Surfaces and masks of a volume, in its native grid."""
+        return read_truth(self.truth_folder / f"{self.entries[index]['sop_instance_uid']}.npz")
+
+    def frames(self, index: int, frame: np.ndarray) -> np.ndarray:
+        """Frames of the truth's order for frames of the reader's order."""
+        entry = self.entries[index]
+        return int(entry["native_d"]) - 1 - frame if "frames_reversed" in str(entry["notes"]) else frame
+
+
+def cohort_names(settings: Settings) -> tuple[str, ...]:
+    """All cohorts of an exam; the pretraining cohort is not examined."""
+    return ("main", UNFLATTENED, SECOND_VISIT, *DECOYS)
+
+
+def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: int = 2) -> Path:
+    """The folder that holds the cohorts `names`, each made where it is not there yet.
+
+    Raises UsageError where ingest refuses a phantom.
+    """
+    preprocessing = load_recipe(RECIPE).preprocessing
+    digest = hashlib.sha256(json.dumps(settings.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
+    folder = work / f"cohorts-{digest}-{science_hash(preprocessing)[:8]}"
+    total = settings.people
+    shares = (settings.train / total, settings.val / total, settings.test / total)
+    decoy_total = settings.decoy_train + settings.decoy_val + settings.decoy_test
+    decoy_shares = (
+        settings.decoy_train / decoy_total, settings.decoy_val / decoy_total, settings.decoy_test / decoy_total
+    )  # fmt: skip
+    common: dict[str, Any] = {"difficulty": "exam", "eyes_per_person": 1, "workers": workers}
+    seed = settings.seed
+
+    def write_main(out: Path) -> None:
+        write_cohort(out, total, seed, split_shares=shares, **common)
+
+    def write_second_visit(out: Path) -> None:
+        write_cohort(out, settings.second_visit, seed, split_shares=shares, visit=1, device_offset=1, **common)
+
+    def write_pretraining(out: Path) -> None:
+        write_cohort(out, settings.pretraining, settings.pretraining_seed, split_shares=(0.96, 0.04, 0.0), **common)
+
+    def decoys(kind: Decoy, number: int, people: int, shares: tuple[float, float, float]) -> Callable[[Path], None]:
+        def write(out: Path) -> None:
+            write_decoys(out, kind, people, seed + number, split_shares=shares, workers=workers)
+
+        return write
+
+    writers: dict[str, Callable[[Path], None]] = {
+        "main": write_main, SECOND_VISIT: write_second_visit, PRETRAINING: write_pretraining
+    }  # fmt: skip
+    for number, kind in enumerate(DECOYS, start=1):
+        writers[kind] = decoys(kind, number, decoy_total, decoy_shares)
+        writers[f"{kind}_ample"] = decoys(kind, 100 + number, settings.decoy_ample, (0.9, 0.1, 0.0))
+    for name in names:
+        if name == UNFLATTENED:
+            _make_unflattened(folder, settings, preprocessing, workers)
+        else:
+            _make(folder, name, writers[name], preprocessing, workers)
+    return folder
+
+
+def _make(folder: Path, name: str, write: Callable[[Path], None], preprocessing: Preprocessing, workers: int) -> None:
+    place = folder / name
+    if (place / "made.json").is_file():
+        return
+    if not (place / "phantom").is_dir():
+        partial = place / "phantom.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        write(partial)
+        partial.rename(place / "phantom")
+    _ingest([place / "phantom"], place, preprocessing, f"{name}/phantom", workers)
+
+
+def _make_unflattened(folder: Path, settings: Settings, preprocessing: Preprocessing, workers: int) -> None:
+    """Some people of the main cohort, with tilt and curvature kept."""
+    place = folder / UNFLATTENED
+    if (place / "made.json").is_file():
+        return
+    main = Cohort.open(folder, "main")
+    wanted = {"train": settings.boundaries_train, "val": 0, "test": settings.boundaries_test}
+    files = [
+        folder / "main" / "phantom" / main.rows[index]["filepath"].lstrip("/")
+        for split, count in wanted.items()
+        for index in main.indices(split)[:count]
+    ]
+    _ingest(files, place, preprocessing.model_copy(update={"flatten": "none"}), "main/phantom", workers)
+    store, split_of = Store.open(place / "store"), dict(zip(main.people, main.splits, strict=True))
+    store.set_split({person: str(split_of[person]) for person in set(store.table["person_id"])})
+
+
+def _ingest(sources: Sequence[Path], place: Path, preprocessing: Preprocessing, phantoms: str, workers: int) -> None:
+    made = build_store(sources, place / "store", preprocessing, workers=workers)
+    if made["quarantined"]:
+        raise UsageError(f"{made['quarantined']} phantom eyes were refused by ingest: {made['by_reason']}")
+    about = {"phantoms": phantoms, "volumes": made["accepted"] + made["skipped"]}
+    (place / "made.json").write_text(json.dumps(about), encoding="utf-8")

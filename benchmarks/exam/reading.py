@@ -1,0 +1,169 @@
+"""One row through the tasks that need no training of a network: cohorts to tokens, tokens to findings, one by one.
+
+A cohort's tokens are dropped before those of the next are made; a row that was stopped goes on with the next task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.checkpoint import PretrainedEncoder
+from octjepa.errors import UsageError
+from octjepa.phantom import DECOYS, LESIONS
+
+from . import lesion_tasks, measurement_tasks
+from .cohorts import SECOND_VISIT, UNFLATTENED, Cohort
+from .lesion_tasks import EyeProbe, TokenTruth
+from .readings import Projection
+from .results import Finding, Results, RowName
+from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, token_table
+
+
+class Exam:
+    """Cohorts in a folder, and what several rows share: truth of tokens, features of intensity."""
+
+    def __init__(self, folder: Path, results: Results) -> None:
+        self.folder, self.results = folder, results
+        self._cohorts: dict[str, Cohort] = {}
+        self._token_truth: dict[tuple[int, int, int], TokenTruth] = {}
+        self._intensity: dict[tuple[int, int, int], EyeProbe] = {}
+
+    def cohort(self, name: str) -> Cohort:
+        """A cohort, opened once."""
+        if name not in self._cohorts:
+            self._cohorts[name] = Cohort.open(self.folder, name)
+        return self._cohorts[name]
+
+    def token_truth(self, table: TokenTable) -> TokenTruth:
+        """Of the main cohort, for patches of the table's size."""
+        if table.patch not in self._token_truth:
+            self._token_truth[table.patch] = TokenTruth(self.cohort("main"), table)
+        return self._token_truth[table.patch]
+
+    def intensity(self, encoder: PretrainedEncoder) -> EyeProbe:
+        """Intensity of the main cohort's patches by zones, projected: what `added_auroc` starts from."""
+        patch = encoder.recipe.tokens.patch_size
+        if patch not in self._intensity:
+            main = self.cohort("main")
+            zones = token_table(of_intensity(encoder), main, encoder, "intensity").zones()
+            self._intensity[patch] = EyeProbe(main, Projection(zones[main.indices("train")])(zones))
+        return self._intensity[patch]
+
+    def check_unseen(self, encoder: PretrainedEncoder) -> None:
+        """Raises UsageError where the encoder was trained on volumes of the exam."""
+        for name in ("main", *DECOYS):
+            seen = encoder.trained_on & set(self.cohort(name).ids)
+            if seen:
+                raise UsageError(
+                    f"{encoder.name} was trained on {len(seen)} volumes of the exam's cohort {name}: its figures would "
+                    "be of people it has seen. Pretrain on the pretraining cohort, or on other data"
+                )
+
+    def read(self, row: RowName, encoder: PretrainedEncoder, kind: str, about: dict[str, Any]) -> None:
+        """All figures of a row that are missing. kind: encoder, intensity or raw_patches."""
+        self.check_unseen(encoder)
+        makers: dict[str, Callable[[], Featurise]] = {
+            "encoder": lambda: of_encoder(encoder),
+            "intensity": lambda: of_intensity(encoder),
+            "raw_patches": lambda: of_raw_patches(encoder, self.cohort("main")),
+        }
+        reader = _Row(self, row, encoder, makers[kind], kind)
+        for task, findings in reader.tasks():
+            if not self.results.has(row, task):
+                self.results.add(row, task, list(findings()), about)
+
+    def read_covariates(self, row: RowName, about: dict[str, Any]) -> None:
+        """Age, site, study group and scanner, which need no image, through the tasks that read an eye."""
+        main = self.cohort("main")
+        x = covariates(main)
+        if not self.results.has(row, "has_it"):
+            self.results.add(row, "has_it", list(lesion_tasks.has_it(main, EyeProbe(main, x), None)), about)
+        if not self.results.has(row, "severity"):
+            self.results.add(row, "severity", list(measurement_tasks.severity(main, x)), about)
+
+
+class _Row:
+    """The tables of one row; the one of the main cohort is made once and used by three tasks."""
+
+    def __init__(
+        self, exam: Exam, row: RowName, encoder: PretrainedEncoder, featurise: Callable[[], Featurise], kind: str
+    ) -> None:
+        self.exam, self.row, self.encoder, self.make, self.kind = exam, row, encoder, featurise, kind
+
+    @cached_property
+    def featurise(self) -> Featurise:
+        return self.make()
+
+    def table(self, name: str) -> TokenTable:
+        return token_table(self.featurise, self.exam.cohort(name), self.encoder, self.row.name)
+
+    @cached_property
+    def main(self) -> TokenTable:
+        return self.table("main")
+
+    @cached_property
+    def zones(self) -> Float[np.ndarray, "V f"]:
+        return self.main.zones()
+
+    @cached_property
+    def projection(self) -> Projection:
+        return Projection(self.zones[self.exam.cohort("main").indices("train")])
+
+    def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+        main = self.exam.cohort("main")
+        base = None if self.kind == "intensity" else self.exam.intensity
+        yield "where", lambda: lesion_tasks.where(main, self.main, self.exam.token_truth(self.main))
+        yield (
+            "has_it",
+            lambda: lesion_tasks.has_it(
+                main, EyeProbe(main, self.projection(self.zones)), None if base is None else base(self.encoder)
+            ),
+        )
+        yield "severity", lambda: measurement_tasks.severity(main, self.projection(self.zones))
+        yield "same_eye", self._same_eye
+        yield "decoys", self._decoys
+        yield "boundaries", lambda: measurement_tasks.boundaries(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
+
+    def _same_eye(self) -> Iterator[Finding]:
+        second = self.table(SECOND_VISIT).zones()
+        first = self.projection.whitened(self.zones)
+        return measurement_tasks.same_eye(
+            self.exam.cohort("main"), first, self.exam.cohort(SECOND_VISIT), self.projection.whitened(second)
+        )
+
+    def _decoys(self) -> Iterator[Finding]:
+        found: list[Finding] = []
+        for name in DECOYS:
+            cohort = self.exam.cohort(name)
+            zones = self.table(name).zones()
+            found += lesion_tasks.decoys(cohort, Projection(zones[cohort.indices("train")])(zones))
+        yield from found
+        for count in sorted({one.labels for one in found if one.labels is not None}):
+            mean = measurement_tasks.macro([one for one in found if one.labels == count], "decoys", "auroc", count)
+            if mean is not None:
+                yield mean
+
+
+def covariates(cohort: Cohort) -> Float[np.ndarray, "V f"]:
+    """Age, and one-hot site, study group and device, of every volume."""
+    people = cohort.store.participants.set_index("person_id")
+    columns = [(people.loc[list(cohort.people), "age"].to_numpy(float) - 60) / 10]
+    for values in (
+        people.loc[list(cohort.people), "clinical_site"].to_numpy(str),
+        people.loc[list(cohort.people), "study_group"].to_numpy(str),
+        cohort.devices,
+    ):
+        columns += [(values == one).astype(float) for one in np.unique(values)]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def prevalence(cohorts: Sequence[Cohort]) -> dict[str, float]:
+    """Share of eyes with each lesion."""
+    lesions = np.concatenate([cohort.lesions for cohort in cohorts])
+    return {name: round(float(lesions[:, number].mean()), 3) for number, name in enumerate(LESIONS)}

@@ -1,0 +1,130 @@
+"""Figures of the exam, one line each in docs/exam/results.json, written as each row ends; and their resamples.
+
+The resamples stay in the work folder: differences between rows are taken on the same draws of people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octjepa.files import write_atomic, write_json
+from octjepa.metrics.bootstrap import Estimate
+from octjepa.metrics.comparisons import paired_difference, recipe_difference
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure: of which task, from how many labelled eyes or people (None: all, 0: none)."""
+
+    task: str
+    figure: str
+    labels: int | None
+    estimate: Estimate
+
+    @property
+    def key(self) -> str:
+        """Its name among the figures of a row."""
+        return f"{self.task}/{self.figure}/{'all' if self.labels is None else self.labels}"
+
+
+@dataclass(frozen=True)
+class RowName:
+    """A row: its name, the patch that it cuts, the seed of its network (0 without one)."""
+
+    name: str
+    patch: tuple[int, int, int]
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its name in files."""
+        return f"{self.name}-{'x'.join(map(str, self.patch))}-seed{self.seed}".replace("/", "-").replace(":", "-")
+
+
+class Results:
+    """The results in `folder`, and their resamples in `samples`."""
+
+    def __init__(self, folder: Path, samples: Path) -> None:
+        self.path, self.samples = folder / "results.json", samples
+        self.entries: list[Entry] = []
+        if self.path.is_file():
+            self.entries = json.loads(self.path.read_text(encoding="utf-8"))["figures"]
+
+    def has(self, row: RowName, task: str) -> bool:
+        """Whether a row's figures of a task are there, with their resamples."""
+        return (self.samples / f"{row.key}-{task}.npz").is_file() and any(
+            entry["row"] == row.key and entry["task"] == task for entry in self.entries
+        )
+
+    def add(self, row: RowName, task: str, findings: Sequence[Finding], about: Entry) -> None:
+        """Replaces a row's figures of `task` and writes everything. about: the run, its code and recipe."""
+        self.samples.mkdir(parents=True, exist_ok=True)
+        arrays = {one.key: one.estimate.samples for one in findings}
+        draws = {f"draws:{one.key}": np.array(one.estimate.draws_id) for one in findings}
+        write_atomic(
+            self.samples / f"{row.key}-{task}.npz",
+            lambda file: np.savez(file, allow_pickle=False, **arrays, **draws),
+        )
+        self.entries = [entry for entry in self.entries if (entry["row"], entry["task"]) != (row.key, task)]
+        for one in findings:
+            interval = one.estimate.interval()
+            self.entries.append(
+                {
+                    "row": row.key, "name": row.name, "seed": row.seed, "patch": list(row.patch), "task": one.task,
+                    "figure": one.figure, "labels": one.labels, "value": round(one.estimate.value, 5),
+                    "low": _rounded(interval.low), "high": _rounded(interval.high), "n": one.estimate.n,
+                    "people": one.estimate.n_people, "scale": one.estimate.scale, **about,
+                }
+            )  # fmt: skip
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {"figures": self.entries})
+
+    def estimate(self, row: RowName, key: str) -> Estimate | None:
+        """A figure with its resamples; None where it is not there."""
+        task = key.partition("/")[0]
+        path = self.samples / f"{row.key}-{task}.npz"
+        entry = next((one for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+        if entry is None or not path.is_file():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            samples, draws = file[key], str(file[f"draws:{key}"])
+        return Estimate(entry["value"], samples, entry["n"], entry["people"], key, draws, entry["scale"])
+
+    def value(self, row: RowName, key: str) -> float | None:
+        """A figure alone."""
+        return next((one["value"] for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+
+
+def _key_of(entry: Entry) -> str:
+    return f"{entry['task']}/{entry['figure']}/{'all' if entry['labels'] is None else entry['labels']}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def compare(results: Results, ours: Iterable[RowName], theirs: Iterable[RowName], key: str) -> Entry | None:
+    """Mean difference over seeds: {value, low, high, seeds}; the interval holds people, and seeds where there are two.
+
+    A floor without seeds stands for every seed. None where a figure is missing.
+    """
+    pairs = [(results.estimate(a, key), results.estimate(b, key)) for a, b in zip(ours, theirs, strict=True)]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not known:
+        return None
+    values = [a.value - b.value for a, b in known]
+    if len(known) == 1:
+        found = paired_difference(*known[0])
+        low, high = found.low, found.high
+    else:
+        _, recipe, _ = recipe_difference([a for a, _ in known], [b for _, b in known])
+        low, high = recipe.low, recipe.high
+    return {"value": float(np.mean(values)), "low": low, "high": high, "seeds": values}

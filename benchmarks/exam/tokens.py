@@ -1,0 +1,104 @@
+"""Rows of the exam: what turns a volume into tokens, and the tables of all tokens of a cohort.
+
+A row is a network or a floor without one. All rows of an encoder cut the same patches of the same volumes, so that they
+differ in what they say of a patch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from octjepa.checkpoint import PretrainedEncoder
+from octjepa.checkpoint.pooling import TokenFeatures, pool_tokens
+from octjepa.embed.shard import patch_intensity
+from octjepa.progress import bar
+from octjepa.store import CanonicalVolume
+
+from .cohorts import Cohort
+
+_BATCH = 8
+_RAW_SAMPLE = 200  # training eyes whose patches give the principal components of raw voxels
+Featurise = Callable[[Sequence[CanonicalVolume]], list[TokenFeatures]]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTable:
+    """Tokens of all volumes of a cohort, one after the other; those of volume i are `offsets[i]:offsets[i + 1]`."""
+
+    features: Float[np.ndarray, "tokens dim"]
+    index: Int[np.ndarray, " tokens"]  # in the raster order of `grid`
+    offsets: Int[np.ndarray, " volumes+1"]
+    grid: tuple[int, int, int]
+    patch: tuple[int, int, int]
+
+    def of(self, volume: int) -> slice:
+        """The tokens of one volume."""
+        return slice(int(self.offsets[volume]), int(self.offsets[volume + 1]))
+
+    def zones(self) -> Float[np.ndarray, "volumes features"]:
+        """The pooling `zones` of every volume: a mean and a maximum for each region of the grid."""
+        none = np.zeros(0, np.int64)
+        rows = []
+        for volume in range(len(self.offsets) - 1):
+            part = self.of(volume)
+            wide = self.features[part].astype(np.float32)
+            one = TokenFeatures(wide, self.index[part], self.grid, np.ones(len(wide), np.float32))
+            rows.append(pool_tokens(one, none, ("zones",)))
+        return np.stack(rows)
+
+
+def token_table(featurise: Featurise, cohort: Cohort, encoder: PretrainedEncoder, what: str) -> TokenTable:
+    """Tokens of every volume of `cohort`, in 16 bit."""
+    features, index, counts = [], [], [0]
+    with bar(f"{what} on {cohort.name}", len(cohort.ids), "volumes") as progress:
+        for start in range(0, len(cohort.ids), _BATCH):
+            volumes = [cohort.store.read(volume_id) for volume_id in cohort.ids[start : start + _BATCH]]
+            for one in featurise(volumes):
+                features.append(one.features.astype(np.float16))
+                index.append(one.grid_index.astype(np.int32))
+                counts.append(len(one.grid_index))
+                progress.advance()
+    recipe = encoder.recipe
+    return TokenTable(
+        np.concatenate(features), np.concatenate(index), np.cumsum(counts), recipe.grid, recipe.tokens.patch_size
+    )
+
+
+def of_intensity(encoder: PretrainedEncoder) -> Featurise:
+    """Mean, standard deviation, 5th and 95th percentile of each of the encoder's patches."""
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        selected = [encoder.select_tokens(volume) for volume in volumes]
+        return [TokenFeatures(patch_intensity(one.patches), one.grid_index, one.grid, one.tissue) for one in selected]
+
+    return featurise
+
+
+def of_raw_patches(encoder: PretrainedEncoder, cohort: Cohort) -> Featurise:
+    """The voxels of each patch on their first principal components, as many as the encoder is wide."""
+    rng = np.random.default_rng(0)
+    sample = []
+    for volume in cohort.indices("train")[:_RAW_SAMPLE]:
+        patches = encoder.select_tokens(cohort.store.read(cohort.ids[volume])).patches
+        sample.append(patches[rng.permutation(len(patches))[:100]])
+    voxels = np.concatenate(sample)
+    mean = voxels.mean(axis=0)
+    _, _, components = np.linalg.svd(voxels - mean, full_matrices=False)
+    basis = components[: encoder.dim].T.astype(np.float32)
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        selected = [encoder.select_tokens(volume) for volume in volumes]
+        return [TokenFeatures((s.patches - mean) @ basis, s.grid_index, s.grid, s.tissue) for s in selected]
+
+    return featurise
+
+
+def of_encoder(encoder: PretrainedEncoder) -> Featurise:
+    """Frozen tokens of a network."""
+    encoder.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return encoder.encode_volumes

@@ -1,0 +1,128 @@
+"""Pretraining runs of the exam within a budget of CPU-seconds; resumed where they stopped.
+
+The schedule needs the number of updates in advance: it follows from the CPU-seconds of an update, measured once for a
+recipe on this machine and kept beside the runs. `encoders.yaml` names the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from octjepa.config import load_recipe, science_hash
+from octjepa.distributed.runtime import Runtime
+from octjepa.errors import UsageError
+from octjepa.files import write_json
+from octjepa.model import VJEPA3D
+from octjepa.recipe import Recipe
+from octjepa.store import Store
+from octjepa.train.data import choose_cohort
+from octjepa.train.loop import pretrain
+from octjepa.train.optimizer import build_optimizer
+from octjepa.train.step import accumulate
+from octjepa.views.loader import training_batches
+
+from .settings import RECIPE
+
+ENCODERS = Path(__file__).with_name("encoders.yaml")
+_WARM_UP, _MEASURED = 3, 12  # updates
+_CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One encoder: overrides of the exam's recipe, CPU-minutes of a run, seeds."""
+
+    name: str
+    overrides: tuple[str, ...]
+    cpu_minutes: float
+    seeds: tuple[int, ...]
+
+    def recipe(self, seed: int, updates: int = 1) -> Recipe:
+        """The recipe of a seed."""
+        every = max(1, updates // _CHECKPOINTS)
+        return load_recipe(
+            RECIPE,
+            [
+                *self.overrides, f"train.seed={seed}", f"train.max_updates={updates}",
+                f"checkpoint.every_updates={every}", "checkpoint.keep_last=1",
+                f"monitor.every_updates={max(1, updates // 8)}", "tracking.pictures_every_updates=null",
+            ],
+        )  # fmt: skip
+
+
+def read_plans(path: Path = ENCODERS) -> list[Plan]:
+    """The runs of `encoders.yaml`. Raises UsageError where a name is given twice."""
+    given: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    plans = [
+        Plan(name, tuple(one.get("overrides", ())), float(one["cpu_minutes"]), tuple(one["seeds"]))
+        for name, one in given.items()
+    ]
+    if not plans:
+        raise UsageError(f"{path} names no encoder")
+    return plans
+
+
+def run_folder(work: Path, plan: Plan, seed: int) -> Path:
+    """Where a run lies: whatever changes its result changes the folder."""
+    digest = science_hash(plan.recipe(0))[:8]
+    return work / "runs" / f"{plan.name}-{digest}-{plan.cpu_minutes:g}min-seed{seed}"
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the run in `folder` has ended."""
+    return (folder / "trained.json").is_file()
+
+
+def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
+    """Trains a run, or goes on with it; returns its folder. Raises as `octjepa.train.loop.pretrain`."""
+    folder = run_folder(work, plan, seed)
+    if is_trained(folder):
+        return folder
+    store = Store.open(store_path)
+    each = _seconds_per_update(work / "seconds_per_update.json", plan.recipe(0), store)
+    schedule = folder / "schedule.json"
+    if not schedule.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        updates = max(20, int(plan.cpu_minutes * 60 / each))
+        write_json(schedule, {"updates": updates, "cpu_seconds_per_update": each})
+    updates = int(json.loads(schedule.read_text(encoding="utf-8"))["updates"])
+    recipe, out = plan.recipe(seed, updates), folder / "run"
+    started = time.process_time()
+    summary = pretrain(recipe, store, out, resume=(out / "run.json").is_file())
+    write_json(
+        folder / "trained.json",
+        {
+            "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": updates,
+            "views": updates * recipe.train.global_batch, "cpu_minutes_of_last_start":
+            round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
+        },
+    )  # fmt: skip
+    return folder
+
+
+def _seconds_per_update(path: Path, recipe: Recipe, store: Store) -> float:
+    """CPU-seconds of an update of a recipe on this machine, measured where it is not known yet."""
+    known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    key = f"{science_hash(recipe)[:16]}-{torch.get_num_threads()}"
+    if key not in known:
+        runtime, (_, dataset) = Runtime(recipe.train.precision), choose_cohort(store, recipe)
+        model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+        optimizer = build_optimizer(model, recipe.train)
+        started = 0.0
+        for update, batch in enumerate(training_batches(dataset, 0, _WARM_UP + _MEASURED, 0)):
+            if update == _WARM_UP:
+                started = time.process_time()
+            accumulate(model, batch, recipe, runtime, update)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        known[key] = (time.process_time() - started) / _MEASURED
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known)
+    return known[key]

@@ -1,0 +1,66 @@
+"""Truth in the canonical grid: lesions of each patch, and the depth of retinal surfaces in every A-scan."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from octjepa.phantom import LESIONS, SURFACES
+from octjepa.store.native_mapping import NativeMap
+
+from .cohorts import Cohort
+
+BOUNDARIES = ("ilm", "ipl_inl", "opl_onl", "bm")
+COLUMNS = 4  # coarse columns of the truth, in voxels
+Grid = tuple[int, int, int]
+
+
+def lesion_shares(
+    cohort: Cohort, index: int, patch: Grid, tokens: Int[np.ndarray, " k"]
+) -> Float[np.ndarray, "k lesions"]:
+    """Share of each lesion in the patches `tokens` (raster order) of a volume's centred view."""
+    native, inside = _native_voxels(cohort, index)
+    truth = cohort.truth(index)
+    frame = cohort.frames(index, native[..., 0])
+    (d, h, c), (p, q, r) = inside.shape, (patch[0], patch[1], patch[2] // COLUMNS)
+    shares = np.zeros((len(tokens), len(LESIONS)), np.float32)
+    for number, name in enumerate(LESIONS):
+        if name in truth.masks:
+            hit = truth.masks[name][frame, native[..., 1], native[..., 2]] & inside  # [D, H, C]
+            tiles = hit.reshape(d // p, p, h // q, q, c // r, r).mean(axis=(1, 3, 5), dtype=np.float32)
+            shares[:, number] = tiles.reshape(-1)[tokens]
+    return shares
+
+
+def boundary_depths(cohort: Cohort, index: int) -> Float[np.ndarray, "boundaries D C"]:
+    """Depth index of each of `BOUNDARIES` in the centred view; NaN where it lies outside the scan or the view."""
+    preprocessing = cohort.store.preprocessing
+    (depth, height, width), margin = preprocessing.image_size, np.array(preprocessing.margin)
+    columns = np.arange(width // COLUMNS) * COLUMNS + (COLUMNS - 1) / 2
+    grid = np.stack(np.meshgrid(np.arange(depth), [height / 2], columns, indexing="ij"), axis=-1).reshape(-1, 3)
+    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    at = np.rint(native.to_native(grid + margin)).astype(np.int64)  # [P, 3]
+    inside = ((at >= 0) & (at < np.array(native.shape)))[:, [0, 2]].all(axis=1)
+    at = np.clip(at, 0, np.array(native.shape) - 1)
+    truth = cohort.truth(index)
+    found = np.full((len(BOUNDARIES), len(at)), np.nan, np.float32)
+    for number, name in enumerate(BOUNDARIES):
+        surface = truth.surfaces_px[SURFACES.index(name)]
+        depths = surface[cohort.frames(index, at[:, 0]), at[:, 2]]
+        points = np.stack([at[:, 0], depths, at[:, 2]], axis=1).astype(float)
+        seen = native.to_canonical(points)[:, 1] - margin[1]
+        found[number] = np.where(inside & (seen >= 0) & (seen < height), seen, np.nan)
+    return found.reshape(len(BOUNDARIES), depth, -1)
+
+
+def _native_voxels(cohort: Cohort, index: int) -> tuple[Int[np.ndarray, "D H C 3"], Bool[np.ndarray, "D H C"]]:
+    """Nearest native voxel of each position of the centred view (columns taken in fours), and whether it is inside."""
+    preprocessing = cohort.store.preprocessing
+    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    (depth, height, width), margin = preprocessing.image_size, np.array(preprocessing.margin)
+    axes = np.arange(depth), np.arange(height), np.arange(width // COLUMNS) * COLUMNS + (COLUMNS - 1) / 2
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1) + margin
+    at = np.rint(native.to_native(grid.reshape(-1, 3))).astype(np.int64).reshape(grid.shape)
+    last = np.array(native.shape) - 1
+    inside = ((at >= 0) & (at <= last)).all(axis=-1)
+    return np.clip(at, 0, last), inside

@@ -1,0 +1,119 @@
+"""How rows are read and compared: on features whose answer is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.exam import page, training
+from benchmarks.exam.lesion_tasks import auroc, difference
+from benchmarks.exam.measurement_tasks import macro
+from benchmarks.exam.openings import open_seal
+from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores, ridge_values
+from benchmarks.exam.results import Finding, Results, RowName, compare
+
+from octjepa.errors import UsageError
+from octjepa.metrics.bootstrap import Draws
+
+PATCH = (4, 8, 8)
+PEOPLE = np.array([f"p{number:03d}" for number in range(120)])
+TRUTH = np.arange(120) % 2 == 0
+
+
+def finding(scores: np.ndarray, draws: Draws, task: str = "has_it") -> Finding:
+    return Finding(task, "auroc", 30, auroc(TRUTH, [scores], draws, PEOPLE, "lesion"))
+
+
+def test_labelled_people_are_nested_half_with_the_lesion_and_repeat() -> None:
+    candidates, has = np.arange(200), np.arange(200) < 40
+    small, large = (draw_labelled(candidates, has, count, "people", 0, 0) for count in (10, 30))
+    assert small is not None
+    assert large is not None
+    assert set(small) <= set(large)
+    assert has[large].sum() == 15
+    again = draw_labelled(candidates, has, 30, "people", 0, 0)
+    assert again is not None
+    assert (again == large).all()
+    assert draw_labelled(candidates, has, 30, "people", 0, 1) is not None
+    assert draw_labelled(candidates, np.arange(200) < 1, 10, "people", 0, 0) is None
+
+
+def test_a_signal_among_many_features_is_read_and_noise_is_not() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 300))
+    y = rng.random(400) < 0.5
+    x[:, 7] += 3 * y
+    project = Projection(x[:200])
+    strength = choose_strength(project(x[:200]), y[:200])
+    scores = logistic_scores(project(x[:200]), y[:200], project(x[200:]), strength)
+    draws = Draws([str(number) for number in range(200)], 100, 0)
+    people = np.array([str(number) for number in range(200)])
+    assert auroc(y[200:], [scores], draws, people, "signal").value > 0.7
+    noise = rng.normal(size=(200, 300))
+    assert abs(auroc(y[200:], [noise[:, 0]], draws, people, "noise").value - 0.5) < 0.12
+    values = ridge_values(project(x[:200]), y[:200].astype(float), project(x[200:]))
+    assert np.corrcoef(values, y[200:])[0, 1] > 0.4
+
+
+def test_whitened_components_have_unit_variance_over_training_eyes() -> None:
+    x = np.random.default_rng(0).normal(size=(300, 20)) * np.arange(1, 21)
+    assert np.allclose(Projection(x, 10).whitened(x).std(axis=0), 1, atol=0.02)
+
+
+def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -> None:
+    rng, draws = np.random.default_rng(0), Draws(PEOPLE.tolist(), 300, 0)
+    results = Results(tmp_path / "out", tmp_path / "samples")
+    names = {"mae": 3.0, "untrained:mae": 0.3, "intensity": 0.3}
+    for name, effect in names.items():
+        for seed in (0, 1) if name != "intensity" else (0,):
+            scores = rng.normal(size=120) + effect * TRUTH
+            results.add(RowName(name, PATCH, seed), "has_it", [finding(scores, draws)], {"run": "x"})
+    again = Results(tmp_path / "out", tmp_path / "samples")
+    assert again.has(RowName("mae", PATCH, 1), "has_it")
+    assert not again.has(RowName("mae", PATCH, 1), "where")
+    ours, twins = ([RowName(name, PATCH, seed) for seed in (0, 1)] for name in ("mae", "untrained:mae"))
+    found = compare(again, ours, twins, "has_it/auroc/30")
+    assert found is not None
+    assert found["low"] > 0.1
+    same = compare(again, twins, twins, "has_it/auroc/30")
+    assert same is not None
+    assert same["value"] == 0
+    page.write_page(again, tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "`mae` less its untrained twin" in text
+    assert "`mae` less intensity" in text
+    assert page.MISSING in text
+
+
+def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
+    draws = Draws(PEOPLE.tolist(), 200, 0)
+    scores = np.random.default_rng(1).normal(size=120) + TRUTH
+    one = finding(scores, draws).estimate
+    assert not difference(one, one).samples.any()
+    mean = macro([Finding("decoys", "a", 30, one), Finding("decoys", "b", 30, one)], "decoys", "auroc", 30)
+    assert mean is not None
+    assert mean.estimate.value == one.value
+    assert macro([], "decoys", "auroc", 30) is None
+
+
+def test_the_seal_is_opened_once(tmp_path: Path) -> None:
+    open_seal(tmp_path, again=False)
+    with pytest.raises(UsageError, match=r"opened on .*--again"):
+        open_seal(tmp_path, again=False)
+    open_seal(tmp_path, again=True)
+    assert (tmp_path / "openings.json").read_text(encoding="utf-8").count("date") == 2
+
+
+def test_every_plan_makes_a_recipe_and_a_change_makes_another_folder(tmp_path: Path) -> None:
+    plans = training.read_plans()
+    folders = {training.run_folder(tmp_path, plan, seed) for plan in plans for seed in plan.seeds}
+    assert len(folders) == sum(len(plan.seeds) for plan in plans)
+    for plan in plans:
+        assert plan.recipe(3, 40).train.max_updates == 40
+
+
+def test_a_list_without_encoders_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.yaml").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="names no encoder"):
+        training.read_plans(tmp_path / "none.yaml")
