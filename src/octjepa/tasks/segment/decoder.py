@@ -71,8 +71,8 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        features: Sequence[Float[Tensor, "k dim"]],
-        index: Sequence[Int[Tensor, " k"]],
+        features: Sequence[Float[Tensor, "_ dim"]],
+        index: Sequence[Int[Tensor, " _"]],
         image: Float[Tensor, "b 1 d h w"],
     ) -> Float[Tensor, "b classes d h w"]:
         empty = self.missing.expand(math.prod(self.grid), -1)

@@ -74,7 +74,7 @@ def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
     return Window(patches, token_positions(index, recipe), index, table[view])
 
 
-def encode(network: nn.Module, windows: Sequence[Window]) -> list[Float[Tensor, "k dim"]]:
+def encode(network: nn.Module, windows: Sequence[Window]) -> list[Float[Tensor, "_ dim"]]:
     """Features of each window's tokens, on the network's device; windows of equal counts share a forward pass."""
     device = next(network.parameters()).device
     found: dict[int, Tensor] = {}
