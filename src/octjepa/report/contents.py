@@ -59,7 +59,7 @@ class ProbeContents:
     """probe.json or results.json: rows {name, target, probe, pool, metric, value, low, high, n} and the comparisons.
 
     `paired` is the comparison fixed before the test figures were read, `comparisons` the same of every other row,
-    `baselines` those of the same encoder to the other baselines.
+    `baselines` those of the same encoder to the other baselines. `labelled`: rows by number of labelled people.
     """
 
     rows: list[dict[str, Any]]
@@ -68,6 +68,7 @@ class ProbeContents:
     baselines: list[dict[str, Any]]
     faults: list[dict[str, str]]
     notes: list[str]
+    labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,8 @@ def _read_probe(path: Path) -> ProbeContents:
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
     lists = (data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes"))
     paired = data.get("paired") or None
-    return ProbeContents(rows, paired if isinstance(paired, dict) else None, *lists)
+    labelled = data.get("labelled") or {}
+    return ProbeContents(rows, paired if isinstance(paired, dict) else None, *lists, labelled)
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:

@@ -17,6 +17,7 @@ from octjepa.report.cohort import accepted_files, refused_files, run_flow, summa
 from octjepa.report.contents import Contents, Kind, Missing
 from octjepa.report.figures import curves, eyes, forest, masks, tokens
 from octjepa.report.headlines import PREDICTORS
+from octjepa.report.label_curve import label_curve
 from octjepa.store import Store
 
 _ALL: tuple[Kind, ...] = get_args(Kind)
@@ -226,6 +227,7 @@ def _probe(contents: Contents) -> Built:
             "differences": [],
             "paired": probe.paired,
             "paired_drawing": drawing,
+            "label_curve": label_curve(probe.labelled, probe.rows, probe.paired),
         }
     missing = [] if values["groups"] else [Missing("the probe", "probe.json holds no row", "octjepa probe")]
     return values, missing

@@ -1,0 +1,40 @@
+"""The table of figures by number of labelled people, and where it stands on the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from octjepa.report import write_report
+from octjepa.report.label_curve import label_curve
+
+READING = {"target": "macro", "metric": "auroc", "probe": "linear", "pool": "mean_std_max"}
+
+
+def test_the_reading_that_paired_named_stands_at_every_number_and_at_all() -> None:
+    few = [{"name": "ours", **READING, "value": 0.6}, {"name": "ours", **READING, "metric": "auprc", "value": 0.1}]
+    rows = [{"name": "ours", **READING, "value": 0.8}, {"name": "histogram", **READING, "pool": "none", "value": 0.5}]
+    curve = label_curve({"10": {"rows": few}, "999": {"rows": []}}, rows, READING)
+    assert curve is not None
+    assert curve["columns"] == ["10 people", "999 people", "all"]
+    assert [[one and one["value"] for one in row["results"]] for row in curve["rows"]] == [
+        [0.6, None, 0.8],
+        [None, None, 0.5],
+    ]
+    assert label_curve({}, rows, READING) is None
+    assert label_curve({"10": {"rows": few}}, rows, None) is None
+    assert label_curve({"10": {"rows": []}}, rows, READING) is None
+
+
+def test_the_page_shows_it_below_the_probe(demo: Path) -> None:
+    probe = json.loads((demo / "probe.json").read_text(encoding="utf-8"))
+    few = [{**row, "value": 0.61} for row in probe["rows"] if row["target"] == "macro"]
+    probe["labelled"] = {"10": {"rows": few, "comparisons": [], "left_out": []}}
+    (demo / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
+    text = write_report(demo).read_text(encoding="utf-8")
+    section = text[text.index('id="probe"') :]
+    table = section[section.index("With fewer labels") :].split("</table>")[0]
+    words = " ".join(re.sub(r"<[^>]+>", " ", table).split())
+    assert "10 people all" in words
+    assert words.count("0.610") == 5
