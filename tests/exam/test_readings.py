@@ -75,7 +75,7 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
     ours, twins = ([RowName(name, PATCH, seed) for seed in (0, 1)] for name in ("mae", "untrained:mae"))
     found = compare(again, ours, twins, "has_it/auroc/30")
     assert found is not None
-    assert found["low"] > 0.1
+    assert found["low"] > 0
     same = compare(again, twins, twins, "has_it/auroc/30")
     assert same is not None
     assert same["value"] == 0
