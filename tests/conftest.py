@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,10 @@ from jaxtyping import install_import_hook
 
 # Before anything imports NumPy's or torch's thread pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A suite that a shell runs in the background ignores SIGINT, and so would the processes that it stops by it.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every call into these packages is checked against the shapes and types of its signature. The hook has to be in
 # place before octjepa is imported, which is why no test imports octjepa in this file's head.

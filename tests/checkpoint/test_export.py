@@ -29,6 +29,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return out
 
 
+@pytest.mark.slow
 def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
     files = export(run, "safetensors", tmp_path / "out")
     assert files == ["model.safetensors", "README.md", "SHA256SUMS"]

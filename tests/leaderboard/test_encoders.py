@@ -93,6 +93,7 @@ def test_video_weights_see_b_scans_as_frames(tmp_path):
     assert np.array_equal(encoder.tokens(unseen), tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "arguments", "width"),
     [

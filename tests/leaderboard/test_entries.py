@@ -130,6 +130,7 @@ def test_what_pretraining_saw_is_left_out(run: Path, store: MemoryStore, labels:
         run_board([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
 
 
+@pytest.mark.slow
 def test_the_verb_says_what_the_contract_names(made: Any, tmp_path: Path) -> None:
     table, labels, _ = made
     words = ["leaderboard", table("good", 2.5), table("poor", 0.0), "--labels", labels, "--target", "lesion0"]

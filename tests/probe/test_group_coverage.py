@@ -95,6 +95,7 @@ def test_labels_in_one_cell_are_a_target_each(cohort: Cohort, run_probe: Callabl
         )
 
 
+@pytest.mark.slow
 def test_ordered_grades_use_their_order(
     cohort: Cohort, run_probe: Callable[..., ProbeResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def kill_at() -> Iterator[Any]:
         yield doom
 
 
+@pytest.mark.slow
 def test_alarms_and_lost_volumes_stand_there_once_whatever_was_killed(
     tmp_path: Path, nervous: None, kill_at: Any
 ) -> None:

@@ -30,6 +30,7 @@ def reasons(files: list[SourceFile], workers: int = 2, seconds: float = 60) -> d
     return {file.name: (row["refused"]["reason"], row["refused"].get("detail", "")) for file, row in refusals}
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_its_process_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     names = ["a", "segfault.dcm", "b", "slow.1", "killed.dcm", "c", "once.dcm", "d", "e", "f"]
     refusals = reasons(sources(tmp_path, *names))

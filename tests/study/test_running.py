@@ -88,6 +88,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--budget", "9", "--seeds", "0,1"]
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_where_it_was(
     arguments: list[str], tmp_path: Path, line: type[Line], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert len(line.ran) == count
 
 
+@pytest.mark.slow
 def test_runs_go_side_by_side_and_what_an_update_costs_is_measured_alone(
     arguments: list[str], tmp_path: Path, line: type[Line]
 ) -> None:

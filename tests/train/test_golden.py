@@ -147,6 +147,7 @@ def longer_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(setup, "build_optimizer", build)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lighter_loss, faster_target, other_masks, longer_memory], ids=lambda f: f.__name__)
 def test_a_small_change_of_what_is_learned_is_seen(
     change: Callable[[pytest.MonkeyPatch], None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_without_a_store_epochs_count_the_expected_volumes():
     assert unknown["volumes_known"] is False
 
 
+@pytest.mark.timeout(900)  # bf16 that is emulated takes minutes
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
 @pytest.mark.parametrize(

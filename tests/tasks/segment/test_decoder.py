@@ -59,6 +59,7 @@ def volumes(split: str) -> Sequence[Callable[[], LabelledVolume]]:
 PRIOR = PositionPrior.from_labels((read()[1] for read in volumes("train")), 2, 4)
 
 
+@pytest.mark.slow
 def test_trained_it_beats_the_prior_and_the_encoder_is_as_it_was(encoder: PretrainedEncoder) -> None:
     before = copy.deepcopy(encoder.encoder.state_dict())
     head, update, found = decoder.train(encoder, DecoderRecipe(updates=24, lr=1e-2), 0, PRIOR, volumes)
