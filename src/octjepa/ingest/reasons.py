@@ -48,7 +48,7 @@ REASONS: dict[str, Reason] = {
     "no_decoder": Reason(
         "no installed library reads this transfer syntax or format", "install octjepa with the extra that is named"
     ),
-    "unsupported_pixels": Reason("values that are no greyscale scan", "export the scan itself, as grey values"),
+    "unsupported_pixels": Reason("values that are no greyscale scan", "export the scan itself, as intensities"),
     "axes_ambiguous": Reason(
         "neither spacing nor content tells which axis is slice, depth and width",
         "write the spacing into the header, or store it as [slice, depth, width]",
