@@ -17,7 +17,14 @@ from octjepa.errors import RecipeError
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
 from octjepa.objective.base import Prediction, gather_tokens, get_objective
-from octjepa.objective.loss import distance_weight, sigreg, token_steps, training_loss, variance_covariance
+from octjepa.objective.loss import (
+    distance_weight,
+    sigreg,
+    token_steps,
+    training_loss,
+    variance_covariance,
+    visible_weight,
+)
 from octjepa.recipe import ObjectiveRecipe
 from synthetic import small_recipe
 
@@ -122,6 +129,37 @@ def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
     light = ObjectiveRecipe(name="vjepa_dense", visible_weight=0.1)
     faint = training_loss(light, outcome, positions, context, target, 0)[0].detach()
     assert float(faint) == pytest.approx(hidden + 0.1 * visible / 40, rel=1e-5)
+
+
+def test_dense_fuses_its_depths_and_has_a_head_for_visible_tokens() -> None:
+    """An MLP as wide as the encoder leads into the predictor; each of the two last layers moves its tokens alone."""
+    model, before, inputs = predicted("vjepa_dense")
+    enter, own, other = model.predictor.enter, model.predictor.leave_visible, model.predictor.leave
+    assert [tuple(enter[n].weight.shape) for n in (0, 2)] == [(192, 768), (96, 192)]
+    assert isinstance(enter[1], torch.nn.GELU)
+    with torch.no_grad():
+        own.bias += 1.0
+        after = model.predict(*inputs)
+        assert torch.equal(after.predicted, before.predicted)
+        assert torch.allclose(after.visible[0], before.visible[0] + 1.0, atol=1e-5)
+        other.bias += 1.0
+        assert torch.equal(model.predict(*inputs).visible[0], after.visible[0])
+    assert VJEPA3D("vjepa").predictor.leave_visible is None
+    assert isinstance(VJEPA3D("vjepa").predictor.enter, torch.nn.Linear)
+
+
+def test_the_weight_of_visible_tokens_rises() -> None:
+    recipe = ObjectiveRecipe(name="vjepa_dense")
+    weights = [visible_weight(recipe, update, 1000) for update in range(1000)]
+    assert weights[0] == pytest.approx(0.005)
+    assert weights[49] == pytest.approx(0.25)
+    assert weights[99:] == [0.5] * 901
+    assert visible_weight(ObjectiveRecipe(name="vjepa_dense", visible_warmup=0.0), 0, 1000) == 0.5
+    _, outcome, (_, _, positions, context, target) = predicted("vjepa_dense")
+    loss, parts = training_loss(recipe, outcome, positions, context, target, 49, 1000)
+    assert float(loss.detach()) == pytest.approx(float(parts["hidden"] + 0.25 * parts["visible"]))
+    with pytest.raises(ValueError, match="visible_warmup is unused by vjepa"):
+        ObjectiveRecipe(name="vjepa", visible_warmup=0.1)
 
 
 def test_dense_supervises_every_depth() -> None:

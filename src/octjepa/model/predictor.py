@@ -15,7 +15,9 @@ class TransformerPredictor(nn.Module):
     """Context features and their positions, plus mask tokens at target positions -> the targets there (V-JEPA 2).
 
     `in_features` and `out_features` are the widths of a context feature and of a prediction: the encoder's width times
-    the supervised depths, or a patch's voxels.
+    the supervised depths, or a patch's voxels. `fusion` is the width of the hidden layer of an MLP that fuses several
+    depths of a context feature; None: one linear layer. `visible_head`: visible positions have a last layer of their
+    own (both as in V-JEPA 2.1), instead of that of hidden ones.
     """
 
     def __init__(
@@ -27,14 +29,19 @@ class TransformerPredictor(nn.Module):
         heads: int,
         positions: str = "rope",
         rope: Rope = ROPE_BASE,
+        fusion: int | None = None,
+        visible_head: bool = False,
     ) -> None:
         super().__init__()
         self.width, self.heads, self.positions, self.rope = width, heads, positions, rope
-        self.enter = nn.Linear(in_features, width)
+        self.enter: nn.Module = nn.Linear(in_features, width)
+        if fusion is not None:
+            self.enter = nn.Sequential(nn.Linear(in_features, fusion), nn.GELU(), nn.Linear(fusion, width))
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.blocks = Stack(width, depth, heads)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.leave = nn.Linear(width, out_features)
+        self.leave_visible = nn.Linear(width, out_features) if visible_head else None
         initialise(self, self.blocks.output_layers())
         nn.init.trunc_normal_(self.mask_token, std=0.02)
 
@@ -54,7 +61,10 @@ class TransformerPredictor(nn.Module):
             tokens = tokens + sincos(positions, self.width)
         else:
             tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled", self.rope)
-        predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables))).float()
+        found, visible = self.norm(self.blocks(tokens, tables)), embedded.shape[1]
+        if self.leave_visible is not None:
+            return self.leave_visible(found[:, :visible]).float(), self.leave(found[:, visible:]).float()
+        predicted: Tensor = self.leave(found).float()
         return predicted[:, : embedded.shape[1]], predicted[:, embedded.shape[1] :]
 
 

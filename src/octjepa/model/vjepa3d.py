@@ -72,6 +72,8 @@ class VJEPA3D(nn.Module):
                 size.predictor_heads,
                 positions,
                 rope,
+                size.width if len(self.depths) > 1 else None,
+                self.objective.supervises_visible,
             )
         self.target_encoder = copy.deepcopy(self.context_encoder).requires_grad_(False)
         for stack in (module for module in self.modules() if isinstance(module, Stack)):

@@ -41,6 +41,15 @@ def token_steps(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> F
     return torch.stack(positions, dim=-1).float()
 
 
+def visible_weight(recipe: ObjectiveRecipe, update: int, total: int | None = None) -> float:
+    """The weight of the loss at visible tokens at `update` (from 0) of `total`: it rises linearly to the recipe's.
+
+    At first a visible token is easily repeated and a hidden one is not predicted yet (V-JEPA 2.1).
+    """
+    warmup = 0.0 if total is None else recipe.share_of_visible_warmup * total
+    return recipe.weight_of_visible * min(1.0, (update + 1) / max(warmup, 1.0))
+
+
 def training_loss(
     recipe: ObjectiveRecipe,
     prediction: Prediction,
@@ -48,19 +57,21 @@ def training_loss(
     context: Int[Tensor, "b n"],
     target: Int[Tensor, "b m"],
     update: int,
+    total: int | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps.
+    """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps; `total` are the
+    updates of the run, None where nothing warms up.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
     which measure the spread within what they are given.
     """
     objective = get_objective(recipe.name)
-    total = objective.loss(prediction.predicted, prediction.target)
-    parts = {"hidden": total.detach()}
+    loss = objective.loss(prediction.predicted, prediction.target)
+    parts = {"hidden": loss.detach()}
     if prediction.visible is not None:
         visible = objective.visible_loss(*prediction.visible, distance_weight(steps, context, target))
         parts["visible"] = visible.detach()
-        total = total + recipe.weight_of_visible * visible
+        loss = loss + visible_weight(recipe, update, total) * visible
     features = prediction.context.flatten(0, 1)  # [b, n, w] -> [b n, w]
     terms: dict[str, tuple[float | None, Callable[[], Tensor]]] = {
         "variance_covariance": (recipe.variance_covariance, lambda: variance_covariance(features)),
@@ -73,8 +84,8 @@ def training_loss(
             value = term()
         parts[name] = value.detach()
         if weight > 0:
-            total = total + weight * value
-    return total, parts
+            loss = loss + weight * value
+    return loss, parts
 
 
 def variance_covariance(features: Float[Tensor, "n w"]) -> Float[Tensor, ""]:

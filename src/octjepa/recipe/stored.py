@@ -26,4 +26,6 @@ def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
             recipe["model"].setdefault("rope_base", 10_000.0)
         if recipe.get("objective", {}).get("name") == "mae":
             recipe["objective"]["name"] = "mae_patch_norm"
+    if recipe.get("objective", {}).get("name") == "vjepa_dense":
+        recipe["objective"].setdefault("visible_warmup", 0.0)
     return recipe

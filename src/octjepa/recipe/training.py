@@ -111,6 +111,7 @@ class ObjectiveRecipe(Section):
 
     name: Annotated[str, AfterValidator(_known_objective)] = "vjepa"
     visible_weight: Annotated[float, Field(ge=0)] | None = None
+    visible_warmup: Share | None = None  # of the run, over which that weight rises from 0; 0.1 unless given
     variance_covariance: Annotated[float, Field(ge=0)] | None = None
     sigreg: Annotated[float, Field(ge=0)] | None = None
     ema_horizon: Annotated[float, Field(gt=0, le=0.1)] | None = None
@@ -130,8 +131,9 @@ class ObjectiveRecipe(Section):
 
     @model_validator(mode="after")
     def _visible_weight_is_used(self) -> ObjectiveRecipe:
-        if self.visible_weight is not None and not OBJECTIVES.get(self.name).supervises_visible:
-            raise ValueError(f"objective.visible_weight is unused by {self.name}: drop it, or say vjepa_dense")
+        for key in ("visible_weight", "visible_warmup"):
+            if getattr(self, key) is not None and not OBJECTIVES.get(self.name).supervises_visible:
+                raise ValueError(f"objective.{key} is unused by {self.name}: drop it, or say vjepa_dense")
         return self
 
     @property
@@ -157,6 +159,11 @@ class ObjectiveRecipe(Section):
     def weight_of_visible(self) -> float:
         """The weight of the loss at visible tokens."""
         return 0.5 if self.visible_weight is None else self.visible_weight
+
+    @property
+    def share_of_visible_warmup(self) -> float:
+        """The share of the run over which the weight of visible tokens rises."""
+        return 0.1 if self.visible_warmup is None else self.visible_warmup
 
 
 class TrainRecipe(Section):

@@ -155,7 +155,7 @@ class Trainer:
 
             # Forward and backward, until the micro-batches fit into the memory of every rank; flags of all ranks.
             while True:
-                step = partial(accumulate, model, batch, recipe, runtime, update)
+                step = partial(accumulate, model, batch, recipe, runtime, update, total=run.total)
                 values = self.micro_batcher.try_step(model, step, update)
                 flags = self.sync_flags(batch, out_of_memory=values is None, without_batch=failure is not None)
                 if flags.without_batch or not flags.out_of_memory:

@@ -11,7 +11,10 @@ from octjepa.objective.methods.vjepa import VJEPA
 
 @register_objective("vjepa_dense")
 class DenseVJEPA(VJEPA):
-    """V-JEPA's loss at hidden tokens, plus the same at visible ones, which counts less far from a mask."""
+    """V-JEPA's loss at hidden tokens, plus the same at visible ones, which counts less far from a mask.
+
+    The four depths enter the predictor through an MLP, and visible tokens leave it by a head of their own.
+    """
 
     target_depths = 4
     supervises_visible = True
