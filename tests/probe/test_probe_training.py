@@ -190,20 +190,20 @@ def test_attention_is_a_share_of_the_tokens_in_any_order_and_of_no_filling() -> 
     assert torch.allclose(network(TokenBatch(features, coordinates, valid)), network(part), atol=1e-6)
 
 
-def test_the_place_of_a_token_is_read_where_only_the_place_matters(tmp_path: Path) -> None:
+def test_the_position_of_a_token_is_read_where_nothing_else_differs(tmp_path: Path) -> None:
     """Every volume holds the same twelve tokens; in diseased eyes the first one lies in the left half of the grid."""
     rng = np.random.default_rng(6)
     sick, tokens = rng.integers(0, 2, 240), rng.normal(size=(12, 8))
-    places = np.stack([rng.permutation(12) for _ in range(240)])
+    positions = np.stack([rng.permutation(12) for _ in range(240)])
     for volume, left in enumerate(sick):
         wanted = rng.integers(0, 6) if left else rng.integers(6, 12)
-        other = int(np.flatnonzero(places[volume] == wanted)[0])
-        places[volume, [0, other]] = places[volume, [other, 0]]
+        other = int(np.flatnonzero(positions[volume] == wanted)[0])
+        positions[volume, [0, other]] = positions[volume, [other, 0]]
     ids, block = [f"v{number:03d}" for number in range(240)], np.tile(tokens, (240, 1, 1))
     target, found = target_of(sick), {}
-    for name, positions in (("known", places), ("unknown", np.zeros_like(places))):
+    for name, given in (("known", positions), ("unknown", np.zeros_like(positions))):
         (tmp_path / name).mkdir()
-        token_folder.write_part(tmp_path / name, "a", token_part(block, block, positions))
+        token_folder.write_part(tmp_path / name, "a", token_part(block, block, given))
         about = {"encoder": "e", "weights": "w", "contract": "c" * 64, "dim": 8, "grid": [1, 1, 12]}
         token_folder.write_index(tmp_path / name, {"a": ids}, about)
         folder, how = TokenFolder.open(tmp_path / name), plan_selection(target, people(240), 0)
