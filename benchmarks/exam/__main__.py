@@ -22,7 +22,7 @@ from octjepa.files import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.phantom import DECOYS
 
-from . import ceiling, training
+from . import ceiling, real_tasks, training
 from .cohorts import PRETRAINING, Cohort, cohort_names, make_cohorts
 from .openings import code, open_seal
 from .page import CNN, row_names, write_page
@@ -114,8 +114,13 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
                 twin = _untrained(plan, seed)
                 row = RowName(f"untrained:{plan.name}", twin.recipe.tokens.patch_size, seed)
                 exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)})
+        row = RowName("graders", (0, 0, 0))
+        if not results.has(row, "real_boundaries"):
+            recipe = plans[0].recipe(0)
+            results.add(row, "real_boundaries", real_tasks.read_boundaries(folder, None, recipe), about)
         write_page(results, out)
     if given.ceilings or everything:
+        _unet(exam, plans[0], about)
         _ceilings(exam, make_cohorts(given.work, settings, (PRETRAINING, *(f"{k}_ample" for k in DECOYS))), about)
         write_page(results, out)
     if everything:
@@ -141,6 +146,14 @@ def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
         ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
         found = [*ceiling.decoys_ceiling(decoys, ample, True), *ceiling.decoys_ceiling(decoys, decoys, False)]
         exam.results.add(row, "decoys", found, about)
+
+
+def _unet(exam: Exam, plan: training.Plan, about: dict[str, Any]) -> None:
+    """A U-Net on the real eyes, with the CPU-seconds that pretraining the plan's encoder takes."""
+    row, seconds = RowName("unet", (0, 0, 0)), plan.cpu_minutes * 60
+    if not exam.results.has(row, "real_fluid"):
+        found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
+        exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": seconds})
 
 
 def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from octjepa import keys
 from octjepa.metrics.bootstrap import Draws, Estimate
@@ -40,7 +40,7 @@ def boundaries(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
     sample = np.concatenate([np.arange(table.of(volume).start, table.of(volume).stop) for volume in train])
     project = Projection(table.features[sample])
     features = {
-        int(volume): interleave([project(table.features[table.of(volume)]), _depth_of(table, volume)])
+        int(volume): interleave([project(table.features[table.of(volume)]), depth_features(table, volume)])
         for volume in (*train, *test)
     }
     um = cohort.store.preprocessing.target_spacing_mm[1] * 1000
@@ -52,15 +52,18 @@ def boundaries(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
             chosen = keys.generator("exam boundaries", count, draw).permutation(train)[:count]
             head = _fit_shares(table, features, depths, chosen)
             for number, volume in enumerate(test):
-                found = _depths_from_shares(table, int(volume), features[int(volume)], head)
+                found = depths_from_shares(table, int(volume), features[int(volume)], head)
                 errors[draw, :, number] = np.nanmean(np.abs(found - depths[int(volume)]), axis=(1, 2)) * um
         of_eye = errors.mean(axis=0)  # [boundaries, test]
         for number, name in enumerate(BOUNDARIES):
-            yield Finding("boundaries", f"error_um_{name}", count, _mean(of_eye[number], draws, people, "error"))
-        yield Finding("boundaries", "error_um", count, _mean(of_eye.mean(axis=0), draws, people, "error"))
+            yield Finding(
+                "boundaries", f"error_um_{name}", count, mean_of_known(of_eye[number], draws, people, "error")
+            )
+        yield Finding("boundaries", "error_um", count, mean_of_known(of_eye.mean(axis=0), draws, people, "error"))
 
 
-def _depth_of(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:
+def depth_features(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:
+    """Depth of each token of a volume, from -1 to 1, and its square."""
     depth = np.unravel_index(table.index[table.of(volume)], table.grid)[1]
     at = (2 * depth + 1) / table.grid[1] - 1
     return np.stack([at, at**2], axis=1).astype(np.float32)
@@ -72,35 +75,44 @@ def _fit_shares(
     depths: dict[int, Float[np.ndarray, "boundaries D C"]],
     volumes: Int[np.ndarray, " n"],
 ) -> Float[np.ndarray, "features outputs"]:
-    p, q, r = table.patch
-    columns = r // COLUMNS
-    head = Ridge(features[int(volumes[0])].shape[1], len(BOUNDARIES) * p * columns)
-    for volume in volumes:
-        i, j, k = np.unravel_index(table.index[table.of(volume)], table.grid)
-        true = depths[int(volume)]  # [boundaries, D, C]
-        d, c = true.shape[1] // p, true.shape[2] // columns
-        tiles = true.reshape(len(BOUNDARIES), d, p, c, columns)[:, i, :, k, :]  # [k, boundaries, p, columns]
-        share = np.clip((tiles - (j * q)[:, None, None, None]) / q, 0, 1)
-        known = ~np.isnan(share).any(axis=(1, 2, 3))
-        head.add(features[int(volume)][known], share[known].reshape(int(known.sum()), -1))
+    parts = [share_samples(table, int(one), features[int(one)], depths[int(one)])[:2] for one in volumes]
+    head = Ridge(parts[0][0].shape[1], parts[0][1].shape[1])
+    for x, shares in parts:
+        head.add(x, shares)
     return head.weights(_PENALTY)
 
 
-def _depths_from_shares(
+def share_samples(
+    table: TokenTable, volume: int, features: Float[np.ndarray, "k f"], depths: Float[np.ndarray, "boundaries D C"]
+) -> tuple[Float[np.ndarray, "n f"], Float[np.ndarray, "n outputs"], Bool[np.ndarray, " k"]]:
+    """(features, share of each A-scan above each surface) of the patches where surfaces are known; which."""
+    p, q, r = table.patch
+    columns = r // COLUMNS
+    i, j, k = np.unravel_index(table.index[table.of(volume)], table.grid)
+    d, c = depths.shape[1] // p, depths.shape[2] // columns
+    tiles = depths.reshape(len(depths), d, p, c, columns)[:, i, :, k, :]  # [k, boundaries, p, columns]
+    share = np.clip((tiles - (j * q)[:, None, None, None]) / q, 0, 1)
+    known = np.asarray(~np.isnan(share).any(axis=(1, 2, 3)))
+    return features[known], share[known].reshape(int(known.sum()), -1), known
+
+
+def depths_from_shares(
     table: TokenTable, volume: int, features: Float[np.ndarray, "k f"], head: np.ndarray
 ) -> Float[np.ndarray, "boundaries D C"]:
+    """Depth index of each surface in every A-scan of a volume, from the shares that `head` gives its tokens."""
     (d, h, w), (p, q, r) = table.grid, table.patch
     columns, index = r // COLUMNS, table.index[table.of(volume)]
-    share = np.clip(with_intercept(features) @ head, 0, 1).reshape(len(index), len(BOUNDARIES), p, columns)
+    share = np.clip(with_intercept(features) @ head, 0, 1).reshape(len(index), -1, p, columns)
     present = np.zeros((d, h, w), bool)
     present.reshape(-1)[index] = True
     middle = np.where(present.any(axis=1), _mean_depth(present), h / 2)  # [d, w]
     above = np.arange(h)[None, :, None] < middle[:, None, :]
-    full = np.broadcast_to(above[..., None, None, None], (d, h, w, len(BOUNDARIES), p, columns)).astype(np.float32)
+    surfaces = share.shape[1]
+    full = np.broadcast_to(above[..., None, None, None], (d, h, w, surfaces, p, columns)).astype(np.float32)
     full = full.copy()
-    full.reshape(d * h * w, len(BOUNDARIES), p, columns)[index] = share
+    full.reshape(d * h * w, surfaces, p, columns)[index] = share
     total = full.sum(axis=1) * q  # [d, w, boundaries, p, columns]
-    return np.asarray(total.transpose(2, 0, 3, 1, 4).reshape(len(BOUNDARIES), d * p, w * columns))
+    return np.asarray(total.transpose(2, 0, 3, 1, 4).reshape(surfaces, d * p, w * columns))
 
 
 def _mean_depth(present: np.ndarray) -> np.ndarray:
@@ -127,14 +139,14 @@ def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding]:
             r2 = draws.estimate(partial(_mean_r2, predictions), people, kind, scale="below_one")
             yield Finding("severity", f"r2_{kind}", count, r2)
             error = np.mean([np.abs(fit - values[test]) for fit in fits], axis=0)
-            yield Finding("severity", f"mae_{kind}", count, _mean(error, draws, people, "error"))
+            yield Finding("severity", f"mae_{kind}", count, mean_of_known(error, draws, people, "error"))
 
 
 def _mean_r2(predictions: list[Predictions], weights: Float[np.ndarray, "n r"]) -> Float[np.ndarray, " r"]:
     return np.asarray(np.mean([measure("r2", one, weights) for one in predictions], axis=0))
 
 
-def _mean(values: Float[np.ndarray, " n"], draws: Draws, people: list[str], scale: Scale) -> Estimate:
+def mean_of_known(values: Float[np.ndarray, " n"], draws: Draws, people: list[str], scale: Scale) -> Estimate:
     """The mean of what is known, with its resamples."""
     known = np.isfinite(values)
     return draws.estimate(
@@ -159,7 +171,7 @@ def same_eye(
     people = first.people[ours].tolist()
     draws = Draws(people, RESAMPLES, 0)
     for name, values in {"top_1": (rank == 1).astype(float), "mean_reciprocal_rank": 1 / rank}.items():
-        yield Finding("same_eye", name, 0, _mean(values, draws, people, "share"))
+        yield Finding("same_eye", name, 0, mean_of_known(values, draws, people, "share"))
 
 
 def macro(findings: list[Finding], task: str, figure: str, count: int | None) -> Finding | None:

@@ -43,6 +43,11 @@ HEADLINES = (
     ("severity/r2_atrophy_mm2/100", "atrophy area"),
     ("severity/r2_central_thickness_um/100", "central thickness"),
     ("same_eye/top_1/0", "same eye, top-1"),
+    ("tuning/auroc/30", "tuned: AUROC, 30 people"),
+    ("tuning/auroc/100", "100"),
+    ("real_fluid/dice/1", "real fluid: Dice"),
+    ("real_fluid/ap/1", "AP"),
+    ("real_boundaries/error_um/1", "real surfaces in um"),
 )
 MISSING = "missing"
 CNN = "cnn"
@@ -54,7 +59,8 @@ def write_page(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = TEMPLATE.read_text(encoding="utf-8").format(
         **EXAM.as_dict(), missing=MISSING, rows=rows_table(results), differences=differences(results),
-        admission=admission(results), details=details(results), decoys=", ".join(DECOYS).replace("_", " "),
+        admission=admission(results), details=details(results), left_out=left_out(results),
+        decoys=", ".join(DECOYS).replace("_", " "),
         token_share=TOKEN_SHARE, labelled_eyes=_listed(LABELLED_EYES), labelled_people=_listed(LABELLED_PEOPLE),
         boundary_eyes=_listed(BOUNDARY_EYES), components=COMPONENTS, draws=DRAWS, max_intensity=MAX_INTENSITY,
         min_cnn=MIN_CNN, max_few=MAX_CNN_FEW,
@@ -179,3 +185,11 @@ def details(results: Results) -> str:
     ]
     heads = [f"{name.replace('_', ' ')}, {key.rpartition('/')[2]}" for name, key in keys]
     return table(["row", "patch", *heads], lines) if lines else MISSING
+
+
+def left_out(results: Results) -> str:
+    """What was not measured, and why."""
+    lines = [
+        [f"`{one['row']}`", f"{one['task']}/{one['figure']}/{one['labels']}", one["reason"]] for one in results.left_out
+    ]
+    return table(["row", "figure", "why"], lines) if lines else "Nothing."

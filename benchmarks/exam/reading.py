@@ -17,12 +17,13 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.phantom import DECOYS, LESIONS
 
-from . import lesion_tasks, measurement_tasks
+from . import lesion_tasks, measurement_tasks, real_tasks
 from .cohorts import SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
-from .results import Finding, Results, RowName
+from .results import Finding, LeftOut, Results, RowName
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, token_table
+from .tuning import tuning
 
 
 class Exam:
@@ -115,7 +116,7 @@ class _Row:
     def projection(self) -> Projection:
         return Projection(self.zones[self.exam.cohort("main").indices("train")])
 
-    def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+    def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         main = self.exam.cohort("main")
         base = None if self.kind == "intensity" else self.exam.intensity
         yield "where", lambda: lesion_tasks.where(main, self.main, self.exam.token_truth(self.main))
@@ -129,6 +130,11 @@ class _Row:
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
         yield "boundaries", lambda: measurement_tasks.boundaries(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
+        if self.kind == "encoder":
+            yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
+        real = self.exam.folder, self.encoder.recipe
+        yield "real_fluid", lambda: real_tasks.read_fluid(real[0], self.kind, self.featurise, real[1])
+        yield "real_boundaries", lambda: real_tasks.read_boundaries(real[0], self.featurise, real[1])
 
     def _same_eye(self) -> Iterator[Finding]:
         second = self.table(SECOND_VISIT).zones()

@@ -6,8 +6,8 @@ The resamples stay in the work folder: differences between rows are taken on the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A figure, or a whole task by its main figure, that was not measured; `reason` says why."""
+
+    task: str
+    figure: str
+    labels: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class RowName:
     """A row: its name, the patch that it cuts, the seed of its network (0 without one)."""
 
@@ -55,8 +65,10 @@ class Results:
     def __init__(self, folder: Path, samples: Path) -> None:
         self.path, self.samples = folder / "results.json", samples
         self.entries: list[Entry] = []
+        self.left_out: list[Entry] = []
         if self.path.is_file():
-            self.entries = json.loads(self.path.read_text(encoding="utf-8"))["figures"]
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            self.entries, self.left_out = known["figures"], known.get("left_out", [])
 
     def has(self, row: RowName, task: str) -> bool:
         """Whether a row's figures of a task are there, with their resamples."""
@@ -64,8 +76,15 @@ class Results:
             entry["row"] == row.key and entry["task"] == task for entry in self.entries
         )
 
-    def add(self, row: RowName, task: str, findings: Sequence[Finding], about: Entry) -> None:
-        """Replaces a row's figures of `task` and writes everything. about: the run, its code and recipe."""
+    def add(self, row: RowName, task: str, found: Iterable[Finding | LeftOut], about: Entry) -> None:
+        """Replaces a row's figures of `task`, and why others are missing, and writes everything.
+
+        about: the run, its code and recipe.
+        """
+        found = list(found)
+        findings = [one for one in found if isinstance(one, Finding)]
+        self.left_out = [entry for entry in self.left_out if (entry["row"], entry["task"]) != (row.key, task)]
+        self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
         self.samples.mkdir(parents=True, exist_ok=True)
         arrays = {one.key: one.estimate.samples for one in findings}
         draws = {f"draws:{one.key}": np.array(one.estimate.draws_id) for one in findings}
@@ -85,7 +104,7 @@ class Results:
                 }
             )  # fmt: skip
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, {"figures": self.entries})
+        write_json(self.path, {"figures": self.entries, "left_out": self.left_out})
 
     def estimate(self, row: RowName, key: str) -> Estimate | None:
         """A figure with its resamples; None where it is not there."""

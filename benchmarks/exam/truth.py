@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from octjepa.phantom import LESIONS, SURFACES
+from octjepa.recipe import Preprocessing
 from octjepa.store.native_mapping import NativeMap
 
 from .cohorts import Cohort
@@ -19,7 +20,8 @@ def lesion_shares(
     cohort: Cohort, index: int, patch: Grid, tokens: Int[np.ndarray, " k"]
 ) -> Float[np.ndarray, "k lesions"]:
     """Share of each lesion in the patches `tokens` (raster order) of a volume's centred view."""
-    native, inside = _native_voxels(cohort, index)
+    preprocessing = cohort.store.preprocessing
+    native, inside = view_voxels(NativeMap.from_store(cohort.store, cohort.ids[index]), preprocessing, COLUMNS)
     truth = cohort.truth(index)
     frame = cohort.frames(index, native[..., 0])
     (d, h, c), (p, q, r) = inside.shape, (patch[0], patch[1], patch[2] // COLUMNS)
@@ -34,31 +36,36 @@ def lesion_shares(
 
 def boundary_depths(cohort: Cohort, index: int) -> Float[np.ndarray, "boundaries D C"]:
     """Depth index of each of `BOUNDARIES` in the centred view; NaN where it lies outside the scan or the view."""
-    preprocessing = cohort.store.preprocessing
+    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    surfaces = cohort.truth(index).surfaces_px[[SURFACES.index(name) for name in BOUNDARIES]]
+    in_order = surfaces[:, cohort.frames(index, np.arange(native.shape[0]))]
+    return surface_depths(native, cohort.store.preprocessing, in_order)
+
+
+def surface_depths(
+    native: NativeMap, preprocessing: Preprocessing, surfaces: Float[np.ndarray, "b frames columns"]
+) -> Float[np.ndarray, "b D C"]:
+    """Depth index in the centred view of surfaces given as native depth, by frame in the reader's order; else NaN."""
     (depth, height, width), margin = preprocessing.image_size, np.array(preprocessing.margin)
     columns = np.arange(width // COLUMNS) * COLUMNS + (COLUMNS - 1) / 2
     grid = np.stack(np.meshgrid(np.arange(depth), [height / 2], columns, indexing="ij"), axis=-1).reshape(-1, 3)
-    native = NativeMap.from_store(cohort.store, cohort.ids[index])
     at = np.rint(native.to_native(grid + margin)).astype(np.int64)  # [P, 3]
     inside = ((at >= 0) & (at < np.array(native.shape)))[:, [0, 2]].all(axis=1)
     at = np.clip(at, 0, np.array(native.shape) - 1)
-    truth = cohort.truth(index)
-    found = np.full((len(BOUNDARIES), len(at)), np.nan, np.float32)
-    for number, name in enumerate(BOUNDARIES):
-        surface = truth.surfaces_px[SURFACES.index(name)]
-        depths = surface[cohort.frames(index, at[:, 0]), at[:, 2]]
-        points = np.stack([at[:, 0], depths, at[:, 2]], axis=1).astype(float)
+    found = np.full((len(surfaces), len(at)), np.nan, np.float32)
+    for number, surface in enumerate(surfaces):
+        points = np.stack([at[:, 0], surface[at[:, 0], at[:, 2]], at[:, 2]], axis=1).astype(float)
         seen = native.to_canonical(points)[:, 1] - margin[1]
         found[number] = np.where(inside & (seen >= 0) & (seen < height), seen, np.nan)
-    return found.reshape(len(BOUNDARIES), depth, -1)
+    return found.reshape(len(surfaces), depth, -1)
 
 
-def _native_voxels(cohort: Cohort, index: int) -> tuple[Int[np.ndarray, "D H C 3"], Bool[np.ndarray, "D H C"]]:
-    """Nearest native voxel of each position of the centred view (columns taken in fours), and whether it is inside."""
-    preprocessing = cohort.store.preprocessing
-    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+def view_voxels(
+    native: NativeMap, preprocessing: Preprocessing, step: int
+) -> tuple[Int[np.ndarray, "D H C 3"], Bool[np.ndarray, "D H C"]]:
+    """Nearest native voxel of each position of the centred view, one for `step` columns, and whether it is inside."""
     (depth, height, width), margin = preprocessing.image_size, np.array(preprocessing.margin)
-    axes = np.arange(depth), np.arange(height), np.arange(width // COLUMNS) * COLUMNS + (COLUMNS - 1) / 2
+    axes = np.arange(depth), np.arange(height), np.arange(width // step) * step + (step - 1) / 2
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1) + margin
     at = np.rint(native.to_native(grid.reshape(-1, 3))).astype(np.int64).reshape(grid.shape)
     last = np.array(native.shape) - 1

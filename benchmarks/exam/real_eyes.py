@@ -1,0 +1,135 @@
+"""The two real eyes of task 8: volumes, graded fluid and graded surfaces on the grid that an encoder reads.
+
+Each eye is 11 B-scans with diabetic macular oedema (Chiu et al. 2015), a sparse and uneven sample of a raster. They are
+read with a pitch of 0.36 mm, about their mean distance and the pitch of the exam's volumes, so that each B-scan is one
+slice. Five B-scans more, the last ones mirrored, fill the volume up; nothing is asked of them, and only the first of
+them is learned from, so that the patches of the last B-scans are whole. Two eyes are two people: every interval of this
+task is of B-scans, and says nothing about other people.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from octjepa.config import science_hash
+from octjepa.ingest import read_volume
+from octjepa.recipe import Preprocessing
+from octjepa.store import CanonicalVolume, Store, build_store
+from octjepa.store.native_mapping import NativeMap
+
+from .truth import COLUMNS, surface_depths, view_voxels
+
+EYES = ("01", "04")
+PITCH_MM = (0.36, 0.003872, 0.0117)
+BSCANS, GRADED = 11, 12  # slices that are asked about, and that are learned from
+_SURFACES = (0, 2, 4, 7)  # of the graders' eight: those of `truth.BOUNDARIES`
+_REPEATED = 5  # B-scans that fill the volume up
+_SCAN, _FLUID, _LAYERS = "11x496x768.dcm", "fluid.npz", "layers.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class RealEye:
+    """One eye on the grid of the centred view.
+
+    fluid: where the grader saw it; graded: voxels that a grader looked at. depths: of
+    `truth.BOUNDARIES`, by each of two graders, NaN where ungraded. The first `BSCANS` slices are the eye's own.
+    """
+
+    name: str
+    volume: CanonicalVolume
+    fluid: Bool[np.ndarray, "D H W"]
+    graded: Bool[np.ndarray, "D H W"]
+    depths: Float[np.ndarray, "graders boundaries D C"]
+
+
+def data_folder() -> Path:
+    """OCTJEPA_DATA, or shared/data beside the repository."""
+    named = os.environ.get("OCTJEPA_DATA")
+    return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def why_absent(data: Path) -> str | None:
+    """A sentence that names the first file that is missing; None where both eyes are there with their grades."""
+    for eye in EYES:
+        for path in (_file(data, eye, _SCAN), _file(data, eye, _FLUID), _file(data.parent / "labels", eye, _LAYERS)):
+            if not path.is_file():
+                return f"the real eyes were not read: {path.name} is not in {path.parent.name}/ (set OCTJEPA_DATA)"
+    return None
+
+
+def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[RealEye]:
+    """Both eyes of the data folder, prepared by `preprocessing` in a store within `work` that is made once."""
+    place = work / f"real-eyes-{science_hash(preprocessing)[:8]}"
+    files = [place / "files" / f"eye{eye}.npy" for eye in EYES]
+    for eye, file in zip(EYES, files, strict=True):
+        if not file.is_file():
+            scan = read_volume(_file(data, eye, _SCAN), spacing_mm=PITCH_MM)
+            frames = scan.pixels[::-1] if "frames_reversed" in scan.notes else scan.pixels  # as the grades have them
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, fill_up(frames))
+    build_store(files, place / "store", preprocessing, spacing_mm=PITCH_MM)
+    store = Store.open(place / "store")
+    ids = {Path(row["file"]).stem: row["volume_id"] for row in store.table.to_dict("records")}
+    return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in EYES]
+
+
+def fill_up(frames: np.ndarray) -> np.ndarray:
+    """The B-scans, or what was graded of each, and the last ones mirrored behind them."""
+    return np.concatenate([frames, frames[-2 : -2 - _REPEATED : -1]])
+
+
+def _file(folder: Path, eye: str, ending: str) -> Path:
+    return folder / f"duke_dme_eye{eye}_{ending}"
+
+
+def _read_eye(store: Store, volume_id: str, data: Path, eye: str) -> RealEye:
+    native, preprocessing = NativeMap.from_store(store, volume_id), store.preprocessing
+    with np.load(_file(data, eye, _FLUID), allow_pickle=False) as file:
+        mask = fill_up(file["fluid"] > 0)
+    with np.load(_file(data.parent / "labels", eye, _LAYERS), allow_pickle=False) as file:
+        graders = [fill_up(file[name])[:, list(_SURFACES)] for name in ("layers", "layers2")]  # [frames, 4, columns]
+        columns_graded = ~np.isnan(fill_up(file["layers"])[:, 0])
+    at, inside = view_voxels(native, preprocessing, 1)
+    graded = inside & columns_graded[at[..., 0], at[..., 2]]
+    graded[GRADED:] = False
+    fluid = mask[at[..., 0], at[..., 1], at[..., 2]] & graded
+    depths = np.stack([surface_depths(native, preprocessing, one.swapaxes(0, 1)) for one in graders])
+    depths[:, :, GRADED:] = np.nan
+    return RealEye(eye, store.read(volume_id), fluid, graded, depths)
+
+
+def shifted(eye: RealEye, down: int, right: int) -> RealEye:
+    """The eye moved within its stored margin, by voxels of depth and of columns (a multiple of `COLUMNS`).
+
+    What comes into view was stored beside it; it has no grade.
+    """
+    volume = eye.volume
+    band = np.where(volume.band >= 0, volume.band + down, -1)
+    moved = replace(
+        volume, pixels=_moved(volume.pixels, down, right, 0), band=_moved(band, 0, right, -1).astype(volume.band.dtype)
+    )
+    depths = _moved(eye.depths, 0, right // COLUMNS, np.nan) + down
+    depths[(depths < 0) | (depths >= eye.fluid.shape[1])] = np.nan
+    fluid, graded = (_moved(part, down, right, False) for part in (eye.fluid, eye.graded))
+    return replace(eye, volume=moved, fluid=fluid, graded=graded, depths=depths)
+
+
+def _moved(values: np.ndarray, down: int, right: int, fill: float) -> np.ndarray:
+    """Moved along the last two axes; what comes in is `fill`."""
+    found = np.full_like(values, fill)
+    height, width = values.shape[-2:]
+    rows, columns = slice(max(0, down), height + min(0, down)), slice(max(0, right), width + min(0, right))
+    from_rows, from_columns = slice(max(0, -down), height - max(0, down)), slice(max(0, -right), width - max(0, right))
+    found[..., rows, columns] = values[..., from_rows, from_columns]
+    return found
+
+
+def disagreement_px(eye: RealEye) -> Float[np.ndarray, "boundaries bscans"]:
+    """Mean absolute difference of the two graders in each B-scan, in voxels of the view."""
+    mean: np.ndarray = np.nanmean(np.abs(eye.depths[0] - eye.depths[1])[:, :BSCANS], axis=2)
+    return mean

@@ -1,0 +1,89 @@
+"""Tuning on labelled people: who is drawn, what is left out, and that a lesion that can be seen is learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.exam import tuning as module
+from benchmarks.exam.results import Finding, LeftOut
+from benchmarks.exam.tuning import draw_people, training_recipe, tune, tuning
+
+from octjepa.checkpoint import PretrainedEncoder
+from octjepa.model import VJEPA3D
+from octjepa.phantom import LESIONS
+from synthetic import MemoryStore, small_recipe
+
+RECIPE = small_recipe(model={"width": 32, "depth": 1, "heads": 2})
+
+
+class Eyes:
+    """What tuning asks of a cohort: every second eye has a bright spot, which is every lesion."""
+
+    def __init__(self, train: int = 12, val: int = 8, test: int = 24) -> None:
+        count = train + val + test
+        self.store = MemoryStore(RECIPE.preprocessing, train, val + test)
+        self.ids = list(self.store.volumes)
+        self.people = np.array([f"p{number:03d}" for number in range(count)])
+        self.splits = np.array(["train"] * train + ["val"] * val + ["test"] * test)
+        self.lesions = np.repeat((np.arange(count) % 2 == 0)[:, None], len(LESIONS), axis=1)
+        for number, name in enumerate(self.ids):
+            if self.lesions[number, 0]:
+                volume = self.store.volumes[name]
+                volume.pixels[2:6, 30:45, 20:50] = 255
+
+    def indices(self, split: str) -> np.ndarray:
+        return np.flatnonzero(self.splits == split)
+
+
+def encoder() -> PretrainedEncoder:
+    torch.manual_seed(0)
+    return PretrainedEncoder(VJEPA3D.from_recipe(RECIPE).target_encoder, RECIPE, "small")
+
+
+def test_people_are_nested_and_every_lesion_has_its_share() -> None:
+    has = np.zeros((60, 3), bool)
+    has[:4, 0], has[4:20, 1], has[20:30, 2] = True, True, True
+    small, large = (draw_people(np.arange(100, 160), has, count, 0) for count in (10, 40))
+    assert set(small) <= set(large)
+    assert len(set(large.tolist())) == 40
+    assert has[small - 100].sum(axis=0).min() >= 2
+    assert has[large - 100].sum(axis=0)[0] == 4
+    assert draw_people(np.arange(100, 160), has, 10, 1).tolist() != small.tolist()
+    assert len(draw_people(np.arange(60), has, 100, 0)) == 60
+
+
+def test_views_of_training_hold_a_share_of_the_tokens_and_the_light_of_the_package() -> None:
+    recipe = training_recipe(RECIPE, 3, 7)
+    assert recipe.token_count == 9
+    assert (recipe.train.max_updates, recipe.train.seed, recipe.train.precision) == (7, 3, "fp32")
+
+
+def test_a_visible_lesion_is_learned_and_the_given_encoder_stays() -> None:
+    eyes: Any = Eyes()
+    given = encoder()
+    before = {name: value.clone() for name, value in given.encoder.state_dict().items()}
+    network = tune(eyes, given, eyes.indices("train"), eyes.indices("val"), 0, updates=12)
+    test = eyes.indices("test")
+    scores, has = network.predict(eyes, test)[:, 0], eyes.lesions[test, 0]
+    assert scores[has].min() > scores[~has].max()
+    assert all(torch.equal(value, before[name]) for name, value in given.encoder.state_dict().items())
+    assert any(not torch.equal(v, before[n]) for n, v in network.pretrained.encoder.state_dict().items())
+
+
+def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes: Any = Eyes()
+    eyes.lesions[:, 1] = False
+    monkeypatch.setattr(module, "MIN_POSITIVES", 5)
+    found = list(tuning(eyes, encoder(), 0, counts=(10, 30), updates=2))
+    figures = {(one.figure, one.labels) for one in found if isinstance(one, Finding)}
+    assert ("auroc", 10) in figures
+    assert (f"auroc_{LESIONS[0]}", 10) in figures
+    left_out = {(one.figure, one.labels): one.reason for one in found if isinstance(one, LeftOut)}
+    assert left_out[f"auroc_{LESIONS[1]}", 10].startswith("0 of 10 labelled and 0 of 24 test people")
+    assert "12 training people, 30" in left_out["auroc", 30]
+    assert len(left_out) == 2
+    monkeypatch.setattr(module, "MIN_POSITIVES", 20)
+    assert all(isinstance(one, LeftOut) for one in tuning(eyes, encoder(), 0, counts=(10,), updates=2))
