@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test test-all test-xla check format bench study docs lock
+.PHONY: help core setup demo test test-all test-xla check format bench exam study docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
@@ -47,6 +47,9 @@ docs: setup  ## check the documentation: links lead somewhere, every command nam
 
 bench: setup  ## list the benchmarks; run one (ARGS="precision")
 	@$(PY) -m benchmarks $(ARGS)
+
+exam: setup  ## go on with the exam of encoders in docs/exam (ARGS="--list")
+	@$(PY) -m benchmarks.exam $(ARGS)
 
 study: setup  ## go on with the comparison of objectives in docs/study (ARGS="--list")
 	@$(PY) -m benchmarks.study $(ARGS)

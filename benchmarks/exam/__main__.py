@@ -42,11 +42,8 @@ def main() -> int:
     given.work.mkdir(parents=True, exist_ok=True)
     if given.train:
         folder = make_cohorts(given.work, EXAM, (PRETRAINING,))
-        name, _, seed = given.train.partition(":")
-        plan = next((one for one in training.read_plans() if one.name == name), None)
-        if plan is None or not seed.isdigit():
-            raise UsageError(f"--train {given.train}: expected NAME:SEED with a name of {training.ENCODERS.name}")
-        training.train(given.work, plan, int(seed), folder / PRETRAINING / "store")
+        for plan in training.read_plans(only=[given.train]):
+            training.train(given.work, plan, plan.seeds[0], folder / PRETRAINING / "store")
         return 0
     settings, out = (SEALED, given.out / "sealed") if given.sealed else (EXAM, given.out)
     if given.people:  # a trial of the machinery
@@ -68,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--floors", action="store_true", help="only the floors, and untrained twins")
     add("--ceilings", action="store_true", help="only the supervised networks")
     add("--page", action="store_true", help="only write the page from the results")
+    add("--only", metavar="NAME:SEED", action="append", help="of the encoders only this one; may be given again")
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
     add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
     add("--sealed", action="store_true", help="the same exam on people that nobody has looked at; once")
@@ -98,7 +96,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         make_cohorts(given.work, settings, (PRETRAINING, *(f"{kind}_ample" for kind in DECOYS)))
         return
     exam = Exam(folder, results)
-    plans = training.read_plans()
+    plans = training.read_plans(only=given.only)
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
     if given.read:
         _read_pair(exam, given.read, load_encoder(given.read), about)

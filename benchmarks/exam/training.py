@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Plan:
         )  # fmt: skip
 
 
-def read_plans(path: Path = ENCODERS) -> list[Plan]:
-    """The runs of `encoders.yaml`. Raises UsageError where a name is given twice."""
+def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list[Plan]:
+    """The runs of `encoders.yaml`, or those of `only` (NAME:SEED). Raises UsageError where it names none."""
     given: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     plans = [
         Plan(name, tuple(one.get("overrides", ())), float(one["cpu_minutes"]), tuple(one["seeds"]))
@@ -66,7 +67,13 @@ def read_plans(path: Path = ENCODERS) -> list[Plan]:
     ]
     if not plans:
         raise UsageError(f"{path} names no encoder")
-    return plans
+    if not only:
+        return plans
+    known = {f"{plan.name}:{seed}": replace(plan, seeds=(seed,)) for plan in plans for seed in plan.seeds}
+    unknown = [one for one in only if one not in known]
+    if unknown:
+        raise UsageError(f"no encoder {unknown[0]} in {path.name}: one of {', '.join(known)}")
+    return [known[one] for one in only]
 
 
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:

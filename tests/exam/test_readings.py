@@ -117,3 +117,6 @@ def test_a_list_without_encoders_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="names no encoder"):
         training.read_plans(tmp_path / "none.yaml")
+    with pytest.raises(UsageError, match="no encoder mae:77 in"):
+        training.read_plans(only=["mae:77"])
+    assert training.read_plans(only=["mae:1"])[0].seeds == (1,)

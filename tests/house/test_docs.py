@@ -88,10 +88,10 @@ def test_commands_options_and_recipes_exist(cli_commands: dict[str, Any]) -> Non
 def test_scripts_and_their_options_exist() -> None:
     for path in DOCUMENTS:
         for line in command_lines(path.read_text(encoding="utf-8")):
-            study = re.match(r"(?:make study ARGS=|python -m benchmarks\.study)", line)
+            package = re.match(r"(?:make|python -m) (?:benchmarks\.)?(study|exam)\b", line)
             script = re.match(r"python ((?:tests|benchmarks)/\S+\.py)", line)
-            if study or script:
-                file = ROOT / (script[1] if script else "benchmarks/study/__main__.py")
+            if package or script:
+                file = ROOT / (script[1] if script else f"benchmarks/{package and package[1]}/__main__.py")
                 assert file.is_file(), f"{name_of(path)}: `{line}`: no {file.name}"
                 for option in re.findall(r"--[a-z-]+", line):
                     assert f'"{option}"' in file.read_text(encoding="utf-8"), f"{name_of(path)}: `{line}`: no {option}"
