@@ -2,7 +2,7 @@
 
 Each eye is 11 B-scans with diabetic macular oedema (Chiu et al. 2015), a sparse and uneven sample of a raster. They are
 read with a pitch of 0.36 mm, about their mean distance and the pitch of the exam's volumes, so that each B-scan is one
-slice. Five B-scans more, the last ones mirrored, fill the volume up; nothing is asked of them, and only the first of
+slice. Five B-scans more, the last ones mirrored, fill the volume up; nothing is tested on them, and only the first of
 them is learned from, so that the patches of the last B-scans are whole. Two eyes are two people: every interval of this
 task is of B-scans, and says nothing about other people.
 """
@@ -26,7 +26,7 @@ from .truth import COLUMNS, surface_depths, view_voxels
 
 EYES = ("01", "04")
 PITCH_MM = (0.36, 0.003872, 0.0117)
-BSCANS, GRADED = 11, 12  # slices that are asked about, and that are learned from
+BSCANS, GRADED = 11, 12  # slices that are tested, and that are learned from
 _SURFACES = (0, 2, 4, 7)  # of the graders' eight: those of `truth.BOUNDARIES`
 _REPEATED = 5  # B-scans that fill the volume up
 _SCAN, _FLUID, _LAYERS = "11x496x768.dcm", "fluid.npz", "layers.npz"

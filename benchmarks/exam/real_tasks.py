@@ -1,9 +1,9 @@
-"""Task 8: fluid and retinal surfaces in real eyes, learned from one eye and asked of the other, both ways.
+"""Task 8: fluid and retinal surfaces in real eyes, learned from one eye and tested on the other, both ways.
 
 A row's head is linear and in closed form: ridge regression from each token, with its depth, to the voxels of its own
 patch. The penalty, and the threshold above which a voxel is called fluid, are chosen by cross-validation over the
 slabs (the patches' rows of slices) of the eye that it learns from. The row `intensity` segments fluid voxel by voxel
-from the grey value, its mean at three widths, and depth. What no token covers counts as no fluid.
+from its intensity, its mean at three widths, and depth. What no token covers counts as no fluid.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ def _counts(eye: RealEye, found: Segmentation) -> tuple[Float[np.ndarray, "scans
     """Of each B-scan: (both, found, true) voxels; and true and all voxels in bins of rank over the whole eye."""
     own = slice(0, BSCANS)
     graded, true, scores = eye.graded[own], eye.fluid[own], found.scores[own]
-    said = (scores >= found.threshold) & graded
-    counts = np.stack([part.sum(axis=(1, 2)) for part in (said & true, said, true)], axis=1).astype(float)
+    predicted = (scores >= found.threshold) & graded
+    counts = np.stack([part.sum(axis=(1, 2)) for part in (predicted & true, predicted, true)], axis=1).astype(float)
     ordered = np.sort(scores[graded])[::-1]
     edges = np.unique(ordered[np.geomspace(1, len(ordered), _RANKS).astype(np.int64) - 1])[::-1]
     bins = np.searchsorted(-edges, -scores, side="left").clip(max=len(edges) - 1)  # 0 holds the highest scores
     ranks = [
-        [np.bincount(of_scan[kept], minlength=len(edges)) for of_scan, kept in zip(bins, which, strict=True)]
+        [np.bincount(of_scan[mask], minlength=len(edges)) for of_scan, mask in zip(bins, which, strict=True)]
         for which in (true, graded)
     ]
     return counts, np.array(ranks, float)
@@ -107,8 +107,8 @@ def precision_of_ranks(ranks: Float[np.ndarray, "2 n k"], weights: Float[np.ndar
 def fluid_from_tokens(featurise: Featurise, recipe: Recipe) -> Segment:
     """By a linear head on a row's tokens."""
 
-    def segment(learned: RealEye, asked: RealEye) -> Segmentation:
-        eyes = [shifted(learned, *shift) for shift in SHIFTS]
+    def segment(train_eye: RealEye, test_eye: RealEye) -> Segmentation:
+        eyes = [shifted(train_eye, *shift) for shift in SHIFTS]
         table = token_table_of(featurise, eyes, recipe)
         x, slab = _features(table), _slabs(table)
         true, graded = (
@@ -125,7 +125,7 @@ def fluid_from_tokens(featurise: Featurise, recipe: Recipe) -> Segment:
         penalty, threshold = _choose(
             lambda p: [(_scores(x[here], head, p)[graded[here]], true[here][graded[here]]) for here, head in held_out]
         )
-        other = token_table_of(featurise, [asked], recipe)
+        other = token_table_of(featurise, [test_eye], recipe)
         scores = _scores(_features(other), fitted(np.ones(len(x), bool)), penalty)
         return Segmentation(_paint(scores, other.index, recipe), threshold)
 
@@ -144,8 +144,8 @@ def _choose(held_out: Callable[[float], list[tuple[np.ndarray, np.ndarray]]]) ->
         parts = held_out(penalty)
         scores, true = (np.concatenate(part) for part in zip(*parts, strict=True))
         for threshold in THRESHOLDS:
-            said = scores >= threshold
-            value = 2 * float((said & true).sum()) / max(float(said.sum() + true.sum()), 1.0)
+            predicted = scores >= threshold
+            value = 2 * float((predicted & true).sum()) / max(float(predicted.sum() + true.sum()), 1.0)
             if value > best:
                 best, choice = value, (penalty, threshold)
     return choice
@@ -178,18 +178,18 @@ def token_table_of(featurise: Featurise, eyes: Sequence[RealEye], recipe: Recipe
 def fluid_from_voxels(recipe: Recipe) -> Segment:
     """By a linear rule on each voxel of the retina."""
 
-    def segment(learned: RealEye, asked: RealEye) -> Segmentation:
-        (x, retina), (y, where) = (_voxel_features(eye, recipe) for eye in (learned, asked))
-        graded = learned.graded & retina
+    def segment(train_eye: RealEye, test_eye: RealEye) -> Segmentation:
+        (x, retina), (y, where) = (_voxel_features(eye, recipe) for eye in (train_eye, test_eye))
+        graded = train_eye.graded & retina
         slab = np.arange(len(graded)) // recipe.tokens.patch_size[0]
 
         def fitted(chosen: Bool[np.ndarray, "D H W"]) -> Ridge:
-            return _ridge(x[chosen], learned.fluid[chosen][:, None].astype(float))
+            return _ridge(x[chosen], train_eye.fluid[chosen][:, None].astype(float))
 
         parts = [graded & (slab == one)[:, None, None] for one in np.unique(slab)]
         held_out = [(part, fitted(graded & ~part)) for part in parts if part.any()]
         penalty, threshold = _choose(
-            lambda p: [(_scores(x[part], head, p)[:, 0], learned.fluid[part]) for part, head in held_out]
+            lambda p: [(_scores(x[part], head, p)[:, 0], train_eye.fluid[part]) for part, head in held_out]
         )
         scores = np.full(where.shape, -np.inf)
         scores[where] = _scores(y[where], fitted(graded), penalty)[:, 0]
@@ -204,8 +204,8 @@ def _voxel_features(
     image, crop = view_of(eye, recipe), geometry.center_crop(recipe.preprocessing)
     retina = geometry.tissue_mask(eye.volume.band, crop, eye.volume.pixels.shape[1], recipe.preprocessing.image_size)
     depth = np.where(retina, np.cumsum(retina, axis=1) / np.maximum(retina.sum(axis=1, keepdims=True), 1), 0)
-    grey = [image, *(gaussian_filter(image, (0, width, width / 2)) for width in _WIDTHS)]
-    return np.stack([*grey, depth, depth**2, *(one * depth for one in grey)], axis=-1).astype(np.float32), retina
+    levels = [image, *(gaussian_filter(image, (0, width, width / 2)) for width in _WIDTHS)]
+    return np.stack([*levels, depth, depth**2, *(one * depth for one in levels)], axis=-1).astype(np.float32), retina
 
 
 def view_of(eye: RealEye, recipe: Recipe) -> Float[np.ndarray, "D H W"]:
@@ -218,11 +218,13 @@ def view_of(eye: RealEye, recipe: Recipe) -> Float[np.ndarray, "D H W"]:
 def fluid_from_unet(recipe: Recipe, cpu_seconds: float, seed: int) -> Segment:
     """By a U-Net that is trained on one eye for `cpu_seconds`, each way anew."""
 
-    def segment(learned: RealEye, asked: RealEye) -> Segmentation:
+    def segment(train_eye: RealEye, test_eye: RealEye) -> Segmentation:
         own = slice(0, BSCANS)
-        net = train_unet(view_of(learned, recipe)[own], learned.fluid[own], learned.graded[own], cpu_seconds, seed)
+        net = train_unet(
+            view_of(train_eye, recipe)[own], train_eye.fluid[own], train_eye.graded[own], cpu_seconds, seed
+        )
         with torch.inference_mode():
-            logits = net(torch.from_numpy(view_of(asked, recipe))[:, None])[:, 0]
+            logits = net(torch.from_numpy(view_of(test_eye, recipe))[:, None])[:, 0]
         return Segmentation(logits.numpy(), 0.0)
 
     return segment
@@ -235,14 +237,14 @@ def real_boundaries(eyes: Sequence[RealEye], featurise: Featurise, recipe: Recip
     fluid; its penalty is the one of least error in um over the slabs.
     """
     errors = []
-    for learned, asked in (eyes, eyes[::-1]):
-        table = token_table_of(featurise, [*(shifted(learned, *shift) for shift in SHIFTS), asked], recipe)
-        last = len(SHIFTS)  # the volume that is asked about
+    for train_eye, test_eye in (eyes, eyes[::-1]):
+        table = token_table_of(featurise, [*(shifted(train_eye, *shift) for shift in SHIFTS), test_eye], recipe)
+        last = len(SHIFTS)  # the volume that is tested
         project = Projection(table.features[: table.offsets[last]])
         x = [interleave([project(table.features[table.of(v)]), depth_features(table, v)]) for v in range(last + 1)]
-        true = [shifted(learned, *shift).depths[0] for shift in SHIFTS]
+        true = [shifted(train_eye, *shift).depths[0] for shift in SHIFTS]
         found = [_surface(table, x, [one[number] for one in true]) for number in range(len(BOUNDARIES))]
-        errors.append(np.nanmean(np.abs(np.stack(found) - asked.depths[0])[:, :BSCANS], axis=2))
+        errors.append(np.nanmean(np.abs(np.stack(found) - test_eye.depths[0])[:, :BSCANS], axis=2))
     yield from _errors_um(np.concatenate(errors, axis=1), recipe)
 
 

@@ -144,7 +144,7 @@ def tuning(
         if len(labelled) < count:
             yield LeftOut("tuning", "auroc", count, f"there are {len(labelled)} training people, {count} are needed")
             continue
-        asked = []
+        measured = []
         for number, name in enumerate(LESIONS):
             known, positives = (int(cohort.lesions[some, number].sum()) for some in (labelled, test))
             if known < MIN_LABELLED or positives < MIN_POSITIVES:
@@ -152,14 +152,15 @@ def tuning(
                 needed = f"{MIN_LABELLED} and {MIN_POSITIVES} are needed"
                 yield LeftOut("tuning", f"auroc_{name}", count, f"{reason}; {needed}")
             else:
-                asked.append(number)
-        if not asked:
+                measured.append(number)
+        if not measured:
             continue
         scores = tune(cohort, encoder, labelled, val, seed, updates).predict(cohort, test)
         parts = [
-            auroc(cohort.lesions[test, number], [scores[:, number]], draws, people, LESIONS[number]) for number in asked
+            auroc(cohort.lesions[test, number], [scores[:, number]], draws, people, LESIONS[number])
+            for number in measured
         ]
-        for number, part in zip(asked, parts, strict=True):
+        for number, part in zip(measured, parts, strict=True):
             yield Finding("tuning", f"auroc_{LESIONS[number]}", count, part)
         yield Finding("tuning", "auroc", count, mean_estimate(parts, len(test)))
 
