@@ -64,16 +64,16 @@ def why_absent(data: Path) -> str | None:
 
 def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[RealEye]:
     """Both eyes of the data folder, prepared by `preprocessing` in a store within `work` that is made once."""
-    place = work / f"real-eyes-{science_hash(preprocessing)[:8]}"
-    files = [place / "files" / f"eye{eye}.npy" for eye in EYES]
+    folder = work / f"real-eyes-{science_hash(preprocessing)[:8]}"
+    files = [folder / "files" / f"eye{eye}.npy" for eye in EYES]
     for eye, file in zip(EYES, files, strict=True):
         if not file.is_file():
             scan = read_volume(_file(data, eye, _SCAN), spacing_mm=PITCH_MM)
             frames = scan.pixels[::-1] if "frames_reversed" in scan.notes else scan.pixels  # as the grades have them
             file.parent.mkdir(parents=True, exist_ok=True)
             np.save(file, fill_up(frames))
-    build_store(files, place / "store", preprocessing, spacing_mm=PITCH_MM)
-    store = Store.open(place / "store")
+    build_store(files, folder / "store", preprocessing, spacing_mm=PITCH_MM)
+    store = Store.open(folder / "store")
     ids = {Path(row["file"]).stem: row["volume_id"] for row in store.table.to_dict("records")}
     return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in EYES]
 
