@@ -18,12 +18,12 @@ from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
 from octjepa.objective.base import Prediction, gather_tokens, get_objective
 from octjepa.objective.loss import (
+    at_update,
     distance_weight,
     sigreg,
     token_steps,
     training_loss,
     variance_covariance,
-    visible_weight,
 )
 from octjepa.recipe import ObjectiveRecipe
 from synthetic import small_recipe
@@ -149,14 +149,16 @@ def test_dense_fuses_its_depths_and_has_a_head_for_visible_tokens() -> None:
 
 
 def test_the_weight_of_visible_tokens_rises() -> None:
-    recipe = ObjectiveRecipe(name="vjepa_dense")
-    weights = [visible_weight(recipe, update, 1000) for update in range(1000)]
+    recipe = small_recipe(objective={"name": "vjepa_dense"})
+    weights = [at_update(recipe, update, 1000).objective.weight_of_visible for update in range(1000)]
     assert weights[0] == pytest.approx(0.005)
     assert weights[49] == pytest.approx(0.25)
     assert weights[99:] == [0.5] * 901
-    assert visible_weight(ObjectiveRecipe(name="vjepa_dense", visible_warmup=0.0), 0, 1000) == 0.5
+    for name, more in (("vjepa_dense", {"visible_warmup": 0.0}), ("vjepa", {})):
+        same = small_recipe(objective={"name": name, **more})
+        assert at_update(same, 0, 1000) is same
     _, outcome, (_, _, positions, context, target) = predicted("vjepa_dense")
-    loss, parts = training_loss(recipe, outcome, positions, context, target, 49, 1000)
+    loss, parts = training_loss(at_update(recipe, 49, 1000).objective, outcome, positions, context, target, 49)
     assert float(loss.detach()) == pytest.approx(float(parts["hidden"] + 0.25 * parts["visible"]))
     with pytest.raises(ValueError, match="visible_warmup is unused by vjepa"):
         ObjectiveRecipe(name="vjepa", visible_warmup=0.1)

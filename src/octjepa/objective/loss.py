@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octjepa.keys import key
 from octjepa.objective.base import Prediction, gather_tokens, get_objective
-from octjepa.recipe import ObjectiveRecipe
+from octjepa.recipe import ObjectiveRecipe, Recipe
 
 DIRECTIONS = 64
 _POINTS = 17
@@ -41,13 +41,17 @@ def token_steps(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> F
     return torch.stack(positions, dim=-1).float()
 
 
-def visible_weight(recipe: ObjectiveRecipe, update: int, total: int | None = None) -> float:
-    """The weight of the loss at visible tokens at `update` (from 0) of `total`: it rises linearly to the recipe's.
+def at_update(recipe: Recipe, update: int, total: int) -> Recipe:
+    """The recipe with the weight of visible tokens at `update` (from 0) of `total`: it rises linearly to the recipe's.
 
     At first a visible token is easily repeated and a hidden one is not predicted yet (V-JEPA 2.1).
     """
-    warmup = 0.0 if total is None else recipe.share_of_visible_warmup * total
-    return recipe.weight_of_visible * min(1.0, (update + 1) / max(warmup, 1.0))
+    objective = recipe.objective
+    share = (update + 1) / max(objective.share_of_visible_warmup * total, 1.0)
+    if share >= 1.0 or not get_objective(objective.name).supervises_visible:
+        return recipe
+    warm = objective.model_copy(update={"visible_weight": objective.weight_of_visible * share})
+    return recipe.model_copy(update={"objective": warm})
 
 
 def training_loss(
@@ -57,10 +61,8 @@ def training_loss(
     context: Int[Tensor, "b n"],
     target: Int[Tensor, "b m"],
     update: int,
-    total: int | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps; `total` are the
-    updates of the run, None where nothing warms up.
+    """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
     which measure the spread within what they are given.
@@ -71,7 +73,7 @@ def training_loss(
     if prediction.visible is not None:
         visible = objective.visible_loss(*prediction.visible, distance_weight(steps, context, target))
         parts["visible"] = visible.detach()
-        loss = loss + visible_weight(recipe, update, total) * visible
+        loss = loss + recipe.weight_of_visible * visible
     features = prediction.context.flatten(0, 1)  # [b, n, w] -> [b n, w]
     terms: dict[str, tuple[float | None, Callable[[], Tensor]]] = {
         "variance_covariance": (recipe.variance_covariance, lambda: variance_covariance(features)),

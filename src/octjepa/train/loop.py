@@ -21,6 +21,7 @@ from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, sto
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json, writer_lock
 from octjepa.objective.ema import momentum, update_target
+from octjepa.objective.loss import at_update
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -155,7 +156,7 @@ class Trainer:
 
             # Forward and backward, until the micro-batches fit into the memory of every rank; flags of all ranks.
             while True:
-                step = partial(accumulate, model, batch, recipe, runtime, update, total=run.total)
+                step = partial(accumulate, model, batch, at_update(recipe, update, run.total), runtime, update)
                 values = self.micro_batcher.try_step(model, step, update)
                 flags = self.sync_flags(batch, out_of_memory=values is None, without_batch=failure is not None)
                 if flags.without_batch or not flags.out_of_memory:

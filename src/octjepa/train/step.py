@@ -35,12 +35,11 @@ def accumulate(
     runtime: Runtime,
     update: int = 0,
     micro_batch: int | None = None,
-    total: int | None = None,
 ) -> dict[str, Tensor]:
     """Adds this rank's share of the gradient of the global batch's mean loss, in micro-batches; returns its metrics.
 
     Each micro-batch counts by its share of the global batch, and gradients are added in pairs, as two ranks add theirs:
-    1x32, 2x16 and 4x8 give the same update. `micro_batch` overrides the recipe's; `total` are the updates of the run.
+    1x32, 2x16 and 4x8 give the same update. `micro_batch` overrides the recipe's.
     The metrics are scalars on the device, to be summed over the ranks: `train/loss`, its terms where there are several,
     `train/cosine`, and `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
     """
@@ -57,7 +56,7 @@ def accumulate(
             prediction = model.predict(*inputs)
         check_detached(prediction)
         steps = token_steps(micro.grid_index.to(runtime.device), recipe.grid)
-        loss, terms = training_loss(recipe.objective, prediction, steps, *inputs[3:], update, total)
+        loss, terms = training_loss(recipe.objective, prediction, steps, *inputs[3:], update)
         (loss * weight).backward()
         values = {"train/loss": loss.detach(), "train/cosine": cosine(prediction.predicted.detach(), prediction.target)}
         if model.objective.trivial_loss is None:
