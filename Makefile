@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test test-all test-xla check format bench exam study docs lock
+.PHONY: help core setup demo test test-all test-xla check format bench exam docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
@@ -50,9 +50,6 @@ bench: setup  ## list the benchmarks; run one (ARGS="precision")
 
 exam: setup  ## go on with the exam of encoders in docs/exam (ARGS="--list")
 	@$(PY) -m benchmarks.exam $(ARGS)
-
-study: setup  ## go on with the comparison of objectives in docs/study (ARGS="--list")
-	@$(PY) -m benchmarks.study $(ARGS)
 
 lock: setup  ## choose the newest versions that fit pyproject.toml and pin them in constraints.txt
 	@scripts/lock

@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ceilings", action="store_true", help="only the supervised networks")
     add("--page", action="store_true", help="only write the page from the results")
     add("--only", metavar="NAME:SEED", action="append", help="of the encoders only this one; may be given again")
+    add("--without", metavar="TASK", action="append", default=[], help="leave a task for later, such as tuning")
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
     add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
     add("--sealed", action="store_true", help="the same exam on people that nobody has looked at; once")
@@ -105,13 +106,13 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
             twin = _untrained(plan, plan.seeds[0])
             patch = twin.recipe.tokens.patch_size
             for floor in ("intensity", "raw_patches"):
-                exam.read(RowName(floor, patch), twin, floor, about)
+                exam.read(RowName(floor, patch), twin, floor, about, given.without)
             exam.read_covariates(RowName("covariates", patch), about)
         for plan in plans:
             for seed in plan.seeds:
                 twin = _untrained(plan, seed)
                 row = RowName(f"untrained:{plan.name}", twin.recipe.tokens.patch_size, seed)
-                exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)})
+                exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)}, given.without)
         row = RowName("graders", (0, 0, 0))
         if not results.has(row, "real_boundaries"):
             recipe = plans[0].recipe(0)
@@ -129,7 +130,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
                 encoder = load_encoder(run / "run")
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
                 run_about = json.loads((run / "trained.json").read_text(encoding="utf-8"))
-                exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about})
+                exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about}, given.without)
                 write_page(results, out)
 
 

@@ -135,12 +135,12 @@ def lesions_ceiling(main: Cohort, pretraining: Cohort, ample: bool) -> Iterator[
         scans = LabelledScans.read(main, chosen, main.lesions[chosen])
     net = train(scans, AMPLE_UPDATES if ample else FEW_UPDATES, 0, "CNN on lesions")
     test = main.indices("test")
-    said = scores(net, LabelledScans.read(main, test, main.lesions[test]))
+    logits = scores(net, LabelledScans.read(main, test, main.lesions[test]))
     draws, people = Draws(main.people[test].tolist(), RESAMPLES, 0), main.people[test]
     labels = None if ample else FEW_PEOPLE
     parts = []
     for number in measurable(main):
-        parts.append(auroc(main.lesions[test, number], [said[:, number]], draws, people, LESIONS[number]))
+        parts.append(auroc(main.lesions[test, number], [logits[:, number]], draws, people, LESIONS[number]))
         yield Finding("has_it", f"auroc_{LESIONS[number]}", labels, parts[-1])
     yield Finding("has_it", "auroc", labels, mean_estimate(parts, len(test)))
 
@@ -163,10 +163,10 @@ def decoys_ceiling(cohorts: Sequence[Cohort], training: Sequence[Cohort], ample:
     for number, cohort in enumerate(cohorts):
         test = cohort.indices("test")
         truth = cohort.column("decoy_member")[test] == 1
-        said = scores(net, LabelledScans.read(cohort, test, truth[:, None]))[:, number]
+        logits = scores(net, LabelledScans.read(cohort, test, truth[:, None]))[:, number]
         people = cohort.people[test]
         draws = Draws(people.tolist(), RESAMPLES, 0)
-        found.append(Finding("decoys", f"auroc_{cohort.name}", labels, auroc(truth, [said], draws, people, "decoys")))
+        found.append(Finding("decoys", f"auroc_{cohort.name}", labels, auroc(truth, [logits], draws, people, "decoys")))
     yield from found
     mean = macro(found, "decoys", "auroc", labels)
     if mean is not None:

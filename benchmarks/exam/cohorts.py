@@ -30,6 +30,7 @@ from .settings import RECIPE, Settings
 UNFLATTENED = "boundaries"  # the cohort whose store keeps tilt and curvature
 SECOND_VISIT = "second_visit"
 PRETRAINING = "pretraining"
+_MAX_REFUSED = 0.01  # of a cohort; bright thin sheets look like painted text to ingest now and then
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +50,16 @@ class Cohort:
     @classmethod
     def open(cls, folder: Path, name: str) -> Cohort:
         """Of a folder of `make_cohorts`. Raises UsageError where a volume has no truth."""
-        place = folder / name
-        store = Store.open(place / "store")
-        phantoms = json.loads((place / "made.json").read_text(encoding="utf-8"))["phantoms"]
+        own = folder / name
+        store = Store.open(own / "store")
+        phantoms = json.loads((own / "made.json").read_text(encoding="utf-8"))["phantoms"]
         truth = folder / phantoms / "truth"
         with (truth / "eyes.tsv").open(encoding="utf-8") as file:
             known = {row["sop_instance_uid"]: row for row in csv.DictReader(file, delimiter="\t")}
         table = store.table.sort_values("volume_id").reset_index(drop=True)
         unknown = [uid for uid in table["sop_instance_uid"] if uid not in known]
         if unknown:
-            raise UsageError(f"{len(unknown)} volumes of {place} have no row in truth/eyes.tsv: delete it, run again")
+            raise UsageError(f"{len(unknown)} volumes of {own} have no row in truth/eyes.tsv: delete it, run again")
         people, devices, splits = (table[column].to_numpy(dtype=str) for column in ("person_id", "device", "split"))
         rows = tuple(known[uid] for uid in table["sop_instance_uid"])
         return cls(
@@ -97,7 +98,7 @@ def cohort_names(settings: Settings) -> tuple[str, ...]:
 def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: int = 2) -> Path:
     """The folder that holds the cohorts `names`, each made where it is not there yet.
 
-    Raises UsageError where ingest refuses a phantom.
+    Raises UsageError where ingest refuses more than one phantom in a hundred.
     """
     preprocessing = load_recipe(RECIPE).preprocessing
     digest = hashlib.sha256(json.dumps(settings.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
@@ -141,21 +142,21 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
 
 
 def _make(folder: Path, name: str, write: Callable[[Path], None], preprocessing: Preprocessing, workers: int) -> None:
-    place = folder / name
-    if (place / "made.json").is_file():
+    own = folder / name
+    if (own / "made.json").is_file():
         return
-    if not (place / "phantom").is_dir():
-        partial = place / "phantom.partial"
+    if not (own / "phantom").is_dir():
+        partial = own / "phantom.partial"
         shutil.rmtree(partial, ignore_errors=True)
         write(partial)
-        partial.rename(place / "phantom")
-    _ingest([place / "phantom"], place, preprocessing, f"{name}/phantom", workers)
+        partial.rename(own / "phantom")
+    _ingest([own / "phantom"], own, preprocessing, f"{name}/phantom", workers)
 
 
 def _make_unflattened(folder: Path, settings: Settings, preprocessing: Preprocessing, workers: int) -> None:
     """Some people of the main cohort, with tilt and curvature kept."""
-    place = folder / UNFLATTENED
-    if (place / "made.json").is_file():
+    own = folder / UNFLATTENED
+    if (own / "made.json").is_file():
         return
     main = Cohort.open(folder, "main")
     wanted = {"train": settings.boundaries_train, "val": 0, "test": settings.boundaries_test}
@@ -164,14 +165,15 @@ def _make_unflattened(folder: Path, settings: Settings, preprocessing: Preproces
         for split, count in wanted.items()
         for index in main.indices(split)[:count]
     ]
-    _ingest(files, place, preprocessing.model_copy(update={"flatten": "none"}), "main/phantom", workers)
-    store, split_of = Store.open(place / "store"), dict(zip(main.people, main.splits, strict=True))
+    _ingest(files, own, preprocessing.model_copy(update={"flatten": "none"}), "main/phantom", workers)
+    store, split_of = Store.open(own / "store"), dict(zip(main.people, main.splits, strict=True))
     store.set_split({person: str(split_of[person]) for person in set(store.table["person_id"])})
 
 
-def _ingest(sources: Sequence[Path], place: Path, preprocessing: Preprocessing, phantoms: str, workers: int) -> None:
-    made = build_store(sources, place / "store", preprocessing, workers=workers)
-    if made["quarantined"]:
+def _ingest(sources: Sequence[Path], own: Path, preprocessing: Preprocessing, phantoms: str, workers: int) -> None:
+    made = build_store(sources, own / "store", preprocessing, workers=workers)
+    volumes = made["accepted"] + made["skipped"]
+    if made["quarantined"] > _MAX_REFUSED * volumes:
         raise UsageError(f"{made['quarantined']} phantom eyes were refused by ingest: {made['by_reason']}")
-    about = {"phantoms": phantoms, "volumes": made["accepted"] + made["skipped"]}
-    (place / "made.json").write_text(json.dumps(about), encoding="utf-8")
+    about = {"phantoms": phantoms, "volumes": volumes, "refused": made["by_reason"]}
+    (own / "made.json").write_text(json.dumps(about), encoding="utf-8")

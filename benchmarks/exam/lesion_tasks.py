@@ -46,9 +46,9 @@ def where(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Find
     draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
     sample = _tokens_of(table, train)
     project = Projection(table.features[np.random.default_rng(0).permutation(sample)[:50_000]])
-    asked = _tokens_of(table, test)
+    tested = _tokens_of(table, test)
     volume_of = np.repeat(np.arange(len(test)), [table.of(volume).stop - table.of(volume).start for volume in test])
-    x_test = interleave([project(table.features[asked]), _positions(table, asked)])
+    x_test = interleave([project(table.features[tested]), _positions(table, tested)])
     for count in LABELLED_EYES:
         by_lesion = []
         for lesion in measurable(cohort):
@@ -63,7 +63,7 @@ def where(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Find
                     continue
                 x = interleave([project(table.features[tokens]), _positions(table, tokens)])
                 scores = logistic_scores(x, y, x_test, _TOKEN_STRENGTH)
-                several.append(_token_precision(truth.positive[asked, lesion], scores, volume_of, draws, cohort, test))
+                several.append(_token_precision(truth.positive[tested, lesion], scores, volume_of, draws, cohort, test))
             if several:
                 by_lesion.append(mean_estimate(several, len(test)))
                 yield Finding("where", f"token_ap_{LESIONS[lesion]}", count, by_lesion[-1])

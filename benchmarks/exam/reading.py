@@ -66,8 +66,10 @@ class Exam:
                     "be of people it has seen. Pretrain on the pretraining cohort, or on other data"
                 )
 
-    def read(self, row: RowName, encoder: PretrainedEncoder, kind: str, about: dict[str, Any]) -> None:
-        """All figures of a row that are missing. kind: encoder, intensity or raw_patches."""
+    def read(
+        self, row: RowName, encoder: PretrainedEncoder, kind: str, about: dict[str, Any], without: Sequence[str] = ()
+    ) -> None:
+        """All figures of a row that are missing, but for the tasks `without`. kind: encoder, intensity or raw_patches."""
         self.check_unseen(encoder)
         makers: dict[str, Callable[[], Featurise]] = {
             "encoder": lambda: of_encoder(encoder),
@@ -76,7 +78,7 @@ class Exam:
         }
         reader = _Row(self, row, encoder, makers[kind], kind)
         for task, findings in reader.tasks():
-            if not self.results.has(row, task):
+            if task not in without and not self.results.has(row, task):
                 self.results.add(row, task, list(findings()), about)
 
     def read_covariates(self, row: RowName, about: dict[str, Any]) -> None:

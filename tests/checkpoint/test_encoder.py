@@ -52,7 +52,7 @@ def test_it_is_the_target_encoder_and_not_the_untrained_one(run):
     assert torch.equal(untrained.encoder.embed.weight, again.encoder.embed.weight)
 
 
-def test_the_student_is_loaded_where_it_is_asked_for(run, tmp_path):
+def test_the_student_is_loaded_on_request(run, tmp_path):
     own = {name: load_encoder(run, name) for name in ("target", "student")}
     assert load_encoder(run).which == "target"
     assert not torch.equal(own["target"].encoder.embed.weight, own["student"].encoder.embed.weight)

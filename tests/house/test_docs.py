@@ -88,7 +88,7 @@ def test_commands_options_and_recipes_exist(cli_commands: dict[str, Any]) -> Non
 def test_scripts_and_their_options_exist() -> None:
     for path in DOCUMENTS:
         for line in command_lines(path.read_text(encoding="utf-8")):
-            package = re.match(r"(?:make|python -m) (?:benchmarks\.)?(study|exam)\b", line)
+            package = re.match(r"(?:make|python -m) (?:benchmarks\.)?(exam)\b", line)
             script = re.match(r"python ((?:tests|benchmarks)/\S+\.py)", line)
             if package or script:
                 file = ROOT / (script[1] if script else f"benchmarks/{package and package[1]}/__main__.py")

@@ -8,14 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The study is history: its code goes when the exam replaces it.
-HISTORY = {"benchmarks/study", "tests/study"}
-CODE = [
-    path
-    for folder in ("src", "tests", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if path.parent.relative_to(ROOT).as_posix() not in HISTORY and path.name != "invented_eyes.py"  # of the study
-]
+CODE = [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 # Retired word -> what to write instead.
 RETIRED = {
     "told": "broadcast, findings, message, summary",

@@ -70,7 +70,7 @@ def test_mae_targets_are_the_voxels_that_the_encoder_would_see() -> None:
     assert torch.allclose(same[0, 0], same[0, 1], atol=1e-4)
 
 
-def test_the_decoder_of_mae_is_as_wide_and_deep_as_asked() -> None:
+def test_the_decoder_of_mae_has_the_width_and_depth_of_the_recipe() -> None:
     wide = {"predictor_width": 192, "predictor_depth": 2, "predictor_heads": 6}
     model = VJEPA3D.from_recipe(small_recipe(objective={"name": "mae"}, model=wide))
     assert model.predictor.leave.weight.shape == (1024, 192)

@@ -56,7 +56,7 @@ def test_decoys_are_a_pure_function() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_grey_of_a_pair_is_alike(kind: Decoy, pairs: dict[Decoy, list[_Pair]]) -> None:
+def test_the_intensities_of_a_pair_are_alike(kind: Decoy, pairs: dict[Decoy, list[_Pair]]) -> None:
     """Mean, spread and percentiles of depth bands around the retina differ by a fraction of what eyes differ by."""
 
     def bands(eye: Eye) -> np.ndarray:

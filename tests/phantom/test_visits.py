@@ -84,7 +84,7 @@ def with_close_slices(device: str) -> Dialect:
     )
 
 
-def place_and_volume(lesion: str, visit: int, device: str) -> tuple[np.ndarray, float]:
+def position_and_volume(lesion: str, visit: int, device: str) -> tuple[np.ndarray, float]:
     """The middle of a lesion (up, nasal) in mm from the fovea, and its volume in mm3."""
     dialect = with_close_slices(device)
     shape, (dz, dy, dx) = dialect.small.shape, dialect.small.spacing_mm
@@ -96,11 +96,11 @@ def place_and_volume(lesion: str, visit: int, device: str) -> tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize("lesion", LESIONS)
-def test_a_lesion_keeps_its_place_and_extent_at_another_visit_and_vendor(lesion: str) -> None:
-    place, volume = place_and_volume(lesion, 0, SPECTRALIS)
+def test_a_lesion_keeps_its_position_and_extent_at_another_visit_and_vendor(lesion: str) -> None:
+    position, volume = position_and_volume(lesion, 0, SPECTRALIS)
     for device in (SPECTRALIS, CIRRUS, TRITON):
-        place_again, volume_again = place_and_volume(lesion, 1, device)
-        assert np.abs(place - place_again).max() < 0.03, device
+        position_again, volume_again = position_and_volume(lesion, 1, device)
+        assert np.abs(position - position_again).max() < 0.03, device
         assert volume_again == pytest.approx(volume, rel=0.08), device
 
 

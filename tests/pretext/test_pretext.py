@@ -128,8 +128,8 @@ def test_2_the_target_forgets_its_random_start(updates):
             m = ema.momentum(update, updates, recipe)
             target = m * target + (1 - m) * student
         assert 0.7 * (horizon or 0.01) - 2 / updates < student - target <= (horizon or 0.01)
-    kept = small_recipe(objective={"ema_base": 0.996}).objective
-    assert ema.random_start_share(675, kept) > 0.2  # what the horizon is for
+    schedule = small_recipe(objective={"ema_base": 0.996}).objective
+    assert ema.random_start_share(675, schedule) > 0.2  # what the horizon is for
 
 
 def test_2_momentum_is_ramped_so_that_a_long_horizon_forgets_too():

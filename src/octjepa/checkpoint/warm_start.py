@@ -54,21 +54,21 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
                 path, name, theirs, ours,
             )  # fmt: skip
     if model.context_encoder.rope != rope and recipe.model.positions != "sincos":
-        asked = f"set model.rope_base={rope:g}" if isinstance(rope, float) else "theirs are of another grid"
+        remedy = f"set model.rope_base={rope:g}" if isinstance(rope, float) else "theirs are of another grid"
         _log.warning(
             "the weights of %s were trained with other rotary frequencies than the recipe has (%s): expect slower "
             "convergence",
-            path, asked,
+            path, remedy,
         )  # fmt: skip
 
 
 def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, size: str) -> None:
     own = model.context_encoder.state_dict()
     if ("embed.weight" in own) != ("embed.weight" in weights):
-        ours, theirs = ("linear", "patch_mlp") if "embed.weight" in own else ("patch_mlp", "linear")
+        stem, other = ("linear", "patch_mlp") if "embed.weight" in own else ("patch_mlp", "linear")
         raise UsageError(
-            f"model.warm_start {path} embeds patches by a {theirs} stem, the recipe by model.stem={ours}, and one "
-            f"cannot be carried over to the other: set model.stem={theirs}"
+            f"model.warm_start {path} embeds patches by a {other} stem, the recipe by model.stem={stem}, and one "
+            f"cannot be carried over to the other: set model.stem={other}"
         )
     odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
     extra = weights.keys() - own.keys()

@@ -17,7 +17,7 @@ from scipy.ndimage import gaussian_filter1d, map_coordinates
 
 from octjepa.keys import generator
 from octjepa.phantom.dialect import Dialect, Size
-from octjepa.phantom.scan import ScanDraws, ScanGeometry, draw_scan, place_scan
+from octjepa.phantom.scan import ScanDraws, ScanGeometry, draw_scan, scan_geometry
 from octjepa.volume import Laterality
 
 SURFACES: Final = (
@@ -83,11 +83,11 @@ def make_anatomy(
     grid = dialect.grid(size)
     (slices, depth, columns), (dz, dy, dx) = grid.shape, grid.spacing_mm
     draws = first = draw_scan(seed, person, laterality, dialect, slices, visit)
-    scan = home = place_scan(draws, laterality, dialect, size)
+    scan = home = scan_geometry(draws, laterality, dialect, size)
     if visit:
         home_dialect = home_dialect or dialect
         first = draw_scan(seed, person, laterality, home_dialect, home_dialect.grid(size).shape[0], 0)
-        home = place_scan(first, laterality, home_dialect, size)
+        home = scan_geometry(first, laterality, home_dialect, size)
     off_z, off_x = map(float, draws.offset_mm)
     fovea = ((slices - 1) * dz / 2 + off_z, (columns - 1) * dx / 2 + off_x)
     u = (scan.nasal * (scan.x_mm[None, :] + draws.saccade_mm[:, None])).astype(np.float32)

@@ -70,5 +70,5 @@ def _members(
     members: dict[int, Literal[0, 1]] = {}
     for number, group in enumerate(groups.values()):
         order = sorted(group, key=lambda person: (person // devices % 2, key("phantom decoy", seed, kind, person)))
-        members.update({person: 1 if (place + number) % 2 else 0 for place, person in enumerate(order)})
+        members.update({person: 1 if (turn + number) % 2 else 0 for turn, person in enumerate(order)})
     return members

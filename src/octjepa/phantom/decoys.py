@@ -159,23 +159,23 @@ def _fluid(anatomy: Anatomy, drawn: Draw) -> Disease:
     return disease
 
 
-def _membrane(anatomy: Anatomy, drawn: Draw) -> Disease:
+def _sheet(anatomy: Anatomy, drawn: Draw) -> Disease:
     disease = drawn()
-    disease.membrane_gap_um = np.zeros_like(anatomy.u_mm)  # as above
+    disease.sheet_gap_um = np.zeros_like(anatomy.u_mm)  # as above
     return disease
 
 
 def _hyaloid(anatomy: Anatomy, drawn: Draw) -> Disease:
     """The sheet hangs above an ILM without folds; the retina below is as thick as under the membrane."""
     disease = drawn(_WITHOUT_FOLDS)
-    disease.membrane_gap_um = np.where(disease.epiretinal_um > 0, np.float32(_HYALOID_GAP_UM), np.float32(0))
+    disease.sheet_gap_um = np.where(disease.epiretinal_um > 0, np.float32(_HYALOID_GAP_UM), np.float32(0))
     return disease
 
 
 # The lesion where `make_disease` alone does not draw it.
 _LESIONS: Final[dict[Decoy, Callable[[Anatomy, Draw], Disease]]] = {
     "fluid_or_ped": _fluid,
-    "membrane_or_hyaloid": _membrane,
+    "membrane_or_hyaloid": _sheet,
 }
 _LOOK_ALIKES: Final[dict[Decoy, Callable[[Anatomy, Draw], Disease]]] = {
     "cyst_or_thinning": _bands,

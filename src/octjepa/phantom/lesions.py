@@ -40,7 +40,7 @@ class Disease:
     cysts: list[Cyst] = field(default_factory=list)
     below_rpe: Literal["drusen", "fluid"] = "drusen"  # what fills `drusen_um`
     basal_um: Map | None = None  # what is left of the RPE on Bruch's membrane below such fluid; None draws none
-    membrane_gap_um: Map | None = None  # between the epiretinal sheet and the ILM; None draws no gap
+    sheet_gap_um: Map | None = None  # between the epiretinal sheet and the ILM; None draws no gap
 
 
 def make_disease(

@@ -86,11 +86,11 @@ def _sheets(
         hyaloid = rest - 12 - gap.astype(np.float32)
         add(hyaloid, level["hyaloid"])
         add(hyaloid + 8, 0.0)
-    if disease.membrane_gap_um is None:
+    if disease.sheet_gap_um is None:
         add(s[ILM] - disease.epiretinal_um, level["epiretinal_membrane"])
     else:
-        add(s[ILM] - disease.membrane_gap_um - disease.epiretinal_um, level["epiretinal_membrane"])
-        add(s[ILM] - disease.membrane_gap_um, 0.0)
+        add(s[ILM] - disease.sheet_gap_um - disease.epiretinal_um, level["epiretinal_membrane"])
+        add(s[ILM] - disease.sheet_gap_um, 0.0)
     add(s[ILM], level["ilm"])
     add(np.minimum(s[ILM] + 5, s[RNFL_GCL]), level["rnfl"] * (1 + 0.3 * vessel))
     add(s[RNFL_GCL], level["gcl"] * (1 + 1.2 * vessel))

@@ -77,7 +77,7 @@ def draw_scan(seed: int, person: int, laterality: Laterality, dialect: Dialect, 
     )
 
 
-def place_scan(draws: ScanDraws, laterality: Laterality, dialect: Dialect, size: Size) -> ScanGeometry:
+def scan_geometry(draws: ScanDraws, laterality: Laterality, dialect: Dialect, size: Size) -> ScanGeometry:
     """Where the scan with these draws lies."""
     grid = dialect.grid(size)
     (slices, _, columns), (dz, _, dx) = grid.shape, grid.spacing_mm

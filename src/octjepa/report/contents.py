@@ -256,10 +256,11 @@ def _read_probe(path: Path) -> ProbeContents:
     rows = data.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
-    lists = (data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes"))
     paired = data.get("paired") or None
-    labelled = data.get("labelled") or {}
-    return ProbeContents(rows, paired if isinstance(paired, dict) else None, *lists, labelled)
+    lists = {name: data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes")}
+    return ProbeContents(
+        rows=rows, paired=paired if isinstance(paired, dict) else None, **lists, labelled=data.get("labelled") or {}
+    )
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:
