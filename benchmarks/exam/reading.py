@@ -69,7 +69,10 @@ class Exam:
     def read(
         self, row: RowName, encoder: PretrainedEncoder, kind: str, about: dict[str, Any], without: Sequence[str] = ()
     ) -> None:
-        """All figures of a row that are missing, but for the tasks `without`. kind: encoder, intensity or raw_patches."""
+        """All figures of a row that are missing, but for those of the tasks `without`.
+
+        kind: encoder, intensity or raw_patches.
+        """
         self.check_unseen(encoder)
         makers: dict[str, Callable[[], Featurise]] = {
             "encoder": lambda: of_encoder(encoder),
