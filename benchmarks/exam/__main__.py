@@ -51,7 +51,7 @@ def main() -> int:
     with writer_lock(given.work / "results"):
         if given.sealed:
             open_seal(out, given.again)
-        _examine(given, settings, Results(out, given.work / ("sealed" if given.sealed else "samples")), out)
+        _examine(given, settings, Results(out), out)
     return 0
 
 
@@ -171,7 +171,7 @@ def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str
 
 
 def _list(given: argparse.Namespace) -> int:
-    results = Results(given.out, given.work / "samples")
+    results = Results(given.out)
     for (name, patch), rows in row_names(results).items():
         tasks = sorted({entry["task"] for entry in results.entries if entry["name"] == name})
         print(f"{name:<28} {'x'.join(map(str, patch)):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")

@@ -1,6 +1,6 @@
 """Figures of the exam, one line each in docs/exam/results.json, written as each row ends; and their resamples.
 
-The resamples stay in the work folder: differences between rows are taken on the same draws of people.
+The resamples are kept beside them, so that a later row is compared on the same draws of people.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from octjepa.files import write_atomic, write_json
 from octjepa.metrics.bootstrap import Estimate
@@ -60,12 +61,15 @@ class RowName:
 
 
 class Results:
-    """The results in `folder`, and their resamples in `samples`."""
+    """The results in `folder`, and their resamples in its `samples`; several processes may add to them."""
 
-    def __init__(self, folder: Path, samples: Path) -> None:
-        self.path, self.samples = folder / "results.json", samples
+    def __init__(self, folder: Path) -> None:
+        self.path, self.samples = folder / "results.json", folder / "samples"
         self.entries: list[Entry] = []
         self.left_out: list[Entry] = []
+        self._read()
+
+    def _read(self) -> None:
         if self.path.is_file():
             known = json.loads(self.path.read_text(encoding="utf-8"))
             self.entries, self.left_out = known["figures"], known.get("left_out", [])
@@ -83,14 +87,22 @@ class Results:
         """
         found = list(found)
         findings = [one for one in found if isinstance(one, Finding)]
+        self.samples.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.samples / ".lock"):
+            self._read()
+            self._replace(row, task, found, findings, about)
+            write_json(self.path, {"figures": self.entries, "left_out": self.left_out})
+
+    def _replace(
+        self, row: RowName, task: str, found: list[Finding | LeftOut], findings: list[Finding], about: Entry
+    ) -> None:
         self.left_out = [entry for entry in self.left_out if (entry["row"], entry["task"]) != (row.key, task)]
         self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
-        self.samples.mkdir(parents=True, exist_ok=True)
-        arrays = {one.key: one.estimate.samples for one in findings}
+        arrays = {one.key: one.estimate.samples.astype(np.float32) for one in findings}
         draws = {f"draws:{one.key}": np.array(one.estimate.draws_id) for one in findings}
         write_atomic(
             self.samples / f"{row.key}-{task}.npz",
-            lambda file: np.savez(file, allow_pickle=False, **arrays, **draws),
+            lambda file: np.savez_compressed(file, allow_pickle=False, **arrays, **draws),
         )
         self.entries = [entry for entry in self.entries if (entry["row"], entry["task"]) != (row.key, task)]
         for one in findings:
@@ -103,8 +115,6 @@ class Results:
                     "people": one.estimate.n_people, "scale": one.estimate.scale, **about,
                 }
             )  # fmt: skip
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, {"figures": self.entries, "left_out": self.left_out})
 
     def estimate(self, row: RowName, key: str) -> Estimate | None:
         """A figure with its resamples; None where it is not there."""
@@ -114,7 +124,7 @@ class Results:
         if entry is None or not path.is_file():
             return None
         with np.load(path, allow_pickle=False) as file:
-            samples, draws = file[key], str(file[f"draws:{key}"])
+            samples, draws = file[key].astype(float), str(file[f"draws:{key}"])
         return Estimate(entry["value"], samples, entry["n"], entry["people"], key, draws, entry["scale"])
 
     def value(self, row: RowName, key: str) -> float | None:

@@ -63,13 +63,13 @@ def test_whitened_components_have_unit_variance_over_training_eyes() -> None:
 
 def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -> None:
     rng, draws = np.random.default_rng(0), Draws(PEOPLE.tolist(), 300, 0)
-    results = Results(tmp_path / "out", tmp_path / "samples")
+    results = Results(tmp_path / "out")
     names = {"mae": 3.0, "untrained:mae": 0.3, "intensity": 0.3}
     for name, effect in names.items():
         for seed in (0, 1) if name != "intensity" else (0,):
             scores = rng.normal(size=120) + effect * TRUTH
             results.add(RowName(name, PATCH, seed), "has_it", [finding(scores, draws)], {"run": "x"})
-    again = Results(tmp_path / "out", tmp_path / "samples")
+    again = Results(tmp_path / "out")
     assert again.has(RowName("mae", PATCH, 1), "has_it")
     assert not again.has(RowName("mae", PATCH, 1), "where")
     ours, twins = ([RowName(name, PATCH, seed) for seed in (0, 1)] for name in ("mae", "untrained:mae"))

@@ -146,12 +146,12 @@ def test_without_the_data_folder_the_task_is_left_out_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTJEPA_DATA", str(tmp_path))
-    row, results = RowName("x", (4, 8, 8)), Results(tmp_path / "out", tmp_path / "samples")
+    row, results = RowName("x", (4, 8, 8)), Results(tmp_path / "out")
     found = list(real_tasks.read_fluid(tmp_path, "encoder", of_patches(), RECIPE_READ))
     assert found == [LeftOut("real_fluid", "dice", 1, real_eyes.why_absent(tmp_path) or "")]
     assert "duke_dme_eye01" in str(real_eyes.why_absent(tmp_path))
     results.add(row, "real_fluid", found, {})
-    again = Results(tmp_path / "out", tmp_path / "samples")
+    again = Results(tmp_path / "out")
     assert "OCTJEPA_DATA" in again.left_out[0]["reason"]
     assert not again.has(row, "real_fluid")
     assert isinstance(next(real_tasks.read_boundaries(tmp_path, None, RECIPE_READ)), LeftOut)
