@@ -36,6 +36,9 @@ def test_labelled_people_are_nested_half_with_the_lesion_and_repeat() -> None:
     assert again is not None
     assert (again == large).all()
     assert draw_labelled(candidates, has, 30, "people", 0, 1) is not None
+    nearly_half = draw_labelled(np.arange(100), np.arange(100) < 51, 100, "people", 0, 0)
+    assert nearly_half is not None
+    assert len(nearly_half) == 100
     assert draw_labelled(candidates, np.arange(200) < 1, 10, "people", 0, 0) is None
 
 
