@@ -99,7 +99,7 @@ def test_a_plain_sample_is_ours_where_nothing_is_random() -> None:
 
 
 def test_a_plain_sample_changes_as_recipes_ask() -> None:
-    recipe = bench_recipe(*WHOLE_GRID)
+    recipe = bench_recipe(*WHOLE_GRID, "views.gain=0.15", "views.speckle=0.15")
     with phantom_store(recipe.preprocessing, people=1) as (_, store):
         plain = loader.PlainViews(store, store.table["volume_id"].tolist(), recipe)
         first, second = plain[0], plain[0]

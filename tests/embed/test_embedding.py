@@ -190,7 +190,7 @@ def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, k
 
 
 def test_a_damaged_part_and_a_folder_in_the_way_are_reported(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding, "_join", lambda *_: None)
+    monkeypatch.setattr(embedding, "_join", lambda *_: [1.0, 1.0, 1.0])
     embed_store(run, store_of(), tmp_path / "e.parquet", part=8)
     monkeypatch.undo()
     parts = sorted(tmp_path.glob(".*parts/*.npz"))

@@ -218,11 +218,11 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
 
 def test_a_probe_of_a_users_package_is_chosen_among(made, tmp_path, monkeypatch):
     table, labels, _ = made
-    info = tmp_path / "my_package-1.0.dist-info"
+    info = tmp_path / "own_probe_package-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[octjepa.probes]\nmine = my_package:mine\n")
-    (tmp_path / "my_package.py").write_text(
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own_probe_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[octjepa.probes]\nmine = own_probe_package:mine\n")
+    (tmp_path / "own_probe_package.py").write_text(
         "from octjepa.probe.features import PROBES\n\n"
         "def mine(space, target, selection, smoothing=0.0, seed=0):\n"
         "    return PROBES.get('linear')(space, target, selection)\n"

@@ -15,7 +15,7 @@ from octjepa.train.optimizer import (
 )
 from synthetic import small_recipe
 
-REFERENCE = TrainRecipe(max_updates=1000, base_lr=1e-4)
+REFERENCE = TrainRecipe(max_updates=1000, base_lr=1e-4, min_lr_ratio=0.1)
 
 
 def test_only_matrices_decay_and_the_target_is_left_out():

@@ -26,6 +26,7 @@ from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.checkpointing import CheckpointWriter, go_back, write_checkpoint
+from octjepa.train.data import batch_shares
 from octjepa.train.guards import (
     FROZEN_AFTER,
     LEAK_CHECK_EVERY,
@@ -59,6 +60,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     PretextAlarm (the task is broken) and Interrupted (a signal arrived; a checkpoint was written).
     """
     with translate_worker_errors(), distributed_context("fp32") as runtime:
+        batch_shares(recipe, runtime.world_size)  # refuses a batch that these ranks cannot share, before they confer
         recorded = partial(recorded_precision, out, resume)
         recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
         run = prepare(recipe, store, out, resume, runtime)

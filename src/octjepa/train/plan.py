@@ -191,14 +191,17 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
     return storages.peak
 
 
-def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seconds: float = SECONDS) -> dict[str, Any]:
+def time_run(
+    recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seconds: float | None = None
+) -> dict[str, Any]:
     """`seconds_per_update` and `hours` of `updates` on devices like this one, and what they are made of (medians).
 
     Only one of `machine.devices` is timed, with its share of the global batch; communication is not in it, nor are
     validation, the monitor and checkpoints. With loader processes, loading costs what it exceeds the arithmetic by.
-    After `enough_seconds` three micro-batches are enough. Raises UsageError where a micro-batch does not fit into
+    After `enough_seconds` (SECONDS unless given) three micro-batches are enough. Raises UsageError where a micro-batch does not fit into
     memory.
     """
+    enough_seconds = SECONDS if enough_seconds is None else enough_seconds
     runtime = Runtime(recipe.train.precision)
     _, micro, accumulation = batch_shares(recipe, recipe.machine.devices or 1)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
