@@ -198,8 +198,8 @@ def time_run(
 
     Only one of `machine.devices` is timed, with its share of the global batch; communication is not in it, nor are
     validation, the monitor and checkpoints. With loader processes, loading costs what it exceeds the arithmetic by.
-    After `enough_seconds` (SECONDS unless given) three micro-batches are enough. Raises UsageError where a micro-batch does not fit into
-    memory.
+    After `enough_seconds` (SECONDS unless given) three micro-batches are enough. Raises UsageError where a micro-batch
+    does not fit into memory.
     """
     enough_seconds = SECONDS if enough_seconds is None else enough_seconds
     runtime = Runtime(recipe.train.precision)
