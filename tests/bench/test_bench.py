@@ -121,6 +121,7 @@ def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -
     from octjepa.bench.data import RECIPE
 
     measured = []
+    monkeypatch.setattr("octjepa.distributed.precision.bf16_in_hardware", lambda device: (False, "a stand-in"))
 
     def peak_memory_bytes(recipe: list[str]) -> int:
         measured.append(recipe)
@@ -130,7 +131,7 @@ def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -
     planned = call("plan", *RECIPE, "train.global_batch=4", "--json").json["peak_memory_bytes"]
     result = run_benchmark("memory", repeats=2)
     assert (result["ours"], result["other"], result["ratio"]) == (planned, 1000, planned / 1000)
-    assert measured == [[*RECIPE, "train.global_batch=4"]] * 2
+    assert measured == [[*RECIPE, "train.global_batch=4", "train.precision=fp32"]] * 2
 
 
 @pytest.mark.slow

@@ -359,4 +359,5 @@ def test_workers_of_ray_write_the_same_table(tmp_path: Path, root: Path, monkeyp
     assert np.abs(here.vector - ray.vector).max() < 1e-5
     ids = here.frame["volume_id"].tolist()
     ours, theirs = (TokenFolder.open(tmp_path / name).read("vector", ids) for name in ("here", "ray"))
-    assert np.abs(ours.astype(float) - theirs).max() < 4e-3
+    assert np.abs(ours.features.astype(float) - theirs.features).max() < 4e-3
+    assert np.array_equal(ours.coordinates, theirs.coordinates)

@@ -352,7 +352,7 @@ def test_validation_chooses_among_the_probes_requested(made, monkeypatch):
     assert {row["probe"] for row in board.rows} == {"mlp", "linear", "constant"}  # covariates, majority
     assert _row(board, "good")["low"] > 0.7
     assert len([one for one in board.choices if one["name"] == "good"]) == 2  # mean, mean_std_max
-    for probes, message in ((["svm"], "no probe svm: known are linear, knn, mlp, attentive"), ([], "no probe given")):
+    for probes, message in ((["svm"], "no probe svm: known are knn, linear, mlp, attentive"), ([], "no probe given")):
         with pytest.raises(UsageError, match=message):
             _run(labels, table("good", 2.5), probes=probes)
     with pytest.raises(UsageError, match="has no tokens to read"):
@@ -367,12 +367,13 @@ def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     ids = np.random.default_rng(0).permutation(frame["volume_id"].to_numpy())  # splits stand mixed in their order
     path = table("good", 2.5, change=lambda given: given.assign(volume_id=ids))
     values = {
-        name: np.stack([getattr(read_embeddings(path), name)[:, :8]] * 3, axis=1) for name in ("vector", "untrained")
+        name: np.repeat(getattr(read_embeddings(path), name)[:, :8], 3, axis=0) for name in ("vector", "untrained")
     }
-    arrays = {name: block.astype(np.float16) for name, block in values.items()}
+    arrays = {name: block.astype(np.float16) for name, block in values.items()}  # three tokens a volume
+    arrays["counts"] = np.full(len(frame), 3, np.int32)
     (tmp_path / "tokens").mkdir()
-    token_folder.write_part(tmp_path / "tokens", "a", {**arrays, "positions": np.zeros((len(frame), 3), np.int32)})
-    about = {"encoder": "good", "weights": "", "contract": "c" * 64, "dim": 8}
+    token_folder.write_part(tmp_path / "tokens", "a", {**arrays, "positions": np.zeros(3 * len(frame), np.int32)})
+    about = {"encoder": "good", "weights": "", "contract": "c" * 64, "dim": 8, "grid": [1, 1, 1]}
     token_folder.write_index(tmp_path / "tokens", {"a": ids.tolist()}, about)
     tokens = token_folder.TokenFolder.open(tmp_path / "tokens")
     known = board_module.embed_entries
