@@ -5,6 +5,7 @@ No vendor publishes a writer; what these files share with real ones is what thos
 
 from __future__ import annotations
 
+import re
 import struct
 from datetime import datetime
 from io import BytesIO
@@ -56,6 +57,14 @@ def vol_bytes(raw: np.ndarray, positions: list[tuple[float, ...]], **header: Any
     return built
 
 
+def strip_heyex_xml(path: Path) -> None:
+    """Takes out of a HEYEX XML what anonymisers take out: the root around BODY, ImageType and ImageData."""
+    text = path.read_text(encoding="utf-8").replace("<HEDX>", "").replace("</HEDX>", "")
+    for element in ("ImageType", "ImageData"):
+        text = re.sub(f"<{element}>.*?</{element}>", "", text)
+    path.write_text(text, encoding="utf-8")
+
+
 def write_heyex_xml(folder: Path, scans: list[np.ndarray], anonymised: bool = False) -> Path:
     """One Series of `scans` each [F, H, W]; names of images that sort wrongly as text; B-scans listed upwards."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,14 +95,16 @@ def write_heyex_xml(folder: Path, scans: list[np.ndarray], anonymised: bool = Fa
 
 def _localizer(folder: Path) -> str:
     Image.fromarray(np.zeros((4, 5), np.uint8)).save(folder / "localizer.png")
-    return _xml_image("localizer.png", (4, 5), (0, 0, 0, 0), "LOCALIZER")
+    return _xml_image("localizer.png", (4, 5), (0, 0, 0, 0), "LOCALIZER", 0.0114)
 
 
-def _xml_image(name: str, shape: tuple[int, ...], location: tuple[float, ...], kind: str = "OCT") -> str:
+def _xml_image(
+    name: str, shape: tuple[int, ...], location: tuple[float, ...], kind: str = "OCT", row_mm: float = 0.003872
+) -> str:
     x, y, end_x, end_y = location
     return (
         f"<Image><ImageType><Type>{kind}</Type></ImageType><OphthalmicAcquisitionContext>"
-        f"<Width>{shape[1]}</Width><Height>{shape[0]}</Height><ScaleX>0.0114</ScaleX><ScaleY>0.003872</ScaleY>"
+        f"<Width>{shape[1]}</Width><Height>{shape[0]}</Height><ScaleX>0.0114</ScaleX><ScaleY>{row_mm}</ScaleY>"
         f"<Angle>30</Angle><Focus>0</Focus><ImageQuality>30</ImageQuality>"
         f"<Start><Coord><X>{x}</X><Y>{y}</Y></Coord></Start><End><Coord><X>{end_x}</X><Y>{end_y}</Y></Coord></End>"
         f"</OphthalmicAcquisitionContext><ImageData><ExamURL>\\\\disk\\export\\{name}</ExamURL></ImageData></Image>"

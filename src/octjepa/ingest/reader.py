@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
-from octjepa.ingest.formats import read_scan, recognise
+from octjepa.ingest.formats import is_experimental, read_scan, recognise
 from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, plausible, resolve_geometry
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow, find_row
@@ -209,10 +209,19 @@ def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
     return dz, dy, dx
 
 
+def _recognised(path: Path) -> str:
+    """The format of a file that was refused; "" for none, and where it cannot be opened."""
+    try:
+        return recognise(path) or ""
+    except VolumeRejected:
+        return ""
+
+
 def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[str, Any]:
     """What `octjepa inspect FILE` reports, for an accepted and for a rejected file. Raises UsageError: no such file.
 
-    Keys: kind ("volume" | "rejected"), shape, spacing_mm, provenance, laterality, device, pattern, reasons
+    Keys: kind ("volume" | "rejected"), format ("" where it is none), experimental (whether no file of a real device has
+    proved the reader of this format), shape, spacing_mm, provenance, laterality, device, pattern, reasons
     [{reason, detail, meaning, action}], uncertain, notes, protocol, region, content_hash.
     """
     try:
@@ -220,13 +229,16 @@ def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[st
     except VolumeRejected as error:
         reason = REASONS[error.reason]
         explained = {"reason": error.reason, "detail": error.detail, "meaning": reason.meaning, "action": reason.action}
+        format = _recognised(Path(path))
         return {
-            "kind": "rejected", "shape": None, "spacing_mm": None, "provenance": {}, "laterality": None, "device": "",
+            "kind": "rejected", "format": format, "experimental": is_experimental(format),
+            "shape": None, "spacing_mm": None, "provenance": {}, "laterality": None, "device": "",
             "pattern": "unknown", "reasons": [explained], "uncertain": [], "notes": [], "protocol": "", "region": "",
             "content_hash": "",
         }  # fmt: skip
     return {
-        "kind": "volume", "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm),
+        "kind": "volume", "format": volume.format, "experimental": is_experimental(volume.format),
+        "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm),
         "provenance": dict(volume.provenance), "laterality": volume.laterality, "device": volume.device,
         "pattern": volume.pattern, "reasons": [], "uncertain": list(volume.uncertain), "notes": list(volume.notes),
         "protocol": volume.protocol, "region": volume.region, "content_hash": volume.content_hash,

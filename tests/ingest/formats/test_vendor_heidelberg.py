@@ -9,6 +9,7 @@ import pytest
 
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
+from octjepa.ingest.formats import recognise
 from octjepa.ingest.formats.intensity import FILL, heyex_display
 from octjepa.ingest.formats.vendor import heyex_e2e, heyex_xml
 from octjepa.ingest.formats.vendor.heidelberg_vol import read_vol
@@ -18,6 +19,7 @@ from vendor_files import (
     PATTERN_STAR,
     e2e_bytes,
     lines,
+    strip_heyex_xml,
     vol_bytes,
     write_heyex_xml,
 )
@@ -94,6 +96,51 @@ def test_vol_with_a_patient_id_beyond_ascii_is_read(tmp_path: Path) -> None:
     written[140:164] = "Müller".encode("latin-1").ljust(24, b"\0")
     path.write_bytes(written)
     assert read_vol(path).header.person_id == "Müller"
+
+
+def test_vol_whose_header_length_stands_in_the_b_scans_alone_is_whole(tmp_path: Path) -> None:
+    """eyepy's writer leaves 61440 in the file's header and follows the B-scans' own lengths."""
+    from eyepy.io.he.vol_reader import HeVolReader
+
+    path = tmp_path / "scan.vol"
+    path.write_bytes(vol_bytes(LINEAR, lines(6), bscan_hdr_size=61440, version="ep-v0.21.0"))
+    theirs = np.stack([bscan.data for bscan in HeVolReader(path).parsed_file.bscans])
+    np.testing.assert_array_equal(read_vol(path).pixels, heyex_display(theirs))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(VolumeRejected) as caught:
+        read_vol(path)
+    assert reason_of(caught.value) == "truncated"
+    damaged = bytearray(vol_bytes(LINEAR, lines(6)))
+    damaged[2048 + 4 * 5 + 12 : 2048 + 4 * 5 + 16] = b"\xff\xff\xff\x7f"
+    path.write_bytes(damaged)  # the file's header knows the length that the first B-scan's has lost
+    np.testing.assert_array_equal(read_vol(path).pixels, PIXELS)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_xml_without_root_image_types_and_names_is_read(tmp_path: Path, encoding: str) -> None:
+    pixels = retina(12, 64, 48)
+    path = write_heyex_xml(tmp_path / "export", [pixels], anonymised=True)
+    strip_heyex_xml(path)
+    text = path.read_text(encoding="utf-8").replace("UTF-8", encoding)
+    path.write_bytes(text.encode(encoding))
+    assert recognise(path) == "heyex_xml"
+    scan = heyex_xml.read_xml(path)
+    np.testing.assert_array_equal(scan.pixels, pixels)
+    assert "pictures_by_order" in scan.notes
+    assert assemble(scan, path).spacing_mm == pytest.approx((0.12, 0.003872, 0.0114))
+    (path.parent / "scan0_3.png").rename(path.parent / "scan0_3.old")
+    with pytest.raises(VolumeRejected, match=r"names no pictures, and there are 11 .* for 12 B-scans") as caught:
+        heyex_xml.read_xml(path)
+    assert reason_of(caught.value) == "frames_missing"
+
+
+def test_xml_whose_pictures_were_renamed_follows_their_order(tmp_path: Path) -> None:
+    first, second = retina(12, 64, 48), 250 - retina(12, 64, 48)
+    path = write_heyex_xml(tmp_path / "export", [first, second])
+    for picture in path.parent.glob("scan*.png"):
+        picture.rename(picture.with_name(picture.name.replace("scan", "anonymous_")))
+    np.testing.assert_array_equal(heyex_xml.read_xml(path, "1").pixels, first)
+    np.testing.assert_array_equal(heyex_xml.read_xml(path, "2").pixels, second)
 
 
 @pytest.mark.parametrize("anonymised", [False, True])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oct_dicom import retina
+from oct_dicom import make_dataset, retina, save
 from octjepa.errors import VolumeRejected
 from octjepa.extras import install_command
 from octjepa.ingest import describe_file, discover, formats, read_volume
@@ -96,6 +96,24 @@ def test_without_the_extra_the_reason_names_it(files: dict[str, Path], monkeypat
     assert caught.value.reason == "no_decoder"
     for format in ("heidelberg_vol", "bioptigen_oct"):  # need none
         assert read_volume(files[format]).format == format
+
+
+def test_inspect_says_which_formats_no_real_file_has_proved(files: dict[str, Path], tmp_path: Path) -> None:
+    for format, path in files.items():
+        described = describe_file(path, SPACING)
+        assert described["format"].startswith(format.split("_")[0])
+        assert described["experimental"] is True
+    refused = tmp_path / "cut.vol"
+    refused.write_bytes(files["heidelberg_vol"].read_bytes()[:3000])
+    described = describe_file(refused)
+    assert (described["kind"], described["format"], described["experimental"]) == ("rejected", "heidelberg_vol", True)
+    known = describe_file(save(make_dataset(PIXELS), tmp_path / "scan.dcm"))
+    assert (known["format"], known["experimental"]) == ("dicom", False)
+    page = Path(__file__).parents[3].joinpath("docs", "formats.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
+    for name in ("Heidelberg raw export", "HEYEX XML export", "Topcon", "Zeiss Cirrus research export", "Optovue"):
+        assert "experimental" in rows[name]
+    assert "experimental" not in rows["DICOM"]
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "huge", "random"])

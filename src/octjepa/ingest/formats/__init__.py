@@ -37,6 +37,7 @@ class Format(NamedTuple):
     matches: Signature
     reader: str  # "module:function", a function of the path
     multi_scan: bool = False  # a file may hold several scans: the reader takes a member, its module lists `members`
+    experimental: bool = False  # no file of a real device has proved the reader: built files alone have
 
 
 FORMATS: Registry[Format] = Registry("file format", "octjepa.readers")
@@ -101,6 +102,15 @@ def _is_zeiss(path: Path, _: bytes) -> bool:
     return _ZEISS_NAME.search(path.name) is not None or path.stat().st_size in _ZEISS_BYTES
 
 
+_HEYEX_ROOT = re.compile(rb"<HEDX|<BODY[\s>]")
+
+
+def _is_heyex_xml(path: Path, head: bytes) -> bool:
+    """The root element of a HEYEX export in UTF-8 or UTF-16; anonymisers leave the BODY that is in it."""
+    found = _HEYEX_ROOT.search(head.replace(b"\0", b""))
+    return found is not None and (found[0] == b"<HEDX" or path.suffix.lower() == ".xml")
+
+
 _is_bioptigen = _mark(b"FRAMEHEADER", at=10)
 
 
@@ -116,14 +126,15 @@ _BUILT_IN = (
     Format("npz", (".npz",), _is_npz, f"{_HERE}.arrays:read_npz"),
     Format("mat", (".mat",), _mark(b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file"), f"{_HERE}.matlab:read_mat"),
     Format("tiff", (".tif", ".tiff"), _is_multi_page_tiff, f"{_HERE}.images:read_tiff"),
-    Format("heidelberg_vol", (".vol",), _mark(b"HSF-OCT", b"ep-v"), f"{_HERE}.vendor.heidelberg_vol:read_vol"),
-    Format("heyex_xml", (".xml",), lambda _, head: b"<HEDX" in head, f"{_HERE}.vendor.heyex_xml:read_xml", True),
+    Format("heidelberg_vol", (".vol",), _mark(b"HSF-OCT", b"ep-v"), f"{_HERE}.vendor.heidelberg_vol:read_vol",
+           experimental=True),
+    Format("heyex_xml", (".xml",), _is_heyex_xml, f"{_HERE}.vendor.heyex_xml:read_xml", True, True),
     Format("heidelberg_e2e", (".e2e",), _mark(b"CMDb", b"E2EMultipleVolumeFile"),
-           f"{_HERE}.vendor.heyex_e2e:read_e2e", True),
-    Format("topcon", (".fda", ".fds"), _mark(b"FOCT"), f"{_HERE}.vendor.topcon:read_topcon"),
-    Format("zeiss_img", (".img",), _is_zeiss, f"{_HERE}.vendor.headerless:read_zeiss"),
-    Format("bioptigen_oct", (), _is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True),
-    Format("optovue_oct", (".oct",), _is_optovue, f"{_HERE}.vendor.headerless:read_optovue", True),
+           f"{_HERE}.vendor.heyex_e2e:read_e2e", True, True),
+    Format("topcon", (".fda", ".fds"), _mark(b"FOCT"), f"{_HERE}.vendor.topcon:read_topcon", experimental=True),
+    Format("zeiss_img", (".img",), _is_zeiss, f"{_HERE}.vendor.headerless:read_zeiss", experimental=True),
+    Format("bioptigen_oct", (), _is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True, True),
+    Format("optovue_oct", (".oct",), _is_optovue, f"{_HERE}.vendor.headerless:read_optovue", True, True),
     Format("images", (), lambda path, _: path.is_dir(), f"{_HERE}.images:read_images"),
 )  # fmt: skip
 for _format in _BUILT_IN:
@@ -165,6 +176,11 @@ def recognise(path: Path) -> str | None:
     name = path.name.lower()
     candidates = (format for format in all_formats() if format.name not in _CONTENT_ONLY)
     return next((format.name for format in candidates if name.endswith(format.suffixes)), None)
+
+
+def is_experimental(format: str) -> bool:
+    """Whether built files alone have proved the reader of a format, or of its variants ("topcon_fda" of "topcon")."""
+    return any(one.experimental for one in all_formats() if f"{format}_".startswith(f"{one.name}_"))
 
 
 def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:

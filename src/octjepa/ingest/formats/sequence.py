@@ -19,6 +19,11 @@ _DIGITS = re.compile(r"(\d+)")
 Sequence = list[tuple[int, str]]  # (frame number, name), in the order of the numbers
 
 
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts names with their numbers as numbers: 1, 2, 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part.lower()) for part in _DIGITS.split(name)]
+
+
 def _without_gap(numbers: list[int]) -> bool:
     """Whether the numbers are all different and consecutive."""
     return len(set(numbers)) == len(numbers) == max(numbers) - min(numbers) + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -36,6 +37,7 @@ _HEADER = np.dtype(
         "itemsize": _HEADER_BYTES,
     }
 )  # fmt: skip
+_BSCAN_SIZE_OFFSET = 12  # in a B-scan's header: the length of that header
 _LINE_OFFSET = 16  # in a B-scan's header: start and end, x and y, four float64
 _MIN_BSCAN_HEADER = 256
 _LINE, _CIRCLE, _STAR = 1, 2, 5
@@ -45,6 +47,35 @@ _TICKS_PER_DAY = 24 * 3600 * 10**7
 def _date(days: float) -> str:
     """YYYYMMDD of days since 30 December 1899; "" for none."""
     return (datetime(1899, 12, 30) + timedelta(days=days)).strftime("%Y%m%d") if 1 < days < 110_000 else ""
+
+
+def _bscan_starts(
+    file: BinaryIO, first: int, frames: int, pixel_bytes: int, stated: int, size: int
+) -> tuple[list[int], list[int]]:
+    """(where each B-scan begins, the length of its header) in a file of `size` bytes.
+
+    Each header states its own length, by the layout the one `stated` in the file's header. Writers other than HEYEX,
+    eyepy's for one, leave its usual 61440 there: the B-scan's own counts, unless the file is too short for it.
+    Raises VolumeRejected: broken_header, truncated.
+    """
+
+    def chain(own: bool) -> tuple[list[int], list[int], int]:
+        starts, lengths, at = [], [], first
+        for _ in range(frames):
+            file.seek(at + _BSCAN_SIZE_OFFSET)
+            length = int.from_bytes(file.read(4), "little") if own else stated
+            lengths.append(length if length >= _MIN_BSCAN_HEADER else stated)
+            starts.append(at)
+            at += lengths[-1] + pixel_bytes
+        return starts, lengths, at
+
+    starts, lengths, end = chain(own=True)
+    if end > size:
+        starts, lengths, end = chain(own=False)
+    if min(lengths) < _MIN_BSCAN_HEADER:
+        raise rejection("broken_header", f"a B-scan header of {min(lengths)} bytes, shorter than its fixed part")
+    check_length(end, size)
+    return starts, lengths
 
 
 def read_vol(path: Path) -> RawScan:
@@ -58,12 +89,8 @@ def read_vol(path: Path) -> RawScan:
         header = np.frombuffer(head, _HEADER)[0]
         frames, depth, columns = (int(header[name]) for name in ("frames", "depth", "columns"))
         check_shape(frames, depth, columns)
-        header_bytes = int(header["bscan_header"])
-        if header_bytes < _MIN_BSCAN_HEADER:
-            raise rejection("broken_header", "a B-scan header shorter than its fixed part")
         first = _HEADER_BYTES + int(header["slo_columns"]) * int(header["slo_rows"])
-        stride = header_bytes + depth * columns * 4
-        check_length(first + frames * stride, size)
+        starts, lengths = _bscan_starts(file, first, frames, depth * columns * 4, int(header["bscan_header"]), size)
         if header["pattern"] in (_LINE, _CIRCLE):
             kind = "circle" if header["pattern"] == _CIRCLE else "line"
             raise rejection("too_few_frames", f"a {kind} scan: {frames} B-scan, no volume")
@@ -71,9 +98,9 @@ def read_vol(path: Path) -> RawScan:
         lines = np.empty((frames, 4))
         filled = 0
         for index in range(frames):
-            file.seek(first + index * stride + _LINE_OFFSET)
+            file.seek(starts[index] + _LINE_OFFSET)
             lines[index] = np.frombuffer(file.read(32), "<f8")
-            file.seek(first + index * stride + header_bytes)
+            file.seek(starts[index] + lengths[index])
             raw = np.frombuffer(file.read(depth * columns * 4), "<f4").reshape(depth, columns)
             filled += int((~(raw <= 1)).sum())
             pixels[index] = heyex_display(raw)
