@@ -1,78 +1,81 @@
-"""The lock of a folder: one writer, and none that outlives the process which holds it."""
+"""Files that appear whole or not at all, and never through a link that came with a folder."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
-from octjepa.errors import UsageError
-from octjepa.files import writer_lock
+from octjepa.errors import OctjepaError
+from octjepa.files import Journal, open_temporary, write_atomic
 
 
-def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -> None:
-    """Loader processes live a few seconds longer than a run that is killed, and its launcher starts it at once."""
-    says, hears = os.pipe()
-    writer = os.fork()
-    if writer == 0:
-        try:
-            with writer_lock(tmp_path):
-                child = os.fork()
-                os.write(hears, b"%d " % child if child else b"running ")
-                time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(hears)
-    message = b""
-    while message.count(b" ") < 2:  # both run, so the child has come past what it does at its birth
-        heard = os.read(says, 100)
-        assert heard, "the writer ended"
-        message += heard
-    child = int(message.replace(b"running", b""))
-    try:
-        with pytest.raises(UsageError, match="another process is writing"), writer_lock(tmp_path):
-            pass
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
-        with writer_lock(tmp_path):
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.close(says)
+def test_a_temporary_file_that_is_a_link_is_replaced_and_what_it_names_stays(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    for link in (os.symlink, os.link):
+        precious.write_text("mine")
+        link(precious, tmp_path / ".report.html.tmp")
+        write_atomic(tmp_path / "report.html", lambda file: file.write(b"page"))
+        assert precious.read_text() == "mine"
+        assert (tmp_path / "report.html").read_text() == "page"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "report.html"]
 
 
-def _is_open_on(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except OSError:  # the listing's own descriptor is closed by now
-        return False
+def test_a_file_that_is_a_link_is_replaced_and_what_it_names_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run.json").symlink_to("precious")
+    write_atomic(tmp_path / "run.json", lambda file: file.write(b"{}"))
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "run.json").is_symlink()
 
 
-def test_a_lock_that_is_given_back_is_free_though_another_process_has_its_file_open(tmp_path: Path) -> None:
-    """As one forked a moment before has, that has not run yet."""
-    with writer_lock(tmp_path):
-        (lock,) = [fd for fd in map(int, os.listdir("/dev/fd")) if _is_open_on(fd, tmp_path / ".lock")]
-        other = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
-        with pytest.raises(UsageError, match="another process is writing"), writer_lock(tmp_path):
-            pass
-    try:
-        with writer_lock(tmp_path):
-            pass
-    finally:
-        other.kill()
-        other.wait()
+def test_a_journal_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "journal.jsonl").symlink_to("precious")
+    with pytest.raises(OctjepaError, match="is a link"):
+        Journal(tmp_path / "journal.jsonl").append({"update": 1})
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_file_system_without_locks_is_no_other_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+def test_what_a_killed_write_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".table.tmp").write_bytes(b"a longer half of a table")
+    write_atomic(tmp_path / "table", lambda file: file.write(b"whole"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("table", b"whole")]
 
-    monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(UsageError, match=r"cannot be locked \(No locks available\)"), writer_lock(tmp_path):
-        pass
+
+def test_two_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
+    first = open_temporary(tmp_path / ".table.tmp")
+    first.write(b"first")
+    second = threading.Thread(target=write_atomic, args=(tmp_path / "table", lambda file: file.write(b"second")))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    first.flush()
+    os.replace(tmp_path / ".table.tmp", tmp_path / "other")
+    first.close()
+    second.join(10)
+    assert ((tmp_path / "other").read_bytes(), (tmp_path / "table").read_bytes()) == (b"first", b"second")
+
+
+def _refuse(number: int) -> Callable[[IO[bytes]], Any]:
+    def write(file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise OSError(number, os.strerror(number))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(errno.ENOSPC, "disk is full"), (errno.EACCES, "Permission denied"), (errno.EMFILE, "limit of open files")],
+)
+def test_a_refused_write_leaves_the_old_file_and_says_why(tmp_path: Path, number: int, message: str) -> None:
+    (tmp_path / "table").write_bytes(b"old")
+    with pytest.raises(OctjepaError, match=message):
+        write_atomic(tmp_path / "table", _refuse(number))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("table", b"old")]

@@ -1,40 +1,78 @@
-"""Files on disk: written atomically (a crash leaves the old file or the new one), journals, locks."""
+"""Files on disk: written atomically (a crash leaves the old file or the new one), and journals.
+
+Temporary files have one name each, so that the next write of the same file replaces what a killed one left. Neither
+they nor journals follow a link: one that came with a folder would name a file of the user's.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
+from octjepa.errors import MORE_FILES, OctjepaError
 
-from octjepa.errors import OctjepaError, UsageError
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
 def _write_error(error: OSError, path: Path) -> OctjepaError:
     # NumPy reports a short write without an error number.
     if error.errno in {errno.ENOSPC, errno.EDQUOT, None}:
         return OctjepaError(f"the disk is full while writing {path}; free some space and run the same command again")
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return OctjepaError(f"cannot write {path}: {error.strerror}: {MORE_FILES}")
+    if error.errno == errno.ELOOP:
+        return OctjepaError(f"{path} is a link, and octjepa writes through none: remove it and run this again")
     return OctjepaError(f"cannot write {path}: {error.strerror or error}")
+
+
+def open_temporary(path: Path) -> IO[bytes]:
+    """The file `path`, empty and for this process alone until it is closed; what a killed process left is replaced.
+
+    It follows no link: whatever stands there and is no plain file with one name is removed. Of two processes that
+    write the same file the second waits for the first. Raises OSError.
+    """
+    while True:
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                path.unlink()
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            with suppress(OSError):  # some network disks know no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.lstat()):  # else the other writer has renamed it
+                    os.ftruncate(handle, 0)
+                    return os.fdopen(handle, "wb")
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Calls `write(file)` on a temporary file beside `path`, flushes it to disk, renames it. Raises OctjepaError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open_temporary(temporary) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _write_error(error, path) from error
 
 
@@ -128,7 +166,7 @@ class Journal:
         """Adds one line, after ending a line that a crash cut short. Raises OctjepaError (disk full)."""
         line = (json.dumps(entry) + "\n").encode()
         try:
-            with self.path.open("ab") as file:
+            with os.fdopen(os.open(self.path, _APPEND, 0o666), "ab") as file:
                 if file.tell() and not self._ends_whole():
                     line = b"\n" + line
                 file.write(line)
@@ -158,24 +196,3 @@ class Journal:
         with self.path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
-
-
-@contextmanager
-def writer_lock(folder: Path) -> Iterator[None]:
-    """Holds a store or a run for one writing process. Raises UsageError where another process holds it.
-
-    A forked child does not inherit the lock, so that it ends with the process that took it.
-    """
-    lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UsageError(f"another process is writing to {folder}: wait for it to end") from None
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be locked ({error.strerror}): name a folder on a file system that knows locks"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()

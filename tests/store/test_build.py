@@ -247,7 +247,7 @@ def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], c
 
 
 def test_one_writer_at_a_time(tmp_path: Path, tiny: Path) -> None:
-    from octjepa.files import writer_lock
+    from octjepa.locks import writer_lock
     from octjepa.store import Store, build_store
 
     store = Store.create(tmp_path / "store", PREPROCESSING)

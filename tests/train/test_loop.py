@@ -16,7 +16,8 @@ import torch
 from octjepa.checkpoint import folder, load_encoder
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
-from octjepa.files import read_json_lines, writer_lock
+from octjepa.files import read_json_lines
+from octjepa.locks import writer_lock
 from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe

@@ -19,7 +19,8 @@ import torch
 from octjepa.config import load_recipe
 from octjepa.distributed.precision import AUTO, bf16_in_hardware, choose_precision
 from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
-from octjepa.files import write_atomic, writer_lock
+from octjepa.files import write_atomic
+from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_steps, training_loss
 from octjepa.recipe import Recipe

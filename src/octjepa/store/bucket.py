@@ -28,7 +28,7 @@ from typing import Any
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import writer_lock
+from octjepa.locks import writer_lock
 from octjepa.store.storage import CHUNK_FILES, MARKER, DamagedVolume, chunk_folder
 
 _log = logging.getLogger(__name__)

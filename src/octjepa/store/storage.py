@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +19,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
-from octjepa.files import replace_folder, write_atomic, write_new_folder, writer_lock
+from octjepa.files import replace_folder, write_atomic, write_new_folder
+from octjepa.locks import LOCK, writer_lock
 from octjepa.store.canonical import CanonicalVolume
 
 MARKER = "store.json"
@@ -33,6 +35,7 @@ _ADVICE = {
     errno.ESTALE: "check the network disk and mount it again",
     errno.ETIMEDOUT: "check the network disk and mount it again",
 }  # for errors of the machine, which leave the volume intact
+_ID = re.compile(r"[\w-]+")
 _OTHER_ADVICE = "check the disk or network that holds it"
 _DAMAGE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)  # no such file; NumPy's own errors have no number
 
@@ -151,13 +154,15 @@ class DiskStorage:
     def create(self, marker: str) -> None:
         """Makes the folder. Raises UsageError: it is a file, holds something, or cannot be made."""
         path = self.folder
-        if path.exists() and (not path.is_dir() or any(child.name != ".lock" for child in path.iterdir())):
+        if path.exists() and not path.is_dir():
             raise UsageError(f"{path} exists and is no store: name an empty or a new folder")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot make a store at {path}: {error.strerror or error}") from None
-        write_atomic(path / MARKER, lambda file: file.write(marker.encode()))
+        with writer_lock(path):
+            names = {child.name for child in path.iterdir()}
+            if MARKER in names:
+                return  # another process was first
+            if names - {LOCK, f".{MARKER}.tmp"}:  # the second is what a killed ingest left
+                raise UsageError(f"{path} exists and is no store: name an empty or a new folder")
+            write_atomic(path / MARKER, lambda file: file.write(marker.encode()))
 
     def _chunk_files(self, volume_id: str) -> dict[str, Path]:
         folder = chunk_folder(self.folder, volume_id)
@@ -190,5 +195,7 @@ class DiskStorage:
 
 
 def chunk_folder(folder: Path, volume_id: str) -> Path:
-    """The folder of one chunk in a store's folder."""
+    """The folder of one chunk in a store's folder. Raises OctjepaError: an id that would lead out of it."""
+    if not _ID.fullmatch(volume_id):
+        raise OctjepaError(f"the index of the store {folder} is damaged: {volume_id[:80]!r} is no volume id")
     return folder / "chunks" / volume_id[:2] / volume_id

@@ -19,7 +19,8 @@ from octjepa.checkpoint.location import location_name
 from octjepa.distributed.runtime import distributed_context
 from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, stop_request, sync_flags
 from octjepa.errors import OctjepaError
-from octjepa.files import write_json, writer_lock
+from octjepa.files import write_json
+from octjepa.locks import writer_lock
 from octjepa.objective.ema import momentum, update_target
 from octjepa.objective.loss import at_update
 from octjepa.progress import bar

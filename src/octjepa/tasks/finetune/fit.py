@@ -23,7 +23,8 @@ from octjepa.embed.embedding import embed_store, require_same_contract
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import write_json, writer_lock
+from octjepa.files import write_json
+from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
 from octjepa.probe.label_fractions import TooFewLabelsError
 from octjepa.probe.results import MACRO, ProbeResult

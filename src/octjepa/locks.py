@@ -1,0 +1,114 @@
+"""One writer at a time: a folder or a file is held by the process that writes it, and a second one is told by whom.
+
+The lock is the kernel's (`flock`), so it ends with its process; its file is removed when it is given back, and what a
+killed process left of it is taken over. It never follows a link that came with a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from octjepa.errors import UsageError
+
+LOCK = ".lock"  # the file in a folder that a process writes to
+
+
+@contextmanager
+def writer_lock(folder: Path) -> Iterator[None]:
+    """Holds a store, a run or an output folder for one writing process; a folder that is absent is made.
+
+    One that was made and is still empty at the end is removed. Raises UsageError where another process holds it, or
+    the disk knows no locks. A forked child does not inherit the lock, so that it ends with the process that took it.
+    """
+    made = _make(folder)
+    try:
+        with _held(folder / LOCK, folder):
+            yield
+    finally:
+        for one in made:
+            with suppress(OSError):  # it holds something by now
+                one.rmdir()
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """As `writer_lock`, of the file `path`: the lock is a hidden neighbour of it, and its folder is made."""
+    path = path.absolute()
+    made = _make(path.parent)
+    try:
+        with _held(path.with_name(f".{path.name}{LOCK}"), path):
+            yield
+    finally:
+        for one in made:
+            with suppress(OSError):
+                one.rmdir()
+
+
+def _make(folder: Path) -> list[Path]:
+    """Makes `folder`; returns the folders that are new, the innermost first. Raises UsageError."""
+    absent = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made ({error.strerror}): name another folder") from None
+    return absent
+
+
+@contextmanager
+def _held(lock_path: Path, held: Path) -> Iterator[None]:
+    lock = FileLock(lock_path, blocking=False, fallback_to_soft=False)
+    if lock_path.is_symlink() or (lock_path.exists() and lock_path.stat().st_nlink > 1):
+        raise UsageError(f"{lock_path} is a link, and octjepa writes through none: remove it and run this again")
+    try:
+        lock.acquire()
+        _write_holder(lock_path)
+    except Timeout:
+        raise UsageError(f"another process is writing to {held}{_holder(lock_path)}: wait for it to end") from None
+    except OSError as error:
+        lock.release()
+        raise UsageError(
+            f"{held} cannot be locked ({error.strerror}): name a place on a file system that knows locks, which you "
+            "may write to"
+        ) from None
+    owner = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:
+            with suppress(OSError):
+                lock_path.unlink()  # while it is held: whoever opened it meanwhile sees that it has no name any more
+            lock.release()
+
+
+def _write_holder(lock_path: Path) -> None:
+    handle = os.open(lock_path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        about = {
+            "process": os.getpid(),
+            "machine": socket.gethostname(),
+            "command": " ".join(word for word in sys.argv[1:2] if not word.startswith("-")),
+            "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        }
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(about).encode())
+    finally:
+        os.close(handle)
+
+
+def _holder(lock_path: Path) -> str:
+    """` (process 7 on host, octjepa embed, since ...)`; "" where the lock does not say."""
+    try:
+        about = json.loads(lock_path.read_text(encoding="utf-8"))
+        command = f", octjepa {about['command']}" if about["command"].isidentifier() else ""
+        return f" (process {int(about['process'])} on {about['machine']}{command}, since {about['since']})"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
