@@ -18,7 +18,7 @@ import torch
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.cli.failures import exit_with_message
 from octjepa.errors import UsageError
-from octjepa.files import writer_lock
+from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.phantom import DECOYS
 
