@@ -73,9 +73,23 @@ class HeaderFields:
     burned_in: bool = False
 
 
+@dataclass(frozen=True)
+class StoredAxes:
+    """What a format says of the order in which an array stores its axes; words of D, H and W, "" for nothing.
+
+    `stated` is what the file itself states, `convention` what the format's users do, which is `known` to hold where
+    the format has no other order (a stack of B-scan images). `spacing_mm` is that of the axes as they are stored.
+    """
+
+    convention: str = ""
+    known: bool = False
+    stated: str = ""
+    spacing_mm: AxisSpacing = (None, None, None)
+
+
 @dataclass(frozen=True, eq=False)
 class RawScan:
-    """One scan as its file stores it; axis 0 are the frames.
+    """One scan as its file stores it; axis 0 are the frames, unless `axes` are still to be told.
 
     `pixel_spacing_mm` (depth, column) and `thickness_mm` are DICOM's shared Pixel Measures; `spacing_mm` is the
     spacing of other formats' headers, and `spacing_from` is "sidecar" where the JSON beside the scan states it.
@@ -96,3 +110,4 @@ class RawScan:
     notes: tuple[str, ...] = ()
     labels: Mapping[str, float | str] = field(default_factory=dict)
     personal: tuple[str, ...] = ()
+    axes: StoredAxes | None = None

@@ -26,6 +26,7 @@ from octjepa.volume import AXES, OCTVolume
 
 SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option
 MIN_FRAMES = 4
+_SETTLED = {"axes_stated", "axes_unlike_content", "depth_by_spacing"}  # the axes were told by more than content
 
 
 def read_volume(
@@ -51,7 +52,9 @@ def read_volume(
             # pydicom warns of each value out of standard that it converts; here such values are checked one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if dataset_path is None else None)
-            return assemble(read_scan(path, _format_of(path), member), dataset_path or path, row, spacing_mm)
+            return assemble(
+                read_scan(path, _format_of(path), member, spacing_mm), dataset_path or path, row, spacing_mm
+            )
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; it must not end the run
@@ -141,7 +144,7 @@ def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"]
     Raises VolumeRejected not_b_scans.
     """
     pixels, pixel_spacing = scan.pixels, scan.pixel_spacing_mm
-    if is_transposed(pixels):
+    if not _SETTLED & set(scan.notes) and is_transposed(pixels):
         notes.append("axes_transposed")
         pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
         if pixel_spacing is not None:

@@ -50,8 +50,8 @@ REASONS: dict[str, Reason] = {
     ),
     "unsupported_pixels": Reason("values that are no greyscale scan", "export the scan itself, as intensities"),
     "axes_ambiguous": Reason(
-        "neither spacing nor content tells which axis is slice, depth and width",
-        "write the spacing into the header, or store it as [slice, depth, width]",
+        "neither spacing nor content tells which axis is slice, depth and column",
+        'state the order in a JSON file beside it ("axes": "slice,depth,column"), or give its spacing',
     ),
     "too_few_frames": Reason(
         "fewer than four B-scans: no volume",

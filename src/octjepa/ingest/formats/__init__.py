@@ -18,9 +18,10 @@ from types import ModuleType
 from typing import NamedTuple
 
 from octjepa.extras import install_command
+from octjepa.ingest.formats.axes import with_axes
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
-from octjepa.ingest.raw_scan import RawScan
+from octjepa.ingest.raw_scan import AxisSpacing, RawScan
 from octjepa.ingest.reasons import rejection
 from octjepa.registry import Registry
 
@@ -227,8 +228,11 @@ def list_scans(path: Path) -> tuple[str, ...]:
     return members if len(members) > 1 else ()
 
 
-def read_scan(path: Path, format: str, member: str = "") -> RawScan:
-    """The scan at `path`, of a format that `recognise` named; `member` one of `list_scans`. Raises VolumeRejected."""
+def read_scan(path: Path, format: str, member: str = "", spacing_mm: AxisSpacing | None = None) -> RawScan:
+    """The scan at `path`, of a format that `recognise` named; `member` one of `list_scans`.
+
+    `spacing_mm` (slice, depth, column) is the user's; it helps to tell the axes of an array. Raises VolumeRejected.
+    """
     try:
         if path.is_file() and path.stat().st_size == 0:
             raise rejection("empty_file", "zero bytes")
@@ -239,7 +243,7 @@ def read_scan(path: Path, format: str, member: str = "") -> RawScan:
     module, _, function = FORMATS.get(format).reader.partition(":")
     selection = {"member": member} if member else {}
     scan: RawScan = getattr(import_module(module), function)(path, **selection)
-    return scan if format == "dicom" else with_sidecar(scan, path)
+    return scan if format == "dicom" else with_axes(with_sidecar(scan, path), spacing_mm)
 
 
 def _failed_download(path: Path) -> str:

@@ -21,15 +21,18 @@ from typing import IO, Any
 
 import numpy as np
 
-from octjepa.ingest.formats.axes import oriented
+from octjepa.errors import VolumeRejected
+from octjepa.ingest.formats.axes import axes_word
 from octjepa.ingest.formats.intensity import check_size, to_uint8
-from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
+from octjepa.ingest.formats.sequence import MIN_FRAMES
+from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 
 _LAYOUT = "DHW"
 _HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python literal
 # FairVision has 200 x 200 x 200 `oct_bscans`, Duke's DME set `images` of height x width x B-scan.
 SCAN_NAMES = ("oct_bscans", "bscans", "oct", "volume", "images", "image", "pixels", "data", "img", "vol")
+_PICTURE = 32  # samples that a B-scan has along either axis, at least
 _MAX_VALUES = 8  # a vector of this many values at most becomes labels, one per value
 _FIELDS = {
     "person_id": ("person_id", "patient_id", "patientid", "subject_id", "participant_id", "pid"),
@@ -65,10 +68,22 @@ class ArrayMetadata:
     labels: Mapping[str, float | str] = field(default_factory=dict)
     personal: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    axes: str = ""
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(length for length in shape if length != 1)
+
+
+def is_single_b_scan(shape: Sequence[int]) -> bool:
+    """Whether an array of two axes is large enough for a picture, and no table."""
+    return len(shape) == 2 and min(shape) >= _PICTURE
+
+
+def single_b_scan(shape: Sequence[int]) -> VolumeRejected:
+    """The refusal of an array that is one B-scan."""
+    sizes = " x ".join(map(str, shape))
+    return rejection("too_few_frames", f"one B-scan of {sizes}; a volume needs {MIN_FRAMES} at least")
 
 
 def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
@@ -78,7 +93,10 @@ def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
     if by_name or len(volumes) == 1:
         return next(iter(by_name or volumes))
     if not volumes:
-        raise rejection("no_pixel_data", f"{len(shapes)} arrays, none of three axes")
+        single = next((shape for shape in map(_squeezed, shapes.values()) if is_single_b_scan(shape)), None)
+        if single:
+            raise single_b_scan(single)
+        raise rejection("no_pixel_data", f"{len(shapes)} arrays, none of three axes (slice, depth, column)")
     listed = ", ".join(sorted(" x ".join(map(str, shape)) for shape in volumes.values())[:4])
     raise rejection(
         "unsupported_pixels", f"{len(volumes)} arrays of three axes ({listed}); name the scan one of {SCAN_NAMES}"
@@ -115,10 +133,11 @@ def _role(key: str, names: Mapping[str, Sequence[str]]) -> str:
 def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]]) -> ArrayMetadata:
     """`small` are the members that `is_small` admits, `shapes` those of all numeric members, the scan's included.
 
-    Raises VolumeRejected broken_header: a spacing of another shape.
+    Raises VolumeRejected broken_header: a spacing of another shape, axes by other names.
     """
     header: dict[str, Any] = {}
     spacing_mm: AxisSpacing = (None, None, None)
+    axes = ""
     labels: dict[str, float | str] = {}
     personal: list[str] = []
     for name, array in small.items():
@@ -127,6 +146,10 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
             if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
                 raise rejection("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
             spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
+        elif key == "axes":
+            axes = axes_word(",".join(map(str, values)))
+            if not axes:
+                raise rejection("broken_header", "its axes are not slice, depth and column in some order")
         elif field_name := _role(key, _PERSONAL):
             personal.append(field_name)
             if field_name in _COMPARED:
@@ -143,24 +166,25 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 labels[name if len(values) == 1 else f"{name}_{index}"] = plain
     others = sum(len(_squeezed(shape)) == 3 for shape in shapes.values()) - 1
     notes = (f"arrays_left_out={others}",) if others > 0 else ()
-    return ArrayMetadata(HeaderFields(**header), spacing_mm, labels, tuple(dict.fromkeys(personal)), notes)
+    return ArrayMetadata(HeaderFields(**header), spacing_mm, labels, tuple(dict.fromkeys(personal)), notes, axes)
 
 
 def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout: str) -> RawScan:
-    """The scan of an array whose axes of length 1 do not count; `layout` is the format's convention, as for `oriented`.
+    """The scan of an array whose axes of length 1 do not count; `layout` is the format's convention of axes.
 
-    Raises VolumeRejected: unsupported_pixels, not_structural_oct, axes_ambiguous.
+    Raises VolumeRejected: unsupported_pixels, not_structural_oct, too_few_frames.
     """
     values = values.reshape(_squeezed(values.shape) or (1,))
+    if is_single_b_scan(values.shape):
+        raise single_b_scan(values.shape)
     if values.ndim != 3:
-        raise rejection("unsupported_pixels", f"an array of {values.ndim} axes; expected three")
+        raise rejection("unsupported_pixels", f"an array of {values.ndim} axes; expected three (slice, depth, column)")
     notes = list(metadata.notes)
-    pixels, spacing_mm = oriented(to_uint8(values, notes), (None, None, None), notes, layout)
-    if any(metadata.spacing_mm):
-        spacing_mm = metadata.spacing_mm
+    pixels = to_uint8(values, notes)
     return RawScan(
-        format, pixels, FrameGeometry.unknown(len(pixels)), metadata.header, spacing_mm=spacing_mm, notes=tuple(notes),
-        labels=metadata.labels, personal=metadata.personal,
+        format, pixels, FrameGeometry.unknown(len(pixels)), metadata.header, spacing_mm=metadata.spacing_mm,
+        notes=tuple(notes), labels=metadata.labels, personal=metadata.personal,
+        axes=StoredAxes(convention=layout, stated=metadata.axes),
     )  # fmt: skip
 
 
@@ -189,7 +213,7 @@ def read_npy(path: Path) -> RawScan:
     """An array of three axes.
 
     Raises VolumeRejected: broken_header, unsupported_pixels, not_structural_oct, size_implausible, truncated,
-    axes_ambiguous.
+    too_few_frames.
     """
     with path.open("rb") as file:
         shape, dtype = _array_header(file)
@@ -214,7 +238,7 @@ def read_npz(path: Path) -> RawScan:
     """The scan of an archive, with labels from its small members.
 
     Raises VolumeRejected: truncated, broken_header, no_pixel_data, unsupported_pixels, not_structural_oct,
-    size_implausible, axes_ambiguous.
+    size_implausible, too_few_frames.
     """
     try:
         with zipfile.ZipFile(path) as archive:

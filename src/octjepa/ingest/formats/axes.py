@@ -1,4 +1,8 @@
-"""Which axis of an array is slice, depth and column: decided by spacing and content, or refused; never guessed.
+"""Which axis of an array is slice, depth and column: stated, decided by spacing and content, or refused; never guessed.
+
+A file that states its axes is believed. A spacing leaves some orders: those in which every axis has a plausible spacing
+and the scan the extent of an OCT scan. Where it leaves one, or the format's own order and none that content speaks for,
+it is believed, too, with the note `axes_unlike_content` where content speaks against it.
 
 Depth is the axis along which the mean intensity has a profile: dark vitreous, bright layers, fading choroid. Of the
 other two, the slow axis has the coarser spacing, and its neighbours share less speckle. Vitreous is at the side where
@@ -12,16 +16,25 @@ begins 2.0 to 4.5 times as sharply at the inner limiting membrane as at its othe
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from octjepa.ingest.geometry import plausible
-from octjepa.ingest.raw_scan import AxisSpacing
+from octjepa.errors import VolumeRejected
+from octjepa.ingest.formats.sequence import MIN_FRAMES
+from octjepa.ingest.geometry import implausible_extents, plausible
+from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 
 _ROLES = {"D": "slice", "H": "depth", "W": "column"}
+_NAMES = {
+    "d": "D", "z": "D", "slice": "D", "slices": "D", "frame": "D", "frames": "D", "bscan": "D", "bscans": "D",
+    "h": "H", "y": "H", "depth": "H", "row": "H", "rows": "H", "height": "H", "axial": "H",
+    "w": "W", "x": "W", "column": "W", "columns": "W", "width": "W", "ascan": "W", "ascans": "W",
+}  # fmt: skip
 _PROFILE_RATIO = 2.0  # of depth's intensity profile to that of the runner-up
 _SPACING_RATIO = 1.2  # of the slow axis' spacing to the other
 _SPECKLE_DIFFERENCE = 0.1  # of correlations
@@ -90,44 +103,80 @@ def _slow_axis(pixels: np.ndarray, spacing_mm: AxisSpacing, depth: int, layouts:
         if abs(difference) > _SPECKLE_DIFFERENCE:
             votes.add(first if difference < 0 else second)
     if len(votes) > 1:
-        raise rejection("axes_ambiguous", "spacing and speckle name different axes as the slow one")
+        raise _ambiguous("spacing and speckle name different axes as the slow one", pixels.shape)
     if not votes and max(m, n) >= _COUNT_RATIO * min(m, n):
         votes.add(first if m < n else second)
     return votes.pop() if votes else None
 
 
+def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) -> tuple[list[str], list[str]]:
+    """(orders that the spacing allows; those among them that make a scan of plausible extent along every axis).
+
+    `spacing_mm` is (slice, depth, column) and comes before that in `axes`.
+    """
+    by_role = dict(zip("DHW", spacing_mm, strict=True))
+    found, whole = [], []
+    for word in map("".join, permutations("DHW")):
+        stored = [by_role[role] for role in word] if any(spacing_mm) else axes.spacing_mm
+        known = {role: mm for role, mm in zip(word, stored, strict=True) if mm is not None}
+        if not known or not all(plausible(_ROLES[role], mm) for role, mm in known.items()):
+            continue
+        found.append(word)
+        lengths = (shape[word.index("D")], shape[word.index("H")], shape[word.index("W")])
+        if len(known) == 3 and not implausible_extents(lengths, (known["D"], known["H"], known["W"])):
+            whole.append(word)
+    return found, whole
+
+
 def _stored_layout(
-    pixels: UInt8[np.ndarray, "A B C"], spacing_mm: AxisSpacing, layout: str, known: bool
+    pixels: UInt8[np.ndarray, "A B C"], axes: StoredAxes, spacing_mm: AxisSpacing
 ) -> tuple[str, list[str]]:
     """(the stored axes as a word of D, H and W, notes). Raises VolumeRejected axes_ambiguous."""
-    layouts = [
-        "".join(word)
-        for word in permutations("DHW")
-        if any(spacing_mm)
-        and all(mm is None or plausible(_ROLES[role], mm) for role, mm in zip(word, spacing_mm, strict=True))
-    ]
-    depths = {word.index("H") for word in layouts}
     by_content = _depth_by_content(pixels)
-    if known and layout:
-        if by_content is not None and by_content != (expected := layout.index("H")):
-            raise rejection("axes_ambiguous", f"axis {by_content + 1} looks like depth, expected axis {expected + 1}")
-        return layout, []
+    (layouts, whole), convention = _layouts(pixels.shape, axes, spacing_mm), axes.convention
+    if whole or any(spacing_mm):
+        layouts = whole
+    depths = {word.index("H") for word in layouts}
+    settled = axes.stated
+    if not settled and len(whole) == 1:
+        settled = whole[0]
+    elif not settled and convention in whole and by_content not in depths:
+        settled = convention
+    if settled:
+        notes = ["axes_stated"] if axes.stated else ["depth_by_spacing"] if by_content is None else []
+        unlike = by_content is not None and by_content != settled.index("H")
+        return settled, [*notes, *(["axes_unlike_content"] if unlike else [])]
+    if axes.known and convention:
+        if by_content is not None and by_content != (expected := convention.index("H")):
+            raise _ambiguous(f"axis {by_content + 1} looks like depth, expected axis {expected + 1}", pixels.shape)
+        return convention, []
     if by_content is not None and depths and by_content not in depths:
-        raise rejection("axes_ambiguous", f"axis {by_content + 1} looks like depth, but not by its spacing")
+        raise _ambiguous(f"axis {by_content + 1} looks like depth, but not by its spacing", pixels.shape)
     if by_content is None and len(depths) != 1:
-        raise rejection("axes_ambiguous", "no axis is layered like a retina, and the spacing does not tell depth")
+        raise _ambiguous("no axis is layered like a retina, and the spacing does not tell depth", pixels.shape)
     notes = []
     if by_content is None:
         notes.append("depth_by_spacing")
     elif len(depths) != 1:
         notes.append("depth_by_content")
     depth = by_content if by_content is not None else depths.pop()
-    slow = _slow_axis(pixels, spacing_mm, depth, layouts)
-    if slow is None:
-        if not layout or layout.index("H") != depth:
-            raise rejection("axes_ambiguous", "neither spacing, speckle nor counts tell B-scans from A-scans")
-        return layout, [*notes, "slow_axis_by_convention"]
-    return "".join("H" if axis == depth else "D" if axis == slow else "W" for axis in range(3)), notes
+    slow = _slow_axis(pixels, axes.spacing_mm, depth, layouts)
+    word = "" if slow is None else "".join("H" if at == depth else "D" if at == slow else "W" for at in range(3))
+    if not word or (layouts and word not in layouts):
+        if not convention or convention.index("H") != depth:
+            raise _ambiguous("neither spacing, speckle nor counts tell B-scans from A-scans", pixels.shape)
+        return convention, [*notes, "slow_axis_by_convention"]
+    return word, notes
+
+
+def _ambiguous(found: str, shape: tuple[int, ...]) -> VolumeRejected:
+    """The refusal, with what was found, the sizes of the stored axes, and the way out."""
+    sizes = " x ".join(map(str, shape))
+    return rejection(
+        "axes_ambiguous",
+        f"{found}; the stored axes have {sizes} samples. State their order in a JSON file beside the scan, such as "
+        '{"axes": "slice,depth,column"}, or give a spacing that only one order allows',
+    )
 
 
 def upside_down(pixels: UInt8[np.ndarray, "D H W"]) -> bool | None:
@@ -159,15 +208,19 @@ def upside_down(pixels: UInt8[np.ndarray, "D H W"]) -> bool | None:
 
 
 def oriented(
-    pixels: UInt8[np.ndarray, "A B C"], spacing_mm: AxisSpacing, notes: list[str], layout: str = "", known: bool = False
+    pixels: UInt8[np.ndarray, "A B C"],
+    axes: StoredAxes,
+    notes: list[str],
+    spacing_mm: AxisSpacing = (None, None, None),
 ) -> tuple[UInt8[np.ndarray, "D H W"], AxisSpacing]:
-    """(pixels in slice, depth, column order with the vitreous on top; their spacing); appends to `notes`.
+    """(pixels in slice, depth, column order with the vitreous on top; spacing of `axes` in that order); adds `notes`.
 
-    `layout` is the convention of the format, a word of D, H and W, "" for none: it decides what spacing and content
-    leave open. Where it is `known` to hold (a stack of B-scan images), content may be silent, but not contradict it.
+    The convention of `axes` decides what spacing and content leave open. Where it is known to hold (a stack of B-scan
+    images), content may be silent, but not contradict it, unless the spacing speaks for it. `spacing_mm` (slice, depth,
+    column) is what was given beside the array, and comes before the spacing of `axes`.
     Raises VolumeRejected axes_ambiguous.
     """
-    stored, layout_notes = _stored_layout(pixels, spacing_mm, layout, known)
+    stored, layout_notes = _stored_layout(pixels, axes, spacing_mm)
     notes.extend(layout_notes)
     order = [stored.index(role) for role in "DHW"]
     if stored != "DHW":
@@ -179,5 +232,30 @@ def oriented(
     elif flipped:
         notes.append("depth_flipped")
         pixels = pixels[:, ::-1]
-    dz, dy, dx = (spacing_mm[axis] for axis in order)
+    dz, dy, dx = (axes.spacing_mm[axis] for axis in order)
     return np.ascontiguousarray(pixels), (dz, dy, dx)
+
+
+def with_axes(scan: RawScan, spacing_mm: AxisSpacing | None = None) -> RawScan:
+    """`scan` in slice, depth, column order; `spacing_mm` is the user's, and comes before that of the scan.
+
+    Raises VolumeRejected: too_few_frames, axes_ambiguous.
+    """
+    if scan.axes is None:
+        return scan
+    if min(scan.pixels.shape) < MIN_FRAMES:
+        sizes = " x ".join(map(str, scan.pixels.shape))
+        raise rejection("too_few_frames", f"an array of {sizes}; a volume needs {MIN_FRAMES} B-scans at least")
+    notes = list(scan.notes)
+    pixels, stored_mm = oriented(scan.pixels, scan.axes, notes, spacing_mm or scan.spacing_mm)
+    return replace(
+        scan, pixels=pixels, frame_geometry=FrameGeometry.unknown(len(pixels)), notes=tuple(notes),
+        spacing_mm=scan.spacing_mm if any(scan.spacing_mm) else stored_mm, axes=None,
+    )  # fmt: skip
+
+
+def axes_word(text: str) -> str:
+    """ "slice,depth,column", "D H W" or "DHW" -> "DHW"; "" for what names not all three."""
+    names = [name for name in re.split(r"[^a-z]+", text.lower()) if name]
+    letters = list(names[0]) if len(names) == 1 else names
+    return word if sorted(word := "".join(_NAMES.get(name, "?") for name in letters)) == ["D", "H", "W"] else ""

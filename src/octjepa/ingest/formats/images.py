@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.intensity import check_size, luminance, to_uint8
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES, Sequence, sequences
-from octjepa.ingest.raw_scan import FrameGeometry, RawScan
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 
 Size = tuple[int, int]  # columns, rows, as Pillow has it
@@ -110,7 +109,7 @@ def _stacked_scan(
 ) -> RawScan:
     """The scan of `count` numbered frames, read one at a time.
 
-    Raises VolumeRejected: unsupported_pixels, not_structural_oct, size_implausible, axes_ambiguous.
+    Raises VolumeRejected: unsupported_pixels, not_structural_oct, size_implausible.
     """
     stack: np.ndarray | None = None  # [D, H, W]
     colour_notes: list[str] = []
@@ -125,15 +124,16 @@ def _stacked_scan(
         stack[index] = frame
     assert stack is not None, "the caller counts four images at least"
     all_notes = [*dict.fromkeys(colour_notes), *notes]
-    pixels, _ = oriented(to_uint8(stack, all_notes), (None, None, None), all_notes, "DHW", known=True)
-    return RawScan(format, pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(all_notes))
+    pixels = to_uint8(stack, all_notes)
+    axes = StoredAxes(convention="DHW", known=True)
+    return RawScan(format, pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(all_notes), axes=axes)
 
 
 def read_images(folder: Path) -> RawScan:
     """A folder of B-scan images.
 
     Raises VolumeRejected: unknown_format, frames_missing, frames_broken, too_few_frames, unsupported_pixels,
-    not_structural_oct, size_implausible, axes_ambiguous.
+    not_structural_oct, size_implausible.
     """
     names = [child.name for child in folder.iterdir() if child.is_file()]
     found = sequences(names)
@@ -156,7 +156,7 @@ def read_tiff(path: Path) -> RawScan:
     """A TIFF of many pages.
 
     Raises VolumeRejected: truncated, frames_broken, too_few_frames, unsupported_pixels, not_structural_oct,
-    size_implausible, axes_ambiguous.
+    size_implausible.
     """
     try:
         image = Image.open(path)

@@ -18,9 +18,8 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from octjepa.ingest.formats import import_extra
-from octjepa.ingest.formats.axes import oriented
 from octjepa.ingest.formats.intensity import check_size, to_uint8
-from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, RawScan
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 
 _NIFTI_HEADER_BYTES = 348
@@ -56,12 +55,13 @@ def _read_itk(path: Path, reader_name: str) -> tuple[np.ndarray, tuple[float, ..
 
 
 def _scan(format: str, values: np.ndarray, spacing: tuple[float, ...]) -> RawScan:
-    """`spacing` has float32 precision: seven digits. Raises VolumeRejected axes_ambiguous."""
+    """`spacing` has float32 precision: seven digits. Raises VolumeRejected: unsupported_pixels, not_structural_oct."""
     a, b, c = (None if mm == 1.0 or not np.isfinite(mm) or mm <= 0 else round(float(mm), 7) for mm in spacing)
-    known: AxisSpacing = (a, b, c)
     notes: list[str] = []
-    pixels, spacing_mm = oriented(to_uint8(values, notes), known, notes)
-    return RawScan(format, pixels, FrameGeometry.unknown(len(pixels)), spacing_mm=spacing_mm, notes=tuple(notes))
+    pixels = to_uint8(values, notes)
+    return RawScan(
+        format, pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(notes), axes=StoredAxes(spacing_mm=(a, b, c))
+    )
 
 
 class _NiftiHeader(NamedTuple):
@@ -87,6 +87,10 @@ def _nifti_header(head: bytes) -> _NiftiHeader:
     bits = struct.unpack_from(order + "h", head, 72)[0]
     offset = struct.unpack_from(order + "f", head, 108)[0]
     shape = lengths[: max(0, min(axes, 7))]
+    if axes == 2:
+        raise rejection(
+            "too_few_frames", f"one picture of {' x '.join(map(str, shape))}; a volume needs several B-scans"
+        )
     if not 3 <= axes <= 7 or any(length > 1 for length in shape[3:]):
         raise rejection("unsupported_pixels", f"{axes} axes of {' x '.join(map(str, shape))}; expected three")
     if bits not in (8, 16, 32, 64) or not _NIFTI_HEADER_BYTES <= offset < 1 << 24:
@@ -138,7 +142,7 @@ def read_nifti_values(path: Path) -> tuple[np.ndarray, tuple[float, ...]]:
 
 
 def read_nifti(path: Path) -> RawScan:
-    """A NIfTI-1 file. Raises VolumeRejected: as `read_nifti_values`, axes_ambiguous."""
+    """A NIfTI-1 file. Raises VolumeRejected: as `read_nifti_values`, not_structural_oct."""
     return _scan("nifti", *read_nifti_values(path))
 
 
@@ -180,7 +184,7 @@ def read_metaimage(path: Path) -> RawScan:
     """A MetaImage whose voxels are in its folder or below.
 
     Raises VolumeRejected: broken_header, no_pixel_data, truncated, unsupported_pixels, size_implausible,
-    axes_ambiguous, no_decoder.
+    not_structural_oct, too_few_frames, no_decoder.
     """
     fields, header_bytes = _metaimage_header(path)
     try:
@@ -189,6 +193,10 @@ def read_metaimage(path: Path) -> RawScan:
         skipped = int(fields.get("headersize", 0))
     except (KeyError, ValueError):
         raise rejection("broken_header", "DimSize, ElementType or HeaderSize is absent or no number") from None
+    if len(shape) == 2:
+        raise rejection(
+            "too_few_frames", f"one picture of {' x '.join(map(str, shape))}; a volume needs several B-scans"
+        )
     if len([length for length in shape if length > 1]) > 3 or len(shape) < 3:
         raise rejection("unsupported_pixels", f"{len(shape)} axes; expected three")
     check_size(shape, itemsize)

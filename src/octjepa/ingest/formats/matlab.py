@@ -131,7 +131,7 @@ def read_mat(path: Path) -> RawScan:
     """The scan of a MATLAB file, with labels from its small arrays.
 
     Raises VolumeRejected: truncated, broken_header, no_pixel_data, unsupported_pixels, not_structural_oct,
-    size_implausible, axes_ambiguous, no_decoder.
+    size_implausible, too_few_frames, no_decoder.
     """
     with path.open("rb") as file:
         head = file.read(1024)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from octjepa.ingest.formats.axes import axes_word
 from octjepa.ingest.raw_scan import RawScan
 from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern
@@ -23,7 +24,10 @@ _LIMIT_BYTES = 1 << 20
 
 
 class Sidecar(BaseModel):
-    """Every key may be absent. `spacing_mm` is (slice, depth, column); `visit` any text that is the same within one."""
+    """Every key may be absent. `spacing_mm` is (slice, depth, column); `visit` any text that is the same within one.
+
+    `axes` is the order in which an array is stored, "slice,depth,column" or another.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -36,6 +40,7 @@ class Sidecar(BaseModel):
     site: str = ""
     visit: str = ""
     pattern: Pattern | None = None
+    axes: str = ""
     labels: Mapping[str, float | str] = {}
 
 
@@ -65,6 +70,9 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         raise rejection("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type; {expected}") from None
     except (OSError, ValueError, RecursionError):
         raise rejection("broken_header", "its JSON file cannot be read as JSON") from None
+    stated = axes_word(sidecar.axes)
+    if sidecar.axes and not stated:
+        raise rejection("broken_header", "its JSON file: axes; expected slice, depth and column in the stored order")
     if not set(content) & set(Sidecar.model_fields):
         return scan
     texts = sidecar.model_dump(include={"laterality", "person_id", "protocol", "region", "site", "visit"})
@@ -81,5 +89,6 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         spacing_from="sidecar" if sidecar.spacing_mm else scan.spacing_from,
         pattern=sidecar.pattern or scan.pattern,
         labels={**scan.labels, **sidecar.labels},
+        axes=replace(scan.axes, stated=stated) if scan.axes and stated else scan.axes,
         notes=notes,
     )
