@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.burned_in import find_text
-from octjepa.phantom import DEVICES
+from octjepa.phantom import DEVICES, make_decoy
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
 from octjepa.store.fill import remove_fill
@@ -79,6 +79,21 @@ def test_scale_bars_and_the_frame_of_a_viewer_are_found() -> None:
 def test_no_phantom_is_taken_for_text(device: str) -> None:
     for shape in SHAPES:
         assert find_text(remove_fill(shaped_eye(device, shape, seed=1).volume.pixels)[0]) is None, shape
+
+
+@pytest.mark.parametrize(("seed", "person"), [(23, 360), (103, 224)])
+def test_a_detached_hyaloid_is_no_text(seed: int, person: int) -> None:
+    pixels = make_decoy(seed, person, "membrane_or_hyaloid", 0, "OD", "heidelberg_spectralis").pixels
+    assert find_text(pixels) is None
+
+
+def test_a_folded_sheet_is_no_text() -> None:
+    fold = np.full((4, 120, 100), 20, np.uint8)  # both flanks of two folds, 1.5 rows to a column
+    column = np.arange(10, 90)
+    depth = np.rint(40 + 1.5 * np.abs((column - 10) % 40 - 20)).astype(int)
+    for thick in range(4):
+        fold[:, depth + thick, column] = 255
+    assert find_text(fold) is None
 
 
 def test_small_and_constant_scans_hold_no_text() -> None:

@@ -2,14 +2,16 @@
 
 Two signs. What is painted stays: a bright pixel that is the same in all B-scans, speckle and motion notwithstanding.
 And glyphs have upright strokes: bright pixels whose neighbour two columns on is dark, over several rows, several such
-strokes side by side. A retina is layered along the columns, so a vessel's shadow or a lesion's rim has one or two at
-most. Text can hold a name: it must not stay legible in a store.
+strokes side by side that begin at one height. A retina is layered along the columns, so a vessel's shadow or a lesion's
+rim has one or two at most; a bright sheet that slants, a fold or a detached hyaloid, has one in each column, but each
+begins lower than the one before. Text can hold a name: it must not stay legible in a store.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Bool, UInt8
+from numpy.lib.stride_tricks import sliding_window_view
 
 _Mask = Bool[np.ndarray, "H W"]
 _STILL_FRAMES = 8  # fewer B-scans than these can be bright at one place by chance
@@ -21,6 +23,7 @@ _STILL_PIXELS = 12  # painted pixels, at least
 _BRIGHT, _DARK = 200, 120  # ink (yellow text is 226 as grey) and what lies beside it
 _RUN = 4  # rows of a stroke, at least: capitals of the smallest legible type
 _EDGES = 10  # upright edges of one piece of text in one B-scan: five strokes
+_ALIGNED, _ALIGNED_ROWS = 7, 3  # so many of them begin within so few rows; of a folded sheet at most 5
 _OFTEN = 0.2  # of the B-scans: text that is found there at one place is taken to be there in all
 _AT_ONCE = 300_000  # pixels looked at in one go: what fits into a processor's cache
 _THIN = 0.05  # share of its box that a piece of text inks, at least
@@ -131,9 +134,13 @@ def _lines_of_text(
             break
         boxes = wider
     parts, count = label(boxes)
-    found = np.bincount(parts[heads], minlength=count + 1)
-    found[0] = 0
-    return np.asarray((found >= _EDGES)[parts]) if found.max() >= _EDGES else None
+    begins = np.zeros((count + 1, shape[0] + _ALIGNED_ROWS - 1), np.int64)  # of each part, edges by the row they begin
+    rows, _ = np.nonzero(heads)
+    np.add.at(begins, (parts[heads], rows), 1)
+    aligned = sliding_window_view(begins, _ALIGNED_ROWS, axis=1).sum(axis=2).max(axis=1)
+    found = (begins.sum(axis=1) >= _EDGES) & (aligned >= _ALIGNED)
+    found[0] = False
+    return np.asarray(found[parts]) if found.any() else None
 
 
 def _boxes(ink: _Mask, reach: tuple[int, int], margin: tuple[int, int]) -> tuple[_Mask, _Mask]:
