@@ -249,7 +249,7 @@ def test_shapes_in_signatures_are_checked_at_every_call() -> None:
 
     from octjepa.model.positions import rope_tables
 
-    cosine, _ = rope_tables(torch.zeros(2, 5, 3), 12)
+    cosine = rope_tables(torch.zeros(2, 5, 3), 12).cosine
     assert cosine.shape == (2, 1, 5, 12)
     with pytest.raises(TypeCheckError, match="coordinates"):
         rope_tables(torch.zeros(2, 5, 4), 12)

@@ -94,9 +94,23 @@ def test_a_base_that_nothing_turns_by_is_refused():
 
 def test_tables_stay_fp32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cosine, sine = rope_tables(coordinates(), 32)
-    assert cosine.dtype == sine.dtype == torch.float32
-    assert rotate(torch.randn(2, 1, 5, 32).bfloat16(), (cosine, sine)).dtype == torch.bfloat16
+        tables = rope_tables(coordinates(), 32)
+    assert tables.cosine.dtype == tables.sine.dtype == torch.float32
+    assert rotate(torch.randn(2, 1, 5, 32).bfloat16(), tables).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_complex_numbers_rotate_to_the_same_bits(dtype):
+    tables = rope_tables(coordinates(), 32)
+    assert tables.turns is not None
+    x = torch.randn(2, 3, 5, 32, dtype=dtype, requires_grad=True)
+    turned, real = rotate(x, tables), rotate(x, tables._replace(turns=None))
+    assert torch.equal(turned, real)
+    ours, products = (torch.autograd.grad(y.float().square().sum(), x)[0] for y in (turned, real))
+    if dtype == torch.float32:
+        assert torch.equal(ours, products)
+    assert torch.allclose(ours.float(), products.float(), rtol=1e-2, atol=1e-2)  # in bf16 a product is rounded twice
+    assert rope_tables(coordinates(), 32, tiled=True).turns is None  # two angles a pair are no rotation
 
 
 def test_a_head_too_narrow_is_refused():

@@ -15,11 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from octjepa.model.positions import rotate
+from octjepa.model.positions import RopeTables, rotate
 
 NORM_EPS = 1e-6
 _PLAIN_TOKENS = 256
-Tables = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
@@ -33,7 +32,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
+    def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None) -> Float[Tensor, "b t w"]:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [b, heads, t, f]
         if tables is not None:
             q, k = rotate(q, tables), rotate(k, tables)
@@ -66,7 +65,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
 
     def forward(
-        self, x: Float[Tensor, "b t w"], tables: Tables | None, paths: Float[Tensor, "2 b"] | None = None
+        self, x: Float[Tensor, "b t w"], tables: RopeTables | None, paths: Float[Tensor, "2 b"] | None = None
     ) -> Float[Tensor, "b t w"]:
         """`paths`: factors of the attention and the MLP of each sample, for drop-path."""
         if paths is None:
@@ -95,7 +94,7 @@ def initialise(module: nn.Module, output_depths: dict[nn.Linear, int]) -> None:
 
 
 def checkpoint_block(
-    block: nn.Module, x: Float[Tensor, "b t w"], tables: Tables | None, paths: Float[Tensor, "2 b"] | None = None
+    block: nn.Module, x: Float[Tensor, "b t w"], tables: RopeTables | None, paths: Float[Tensor, "2 b"] | None = None
 ) -> Float[Tensor, "b t w"]:
     """`block(x, tables, paths)` with activation checkpointing: only `x` is kept, the rest is recomputed."""
     if x.device.type != "xla":
@@ -129,11 +128,11 @@ class Stack(nn.ModuleList):
             layers[last] = number
         return layers
 
-    def forward(self, x: Float[Tensor, "b t w"], tables: Tables | None) -> Float[Tensor, "b t w"]:
+    def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None) -> Float[Tensor, "b t w"]:
         return self.intermediate_features(x, tables, (len(self),))[0]
 
     def intermediate_features(
-        self, x: Float[Tensor, "b t w"], tables: Tables | None, depths: Sequence[int]
+        self, x: Float[Tensor, "b t w"], tables: RopeTables | None, depths: Sequence[int]
     ) -> list[Float[Tensor, "b t w"]]:
         """The residual stream after each of `depths` blocks (ascending, from 1)."""
         features = []

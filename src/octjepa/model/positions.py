@@ -9,8 +9,10 @@ into three axes; the sin-cos form is that of Vaswani et al. 2017, a third of the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from octjepa.recipe import ROPE_BASE
@@ -36,10 +38,21 @@ def axis_frequencies(pairs: int, rope: Rope, device: torch.device) -> Float[Tens
     return torch.stack([fastest * (slowest / fastest) ** along for fastest, slowest in rope])
 
 
+class RopeTables(NamedTuple):
+    """Cosine and signed sine of every feature's angle, fp32; `turns` is the same as one complex number a pair.
+
+    `turns` is None where a pair has two angles, and off the CPU: compilers and exporters know real numbers best.
+    """
+
+    cosine: Float[Tensor, "batch 1 tokens head"]
+    sine: Float[Tensor, "batch 1 tokens head"]
+    turns: Complex[Tensor, "batch 1 tokens pairs"] | None = None
+
+
 def rope_tables(
     coordinates: Float[Tensor, "batch tokens 3"], head_width: int, tiled: bool = False, rope: Rope = ROPE_BASE
-) -> tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]]:
-    """Cosine and signed sine tables for `rotate`, fp32.
+) -> RopeTables:
+    """The tables for `rotate`.
 
     Features `2i` and `2i+1` of an axis form a pair. The sine carries the sign of its pair's member, so that a
     rotation is two products and a swap of neighbours. `tiled` orders the angles as the released V-JEPA 2 weights
@@ -55,15 +68,22 @@ def rope_tables(
     angle = torch.nn.functional.pad(angle, (0, rest))
     sign = torch.ones(head_width, device=coordinates.device)
     sign[::2] = -1.0
-    return angle.cos().unsqueeze(1), (angle.sin() * sign).unsqueeze(1)
+    cosine, sine = angle.cos().unsqueeze(1), (angle.sin() * sign).unsqueeze(1)
+    if tiled or coordinates.device.type != "cpu":
+        return RopeTables(cosine, sine)
+    return RopeTables(cosine, sine, torch.complex(cosine[..., ::2], sine[..., 1::2]))
 
 
-def rotate(
-    x: Float[Tensor, "batch heads tokens head"],
-    tables: tuple[Float[Tensor, "batch 1 tokens head"], Float[Tensor, "batch 1 tokens head"]],
-) -> Float[Tensor, "batch heads tokens head"]:
-    """Rotates each neighbouring pair of features by its token's angle; keeps the dtype."""
-    cosine, sine = tables
+def rotate(x: Float[Tensor, "batch heads tokens head"], tables: RopeTables) -> Float[Tensor, "batch heads tokens head"]:
+    """Rotates each neighbouring pair of features by its token's angle; keeps the dtype.
+
+    Complex numbers give the same bits as products and a swap (but for bf16 gradients, rounded once less), and are
+    faster on a CPU (`benchmarks/rotary.py`).
+    """
+    cosine, sine, turns = tables
+    if turns is not None and not torch.compiler.is_compiling():
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
     swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return (x * cosine + swapped * sine).to(x.dtype)
 

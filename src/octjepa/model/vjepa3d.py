@@ -7,7 +7,8 @@ the hidden tokens, and the target is what the EMA encoder E' makes of all tokens
     loss = mean | P(E(x_C), positions of mask) - LayerNorm(E'(x'))_mask |
 
 The target encoder never gets a gradient; its output is layer-normed per token and depth without parameters, in fp32.
-Shapes: b samples, t selected tokens of each (n visible and m hidden), w features, f = w times the depths predicted.
+Shapes: b samples and r masks of them, t selected tokens of each sample (n visible and m hidden), w features, f = w
+times the depths predicted.
 """
 
 from __future__ import annotations
@@ -108,21 +109,24 @@ class VJEPA3D(nn.Module):
         context_patches: Float[Tensor, "b t voxels"],
         target_patches: Float[Tensor, "b t voxels"],
         positions: Float[Tensor, "b t 3"],
-        context: Int[Tensor, "b n"],
-        target: Int[Tensor, "b m"],
+        context: Int[Tensor, "r n"],
+        target: Int[Tensor, "r m"],
     ) -> Prediction:
-        """The training path. `context` and `target` index the `t` selected tokens of each sample, disjoint."""
+        """The training path. `context` and `target` index the `t` selected tokens of each sample, disjoint.
+
+        With several masks a sample there are r = masks * b rows, row `i * b + j` of mask `i` of sample `j`.
+        """
         all_targets = self.compute_targets(target_patches, positions)  # [b, t, f]
-        hidden_targets = gather_tokens(all_targets, target)  # [b, m, f]
+        hidden_targets = gather_tokens(all_targets, target)  # [r, m, f]
         if not isinstance(self.predictor, TransformerPredictor):
             features = self._masked_features(context_patches, positions, context)  # [b, t, w]
             predicted = self.predictor(gather_tokens(features, target))  # [b, m, w]
             return Prediction(predicted, hidden_targets, all_targets, features)
-        context_positions = gather_tokens(positions, context)  # [b, n, 3]
-        embedded = self.context_encoder.embed_patches(gather_tokens(context_patches, context))  # [b, n, w]
-        features = self.context_encoder.intermediate_features(embedded, context_positions, self.depths)  # [b, n, f]
+        context_positions = gather_tokens(positions, context)  # [r, n, 3]
+        embedded = self.context_encoder.embed_patches(gather_tokens(context_patches, context))  # [r, n, w]
+        features = self.context_encoder.intermediate_features(embedded, context_positions, self.depths)  # [r, n, f]
         at_visible, at_hidden = self.predictor(features, context_positions, gather_tokens(positions, target))
-        last = features[..., -self.context_encoder.width :]  # [b, n, w]: of the last depth
+        last = features[..., -self.context_encoder.width :]  # [r, n, w]: of the last depth
         supervised = self.objective.supervises_visible
         visible = (at_visible, gather_tokens(all_targets, context)) if supervised else None
         return Prediction(at_hidden, hidden_targets, all_targets, last, visible)

@@ -30,14 +30,15 @@ class Prediction(NamedTuple):
     """What the objective compares: at each hidden token the prediction and the target, fp32.
 
     `context` are the student's features of visible tokens (of all tokens where the predictor is an MLP). `visible`
-    holds predictions and targets at visible tokens, where the objective supervises them.
+    holds predictions and targets at visible tokens, where the objective supervises them. There are r rows, one for each
+    mask of the b samples (`octjepa.views.loader.Batch`).
     """
 
-    predicted: Float[Tensor, "b m f"]
-    target: Float[Tensor, "b m f"]
+    predicted: Float[Tensor, "r m f"]
+    target: Float[Tensor, "r m f"]
     all_targets: Float[Tensor, "b t f"]
-    context: Float[Tensor, "b n w"]
-    visible: tuple[Float[Tensor, "b n f"], Float[Tensor, "b n f"]] | None = None
+    context: Float[Tensor, "r n w"]
+    visible: tuple[Float[Tensor, "r n f"], Float[Tensor, "r n f"]] | None = None
 
 
 class Objective:
@@ -82,9 +83,10 @@ def get_objective(name: str) -> Objective:
     return objective
 
 
-def gather_tokens(x: Float[Tensor, "b t f"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b n f"]:
-    """Tokens `index` of each sample."""
-    return torch.gather(x, 1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+def gather_tokens(x: Float[Tensor, "b t f"], index: Int[Tensor, "r n"]) -> Float[Tensor, "r n f"]:
+    """Tokens `index` of each sample; with several masks a sample, row `i * b + j` of `index` is of sample `j`."""
+    parts = [torch.gather(x, 1, rows.unsqueeze(-1).expand(-1, -1, x.shape[-1])) for rows in index.split(len(x))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def cosine(predicted: Tokens, target: Tokens) -> Scalar:

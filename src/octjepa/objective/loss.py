@@ -23,14 +23,14 @@ _STD_EPS = 1e-4
 
 
 def distance_weight(
-    positions: Float[Tensor, "b t 3"], context: Int[Tensor, "b n"], target: Int[Tensor, "b m"]
-) -> Float[Tensor, "b n"]:
+    positions: Float[Tensor, "b t 3"], context: Int[Tensor, "r n"], target: Int[Tensor, "r m"]
+) -> Float[Tensor, "r n"]:
     """1 / sqrt(distance to the nearest hidden token), in token steps of at least 1 (V-JEPA 2.1).
 
     Far from a mask there is little to learn from repeating what is visible.
     """
     between = torch.cdist(gather_tokens(positions, context).float(), gather_tokens(positions, target).float())
-    return between.amin(dim=-1).clamp_min(1.0).rsqrt()  # [b, n, m] -> [b, n]
+    return between.amin(dim=-1).clamp_min(1.0).rsqrt()  # [r, n, m] -> [r, n]
 
 
 def token_steps(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> Float[Tensor, "b t 3"]:
@@ -58,8 +58,8 @@ def training_loss(
     recipe: ObjectiveRecipe,
     prediction: Prediction,
     steps: Float[Tensor, "b t 3"],
-    context: Int[Tensor, "b n"],
-    target: Int[Tensor, "b m"],
+    context: Int[Tensor, "r n"],
+    target: Int[Tensor, "r m"],
     update: int,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps.
@@ -74,7 +74,7 @@ def training_loss(
         visible = objective.visible_loss(*prediction.visible, distance_weight(steps, context, target))
         parts["visible"] = visible.detach()
         loss = loss + recipe.weight_of_visible * visible
-    features = prediction.context.flatten(0, 1)  # [b, n, w] -> [b n, w]
+    features = prediction.context.flatten(0, 1)  # [r, n, w] -> [r n, w]
     terms: dict[str, tuple[float | None, Callable[[], Tensor]]] = {
         "variance_covariance": (recipe.variance_covariance, lambda: variance_covariance(features)),
         "sigreg": (recipe.sigreg, lambda: sigreg(features, update)),

@@ -135,10 +135,15 @@ class TokenRecipe(Section):
 
 
 class MaskRecipe(Section):
-    """How much is hidden, in which shapes, and how much of it is predicted. Shares of families are relative weights."""
+    """How much is hidden, in which shapes, and how much of it is predicted. Shares of families are relative weights.
+
+    `per_target` masks are drawn for each training view, and share one pass of the target encoder over it, which costs
+    more than the student's over a few visible tokens (V-JEPA 2 draws 2, data2vec 2.0 up to 16).
+    """
 
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.6
     target_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    per_target: Annotated[int, Field(ge=1, le=16)] = 1
     tubes: Annotated[float, Field(ge=0)] = 1.0
     blocks: Annotated[float, Field(ge=0)] = 1.0
     runs: Annotated[float, Field(ge=0)] = 1.0

@@ -134,6 +134,11 @@ class Recipe(Section):
         counts = self.mask_counts
         if min(counts) < 1:
             raise ValueError(f"masks leave {counts[0]} context and {counts[1]} target tokens: each needs one at least")
+        if self.masks.per_target > 1 and OBJECTIVES.get(self.objective.name).predictor == "mlp":
+            raise ValueError(
+                f"masks.per_target {self.masks.per_target}: with objective {self.objective.name} the student sees "
+                "every position, so that sharing a target saves little; set it to 1"
+            )
         added = self.objective.regulariser
         if added is not None and self.machine.micro_batch is not None:
             raise ValueError(

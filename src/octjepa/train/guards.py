@@ -203,6 +203,7 @@ def check_leak(model: VJEPA3D, batch: Batch) -> None:
     """
     device = next(model.parameters()).device
     view, target_view, positions, context, target = batch.micro_batch(0, 1).inputs(device)
+    context, target = context[:1], target[:1]  # its first mask
     visible = torch.zeros(view.shape[:2], dtype=torch.bool, device=device).scatter(1, context, True)
     changed = torch.where(visible.unsqueeze(-1), view, view.flip(1).neg() + 1.0)
     before = model.predict(view, target_view, positions, context, target).predicted

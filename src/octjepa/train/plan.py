@@ -121,8 +121,9 @@ def _step_flops(model: VJEPA3D, recipe: Recipe) -> int:
     context_count, target_count = recipe.mask_counts
     patches = torch.empty(1, tokens, voxels, device="meta")
     positions = torch.empty(1, tokens, 3, device="meta")
-    context = torch.empty(1, context_count, dtype=torch.int64, device="meta")
-    target = torch.empty(1, target_count, dtype=torch.int64, device="meta")
+    rows = recipe.masks.per_target
+    context = torch.empty(rows, context_count, dtype=torch.int64, device="meta")
+    target = torch.empty(rows, target_count, dtype=torch.int64, device="meta")
     counter = FlopCounterMode(display=False)
     with counter:
         prediction = model.predict(patches, patches, positions, context, target)
@@ -177,7 +178,7 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
         for update in range(2):
             context_view, target_view = torch.empty(micro, tokens, voxels), torch.empty(micro, tokens, voxels)
             positions = torch.empty(micro, tokens, 3)
-            index = torch.empty(micro, tokens, dtype=torch.int64)
+            index = torch.empty(micro * recipe.masks.per_target, tokens, dtype=torch.int64)
             context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 prediction = model.predict(context_view, target_view, positions, context, target)

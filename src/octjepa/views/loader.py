@@ -34,15 +34,18 @@ _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Samples stacked: the fields of `Sample` with a leading batch axis, and the volumes they come from."""
+    """Samples stacked: the fields of `Sample` with a leading batch axis, and the volumes they come from.
+
+    Row `i * b + j` of `context` and `target` is mask `i` of sample `j`: with one mask a sample, r = b.
+    """
 
     context_view: Float[Tensor, "b k voxels"]
     target_view: Float[Tensor, "b k voxels"]
     positions: Float[Tensor, "b k 3"]
     grid_index: Int[Tensor, "b k"]
     tissue: Float[Tensor, "b k"]
-    context: Int[Tensor, "b n"]
-    target: Int[Tensor, "b m"]
+    context: Int[Tensor, "r n"]
+    target: Int[Tensor, "r m"]
     volume_ids: tuple[str, ...]
     unreadable: tuple[tuple[str, str], ...] = ()  # (volume id, reason) of volumes that others replace
     read_retries: int = 0  # reads from a bucket that were tried again
@@ -55,10 +58,14 @@ class Batch(NamedTuple):
             self.positions[start:stop],
             self.grid_index[start:stop],
             self.tissue[start:stop],
-            self.context[start:stop],
-            self.target[start:stop],
+            self._masks_of(self.context, start, stop),
+            self._masks_of(self.target, start, stop),
             self.volume_ids[start:stop],
         )
+
+    def _masks_of(self, index: Int[Tensor, "r n"], start: int, stop: int) -> Int[Tensor, "q n"]:
+        """The rows of samples start..stop, of every mask."""
+        return index.unflatten(0, (-1, len(self.volume_ids)))[:, start:stop].flatten(0, 1)
 
     def inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What `VJEPA3D.predict` takes, on `device`."""
@@ -195,8 +202,14 @@ def _read(store: Store, volume_id: str) -> CanonicalVolume:
 def collate(items: Sequence[LoadedSample]) -> Batch:
     """Samples stacked along a new batch axis."""
     ids, samples, unreadable, retried = zip(*items, strict=True)
-    a, b, c, d, e, f, g = (torch.from_numpy(np.stack(field)) for field in zip(*samples, strict=True))
-    return Batch(a, b, c, d, e, f, g, tuple(ids), tuple(pair for pairs in unreadable for pair in pairs), sum(retried))
+    *fields, further = zip(*samples, strict=True)
+    a, b, c, d, e, context, target = (torch.from_numpy(np.stack(field)) for field in fields)
+    for mask in zip(*further, strict=True):  # the same number of every sample
+        more = [torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True)]
+        context, target = torch.cat([context, more[0]]), torch.cat([target, more[1]])
+    return Batch(
+        a, b, c, d, e, context, target, tuple(ids), tuple(pair for pairs in unreadable for pair in pairs), sum(retried)
+    )
 
 
 def training_batches(

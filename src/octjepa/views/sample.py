@@ -19,7 +19,7 @@ from octjepa.views import geometry, intensity, masks, tokens
 
 
 class Sample(NamedTuple):
-    """K tokens of one volume, N of them context and M target."""
+    """K tokens of one volume, N of them context and M target; `further` masks of the same views: (context, target)."""
 
     context_view: Float[np.ndarray, "k voxels"]
     target_view: Float[np.ndarray, "k voxels"]
@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     tissue: Float[np.ndarray, " k"]
     context: Int[np.ndarray, " n"]
     target: Int[np.ndarray, " m"]
+    further: tuple[tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]], ...] = ()
 
 
 def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background: int = 0) -> Sample:
@@ -51,8 +52,12 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
         target_view = _patch_view(view, index, recipe, augmentations[1], volume, noise)
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
     tissue = share[index] >= tokens.TISSUE_SHARE
-    context, target = masks.sample_mask(steps, recipe.grid, recipe.masks, recipe.mask_counts, rng("mask"), tissue)
-    return Sample(context_view, target_view, token_positions(index, recipe), index, share[index], context, target)
+    mask_rng, count = rng("mask"), 1 if epoch is None else recipe.masks.per_target
+    (context, target), *further = (
+        masks.sample_mask(steps, recipe.grid, recipe.masks, recipe.mask_counts, mask_rng, tissue) for _ in range(count)
+    )
+    positions = token_positions(index, recipe)
+    return Sample(context_view, target_view, positions, index, share[index], context, target, tuple(further))
 
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
