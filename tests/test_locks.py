@@ -78,7 +78,7 @@ def test_a_file_system_without_locks_is_no_other_writer(tmp_path: Path, monkeypa
         pass
 
 
-def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_the_message_for_a_second_writer_names_who_holds_the_folder(tmp_path: Path) -> None:
     with writer_lock(tmp_path), pytest.raises(UsageError) as refused, writer_lock(tmp_path):
         pass
     assert f"(process {os.getpid()} on " in str(refused.value)

@@ -45,12 +45,15 @@ def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     assert done("inspect", made["checkpoint"])["kind"] == "checkpoint"
     assert done("embed", made["checkpoint"], "--store", store, "--out", tmp_path / "e.parquet")["rows"] == 8
     for source, page in ((store, tmp_path / "store.html"), (run, tmp_path / "run.html")):
-        done("report", source, "--out", page)
+        done("report", source, "--out", page, "--allow-outside")
         text = page.read_text(encoding="utf-8")
         assert str(bucket.cache) not in text
         assert "store.json" not in text  # nothing says that the store is missing
         assert "8 volumes" in text
     assert done("split", store, "--against", made["checkpoint"])["pretrained_on"] > 0
+    refused = call("embed", run, "--store", store, "--out", tmp_path / "of the run.parquet")
+    assert (refused.code, f"names {saves}, which is outside" in refused.err) == (2, True)
+    assert done("embed", run, "--store", store, "--out", tmp_path / "r.parquet", "--allow-outside")["rows"] == 8
 
 
 def test_a_scan_in_a_bucket_is_described_and_damage_is_listed(bucket: Bucket, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
+from octjepa.outside import named_by
 from octjepa.recipe import Recipe
 from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
@@ -198,14 +199,18 @@ def _is_file(path: Location) -> bool:
 
 
 def newest_checkpoint(path: Location) -> Location:
-    """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is."""
+    """The checkpoint folder that `path` is, or the newest of the run or checkpoints folder it is.
+
+    Raises WrongCheckpointError (none), OutsideError (the run's recipe names checkpoints elsewhere).
+    """
     if has_file(path, MANIFEST):
         return path
     checkpoints = path
     if isinstance(path, Path) and (path / TUNED).is_dir():
         checkpoints = path / TUNED
     elif isinstance(path, Path) and (path / "recipe.yaml").is_file():
-        checkpoints = parse_location(load_run_recipe(path / "recipe.yaml").checkpoint.dir or "", within=path)
+        saves = load_run_recipe(path / "recipe.yaml").checkpoint.dir
+        checkpoints = named_by(path, "recipe.yaml", saves or "")
     folders = list_checkpoints(checkpoints)
     if not folders:
         raise WrongCheckpointError(f"{path} holds no checkpoint: expected step-*/ folders in {checkpoints}")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import Json, MaxLost, Quiet, Spacing, StorePath, Workers
+from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers
 from octjepa.cli.output import print_probe, print_result
 from octjepa.cli.root import app
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError
@@ -133,6 +133,7 @@ def inspect(
     path: Annotated[str, typer.Argument(help="A scan file, a store, a run, a checkpoint; gs:// and s3://, too.")],
     verify: Annotated[bool, typer.Option("--verify", help="Of a store: read every volume, list damaged ones.")] = False,
     spacing: Spacing = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -178,6 +179,7 @@ def split(
         str | None,
         typer.Option("--against", help="Split nothing; count whom this run, weights file or other store has seen."),
     ] = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

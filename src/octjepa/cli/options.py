@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from octjepa.outside import set_allowed
 from octjepa.progress import set_quiet
 
 
@@ -15,8 +16,21 @@ def _set_quiet(quiet: bool) -> bool:
     return quiet
 
 
+def _set_allowed(allowed: bool) -> bool:
+    set_allowed(allowed)
+    return allowed
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.", callback=_set_quiet)]
+AllowOutside = Annotated[
+    bool,
+    typer.Option(
+        "--allow-outside",
+        help="Open what a folder names outside itself: gs://, s3://, absolute paths. Only for folders that you trust.",
+        callback=_set_allowed,
+    ),
+]
 StorePath = Annotated[str, typer.Option("--store", help="The store: a folder, gs://... or s3://...")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Keys of the recipe that shall differ, as key=value.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]

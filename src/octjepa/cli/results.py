@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import Json, Labelled, Ledger, Quiet, StorePath
+from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath
 from octjepa.cli.output import check_output_file, print_probe, print_result
 from octjepa.cli.root import app
 
@@ -32,6 +32,7 @@ def embed(
         Literal["local", "ray"], typer.Option("--engine", help="This process (or torchrun's), or a Ray cluster.")
     ] = "local",
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Of a Ray that is started here.")] = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -124,6 +125,7 @@ def leaderboard(
     level: Level = "volume",
     labelled: Labelled = None,
     ledger: Ledger = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -155,6 +157,7 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
     card: Annotated[Path | None, typer.Option("--card", help="Also a data card of the store: a Markdown file.")] = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -169,6 +172,7 @@ def report(
 def view(
     source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), a run, or a demo folder.")],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -9,10 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from octjepa.cli.failures import exit_with_message
+from octjepa.outside import set_named
 
 
 class Verbs(TyperGroup):
-    """Turns every foreseeable failure of a verb into one message and the right exit code."""
+    """Turns every foreseeable failure of a verb into one message and the right exit code; knows what the user named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        set_named(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with exit_with_message(lambda: ctx.invoked_subcommand):

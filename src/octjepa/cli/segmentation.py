@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import Json, Ledger, Overrides, Quiet
+from octjepa.cli.options import AllowOutside, Json, Ledger, Overrides, Quiet
 from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
 from octjepa.errors import UsageError
@@ -29,6 +29,7 @@ def segment(
         Literal["nifti", "dicom", "both"], typer.Option("--format", help="Of a head's answers, in the scan's geometry.")
     ] = "both",
     ledger: Ledger = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

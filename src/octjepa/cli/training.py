@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from octjepa.cli.options import Json, Overrides, Quiet, StorePath
+from octjepa.cli.options import AllowOutside, Json, Overrides, Quiet, StorePath
 from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
 from octjepa.errors import UsageError
@@ -80,17 +80,22 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", help="The run folder.")],
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Pretrains an encoder on the training people of a store."""
     from octjepa.checkpoint.location import parse_location
     from octjepa.config import load_recipe
+    from octjepa.outside import named_by
     from octjepa.store import Store
     from octjepa.train.loop import pretrain as run
 
     check_output_folder(out, "a new folder, or with --resume the folder of a run")
-    summary = run(load_recipe(recipe, overrides or ()), Store.open(store), out, resume)
+    resolved = load_recipe(recipe, overrides or ())
+    if resolved.checkpoint.dir is not None and (Path(recipe).parent / "run.json").is_file():
+        named_by(Path(recipe).parent, Path(recipe).name, resolved.checkpoint.dir)  # a recipe that came with a run
+    summary = run(resolved, Store.open(store), out, resume)
     if summary["checkpoint"] is not None:
         # in the run folder it is relative, to let that move
         summary["checkpoint"] = str(parse_location(summary["checkpoint"], within=out))
@@ -105,6 +110,7 @@ def export(
         typer.Option("--format", help="safetensors: for octjepa; hf: for transformers; onnx: for other runtimes."),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

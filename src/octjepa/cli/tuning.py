@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octjepa.cli.options import Json, Labelled, Ledger, Overrides, Quiet, StorePath
+from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Overrides, Quiet, StorePath
 from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
 
@@ -26,6 +26,7 @@ def finetune(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     labelled: Labelled = None,
     ledger: Ledger = None,
+    allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

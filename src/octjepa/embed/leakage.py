@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pandas as pd
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.location import Location, has_file, parse_location
 from octjepa.errors import UsageError
+from octjepa.outside import OutsideError, named_by
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
 from octjepa.store.leaks import TrainingSet, pretraining_overlap
+
+_log = logging.getLogger(__name__)
 
 
 def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
@@ -61,12 +65,15 @@ def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
 
 
 def _store_of(source: Path) -> Any:
-    """The index of the store that the run of `source` names; None where it is not there any more."""
+    """The index of the store that the run of `source` names; None where it is gone, or may not be opened."""
     for folder in (source, *source.resolve().parents[:2]):
         about = folder / "run.json"
         if about.is_file():
             try:
-                location = parse_location(json.loads(about.read_text(encoding="utf-8"))["store"], within=folder)
+                location = named_by(folder, about.name, json.loads(about.read_text(encoding="utf-8"))["store"])
+            except OutsideError as error:
+                _log.warning("%s. People are compared by the contents of their scans alone", error)
+                return None
             except (ValueError, KeyError, TypeError):
                 return None
             return Store.open(location).table if has_file(location, "store.json") else None

@@ -13,6 +13,7 @@ from octjepa.checkpoint import load_encoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import Embedder, Job
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.outside import allow_outside
 from octjepa.store import Store
 from octjepa.store.ray_pool import RETRIES, cluster, worker_error
 
@@ -70,7 +71,9 @@ def _on_a_machine(part: Part, job: Job) -> tuple[int, str]:
     if not job.folder.is_dir() or (job.options.tokens and not Path(job.options.tokens).is_dir()):
         return number, socket.gethostname()
     if _worker_state is None or _worker_state[0] != job.key:
-        worker = Embedder(load_encoder(job.checkpoint), job.options, Runtime("fp32").device)
+        with allow_outside():  # whoever sent the job has opened the same checkpoint
+            encoder = load_encoder(job.checkpoint)
+        worker = Embedder(encoder, job.options, Runtime("fp32").device)
         _worker_state = job.key, worker, Store.open(job.store)
     _, worker, store = _worker_state
     worker.write(job, number, store, volume_ids)

@@ -5,6 +5,7 @@ A part that is absent or cannot be read becomes a `Missing` with the reason and 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_object
+from octjepa.outside import OutsideError, named_by
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 Kind = Literal["run", "tuning", "segmentation", "store", "demo"]
 Part = TypeVar("Part")
 DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
+_log = logging.getLogger(__name__)
 _REMEDY = "restore it from a copy, or make it anew"
 
 
@@ -140,11 +143,17 @@ def read_contents(source: str | Path) -> Contents:
     else:
         training = {"run": _read_run, "tuning": _read_tuning, "segmentation": _read_segmentation}[kind](root)
     store = None
-    if (location := _store_location(root, kind, training)) is not None:
-        store = attempt("the store", location, _open_store, "octjepa ingest")
+    try:
+        location = _store_location(root, kind, training)
+    except OutsideError as error:
+        _log.warning("%s", error)
+        missing.append(Missing("the store", str(error), "octjepa report --allow-outside"))
     else:
-        owner = "results.json" if kind == "segmentation" else "run.json"
-        missing.append(Missing("the store", f"{owner} names none", "octjepa ingest"))
+        if location is not None:
+            store = attempt("the store", location, _open_store, "octjepa ingest")
+        else:
+            owner = "results.json" if kind == "segmentation" else "run.json"
+            missing.append(Missing("the store", f"{owner} names none", "octjepa ingest"))
     embeddings = None
     if kind in ("run", "demo"):
         embeddings = attempt("the embeddings", root / "embeddings.parquet", _read_embeddings, "octjepa embed")
@@ -240,8 +249,8 @@ def _store_location(root: Path, kind: Kind, training: Training | None) -> Path |
     if kind == "demo" and (root / "store").exists():
         return root / "store"
     if training is not None and training.about.get("store"):
-        named = str(training.about["store"])
-        return named if is_remote(named) else (training.path / named).resolve()
+        named = named_by(training.path, "run.json", str(training.about["store"]))
+        return named.resolve() if isinstance(named, Path) else named
     return root / "store" if kind == "demo" else None
 
 
