@@ -1,6 +1,6 @@
 """`make bench`: every measurement of the project by one name: `octjepa bench`'s comparisons and the scripts here.
 
-python -m benchmarks [NAME [ARGUMENT...]]
+python -m benchmarks [NAME [ARGUMENT...]]; `all` runs every comparison and writes docs/performance.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def scripts() -> dict[str, str]:
 def main(arguments: list[str]) -> int:
     """The exit code; a script's own where one was named."""
     listed = {name: f"{benchmark.ours}, against a peer" for name, benchmark in BENCHMARKS.items()} | scripts()
+    arguments = ["performance", *arguments[1:]] if arguments[:1] == ["all"] else arguments
     if not arguments:
         width = max(map(len, listed))
         print("\n".join(f"{name:{width}}  {description}" for name, description in listed.items()))

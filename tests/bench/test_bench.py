@@ -15,7 +15,8 @@ from octjepa.bench.benchmarks import BENCHMARKS, Benchmark, Peer, run_benchmark
 from octjepa.errors import OctjepaError, UsageError
 
 QUICK = [
-    ("step", "plain"), ("step", "transformers"), ("step", "fp32"), ("ingest", "pydicom"), ("ingest", "monai"),
+    ("step", "plain"), ("step", "transformers"), ("step", "shipped"), ("step", "sparse"), ("step", "sparse_alike"),
+    ("step", "matmul"), ("step", "fp32"), ("ingest", "pydicom"), ("ingest", "monai"),
     ("loader", "torch"), ("loader", "monai"), ("embed", "single"), ("embed", "transformers"),
 ]  # fmt: skip
 KEYS = {"subject", "against", "ours_is", "other_is", "unit", "reads", "ours", "other", "ratio", "spread", "runs"}

@@ -16,8 +16,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from octjepa.bench import embed, ingest, loader, memory, scaling, step, transformers_vjepa2
+from octjepa.bench import embed, ingest, loader, memory, scaling, sparse_vjepa, step, transformers_vjepa2
 from octjepa.bench.alternating_runs import Comparison, run_alternately, summary
+from octjepa.bench.data import WHOLE_GRID
 from octjepa.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ def run_benchmark(subject: str, against: str | None = None, repeats: int | None 
 
 
 _RATE = "volumes a second"
+WIDER = ("model.width=384", "model.depth=12", "model.heads=12")
 _FASTER = "ours / other: above 1 octjepa is faster, below 1 the other"
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -91,6 +93,22 @@ BENCHMARKS: dict[str, Benchmark] = {
             "transformers": Peer(
                 "VJEPA2Model of the same size, both on every patch", transformers_vjepa2.step_against_transformers
             ),
+            "shipped": Peer(
+                "VJEPA2Model.forward of the same size, whose student sees every patch",
+                transformers_vjepa2.step_against_shipped,
+            ),
+            "sparse": Peer(
+                "V-JEPA in plain PyTorch as its papers describe it, every patch; two masks a volume on both sides",
+                sparse_vjepa.compare_with_sparse,
+            ),
+            "sparse_alike": Peer(
+                "the same, and ours takes every patch too", partial(sparse_vjepa.compare_with_sparse, *WHOLE_GRID)
+            ),
+            "matmul": Peer(
+                "a plain matrix product of as many operations: the ratio is the share of its rate",
+                step.compare_with_matmul,
+            ),
+            "matmul_384": Peer("the same at width 384, depth 12", partial(step.compare_with_matmul, *WIDER)),
             "fp32": Peer("the same update in fp32", partial(step.compare_with_change, "train.precision=fp32")),
             "compiled": Peer(
                 "the same update, blocks compiled", partial(step.compare_with_change, "machine.compile=true")

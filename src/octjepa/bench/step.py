@@ -2,7 +2,8 @@
 
 Ours is what `octjepa pretrain` calls for it: gradients with their figures, the check of the gradient on the
 device, the step, the target. `plain` takes the very same network, arm and precision through the loop that a person
-writes. `fp32`, `compiled` and `sincos` change one key of the recipe. `transformers` is in `bench.transformers_vjepa2`.
+writes. `matmul` is the rate of plain matrix products on the same machine. `fp32`, `compiled` and `sincos` change one
+key of the recipe. `transformers` and `shipped` are in `bench.transformers_vjepa2`, `sparse` in `bench.sparse_vjepa`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe, TrainRecipe
 from octjepa.train.optimizer import build_optimizer
+from octjepa.train.plan import plan
 from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, take_step
 
@@ -96,6 +98,33 @@ def compare_with_plain() -> Iterator[Comparison]:
     """Our update against the plain loop."""
     recipe = bench_recipe()
     yield comparison(update_of(recipe), plain_update(recipe), recipe)
+
+
+GEMM_SIZE = 1536  # rows and columns: large enough for the best rate of a core, small enough for a tenth of a second
+
+
+def matmul_rate(recipe: Recipe) -> Work:
+    """As many volumes as the machine's best matrix product of the recipe's precision could take in its time."""
+    runtime = Runtime(recipe.train.precision)
+    dtype = torch.bfloat16 if recipe.train.precision == "bf16" else torch.float32
+    a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE, dtype=dtype, device=runtime.device)
+    flops_per_volume = plan(recipe)["flops_per_volume"]
+    products = -(-UPDATES * recipe.train.global_batch * flops_per_volume // (2 * GEMM_SIZE**3))
+
+    def work() -> int:
+        for _ in range(products):
+            torch.mm(a, b)
+        wait_for(runtime.device)
+        return round(products * 2 * GEMM_SIZE**3 / flops_per_volume)
+
+    return work
+
+
+@contextmanager
+def compare_with_matmul(*changes: str) -> Iterator[Comparison]:
+    """The floating-point operations of an update against those of a plain matrix product in the same time."""
+    recipe = bench_recipe(*changes)
+    yield comparison(update_of(recipe), matmul_rate(recipe), recipe)
 
 
 @contextmanager

@@ -89,6 +89,32 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
     return work
 
 
+def step_as_shipped(recipe: Recipe) -> Work:
+    """`VJEPA2Model.forward` as it is: the student sees the whole video, and the predictor what it is given of that."""
+    runtime = Runtime(recipe.train.precision)
+    student = vjepa2_model(recipe, VJEPA3D.from_recipe(recipe)).to(runtime.device).train()
+    teacher = copy.deepcopy(student.encoder).requires_grad_(False)
+    optimizer, batch = plain_adamw(student, recipe.train), random_batch(recipe)
+    d, h, w = recipe.preprocessing.image_size
+    videos = torch.randn(2, recipe.train.global_batch, d, 1, h, w)
+
+    def work() -> int:
+        for _ in range(UPDATES):
+            seen, whole = videos.to(runtime.device, non_blocking=True)
+            context, hidden = batch.context.to(runtime.device), batch.target.to(runtime.device)
+            with runtime.autocast():
+                outcome = student(pixel_values_videos=seen, context_mask=[context], target_mask=[hidden])
+                with torch.no_grad():
+                    truth = teacher(pixel_values_videos=whole).last_hidden_state.float()
+            predicted = outcome.predictor_output.last_hidden_state.float()
+            F.l1_loss(predicted, _rows(F.layer_norm(truth, truth.shape[-1:]), hidden)).backward()
+            plain_step(student, optimizer, teacher, student.encoder, recipe.train)
+        wait_for(runtime.device)
+        return UPDATES * recipe.train.global_batch
+
+    return work
+
+
 def predicted_features(
     student: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"], hidden: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b m w"]:
@@ -121,6 +147,14 @@ def step_against_transformers() -> Iterator[Comparison]:
     """An update of every patch by both."""
     recipe = bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled")
     theirs = step_by_vjepa2(recipe)
+    yield comparison(update_of(recipe), theirs, recipe)
+
+
+@contextmanager
+def step_against_shipped() -> Iterator[Comparison]:
+    """Ours with the tokens that the recipe chooses, theirs with every patch: what either user would run."""
+    theirs = step_as_shipped(bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled"))
+    recipe = bench_recipe()
     yield comparison(update_of(recipe), theirs, recipe)
 
 
