@@ -87,7 +87,7 @@ def measure(
                     cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
                     patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
                     visible_pixels = normalised_patches(patches), patches.mean(axis=1)
-                tissue = share >= tokens.TISSUE_SHARE
+                tissue = tokens.holds_tissue(share)
                 left_out = np.delete(tissue, index)
                 tissue_shares.append((tissue.mean(), tissue[index].mean(), left_out.sum() / max(tissue.sum(), 1)))
                 for name, family in families.items():
@@ -210,7 +210,7 @@ class _FamilyStatistics:
         nearest, distance = nearest_visible(cubes["context"], positions)
         distance_mm = np.linalg.norm((positions - nearest) * self.patch_mm, axis=1)
         self.distances.append((distance.astype(np.float32), distance_mm.astype(np.float32)))
-        tissue = share >= tokens.TISSUE_SHARE
+        tissue = tokens.holds_tissue(share)
         self.on_tissue.append((float(tissue[target].mean()), float((share[target] == 0).mean())))
         if self.copies is not None and visible_pixels is not None:
             token_at = np.full(self.grid, -1)

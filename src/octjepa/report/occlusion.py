@@ -246,7 +246,11 @@ def _picture(
         spacing,
     )
     b_scan_levels = colour_levels(result.b_scan, max_b_scan, result.scattered[1], (high, wide))
-    b_scan = svg.scan(view[int(middle)], f"Occlusion map over the B-scan: {title}", b_scan_levels)
+    b_scan = svg.scan(
+        view[eyes.central_slice(occluded.volume, recipe, result.slab)],
+        f"Occlusion map over the B-scan: {title}",
+        b_scan_levels,
+    )
     strongest = float(result.en_face[result.slab, result.column])
     stored = slice_margin + middle - 0.5, column_margin + (result.column + 0.5) * wide - 0.5
     return OcclusionPicture(

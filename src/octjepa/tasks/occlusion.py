@@ -38,7 +38,7 @@ from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import pooled
 from octjepa.tasks.finetune.predict import TunedModel, in_label_units
-from octjepa.views.tokens import TISSUE_SHARE
+from octjepa.views.tokens import holds_tissue
 
 POOL = "mean_std_max"  # of the embedding, as `octjepa embed` writes it
 REGION_MM = (1.0, 0.1, 1.0)  # across, the central subfield of the ETDRS grid; in depth, a third of the retina
@@ -186,7 +186,7 @@ def occlude(
     """
     patches, positions = (torch.from_numpy(part).to(device or "cpu") for part in (selected.patches, selected.positions))
     grid = np.stack(np.unravel_index(selected.grid_index, selected.grid), axis=-1)  # k 3
-    tissue = selected.tissue >= TISSUE_SHARE
+    tissue = holds_tissue(selected.tissue)
     radius = np.array(region_radius(token_mm))
     across = [0, 2]
     columns, in_column = _regions(np.unique(grid[tissue][:, across], axis=0), grid[:, across], radius[across])

@@ -51,7 +51,7 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     if augmentations[1] != augmentations[0] or augmentations[1].speckle:
         target_view = _patch_view(view, index, recipe, augmentations[1], volume, noise)
     steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
-    tissue = share[index] >= tokens.TISSUE_SHARE
+    tissue = tokens.holds_tissue(share)[index]
     mask_rng, count = rng("mask"), 1 if epoch is None else recipe.masks.per_target
     (context, target), *further = (
         masks.sample_mask(steps, recipe.grid, recipe.masks, recipe.mask_counts, mask_rng, tissue) for _ in range(count)

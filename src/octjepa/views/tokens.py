@@ -31,6 +31,16 @@ def tissue_share(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -
     return tiles.mean(axis=(1, 3, 5), dtype=np.float32).reshape(-1)
 
 
+def holds_tissue(share: Float[np.ndarray, " t"]) -> Bool[np.ndarray, " t"]:
+    """Which patches count as tissue, from their shares of tissue: those with at least `TISSUE_SHARE`.
+
+    Of a sparse scan, whose few B-scans fill a small part of every patch, none may have so much: there the patches with
+    at least half of the largest share count.
+    """
+    most = float(share.max(initial=0.0))
+    return np.asarray((share >= (TISSUE_SHARE if most >= TISSUE_SHARE else most / 2)) & (share > 0))
+
+
 LAYERS = ("vitreous", "inner retina", "outer retina", "choroid", "below")
 _RETINA = 2 / 3  # of the tissue band; the rest is choroid under Bruch's membrane
 
@@ -63,8 +73,9 @@ def select(
 
     At random, not by raster order or share: with more tissue than tokens those always leave out the same positions.
     """
-    order = np.argsort(rng.random(len(share)) - (share >= TISSUE_SHARE), kind="stable")
-    tissue = int((share >= TISSUE_SHARE).sum())
+    held = holds_tissue(share)
+    order = np.argsort(rng.random(len(share)) - held, kind="stable")
+    tissue = int(held.sum())
     chosen = min(tissue, budget - min(background, len(share) - tissue))
     return np.sort(np.concatenate([order[:chosen], order[tissue:][: budget - chosen]]))
 
@@ -77,7 +88,7 @@ def select_tissue(share: Float[np.ndarray, " grid"], grid: tuple[int, int, int])
     """
     from scipy.ndimage import distance_transform_edt
 
-    tissue = (share >= TISSUE_SHARE).reshape(grid)
+    tissue = holds_tissue(share).reshape(grid)
     if not tissue.any():
         tissue[tuple(size // 2 for size in grid)] = True
     distance = distance_transform_edt(~tissue).ravel()

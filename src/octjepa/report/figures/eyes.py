@@ -1,4 +1,4 @@
-"""One eye per device as the store holds it: central B-scan with its tissue band, en face view, and measured geometry.
+"""One eye per device as the store holds it: a central B-scan with its tissue band, en face view, and measured geometry.
 
 The eye shown is not chosen by its looks: it is the device's first raster volume by id, held-out people first.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int16, UInt8
+from jaxtyping import Float, Int, Int16, UInt8
 from markupsafe import Markup
 
 from octjepa.report.figures import svg
@@ -18,7 +18,8 @@ from octjepa.report.figures import svg
 if TYPE_CHECKING:
     import pandas as pd
 
-    from octjepa.store import Store
+    from octjepa.recipe import Recipe
+    from octjepa.store import CanonicalVolume, Store
 
 BARS_MM = (0.2, 1.0)
 SLAB_MM = 0.25
@@ -109,6 +110,25 @@ def en_face(
     return np.where(count > 0, stretched, 0).astype(np.uint8)
 
 
+def central(tissue: Int[np.ndarray, " n"]) -> int:
+    """Which of n slices to show of a scan that may fill a part of the grid alone, by their amounts of tissue.
+
+    The one nearest to the middle that holds at least half as much as the fullest; the middle where none holds any.
+    """
+    filled = np.flatnonzero(2 * tissue >= max(int(tissue.max()), 1))
+    middle = len(tissue) // 2
+    return int(filled[np.abs(filled - middle).argmin()]) if len(filled) else middle
+
+
+def central_slice(volume: CanonicalVolume, recipe: Recipe, slab: int) -> int:
+    """The slice of the centred view to show of the grid's `slab`, as `central` chooses it."""
+    thick = recipe.tokens.patch_size[0]
+    first = slab * thick
+    start = recipe.preprocessing.margin[0] + first  # in the stored volume
+    tissue = (np.asarray(volume.band[0])[start : start + thick] >= 0).sum(axis=1)
+    return first + central(tissue)
+
+
 def _three_columns(sums: Float[np.ndarray, "D W"]) -> Float[np.ndarray, "D W"]:
     """Sums over each column and its two neighbours: speckle is finer than the distance between B-scans anyway."""
     padded = np.pad(sums.astype(np.float64), ((0, 0), (1, 1)))
@@ -134,7 +154,7 @@ def eye_picture(store: Store, row: Mapping[str, Any]) -> EyePicture:
     volume = store.read(str(row["volume_id"]))
     spacing = store.preprocessing.target_spacing_mm
     pixels, band = np.asarray(volume.pixels), np.asarray(volume.band)
-    centre = len(pixels) // 2
+    centre = central((band[0] >= 0).sum(axis=1))
     surfaces = band[:, centre].astype(np.float64)  # [2, W]
     lines = [part for surface in np.where(surfaces[0] < 0, np.nan, surfaces) for part in svg.boundary(surface, "band")]
     bars = svg.scale_bars(pixels.shape[1:], spacing[1:], BARS_MM)

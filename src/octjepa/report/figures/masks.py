@@ -19,6 +19,7 @@ from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.recipe import Recipe
 from octjepa.report.figures import svg
+from octjepa.report.figures.eyes import central_slice
 from octjepa.report.mask_statistics import MIX, measure_store, measure_synthetic, single_family, summary
 from octjepa.views import geometry
 from octjepa.views.sample import make_sample
@@ -79,7 +80,7 @@ def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPi
         ]
         visible, predicted = (int(np.count_nonzero(slab == state)) for state in (CONTEXT, TARGET))
         alt = f"{family}, B-scans {first + 1} to {first + thick}: {visible} tokens seen, {predicted} predicted"
-        slabs.append(svg.scan(view[first + thick // 2], alt, overlays))
+        slabs.append(svg.scan(view[central_slice(volume, recipe, number)], alt, overlays))
     names = {"seen": CONTEXT, "predicted": TARGET, "hidden": HIDDEN, "left out": UNSELECTED}
     counts = {name: int(np.count_nonzero(states == state)) for name, state in names.items()}
     return MaskPicture(family, FAMILIES[family], tuple(slabs), counts, getattr(recipe.masks, family) > 0)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, UInt8
 from markupsafe import Markup
 
 from octjepa.report.figures import svg
-from octjepa.report.figures.eyes import volume_title
+from octjepa.report.figures.eyes import central, central_slice, volume_title
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder
@@ -48,7 +48,7 @@ class Components:
 
 @dataclass(frozen=True)
 class TokenPicture:
-    """A row of the store's index with its central B-scan, plain and under its tokens."""
+    """A row of the store's index with a central B-scan that holds tissue, plain and under its tokens."""
 
     row: Mapping[str, Any]
     plain: Markup
@@ -97,18 +97,18 @@ def token_maps(store: Store, rows: Sequence[Mapping[str, Any]], encoder: Pretrai
     volumes = [store.read(str(row["volume_id"])) for row in rows]
     tissue = [tissue_tokens(encoder, volume) for volume in volumes]
     components = principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])
-    thick, high, wide = recipe.tokens.patch_size
-    middle = recipe.grid[0] // 2
+    _, high, wide = recipe.tokens.patch_size
     pictures = []
     for row, volume, (features, positions) in zip(rows, volumes, tissue, strict=True):
         view = geometry.apply_geometry(
             np.asarray(volume.pixels), geometry.center_crop(preprocessing), preprocessing.image_size
         )
         colours, chosen = np.zeros((*recipe.grid[1:], 3), np.uint8), np.zeros(recipe.grid[1:], bool)
-        in_slab = positions[:, 0] == middle
+        slab = central(np.bincount(positions[:, 0], minlength=recipe.grid[0]))
+        in_slab = positions[:, 0] == slab
         at = positions[in_slab, 1], positions[in_slab, 2]
         colours[at], chosen[at] = components.colours(features[in_slab]), True
-        b_scan, title = view[middle * thick + thick // 2], volume_title(row)
+        b_scan, title = view[central_slice(volume, recipe, slab)], volume_title(row)
         overlay = svg.coloured_cells(colours, chosen, (high, wide))
         pictures.append(
             TokenPicture(
@@ -127,8 +127,8 @@ def tissue_tokens(
     encoder: PretrainedEncoder, volume: CanonicalVolume
 ) -> tuple[Float[np.ndarray, "t dim"], Int[np.ndarray, "t 3"]]:
     """Features of the tokens that hold enough tissue, and their grid positions (slab, depth, column)."""
-    from octjepa.views.tokens import TISSUE_SHARE
+    from octjepa.views.tokens import holds_tissue
 
     tokens = encoder.tokens(volume)
-    tissue = tokens.tissue >= TISSUE_SHARE
+    tissue = holds_tissue(tokens.tissue)
     return tokens.features[tissue], np.stack(np.unravel_index(tokens.grid_index[tissue], tokens.grid), axis=-1)

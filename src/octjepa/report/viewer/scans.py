@@ -98,6 +98,10 @@ class Scans:
         band: list[list[list[int]]] = np.asarray(self._volume(volume_id).band).tolist()
         return band
 
+    def central(self, volume_id: str) -> int:
+        """The slice to open a volume on: near the middle, and with tissue where the scan fills a part of the grid."""
+        return eyes.central((np.asarray(self._volume(volume_id).band[0]) >= 0).sum(axis=1))
+
     def _grid_png(self, volume_id: str, layer: str) -> bytes:
         """A pixel per token, one slab of the grid below the other: its colour, or its state under the mask `layer`.
 

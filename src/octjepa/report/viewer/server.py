@@ -127,6 +127,7 @@ def app(scans: Scans) -> Starlette:
         "/about": scans.about,
         "/volumes": scans.listing,
         "/volumes/{volume_id}/band": scans.band,
+        "/volumes/{volume_id}/central": scans.central,
         "/volumes/{volume_id}/en_face.png": lambda volume_id: scans.en_face_png(volume_id),
         "/volumes/{volume_id}/slices/{number:int}.png": scans.slice_png,
         "/volumes/{volume_id}/grid/{layer}.png": lambda volume_id, layer: scans.grid_png(volume_id, layer),

@@ -9,7 +9,7 @@ const SENTENCES = {
   mask: "The fixed validation sample under this mask family:",
 };
 const at = (id) => document.getElementById(id);
-const state = { about: null, rows: [], shown: [], row: null, slice: null, scan: null, face: null, band: null, grid: null };
+const state = { about: null, rows: [], shown: [], row: null, slice: null, scan: null, face: null, band: null, grid: null, linked: false, moved: false };
 const pictures = new Map(); // url -> promise of an image: the last ones requested
 
 function picture(url) {
@@ -97,9 +97,15 @@ async function open(row) {
   facts(row);
   draw();
   try {
-    const [band, face] = await Promise.all([json(`/volumes/${row.id}/band`), picture(`/volumes/${row.id}/en_face.png`)]);
+    const volume = `/volumes/${row.id}`;
+    const [band, face, centre] = await Promise.all([
+      json(`${volume}/band`), picture(`${volume}/en_face.png`), json(`${volume}/central`),
+    ]);
     if (state.row !== row) return;
     Object.assign(state, { band, face });
+    const empty = !band[0][state.slice].some((index) => index >= 0);
+    if (!state.linked && (!state.moved || empty)) state.slice = centre;
+    state.linked = false;
     say(null);
     await Promise.all([load(), overlay()]);
   } catch (error) {
@@ -256,6 +262,7 @@ function facts(row) {
 }
 
 function go(slice) {
+  state.moved = true;
   state.slice = Math.max(0, Math.min(state.about.shape[0] - 1, slice));
   remember();
   draw();
@@ -307,7 +314,7 @@ async function start() {
   at("contrast").parentElement.hidden = !("filter" in CanvasRenderingContext2D.prototype);
   filter();
   const [id, slice, layer] = location.hash.slice(1).split("/");
-  if (Number(slice) >= 1) state.slice = Math.floor(Number(slice)) - 1;
+  if (Number(slice) >= 1) Object.assign(state, { slice: Math.floor(Number(slice)) - 1, linked: true, moved: true });
   if (about.layers.includes(layer)) at("layer").value = layer;
   open(state.rows.find((row) => row.id === id) || state.shown[0]);
 }
