@@ -107,6 +107,46 @@ def test_frames_are_ordered_by_position_and_uneven_gaps_retained(tmp_path: Path)
     assert {"frames_unordered", "pitch_uneven"} <= set(volume.notes)
 
 
+@pytest.mark.parametrize(
+    "positions_mm",
+    [
+        [0.0, 0.6, 1.2, 1.8, 2.4],  # a raster of five lines
+        [0.0, 1.5, 3.0, 4.5, 6.0],
+        [0.0, 0.03, 0.06, 1.56, 1.59, 2.79],  # lines that a study follows
+        [0.0, 1.2, 1.23, 2.6, 4.1],
+    ],
+)
+@pytest.mark.parametrize("thickness", [None, 0.12])
+def test_gaps_between_positions_are_kept_wide_and_uneven(
+    positions_mm: list[float], thickness: float | None, tmp_path: Path
+) -> None:
+    ds = make_dataset(retina(len(positions_mm)))
+    del measures(ds).SliceThickness
+    if thickness:
+        measures(ds).SliceThickness = thickness
+    for group, mm in zip(ds.PerFrameFunctionalGroupsSequence, positions_mm, strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, mm, 0.0]
+    volume = read(ds, tmp_path)
+    assert volume.slice_positions_mm is not None
+    np.testing.assert_allclose(volume.slice_positions_mm, positions_mm, atol=1e-6)
+    assert volume.provenance["slice"] == "positions"
+    assert volume.spacing_mm[0] == pytest.approx(float(np.median(np.diff(positions_mm))))
+
+
+def test_positions_that_are_there_are_not_called_missing(tmp_path: Path) -> None:
+    ds = make_dataset(retina(6))
+    del measures(ds).SliceThickness
+    ds.ProtocolName = ""
+    for index, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, 2.3 * index, 0.0]
+    with pytest.raises(VolumeRejected, match=r"spacing_unknown: slice pitch: .*positions: 2.3 to 2.3 mm apart"):
+        read(ds, tmp_path)
+    for index, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, 1.0, 0.0] if index else []
+    with pytest.raises(VolumeRejected, match=r"positions: missing for 1 of 6 frames"):
+        read(ds, tmp_path)
+
+
 def test_reversed_frames_and_in_stack_numbers(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS[::-1])
     for index, group in enumerate(ds.PerFrameFunctionalGroupsSequence):

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from index_entries import index_entry, store_of
+from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
-from octjepa.recipe import DataRecipe
-from octjepa.store import Store
+from octjepa.recipe import DataRecipe, Preprocessing
+from octjepa.store import Store, build_store
 from octjepa.store.cohort_flow import count_entries
 from octjepa.store.select import check_not_empty, select
 
@@ -66,6 +67,26 @@ EVERY_PATTERN: dict[str, Any] = {"patterns": ["raster", "radial"]}
 )
 def test_each_criterion_leaves_out_what_it_says(store: Store, criteria: dict[str, Any], expected: list[int]) -> None:
     assert left_out(store, **{**EVERY_PATTERN, **criteria}) == expected
+
+
+def test_rasters_of_a_few_lines_take_part_only_where_a_recipe_asks_for_them(tmp_path: Path) -> None:
+    preprocessing = Preprocessing(image_size=(16, 64, 64))
+    for name, frames, pitch in (("volume", 24, 0.25), ("lines", 5, 0.03), ("apart", 9, 0.9)):
+        ds = make_dataset(retina(frames, rows=160, columns=96), pitch)
+        measures = ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        measures.PixelSpacing, ds.PatientID = [0.0078, 0.06], f"P-{frames}"
+        save(ds, tmp_path / "set" / f"{name}.dcm")
+    build_store([tmp_path / "set"], tmp_path / "store", preprocessing, max_lost=1)
+    made = Store.open(tmp_path / "store")
+    notes = {entry["person_id"]: entry["notes"] for entry in made.entries()}
+    assert len(notes) == 3
+    assert "sparse_slices=2" in notes["P-5"]
+    assert "sparse_slices=" in notes["P-9"]
+    assert "sparse_slices" not in notes["P-24"]
+    made.set_split({person: "train" for person in notes})
+    assert len(select(made, DataRecipe(), "train").volume_ids) == 1
+    assert any("sparse_slices" in line for line in select(made, DataRecipe(), "train").flow.lines())
+    assert len(select(made, DataRecipe(exclude_notes=()), "train").volume_ids) == 3
 
 
 def test_the_flow_counts_every_stage_by_device_and_site(store: Store) -> None:

@@ -3,6 +3,8 @@
 Slice pitch: frame positions, frame location on the fundus image, per-frame and shared slice thickness, manifest, the
 protocol's known field over its lines. Depth and column: shared Pixel Measures, per-frame, manifest, protocol.
 A value outside the limits is passed over and noted. DepthSpatialResolution is optical resolution and is not used.
+Gaps between positions are real up to 1.5 mm, even or not: five-line rasters and lines that a study follows have them.
+A slice thickness above 0.5 mm is none, for writers put 1 where they know nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from octjepa.ingest.reasons import rejection
 from octjepa.volume import AXES, Pattern
 
 Shape = tuple[int, int, int]  # [D, H, W]
-LIMITS_MM = {"slice": (0.002, 0.5), "depth": (0.001, 0.01), "column": (0.002, 0.06)}
+LIMITS_MM = {"slice": (0.002, 1.5), "depth": (0.001, 0.01), "column": (0.002, 0.06)}
+MAX_THICKNESS_MM = 0.5  # of SliceThickness and of the manifest's
 # Slow over fast extent of a whole scan; outside, frames are missing or the pitch is wrong.
 FIELD_RATIO = (0.25, 4.0)
 EXTENT_MM = {"slice": (0.5, 30.0), "depth": (0.3, 8.0), "column": (0.5, 30.0)}  # of a whole scan; no OCT has another
@@ -62,11 +65,20 @@ class SpacingSources:
         values = (("per_frame", median), ("shared", self.shared_thickness), ("manifest", self.manifest_thickness))
         return [(source, value) for source, value in values if value is not None]
 
+    def plausible_thicknesses(self) -> list[float]:
+        """Those of `thicknesses` that can be the thickness of a B-scan."""
+        return [value for _, value in self.thicknesses() if plausible_thickness(value)]
+
 
 def plausible(axis: str, value: float | None) -> bool:
     """Whether a spacing in mm is within `LIMITS_MM` of its axis."""
     low, high = LIMITS_MM[axis]
     return value is not None and low <= value <= high
+
+
+def plausible_thickness(value: float) -> bool:
+    """Whether a slice thickness in mm can stand for the pitch of the B-scans."""
+    return LIMITS_MM["slice"][0] <= value <= MAX_THICKNESS_MM
 
 
 def implausible_extents(shape: Shape, spacing_mm: tuple[float, float, float]) -> tuple[str, ...]:
@@ -109,13 +121,15 @@ def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometr
     placed = _from_positions(sources.frame_geometry, column, columns, notes)
     if placed is not None:
         pitch, provenance["slice"], order, positions_mm = placed
-        is_uncertain = _pitch_is_doubtful(pitch, column, shape, sources, notes)
+        is_uncertain = _pitch_is_doubtful(pitch, column, shape, sources, notes, float(positions_mm[-1]))
         lines = _along_fundus(sources.frame_geometry, column, columns)
         if provenance["slice"] == "positions" and _gap_differs(pitch, lines):
             notes.append("positions_disagree_with_location")  # no doubt: converters invent lines
     else:
-        notes.append("positions_missing")
-        pitch, provenance["slice"], is_uncertain = _pitch_without_positions(sources, shape, column, notes)
+        if not {"positions_repeated", "slice_positions_implausible", "slice_frame_location_implausible"} & set(notes):
+            notes.append("positions_missing")
+        stated = _stated_gaps(sources.frame_geometry, column, columns)
+        pitch, provenance["slice"], is_uncertain = _pitch_without_positions(sources, shape, column, notes, stated)
         is_uncertain = _pitch_is_doubtful(pitch, column, shape, sources, notes) or is_uncertain
         order = _order_by_number(sources.frame_geometry, notes)
     if is_uncertain:
@@ -186,7 +200,7 @@ def _pixel_spacing(sources: SpacingSources, notes: list[str]) -> tuple[float, fl
 def _spacing_unknown(sources: SpacingSources, pairs: Sequence[tuple[str, tuple[float, ...]]]) -> VolumeRejected:
     """Names every axis without a plausible value, and what each source states, in the order slice, depth, column."""
     nominal = sources.protocol.slice_mm if sources.protocol else None
-    pitches = [sources.header[0], nominal, *(value for _, value in sources.thicknesses())]
+    pitches = [sources.header[0], nominal, *sources.plausible_thicknesses()]
     frames = sources.frame_geometry
     positioned = any(np.isfinite(values).all() for values in (frames.positions_mm, frames.lines_px))
     missing = AXES[1:] if positioned or any(plausible("slice", pitch) for pitch in pitches) else AXES
@@ -279,9 +293,12 @@ def _along_fundus(frames: FrameGeometry, column_mm: float, columns: int) -> Floa
 
 
 def _pitch_without_positions(
-    sources: SpacingSources, shape: Shape, column: float, notes: list[str]
+    sources: SpacingSources, shape: Shape, column: float, notes: list[str], positions: str
 ) -> tuple[float, str, bool]:
-    """(pitch, provenance, uncertain) from header, thickness or protocol. Raises VolumeRejected spacing_unknown."""
+    """(pitch, provenance, uncertain) from header, thickness or protocol; `positions` is what they state, in words.
+
+    Raises VolumeRejected spacing_unknown.
+    """
     in_header = sources.header[0]
     if in_header is not None:
         if plausible("slice", in_header):
@@ -290,7 +307,7 @@ def _pitch_without_positions(
     frames, _, columns = shape
     nominal = sources.protocol.slice_mm if sources.protocol else None
     for source, value in sources.thicknesses():
-        if not plausible("slice", value):
+        if not plausible_thickness(value):
             notes.append(f"slice_thickness_implausible_{source}")
         elif _agree(value, nominal, 0.1):
             return value, source, False
@@ -303,27 +320,47 @@ def _pitch_without_positions(
             return value, source, True
     if sources.protocol is not None and nominal is not None and plausible("slice", nominal):
         return nominal, "protocol", not sources.protocol.exact
+    low, high = LIMITS_MM["slice"]
+    thicknesses = ", ".join(f"{source} {value:g} mm" for source, value in sources.thicknesses()) or "none is stated"
     raise rejection(
         "spacing_unknown",
-        "slice pitch: no frame positions, no plausible slice thickness and no known protocol; expected "
-        f"{LIMITS_MM['slice'][0]} to {LIMITS_MM['slice'][1]} mm; add slice_thickness to manifest.tsv or give --spacing",
+        f"slice pitch: none is plausible. Frame positions: {positions} (expected {low:g} to {high:g} mm apart, over "
+        f"{MAX_SPAN_MM:g} mm at most). Slice thickness: {thicknesses} (expected {low:g} to {MAX_THICKNESS_MM:g}). No "
+        "known protocol. Add slice_thickness to manifest.tsv or give --spacing",
     )
 
 
-def _pitch_is_doubtful(pitch: float, column: float, shape: Shape, sources: SpacingSources, notes: list[str]) -> bool:
+def _stated_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str:
+    """What frame positions, or else the lines on the fundus image, say of the gaps between B-scans, in words."""
+    known = np.isfinite(frames.positions_mm).all(axis=1)
+    positions = _along_normal(frames)
+    positions = _along_fundus(frames, column_mm, columns) if positions is None else positions
+    if positions is None:
+        missing = f"missing for {int((~known).sum())} of {len(known)} frames" if known.any() else "none are stated"
+        return "all the same" if known.all() else missing
+    gaps = np.diff(np.sort(positions))
+    return f"{gaps.min():.3g} to {gaps.max():.3g} mm apart, over {gaps.sum():.3g} mm"
+
+
+def _pitch_is_doubtful(
+    pitch: float, column: float, shape: Shape, sources: SpacingSources, notes: list[str], span: float = 0.0
+) -> bool:
     """Whether the slow extent does not fit the fast one, or the pitch does not fit thickness or protocol.
+
+    `span` is from the first position to the last; uneven gaps make it another than pitch times gaps.
 
     Selected B-scans of a dense scan keep the header's line pitch; the small field is then the only sign that the true
     gaps are wider.
     """
     frames, _, columns = shape
-    thicknesses = [value for _, value in sources.thicknesses() if plausible("slice", value)]
-    thickness = next((value for value in thicknesses if not _agree(column, value, 0.01)), None)
+    thickness = next((value for value in sources.plausible_thicknesses() if not _agree(column, value, 0.01)), None)
     protocol = sources.protocol
     nominal = protocol.slice_mm if protocol is not None and protocol.exact else None
     doubts = {
         "pitch_disagrees_with_thickness": thickness is not None and not _agree(pitch, thickness, 0.25),
-        "field_implausible": not FIELD_RATIO[0] <= frames * pitch / (columns * column) <= FIELD_RATIO[1],
+        "field_implausible": not FIELD_RATIO[0]
+        <= max(frames * pitch, span + pitch) / (columns * column)
+        <= FIELD_RATIO[1],
         "pitch_disagrees_with_protocol": nominal is not None and not _agree(pitch, nominal, 0.25),
     }
     notes += [note for note, holds in doubts.items() if holds]

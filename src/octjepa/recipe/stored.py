@@ -11,6 +11,7 @@ from typing import Any
 # section -> key -> what every run did before there was such a key
 _BEFORE: dict[str, dict[str, Any]] = {
     "checkpoint": {"export": "target"},
+    "data": {"exclude_notes": ()},
     "model": {"stem": "linear"},
 }
 

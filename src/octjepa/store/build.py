@@ -24,7 +24,7 @@ from octjepa.ingest.identity import parse_device
 from octjepa.ingest.personal_data import count_fields
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import volume_id
+from octjepa.store.canonical import SPARSE_NOTE, volume_id
 from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.folder import Store
 from octjepa.store.index import file_key, people_unknown
@@ -236,6 +236,8 @@ def _summary(
          "filepath and ingest again."),
         (notes["extent_implausible"], "volumes are smaller or larger than any OCT (note extent_implausible): their "
          "spacing may be wrong and is marked uncertain. `octjepa inspect FILE` says where it comes from."),
+        (notes[SPARSE_NOTE], "volumes are rasters of a few lines or of lines far apart (note sparse_slices): recipes "
+         "leave them out, unless data.exclude_notes=[] asks for them."),
         (several_sites, f"person ids of {store.location} come from several institutions: two people may share an id. "
          "Where they do, give a manifest.tsv with ids of their own and ingest again."),
     ):  # fmt: skip

@@ -25,6 +25,10 @@ from octjepa.volume import OCTVolume
 CANONICAL_VERSION = 2  # counts up whenever the same file would give other pixels, band or measurements
 BAND_BELOW_BRUCH_MM = 0.15  # the tissue band ends this far under Bruch's membrane: choriocapillaris and inner choroid
 MAX_WORK_BYTES = 2 << 30  # of all arrays whose size follows from the file, together
+SPARSE_NOTE = "sparse_slices"  # with the number of stored slices that have a B-scan near
+SPARSE_GAP_MM = 0.5  # median gap between B-scans; volume scans have 0.01 to 0.25
+SPARSE_SHARE = 0.125  # of the stored slices with a B-scan within half that gap or half a slice step, at least
+SPARSE_FRAMES = 8  # fewer are a raster of lines, not a volume
 _MAX_TEXT_SHARE = 0.2  # of a B-scan; more is the picture of a screen
 
 
@@ -120,6 +124,15 @@ def resample_in_plane(
     for index, frame in enumerate(pixels):
         np.matmul(down @ frame.astype(np.float32), across, out=image[index])
     return image
+
+
+def _sparse(frame_mm: Float[np.ndarray, " N"], stored_mm: Float[np.ndarray, " D"], step_mm: float) -> tuple[str, ...]:
+    """The note of a scan whose B-scans are too few or too far apart to be a volume; () for a volume."""
+    distance = np.abs(stored_mm[:, None] - frame_mm).min(axis=1)
+    seen = int((distance <= max(step_mm, SPARSE_GAP_MM) / 2 + 1e-9).sum())
+    gap = float(np.median(np.diff(frame_mm)))
+    is_sparse = gap > SPARSE_GAP_MM or seen < SPARSE_SHARE * len(stored_mm) or len(frame_mm) < SPARSE_FRAMES
+    return (f"{SPARSE_NOTE}={seen}",) if is_sparse else ()
 
 
 def _within(positions_mm: np.ndarray, extent_mm: float) -> slice:
@@ -223,6 +236,8 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     # Along the slice axis, only now: [S, stored_h, C], S the stored slices that the scan covers.
     slices_mm = centred_positions(stored_d, tz)
     slices = _within(slices_mm, extent_z)
+    if volume.pattern == "raster":
+        notes.extend(_sparse(positions, slices_mm, tz))
     along = resampling_matrix(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))  # [S, D']
     if valid.all():
         image, covered = _along_slices(along, flat), np.ones((len(along), *valid.shape[1:]), bool)

@@ -100,8 +100,10 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
         ("exclude_notes", "notes", "note", data.exclude_notes),
         ("exclude_uncertain", "uncertain", "uncertain spacing of", data.exclude_uncertain),
     ):
-        if codes:
-            yield name, f"without {rule} {' or '.join(codes)}", ~_has_code(table[column], codes)
+        left_out = _has_code(table[column], codes)
+        by_default = codes == DataRecipe.model_fields[name].default
+        if codes and not (by_default and not left_out.any()):  # the default is told of where it leaves something out
+            yield name, f"without {rule} {' or '.join(codes)}", ~left_out
 
 
 def _one_of(table: pd.DataFrame, column: str, values: tuple[str, ...]) -> tuple[str, pd.Series]:

@@ -1,8 +1,9 @@
 """Which axis of an array is slice, depth and column: stated, decided by spacing and content, or refused; never guessed.
 
 A file that states its axes is believed. A spacing leaves some orders: those in which every axis has a plausible spacing
-and the scan the extent of an OCT scan. Where it leaves one, or the format's own order and none that content speaks for,
-it is believed, too, with the note `axes_unlike_content` where content speaks against it.
+and the scan the extent of an OCT scan. A header's spacing that leaves one order, and none if it is read backwards, is
+believed; so is a spacing that leaves the format's own order and none that content speaks for. The note
+`axes_unlike_content` then says that content speaks against it.
 
 Depth is the axis along which the mean intensity has a profile: dark vitreous, bright layers, fading choroid. Of the
 other two, the slow axis has the coarser spacing, and its neighbours share less speckle. Vitreous is at the side where
@@ -128,20 +129,27 @@ def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) 
     return found, whole
 
 
+def _reads_backwards(shape: tuple[int, ...], axes: StoredAxes) -> bool:
+    """Whether the spacing would make a scan in the reverse order, too: libraries differ in which axis is the first."""
+    a, b, c = axes.spacing_mm
+    return bool(_layouts(shape, StoredAxes(spacing_mm=(c, b, a)), (None, None, None))[1])
+
+
 def _stored_layout(
     pixels: UInt8[np.ndarray, "A B C"], axes: StoredAxes, spacing_mm: AxisSpacing
 ) -> tuple[str, list[str]]:
     """(the stored axes as a word of D, H and W, notes). Raises VolumeRejected axes_ambiguous."""
     by_content = _depth_by_content(pixels)
-    (layouts, whole), convention = _layouts(pixels.shape, axes, spacing_mm), axes.convention
-    if whole or any(spacing_mm):
-        layouts = whole
+    layouts, whole = _layouts(pixels.shape, axes, spacing_mm)
+    convention, given = axes.convention, any(spacing_mm)
+    if given:  # in no stored order: what is implausible may be the spacing, and then says nothing of the axes
+        layouts = whole if convention in whole else []
     depths = {word.index("H") for word in layouts}
     settled = axes.stated
-    if not settled and len(whole) == 1:
-        settled = whole[0]
-    elif not settled and convention in whole and by_content not in depths:
+    if not settled and convention in whole and by_content not in depths:
         settled = convention
+    elif not settled and not given and len(whole) == 1 and not _reads_backwards(pixels.shape, axes):
+        settled = whole[0]
     if settled:
         notes = ["axes_stated"] if axes.stated else ["depth_by_spacing"] if by_content is None else []
         unlike = by_content is not None and by_content != settled.index("H")
