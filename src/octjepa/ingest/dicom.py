@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octjepa.errors import VolumeRejected
+from octjepa.ingest.anatomy import check_anatomy
 from octjepa.ingest.frames import frame_facts, measures
 from octjepa.ingest.personal_data import is_placeholder, personal_fields
 from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
@@ -137,13 +138,14 @@ def _read_header(file: BufferedReader) -> Dataset:
 
 
 def _check_header(header: Dataset) -> None:
-    """Raises VolumeRejected: not_structural_oct, broken_header, no_decoder."""
+    """Raises VolumeRejected: not_structural_oct, not_retina, broken_header, no_decoder."""
     sop_class = _text(header, "SOPClassUID") or str(header.file_meta.get("MediaStorageSOPClassUID") or "").strip()
     modality = _text(header, "Modality").upper()
     if not sop_class and "Rows" not in header:
         raise rejection("broken_header", "neither SOP class nor rows: the header does not say what it is")
     if sop_class != OPHTHALMIC_TOMOGRAPHY and not (sop_class in GENERIC and modality == "OPT"):
         raise rejection("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
+    check_anatomy(header)
     syntax = header.file_meta.TransferSyntaxUID
     if not syntax.is_transfer_syntax or syntax.is_private:
         raise rejection("no_decoder", "the transfer syntax is private, or none of the DICOM standard")

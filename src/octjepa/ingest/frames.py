@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octjepa.ingest.anatomy import other_image
 from octjepa.ingest.raw_scan import FrameGeometry
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _PIXEL_MEASURES, _PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS = 0x00289110, 0x002
 _PLANE_ORIENTATION, _ORIENTATION, _PLANE_POSITION, _POSITION = 0x00209116, 0x00200037, 0x00209113, 0x00200032
 _FRAME_CONTENT, _IN_STACK_POSITION = 0x00209111, 0x00209057
 _FRAME_LOCATION, _COORDINATES, _OPHTHALMIC_ORIENTATION = 0x00220031, 0x00220032, 0x00220039
+_FRAME_TYPE = 0x00089007
+_FRAME_TYPE_SEQUENCES = (0x00189329, 0x00189226, 0x00520025)  # of enhanced CT, enhanced MR, intravascular OCT
 _BINARY = {"FL": "f4", "FD": "f8", "UL": "u4", "US": "u2", "SL": "i4", "SS": "i2"}
 
 
@@ -84,6 +87,17 @@ def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None
     return found
 
 
+def _is_en_face(group: Dataset | None) -> bool:
+    """Whether a frame is called a localizer, flow or an en face image, or lies across the A-scans."""
+    typed = [] if group is None else [group, *(item for tag in _FRAME_TYPE_SEQUENCES for item in _items(group, tag))]
+    for item in typed:
+        kind = _value(item, _FRAME_TYPE)
+        if kind and other_image([kind] if isinstance(kind, str) else kind):
+            return True
+    orientations = (_value(item, _OPHTHALMIC_ORIENTATION) for item in _items(group, _FRAME_LOCATION))
+    return any(str(one or "").strip().upper() == "TRANSVERSE" for one in orientations)
+
+
 def frame_facts(header: Dataset, frames: int) -> FrameGeometry:
     """Reads the functional groups; a group list shorter than `frames` leaves NaN for the rest."""
     facts = FrameGeometry.unknown(frames)
@@ -95,6 +109,7 @@ def frame_facts(header: Dataset, frames: int) -> FrameGeometry:
     shared_orientation = _orientation(shared)
     for index in range(frames):
         group = groups[index] if index < len(groups) else None
+        facts.en_face[index] = _is_en_face(group)
         if orientation := _orientation(group) or shared_orientation:
             directions[index], normals[index] = orientation
         for item in _items(group, _PLANE_POSITION):

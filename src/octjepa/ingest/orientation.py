@@ -23,6 +23,8 @@ _MIN_VARIATION = 4.0  # intensity levels; below, the pixels do not decide
 _FLIPPED_DIFFERENCE = 0.08  # of the intensity above the tissue over that below, in flipped B-scans
 _EDGE = 0.45  # share of an A-scan's contrast at which tissue begins
 _DEPTH_SAMPLES = 64  # about as many as an A-scan is reduced to
+MAX_LOCALIZERS = 2  # frames of another kind that a volume may hold
+_PARALLEL, _ACROSS = 0.99, 0.5  # cosines between the normals of B-scans; of a B-scan and an en face image
 _RADIAL_DEGREES = 30.0  # a raster's lines are parallel; a radial scan's turn through 180 degrees
 
 
@@ -83,6 +85,22 @@ def _angle_spread_degrees(directions: np.ndarray) -> float:
         return 0.0
     cosines = np.abs(directions @ directions[0])
     return float(np.degrees(np.arccos(np.clip(cosines.min(), 0, 1))))
+
+
+def localizer_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
+    """Whether each frame is no B-scan by its header: it is called another image, or lies across the others' plane."""
+    normals = frame_geometry.normals
+    length = np.linalg.norm(normals, axis=1)
+    known = np.isfinite(length) & (length > 1e-6)
+    odd = np.zeros(len(normals), bool)
+    if known.sum() > 2:
+        unit = normals[known] / length[known, None]
+        cosines = np.abs(unit @ unit.T)
+        usual = int(np.median(cosines, axis=1).argmax())
+        across = cosines[usual] < _ACROSS
+        if across.sum() <= MAX_LOCALIZERS and (cosines[usual][~across] > _PARALLEL).all():
+            odd[known] = across
+    return frame_geometry.en_face | odd
 
 
 def circle_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:

@@ -22,7 +22,8 @@ class FrameGeometry:
 
     `row_directions` point along a B-scan's columns, as DICOM's row direction cosines do. `lines_px` are the first and
     last point (row, column) of the scan line on the fundus image; `curved` marks lines with more than two points, or
-    called NONLINEAR. `in_stack` is InStackPositionNumber. `spacing_mm` is (depth, column).
+    called NONLINEAR. `in_stack` is InStackPositionNumber. `spacing_mm` is (depth, column). `en_face` marks
+    frames that are called a localizer, an en face or another image than a B-scan.
     """
 
     positions_mm: Float[np.ndarray, "F 3"]
@@ -33,6 +34,7 @@ class FrameGeometry:
     in_stack: Float[np.ndarray, " F"]
     spacing_mm: Float[np.ndarray, "F 2"]
     thickness_mm: Float[np.ndarray, " F"]
+    en_face: Bool[np.ndarray, " F"]
 
     @classmethod
     def unknown(cls, frames: int) -> FrameGeometry:
@@ -42,7 +44,15 @@ class FrameGeometry:
             return np.full((frames, *shape), np.nan)
 
         return cls(
-            missing(3), missing(3), missing(3), missing(4), np.zeros(frames, bool), missing(), missing(2), missing()
+            missing(3),
+            missing(3),
+            missing(3),
+            missing(4),
+            np.zeros(frames, bool),
+            missing(),
+            missing(2),
+            missing(),
+            np.zeros(frames, bool),
         )
 
     def take(self, index: np.ndarray) -> FrameGeometry:

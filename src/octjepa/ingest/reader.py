@@ -6,6 +6,7 @@ Eye, person, scan pattern, spacing and frame order are decided here, alike for a
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -13,14 +14,22 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.ingest.anatomy import other_part
 from octjepa.ingest.formats import is_experimental, read_scan, recognise
 from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, plausible, resolve_geometry
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow, find_row
-from octjepa.ingest.orientation import circle_frames, find_scan_pattern, is_transposed, is_upside_down
+from octjepa.ingest.orientation import (
+    MAX_LOCALIZERS,
+    circle_frames,
+    find_scan_pattern,
+    is_transposed,
+    is_upside_down,
+    localizer_frames,
+)
 from octjepa.ingest.personal_data import masked_path
 from octjepa.ingest.protocols import protocol_spacing
-from octjepa.ingest.raw_scan import RawScan
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan
 from octjepa.ingest.reasons import REASONS, error_origin, rejection
 from octjepa.volume import AXES, OCTVolume
 
@@ -81,11 +90,14 @@ def assemble(
     """The volume of `scan`; folders and name of `dataset_path` may state person, eye and device.
 
     The user's `spacing_mm` (slice, depth, column) takes precedence over every other source.
-    Raises VolumeRejected: spacing_unknown, too_few_frames, not_b_scans.
+    Raises VolumeRejected: spacing_unknown, too_few_frames, not_b_scans, not_retina, not_structural_oct.
     """
     identity = identify(scan.header, dataset_path, row)
-    frame_geometry, notes = scan.frame_geometry, [*identity.notes, *scan.notes]
+    notes = [*identity.notes, *scan.notes]
+    if part := other_part(f"{identity.protocol} {identity.region}"):
+        raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
     _check_frames(len(scan.pixels), "B-scans")
+    scan, frame_geometry = _without_localizers(scan, notes)
     pixels, pixel_spacing = _orient(scan, notes)
     text = f"{identity.protocol} {identity.region}".lower()
     pattern = scan.pattern or find_scan_pattern(frame_geometry, identity.device, text)
@@ -131,6 +143,26 @@ def assemble(
         notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
         source=masked_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
     )
+
+
+def _without_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeometry]:
+    """The scan without frames that are a localizer by its header, and its geometry.
+
+    Raises VolumeRejected: not_structural_oct, too_few_frames.
+    """
+    others = localizer_frames(scan.frame_geometry)
+    if not others.any():
+        return scan, scan.frame_geometry
+    if others.sum() > MAX_LOCALIZERS:
+        raise rejection(
+            "not_structural_oct",
+            f"{int(others.sum())} of {len(others)} frames are en face images, flow or localizers by the header; "
+            "expected B-scans",
+        )
+    _check_frames(int((~others).sum()), "B-scans besides localizers")
+    notes.append(f"localizers_dropped={int(others.sum())}")
+    kept = replace(scan, pixels=scan.pixels[~others], frame_geometry=scan.frame_geometry.take(~others))
+    return kept, kept.frame_geometry
 
 
 def _check_frames(count: int, what: str) -> None:

@@ -33,6 +33,11 @@ REASONS: dict[str, Reason] = {
     "not_structural_oct": Reason(
         "an image of another kind (photograph, en face, flow, height map, segmentation)", "none", lost=False
     ),
+    "not_retina": Reason(
+        "by its header another part of the eye than the retina, or an animal's eye",
+        "none; correct the header where it is a human retina",
+        lost=False,
+    ),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
     "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
     "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),
