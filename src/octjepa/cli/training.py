@@ -41,6 +41,7 @@ def plan(
     opened, ids, stream = None, None, None
     if store is not None:
         from octjepa.store import Store
+        from octjepa.store.grid_coverage import cohort_coverage, coverage_line
         from octjepa.train.data import choose_cohort
 
         opened = Store.open(store)
@@ -48,6 +49,11 @@ def plan(
         cohort.print_flow()
         ids = cohort.train.volume_ids
         about = cohort.about() if as_json else {}
+        coverage = cohort_coverage(opened.table, ids, opened.preprocessing)
+        if as_json:
+            about["tissue_outside"] = coverage
+        elif coverage:
+            about["tissue_outside"] = coverage_line(coverage)
     if masks is not None:
         from octjepa.report.figures.masks import report_masks
 

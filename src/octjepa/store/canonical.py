@@ -16,6 +16,7 @@ from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import level_beside_mask, remove_fill
+from octjepa.store.grid_coverage import coverage_notes, shares_outside
 from octjepa.store.near_duplicates import enface, enface_hash
 from octjepa.store.quality import check_layered, score_quality, structured_frames
 from octjepa.store.resample import centred_positions, resampling_matrix
@@ -231,6 +232,8 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     fit = fit_surface(surfaces.bm, ty)
     quality = score_quality(image, surfaces, fit, ty, 1 - float(usable.mean()), filled)
     shifts = _shift_field(surfaces.bm, fit, preprocessing)  # [D', C]
+    outside = shares_outside(frame_mm, volume.shape[2], dx, surfaces, shifts, BAND_BELOW_BRUCH_MM / ty, preprocessing)
+    notes += coverage_notes(outside)
     flat, valid = _flattened(image, shifts, stored_h)  # [D', stored_h, C]
 
     # Along the slice axis, only now: [S, stored_h, C], S the stored slices that the scan covers.
@@ -276,7 +279,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         frame_shifts, frame_mm,
     )  # fmt: skip
     code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
-    measurements: dict[str, float | str] = {**quality.columns(), "enface_hash": code}
+    measurements: dict[str, float | str] = {**quality.columns(), **outside, "enface_hash": code}
     return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), measurements, tuple(notes))
 
 
