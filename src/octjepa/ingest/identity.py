@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
-from octjepa.ingest.personal_data import identifies_person, is_placeholder
+from octjepa.ingest.personal_data import identifies_person, is_placeholder, pseudonym
 from octjepa.ingest.raw_scan import HeaderFields
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -147,7 +147,7 @@ def _header_person(source: HeaderFields, notes: list[str]) -> str:
     if person and identifies_person(person, source.person_name, source.birth_date):
         # Some exports repeat the name as the id; a name never enters the store.
         notes.append("person_id_pseudonymised")
-        return "p-" + hashlib.sha256(person.encode()).hexdigest()[:12]
+        return pseudonym(person)
     return person
 
 

@@ -7,6 +7,7 @@ serial numbers, demographics). Nothing here changes a file: who passes scans on 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 import warnings
@@ -147,7 +148,12 @@ def identifies_person(text: str, name: str, birth_date: str) -> bool:
     return any(spelling in digits for spelling in _spellings(birth_date))
 
 
-def _part_tells(part: str, name: str, birth_date: str) -> bool:
+def pseudonym(person_id: str) -> str:
+    """What stands for an id that holds a name or birth date; the same for the same id."""
+    return "p-" + hashlib.sha256(person_id.encode()).hexdigest()[:12]
+
+
+def part_tells(part: str, name: str, birth_date: str) -> bool:
     """`identifies_person` for one folder or file name, without the digits of UIDs, which hold any date by chance."""
     if identifies_person(part, name, ""):
         return True
@@ -161,30 +167,35 @@ def _part_tells(part: str, name: str, birth_date: str) -> bool:
     )
 
 
+def masked_part(part: str, people: Iterable[tuple[str, str]]) -> str:
+    """`part`, a folder or file name, as "***"; its suffix stays where it tells of none of `people` (name, birth)."""
+    suffix = PurePosixPath(part).suffix
+    tells = len(suffix) > 6 or any(part_tells(suffix, *person) for person in people)
+    return "***" + ("" if tells else suffix)
+
+
 def masked_path(path: str, name: str, birth_date: str) -> str:
     """`path` with every folder or file name that tells who the person is replaced by "***"; the suffix stays.
 
     Labs name folders after people; what enters index and ledger must not. As many parts come out as go in.
     """
-
-    def masked(part: str) -> str:
-        if not _part_tells(part, name, birth_date):
-            return part
-        suffix = PurePosixPath(part).suffix
-        return "***" + ("" if len(suffix) > 6 or _part_tells(suffix, name, birth_date) else suffix)
-
-    return "/".join(masked(part) for part in path.split("/"))
+    person = (name, birth_date)
+    return "/".join(masked_part(part, [person]) if part_tells(part, *person) else part for part in path.split("/"))
 
 
-def masked_name(path: Path, name: str) -> str:
-    """`name`, a scan's path in its data set, masked by what its DICOM header at `path` says; as it is for others."""
+def stated_identity(path: Path) -> tuple[str, str]:
+    """(name, birth date) that the DICOM header at `path` states; ("", "") for none, and for what is no DICOM."""
     from pydicom import dcmread
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values out of standard
             header = dcmread(path, stop_before_pixels=True, specific_tags=["PatientName", "PatientBirthDate"])
-            identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+            return str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
     except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
-        return name
-    return masked_path(name, *identity)
+        return "", ""
+
+
+def masked_name(path: Path, name: str) -> str:
+    """`name`, a scan's path in its data set, masked by what its DICOM header at `path` says; as it is for others."""
+    return masked_path(name, *stated_identity(path))

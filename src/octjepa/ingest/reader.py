@@ -44,13 +44,14 @@ def read_volume(
     spacing_mm: tuple[float, float, float] | None = None,
     dataset_path: PurePath | None = None,
     member: str = "",
+    people: list[tuple[str, str]] | None = None,
 ) -> OCTVolume:
     """One OCT scan in its native geometry: pixels uint8 `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
 
     `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` takes precedence over the
     file. `dataset_path` is the scan's path in its data set where `path` is a copy of it; its folders and name may state
     person, eye and device. `member` names one of several scans in the file ("1", "2", ...); without it the first is
-    read.
+    read. What the file states of a person, (name, birth date), is appended to `people`, for the paths of its siblings.
     Raises VolumeRejected (a code of `octjepa.ingest.reasons`); UsageError where there is no such file.
     """
     path = Path(path)
@@ -61,9 +62,10 @@ def read_volume(
             # pydicom warns of each value out of standard that it converts; here such values are checked one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if dataset_path is None else None)
-            return assemble(
-                read_scan(path, _format_of(path), member, spacing_mm), dataset_path or path, row, spacing_mm
-            )
+            scan = read_scan(path, _format_of(path), member, spacing_mm)
+            if people is not None:
+                people.append((scan.header.person_name, scan.header.birth_date))
+            return assemble(scan, dataset_path or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; it must not end the run

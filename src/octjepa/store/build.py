@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
 from octjepa.ingest.identity import parse_device
-from octjepa.ingest.personal_data import count_fields
+from octjepa.ingest.personal_data import count_fields, pseudonym, stated_identity
+from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import SPARSE_NOTE, volume_id
@@ -101,7 +102,7 @@ def record_result(store: Store, duplicates: DuplicateCheck, source: SourceFile, 
             store.add(entry)
             return result
         shutil.rmtree(result["chunk"], ignore_errors=True)
-        result = refused(source, "index", *refusal, sha256(source))
+        result = refused(source, "index", *refusal, sha256(source), result.get("person"))
     store.refuse(result["refused"])
     return result
 
@@ -193,6 +194,7 @@ def _ingest(
     sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
     accepted: list[dict[str, Any]] = []
     refusals: list[dict[str, str]] = []
+    names, read = SiblingNames(), set[str]()
     remove_unfinished(store.path / "chunks")
     store.add_participants(discovery.participants)
     total = len(discovery.files)
@@ -201,6 +203,8 @@ def _ingest(
             if entry := result.get("volume"):
                 entry["split"] = splits.get(entry["person_id"], "")
                 entry["site"] = sites.get(entry["person_id"]) or entry["site"]
+            names.learn(file.name, result.get("person") or ("", ""))
+            read.add(file.key)
             recorded = record_result(store, duplicates, file, result)
             if "volume" in recorded:
                 accepted.append(recorded["volume"])
@@ -211,7 +215,33 @@ def _ingest(
         entry = refused(source, "discover", reason, detail)["refused"]
         store.refuse(entry)
         refusals.append(entry)
+    _mask_siblings(store, discovery, names, read)
     return accepted, refusals
+
+
+def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read: Collection[str]) -> None:
+    """Masks in index and quarantine what files tell of the people in their siblings' paths and ids.
+
+    `names` are those that this run `read`; of files that stand in the store, DICOM headers are asked again.
+    """
+    sources = {one.key: one for one in (*discovery.files, *(one.source for one in discovery.refused))}
+    for entry in store.entries():
+        source = sources.get(file_key(entry))
+        named = source is not None and isinstance(source.location, Path) and "PatientName" in str(entry["personal"])
+        if source is not None and named and source.key not in read and entry["format"] == "dicom":
+            names.learn(source.name, stated_identity(source.path))
+    splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
+    for entry in (*store.entries(), *store.quarantine):
+        source = sources.get(file_key(entry))
+        if source is None:
+            continue
+        for column in ("file", "source"):
+            if column in entry:
+                entry[column] = names.masked(source.name, str(entry[column]))
+        if "person_id" in entry and names.identifies(source.name, str(entry["person_id"])):
+            entry["person_id"] = pseudonym(str(entry["person_id"]))
+            entry["split"] = splits.get(entry["person_id"], entry["split"])
+            entry["notes"] = ";".join(filter(None, [entry["notes"], "person_id_pseudonymised"]))
 
 
 def _summary(

@@ -9,7 +9,7 @@ from typing import Any
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
-from octjepa.ingest.personal_data import masked_name
+from octjepa.ingest.personal_data import masked_path, stated_identity
 from octjepa.ingest.reader import SpacingOption
 from octjepa.ingest.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
@@ -21,7 +21,9 @@ from octjepa.volume import OCTVolume
 FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and of the spacing given by the user
 Spacing = SpacingOption
 _GIVEN = " spacing "
-Result = dict[str, Any]  # {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}
+# {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}; and "person", the name and birth
+# date that the file states, for the paths of its siblings: it is written nowhere.
+Result = dict[str, Any]
 
 
 def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None) -> Result:
@@ -32,20 +34,24 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
     Raises OctjepaError, OSError: the disk is full or the store cannot be written.
     """
     stage = "read"
+    people: list[tuple[str, str]] = []
     try:
         before = state(source, spacing_mm)  # before reading: what changes meanwhile is read again by the next run
         with source.local() as path:
             given = None if spacing_mm == "file" else spacing_mm
-            volume = read_volume(path, source.row, given, dataset_path=source.dataset_path, member=source.member)
+            volume = read_volume(
+                path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
+            )
         if before is None:
             raise rejection("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
         result = canonicalise(volume, preprocessing)
         chunk = stage_chunk(chunk_folder(store, result.volume.volume_id), result.volume)
         digest = chunk_hash({name: chunk / name for name in CHUNK_FILES})
-        return {"volume": {**_entry(volume, result, source, before), "chunk_hash": digest}, "chunk": chunk}
+        entry = {**_entry(volume, result, source, before), "chunk_hash": digest}
+        return {"volume": entry, "chunk": chunk, "person": people[-1] if people else ("", "")}
     except VolumeRejected as error:
-        return refused(source, stage, error.reason, error.detail, sha256(source))
+        return refused(source, stage, error.reason, error.detail, sha256(source), people[-1] if people else None)
     except UsageError:
         return refused(source, stage, "unreadable_file", "the file went away while it was read")
     except MemoryError:
@@ -80,10 +86,17 @@ def has_given_spacing(before: FileState | None) -> bool:
     return before is not None and _GIVEN in before[2]
 
 
-def refused(source: SourceFile, stage: str, reason: str, detail: str, digest: str = "") -> Result:
-    """The quarantine entry of one file as a result. Raises KeyError: a reason that is not on the list."""
-    name = masked_name(source.location, source.name) if isinstance(source.location, Path) else source.name
-    return {"refused": {**quarantine_record(name, digest, stage, reason, detail), "file_key": source.key}}
+def refused(
+    source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: tuple[str, str] | None = None
+) -> Result:
+    """The quarantine entry of one file as a result; `person` is whom it states, None where that was not read.
+
+    Raises KeyError: a reason that is not on the list.
+    """
+    if person is None:
+        person = stated_identity(source.location) if isinstance(source.location, Path) else ("", "")
+    entry = quarantine_record(masked_path(source.name, *person), digest, stage, reason, detail)
+    return {"refused": {**entry, "file_key": source.key}, "person": person}
 
 
 def sha256(source: SourceFile) -> str:
