@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
+from octjepa.locks import LOCK, writer_lock
 
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
@@ -75,6 +76,11 @@ def time_update(recipe: Recipe, store: Store) -> float:
 
 def run_demo(out: Path, minutes: float) -> dict[str, Any]:
     """Phantom cohort -> ingest -> pretrain -> embed -> probe -> report in `out`; returns the verb's JSON."""
+    with writer_lock(out):
+        return _run_demo(out, minutes)
+
+
+def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     started = time.perf_counter()
     _clear(out)
     from octjepa.phantom import write_cohort
@@ -136,7 +142,7 @@ def _clear(out: Path) -> None:
     """An empty, marked folder. Raises UsageError rather than touch anything that no demo wrote."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
+    if out.is_dir() and any(path.name != LOCK for path in out.iterdir()) and not (out / _MARKER).is_file():
         raise UsageError(f"{out} is not empty and was not made by a demo: give --out a new folder")
     for part in _PARTS:
         path = out / part

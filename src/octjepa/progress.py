@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # rich is loaded with the first bar: `octjepa --help` draws none
@@ -58,10 +58,15 @@ def bar(what: str, total: int | None, unit: str = "it", done: int = 0) -> Iterat
     if not console.is_terminal:
         yield Bar(None, total, what)
         return
-    with Progress(*_columns(unit), console=console) as progress:
-        handle = Bar(progress, total, what)
+    progress = Progress(*_columns(unit), console=console)
+    handle = Bar(progress, total, what)
+    progress.start()
+    try:
         handle.advance(done)
         yield handle
+    finally:
+        with suppress(OSError):  # the terminal may be gone, and the work is not
+            progress.stop()
 
 
 def _columns(unit: str) -> list[ProgressColumn]:

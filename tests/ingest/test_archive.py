@@ -196,7 +196,7 @@ def test_too_little_room_is_found_before_the_start(tmp_path: Path, monkeypatch: 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     source = zipped(tmp_path / "a.zip", "1/a.dcm")
-    with make_target(tmp_path / "out").lock(), pytest.raises(UsageError, match="another process expands"):
+    with make_target(tmp_path / "out").lock(), pytest.raises(UsageError, match="another process is writing"):
         expand(source, tmp_path / "out")
 
 

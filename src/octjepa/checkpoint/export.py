@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from octjepa.checkpoint.encoder import EXPORTED, PREFIXES, PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
+from octjepa.files import write_atomic
+from octjepa.locks import LOCK, writer_lock
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.views.sample import token_positions
 from octjepa.views.tokens import COUNT_MULTIPLE, TISSUE_SHARE
@@ -34,23 +38,47 @@ def export(source: str | Path, form: Form, out: Path) -> list[str]:
     that are not square), or the extra is not installed; CheckpointError: the disk refuses.
     """
     encoder = load_encoder(source)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists and is not an empty folder: name a new one")
-    files = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            if isinstance(content, str):
-                (out / name).write_text(content, encoding="utf-8")
-            elif isinstance(content, bytes):
-                (out / name).write_bytes(content)
-            else:
-                save_file(content, out / name, _about(encoder))
-        sums = [f"{hashlib.sha256((out / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
-        (out / SUMS).write_text("".join(sums), encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"could not write {out}: {error.strerror or error}") from None
-    return [*files, SUMS]
+    if out.exists() and not out.is_dir():
+        raise _not_empty(out)
+    made = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)
+    files = {name: _bytes(content, _about(encoder)) for name, content in made.items()}
+    sums = (f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
+    files[SUMS] = "".join(sums).encode()  # last: with it the folder is whole
+    with writer_lock(out):
+        try:
+            _remove_left_over(out, files)
+            for name, data in files.items():
+                write_atomic(out / name, partial(_write, data))
+        except OSError as error:
+            raise CheckpointError(f"could not write {out}: {error.strerror or error}") from None
+    return list(files)
+
+
+def _bytes(content: Content, about: dict[str, str]) -> bytes:
+    if isinstance(content, dict):
+        return save(content, about)
+    return content.encode() if isinstance(content, str) else content
+
+
+def _write(data: bytes, file: IO[bytes]) -> None:
+    file.write(data)
+
+
+def _remove_left_over(out: Path, files: Mapping[str, bytes]) -> None:
+    """Removes halves of `files`, as a killed export leaves them. Raises UsageError where anything else is there."""
+    halves = {f".{name}.tmp" for name in files}
+    found = [path for path in out.iterdir() if path.name != LOCK]
+    if any(
+        path.name not in halves and not (path.is_file() and files.get(path.name) == path.read_bytes()) for path in found
+    ):
+        raise _not_empty(out)
+    for path in found:
+        if path.name in halves:
+            path.unlink()
+
+
+def _not_empty(out: Path) -> UsageError:
+    return UsageError(f"{out} exists and is not an empty folder: name a new one")
 
 
 def _about(encoder: PretrainedEncoder) -> dict[str, str]:

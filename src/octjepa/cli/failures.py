@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from octjepa.errors import OctjepaError
@@ -38,7 +38,7 @@ _AFTER_STOP = {
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came. Treated as Ctrl-C, so that everything open is closed in order."""
+    """SIGTERM came, or SIGHUP as the terminal is gone. Treated as Ctrl-C, so that all is closed in order."""
 
 
 @contextmanager
@@ -69,7 +69,8 @@ def exit_with_message(verb: Callable[[], str | None]) -> Iterator[None]:
                 raise
             message, code = _out_of_memory(), 1
     if code:
-        print(f"octjepa: {message}", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print(f"octjepa: {message}", file=sys.stderr)
         sys.exit(code)
 
 
@@ -89,7 +90,10 @@ def _system_error(error: OSError) -> tuple[str, int]:
 
 @contextmanager
 def _raise_on_sigterm() -> Iterator[None]:
-    """While open, SIGTERM raises Terminated in this process; children that inherit the handler simply end."""
+    """While open, SIGTERM and SIGHUP raise Terminated in this process; children that inherit the handler simply end.
+
+    Under nohup, which ignores SIGHUP, it stays ignored.
+    """
     owner = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -101,8 +105,10 @@ def _raise_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python sets handlers in the main thread alone
         yield
         return
-    previous = signal.signal(signal.SIGTERM, stop)
+    caught = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
+    previous = {number: signal.signal(number, stop) for number in caught}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

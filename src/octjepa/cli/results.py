@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -81,6 +82,7 @@ def probe(
     from octjepa.embed.table import read_embeddings
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
+    from octjepa.locks import file_lock
     from octjepa.probe.aggregation import read_visit_order
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.probe import DEFAULT_PROBES, ProbeSettings, run_probes
@@ -93,9 +95,10 @@ def probe(
         label_smoothing=label_smoothing, labelled=parse_counts(labelled),
     )  # fmt: skip
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
-    payload = run_probes(tables, labels, target, settings, folders, ledger).payload()
-    if out is not None:
-        write_json(out, payload)
+    with nullcontext() if out is None else file_lock(out):
+        payload = run_probes(tables, labels, target, settings, folders, ledger).payload()
+        if out is not None:
+            write_json(out, payload)
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
     print_probe(payload if as_json else shown, "rows", as_json)
     if not as_json:
@@ -134,17 +137,21 @@ def leaderboard(
     """
     from octjepa.leaderboard.board import run_board
     from octjepa.leaderboard.selection import DEFAULT
+    from octjepa.locks import writer_lock
+    from octjepa.metrics.test_set_ledger import finish_work
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
     prepare_folder(out)
     opened = None if store is None else Store.open(store)
-    board = run_board(
-        entries, labels, target, opened, out / "embeddings", reference, task, ledger,
-        level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled),
-    ).payload()  # fmt: skip
-    files = [str(path) for path in write_leaderboard(board, out)]
+    with writer_lock(out):
+        board = run_board(
+            entries, labels, target, opened, out / "embeddings", reference, task, ledger,
+            level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled),
+        ).payload()  # fmt: skip
+        files = [str(path) for path in write_leaderboard(board, out)]
+        finish_work(out / "embeddings")
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)

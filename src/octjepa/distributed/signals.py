@@ -1,7 +1,8 @@
 """Signals that end a run between two updates, and the flags on which all ranks agree before every update.
 
-Ctrl-C, SIGTERM and SIGUSR1 end a run after the current update, with a checkpoint; a second Ctrl-C ends it at once.
-Schedulers send SIGUSR1 some time before they take a machine away; it counts as SIGTERM.
+Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after the current update, with a checkpoint; a second Ctrl-C ends it at
+once. Schedulers send SIGUSR1 some time before they take a machine away, and a terminal that is closed sends SIGHUP (not
+under nohup): both count as SIGTERM.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def stop_request() -> Iterator[StopRequest]:
         if number == signal.SIGINT:  # launchers and schedulers send the other signals more than once
             signal.signal(number, signal.default_int_handler)
 
-    previous = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    caught = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    caught += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+    previous = {number: signal.signal(number, record) for number in caught}
     try:
         yield request
     finally:

@@ -7,10 +7,12 @@ is the same however the work is divided. Tokens and features of B-scans are writ
 
 from __future__ import annotations
 
+import glob
 import logging
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
 from octjepa.errors import ContractError, OctjepaError, UsageError
+from octjepa.locks import file_lock, writer_lock
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
@@ -61,7 +64,7 @@ def embed_store(
     `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
 
     Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
-    UsageError (none to embed, an unknown pool, a folder that cannot be used).
+    UsageError (none to embed, an unknown pool, a folder that cannot be used, another process writes the table).
     """
     options = EmbeddingOptions(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
     if tokens is not None:
@@ -76,8 +79,8 @@ def embed_store(
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
-    with distributed_context("fp32") as runtime:
-        runtime.run_on_rank_zero(partial(folder.mkdir, exist_ok=True))
+    with distributed_context("fp32") as runtime, ExitStack() as locks:
+        runtime.run_on_rank_zero(partial(_lock, locks, out, tokens, folder))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)
         runtime.sum_numbers([before])  # nobody writes before everybody has seen what there is
@@ -118,6 +121,16 @@ def embed_store(
     if tokens is not None:
         figures["tokens"] = str(tokens)
     return figures
+
+
+def _lock(locks: ExitStack, out: Path, tokens: Path | None, parts: Path) -> None:
+    """Holds everything that is written. Raises UsageError: another process writes there, or a link stands there."""
+    locks.enter_context(file_lock(out))
+    if tokens is not None:
+        locks.enter_context(writer_lock(tokens))
+    if parts.is_symlink():
+        raise UsageError(f"{parts} is a link, and octjepa writes through none: remove it and run this again")
+    parts.mkdir(exist_ok=True)
 
 
 def bscan_path(out: Path) -> Path:
@@ -209,7 +222,7 @@ def _join(
         out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights,
         encoder.recipe.tokens.select,
     )  # fmt: skip
-    for left in out.parent.glob(f".{out.name}.*.parts"):  # of this job, and of others that were given up
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*.parts"):  # of this job, and of others that were given up
         shutil.rmtree(left, ignore_errors=True)
     return [float(f) for f in np.quantile(np.concatenate([one["token_count"] for one in loaded]), (0, 0.5, 1))]
 

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Float16, Int, Int32
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic, write_json
+from octjepa.locks import LOCK
 
 INDEX = "tokens.json"
 VIEWS = ("vector", "untrained")
@@ -32,7 +33,11 @@ VIEWS = ("vector", "untrained")
 def check_folder(folder: Path) -> None:
     """Raises UsageError where `folder` cannot be used for tokens, or holds anything else."""
     if folder.is_dir():
-        strange = [one.name for one in folder.iterdir() if one.name != INDEX and not one.name.endswith(".npy")]
+        strange = [
+            one.name
+            for one in folder.iterdir()
+            if one.name not in (INDEX, LOCK) and not one.name.endswith((".npy", ".npy.tmp", f"{INDEX}.tmp"))
+        ]
         if strange:
             raise UsageError(f"{folder} holds {strange[0]} and more: give --tokens a new folder or one of tokens")
     elif folder.exists() or not folder.parent.is_dir():
@@ -53,6 +58,8 @@ def write_index(folder: Path, parts: Mapping[str, Sequence[str]], about: Mapping
     for file in folder.glob("*.npy"):
         if file.name.split(".")[0] not in parts:
             file.unlink()
+    for left in folder.glob(".*.npy.tmp"):  # by a killed embedding of other volumes
+        left.unlink()
 
 
 class PaddedTokens(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import lzma
 import os
@@ -19,8 +17,10 @@ from zipfile import BadZipFile, ZipFile
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.files import open_temporary
 from octjepa.ingest.archive_members import Member
 from octjepa.ingest.source_file import printable
+from octjepa.locks import writer_lock
 from octjepa.progress import Bar
 
 MB = 1_000_000
@@ -84,19 +84,8 @@ class FolderTarget:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Makes the folder and holds it for one process. Raises UsageError where another one has it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                os.close(handle)
-                raise UsageError(f"another process expands into {self._folder}: wait for it to end") from None
-            # some network disks lock no folders: two runs at once are then the user's care
-        try:
+        with writer_lock(self._folder):
             yield
-        finally:
-            os.close(handle)
 
     def check_room(self, needed: int) -> None:
         _check_room(needed, self._folder)
@@ -127,10 +116,11 @@ class FolderTarget:
         # The name depends on the path alone: what a killed run leaves is overwritten by the next one.
         part = path.with_name(f".{hashlib.sha256(member.path.encode()).hexdigest()[:16]}.part")
         try:
-            with part.open("wb") as file:
+            with open_temporary(part) as file:
                 whole = stream(opened, member, file, meter)
-            if whole:
-                os.replace(part, path)
+                if whole:
+                    file.flush()
+                    os.replace(part, path)
             return whole
         finally:
             part.unlink(missing_ok=True)

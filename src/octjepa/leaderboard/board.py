@@ -167,7 +167,7 @@ def run_board(
                 read[target.name] += [
                     f"{choice.option.fingerprint} labelled {count}" for choice in choices[target.name].values()
                 ]
-        test_set_ledger.record_uses(ledger, COMMAND, test_sets, read, board)
+        test_set_ledger.record_uses(ledger, COMMAND, test_sets, read, board, folder)
         for target in joined:
             rows += _test_target(target, choices[target.name], frame, draws, seed, board)
             progress.advance()

@@ -9,23 +9,29 @@ it, it reports it.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
+from octjepa.files import read_json_object, write_json
 from octjepa.metrics.findings import Findings
 
 SUFFIX = ".uses.jsonl"
 FOLDER = "octjepa_test_uses"
+_UNFINISHED = ".test_use.json"  # in a folder of results: the id of a use whose work has not ended
 
 
 @dataclass(frozen=True)
@@ -89,41 +95,90 @@ def fingerprint(features: Float[np.ndarray, "volumes features"], probe: str) -> 
 
 
 def record_uses(
-    folder: Path, command: str, test_sets: Mapping[str, str], measured: Mapping[str, Sequence[str]], findings: Findings
+    folder: Path,
+    command: str,
+    test_sets: Mapping[str, str],
+    measured: Mapping[str, Sequence[str]],
+    findings: Findings,
+    work: Path | None = None,
 ) -> None:
     """Records a use of the test set of every target, and reports in `findings` how often each was used.
 
-    test_sets, measured: by target, as in `record_use`. To be called before anything is predicted on test people. Raises
-    UsageError as `record_use` does.
+    test_sets, measured: by target, as in `record_use`. To be called before anything is predicted on test people. `work`
+    is the folder of the results: a use whose work was killed there is not counted again when the same command is
+    repeated, until `finish_work` ends it. Raises UsageError as `record_use` does, OctjepaError as `write_json`.
     """
-    uses = [record_use(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
+    uses = []
+    for name, test_set in test_sets.items():
+        use_id = "" if work is None else _work_id(work)
+        uses.append(record_use(folder, test_set, name, command, measured[name], use_id))
     findings.uses = [use.as_dict() for use in uses]
     warning = reuse_warning(uses)
     if warning:
         findings.add_fault("test_used_before", warning)
 
 
-def record_use(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> TestSetUse:
+def is_unfinished(work: Path) -> bool:
+    """Whether a use was recorded for results in `work` that were not finished."""
+    return (work / _UNFINISHED).is_file()
+
+
+def finish_work(work: Path) -> None:
+    """Ends the use that was recorded for the results in `work`: the next one counts anew."""
+    (work / _UNFINISHED).unlink(missing_ok=True)
+
+
+def _work_id(work: Path) -> str:
+    """A random id in `work`, made where there is none; it stays until `finish_work`."""
+    path = work / _UNFINISHED
+    if not path.is_file():
+        write_json(path, {"use": uuid4().hex})
+    return str(read_json_object(path, "remove it and run the same command again").get("use", ""))
+
+
+def record_use(
+    folder: Path, test_set: str, target: str, command: str, measured: Sequence[str], use_id: str = ""
+) -> TestSetUse:
     """Writes a use down, before its results are shown, and counts those before.
 
-    test_set: `targets.test_set_hash`. measured: the `fingerprint` of each thing measured. Raises UsageError: a ledger
-    that was damaged or cannot be written; a use that is not counted must not happen.
+    test_set: `targets.test_set_hash`. measured: the `fingerprint` of each thing measured. use_id: an equal use of the
+    same id that is there already is this one, and not written twice. Raises UsageError: a ledger that was damaged or
+    cannot be written; a use that is not counted must not happen.
     """
     check_writable(folder)
     file = folder / f"{test_set[:32]}{SUFFIX}"
-    before = _read(file)
     keys = sorted({hashlib.sha256(one.encode()).hexdigest()[:16] for one in measured})
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {"when": when, "command": command, "target": target, "rows": len(measured), "measured": keys}
+    line = {"command": command, "target": target, "rows": len(measured), "measured": keys}
+    line |= {"use": use_id} if use_id else {}
     try:
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line) + "\n")
-            opened.flush()
-            os.fsync(opened.fileno())
+        handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            with suppress(OSError):  # some network disks know no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            uses = _read(file)
+            known = [{name: value for name, value in one.items() if name != "when"} for one in uses]
+            number = known.index(line) if use_id and line in known else len(uses)
+            if number == len(uses):
+                _append(handle, {"when": datetime.now(UTC).isoformat(timespec="seconds"), **line})
+        finally:
+            os.close(handle)
     except OSError as error:
         raise _write_error(file, error) from None
-    known = {key for use in before for key in use}
-    return TestSetUse(target, len(before) + 1, len(known | set(keys)), len(known & set(keys)), file)
+    before = {key for use in uses[:number] for key in use["measured"]}
+    return TestSetUse(target, number + 1, len(before | set(keys)), len(before & set(keys)), file)
+
+
+def _append(handle: int, line: Mapping[str, Any]) -> None:
+    """Adds a line, or nothing where the disk is full: half a line would make the ledger a damaged one."""
+    size = os.fstat(handle).st_size
+    content = (json.dumps(line) + "\n").encode()
+    try:
+        if os.write(handle, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
 
 
 def _write_error(path: Path, error: OSError) -> UsageError:
@@ -132,12 +187,13 @@ def _write_error(path: Path, error: OSError) -> UsageError:
     )
 
 
-def _read(file: Path) -> list[list[str]]:
-    """The keys measured in each use so far."""
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The lines of all uses so far."""
     if not file.is_file():
         return []
     try:
-        return [list(json.loads(line)["measured"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        uses = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        return [{**use, "measured": list(use["measured"])} for use in uses]
     except (ValueError, KeyError, TypeError):
         raise UsageError(
             f"the ledger of test uses {file} is damaged: looks at this test set can no longer be counted. Restore it "

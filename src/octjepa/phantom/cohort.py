@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from octjepa.errors import UsageError
 from octjepa.keys import key
+from octjepa.locks import LOCK, writer_lock
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
 from octjepa.phantom.eye import Eye, make_eye, write_truth
@@ -120,11 +121,12 @@ def write_cohort(
         defect = defects[i % len(defects)]
         device = _device(defect, devices, i)
         tasks.append(EyeTask(out, seed, draw(people + i, EYES[i % 2], device), defect.name))
-    written = write_eyes(out, tasks, workers)
-    participants = participant_rows(seed, people, devices, split_shares, difficulty, visit)
-    write_tables(out, written, participants, TRUTH_COLUMNS)
-    if broken:
-        write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in written))
+    with writer_lock(out):
+        written = write_eyes(out, tasks, workers)
+        participants = participant_rows(seed, people, devices, split_shares, difficulty, visit)
+        write_tables(out, written, participants, TRUTH_COLUMNS)
+        if broken:
+            write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in written))
     return {"people": people, "volumes": good, "files": sum(one.files for one in written), "broken": broken}
 
 
@@ -148,7 +150,7 @@ def check_request(
         dialect_of(device).grid(size)  # raises for an unknown device or size
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise UsageError(f"split shares {tuple(shares)}: expected train, val and test, none negative, sum 1")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path.name != LOCK for path in out.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder: name a new one, so that no cohorts mix")
 
 

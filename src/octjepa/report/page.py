@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import UsageError
 from octjepa.files import write_atomic
+from octjepa.locks import file_lock
 from octjepa.metrics.findings import FAULT_KINDS
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
@@ -36,11 +37,8 @@ def write_report(source: str | Path, out: Path | None = None, card: Path | None 
     if card is not None:
         texts[card] = card_text(contents, card, out)
     for path, text in texts.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OctjepaError(f"could not write {path}: {error.strerror}. Name another file.") from None
-        write_atomic(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        with file_lock(path):
+            write_atomic(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
     return out
 
 

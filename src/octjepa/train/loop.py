@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,11 +57,12 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     """Runs or resumes `recipe` on `store`'s training people into the run folder `out`; returns its summary.
 
     Under torchrun every process calls it alike: rank 0 writes and tracks, all return the same. Raises UsageError (no
-    data, a run in the way), ContractError (store made otherwise), CheckpointError (resume failed, disk full),
-    PretextAlarm (the task is broken) and Interrupted (a signal arrived; a checkpoint was written).
+    data, a run in the way or being written), ContractError (store made otherwise), CheckpointError (resume failed, disk
+    full), PretextAlarm (the task is broken) and Interrupted (a signal arrived; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context("fp32") as runtime:
+    with translate_worker_errors(), distributed_context("fp32") as runtime, ExitStack() as lock:
         batch_shares(recipe, runtime.world_size)  # refuses a batch that these ranks cannot share, before they confer
+        runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         recorded = partial(recorded_precision, out, resume)
         recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
         run = prepare(recipe, store, out, resume, runtime)
@@ -82,7 +83,6 @@ def _train(run: Run) -> dict[str, Any]:
     alarms.restore(start.lines)
     volume_ids = run.dataset.volume_ids_of_update
     with (
-        writer_lock(run.out) if run.writes else nullcontext(),
         open_logger(run.out, recipe, runtime.rank, keep_until=start.update) as logger,
         stop_request() as request,
         CheckpointWriter() as writer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,16 +74,25 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
     came; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context("fp32") as runtime:
+    with translate_worker_errors(), distributed_context("fp32") as runtime, ExitStack() as lock:
+        runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))
         finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:
+            runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
             return dict(finished)
         precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
         recipe = recipe.model_copy(update={"precision": precision})
         return _finetune(
             recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime
         )
+
+
+def _clean(out: Path) -> None:
+    """Removes what only an unfinished fine-tuning needs."""
+    for folder in (out, out / "scratch"):
+        shutil.rmtree(folder / STATES, ignore_errors=True)
+    test_set_ledger.finish_work(out)
 
 
 def finetune_with_fewer_labels(
@@ -146,27 +155,25 @@ def _finetune(
 
     runtime.run_on_rank_zero(prepare)
     data: TuningData = runtime.broadcast_object(prepared[0] if prepared else None)
-    with writer_lock(out) if runtime.rank == 0 else nullcontext():
-        tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
-        if recipe.scratch:
-            untrained = encoder.untrained().to(runtime.device)
-            tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
-        table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
-        used = _measured(data, tuned, table)
-        runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found))
-        test = {one.name: (predict_split(one.network, data, store, "test", runtime), one.shifts) for one in tuned}
-        payload: list[dict[str, Any]] = []
+    tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
+    if recipe.scratch:
+        untrained = encoder.untrained().to(runtime.device)
+        tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
+    table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
+    used = _measured(data, tuned, table)
+    runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found, out))
+    test = {one.name: (predict_split(one.network, data, store, "test", runtime), one.shifts) for one in tuned}
+    payload: list[dict[str, Any]] = []
 
-        def finish() -> None:
-            paired = evaluate(data, table, test, recipe.resamples, recipe.seed, found)
-            ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
-            write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
-            payload.append(_payload(data, found, paired, tuned[0].saved, out))
-            write_json(out / RESULTS, payload[0])
-            for one in tuned:
-                shutil.rmtree(one.folder / STATES, ignore_errors=True)
+    def finish() -> None:
+        paired = evaluate(data, table, test, recipe.resamples, recipe.seed, found)
+        ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
+        write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
+        payload.append(_payload(data, found, paired, tuned[0].saved, out))
+        write_json(out / RESULTS, payload[0])
+        _clean(out)
 
-        runtime.run_on_rank_zero(finish)
+    runtime.run_on_rank_zero(finish)
     return dict(runtime.broadcast_object(payload[0] if payload else None))
 
 

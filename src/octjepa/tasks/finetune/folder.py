@@ -24,6 +24,7 @@ from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.files import read_json_object, write_atomic, write_json
+from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task
 from octjepa.probe.calibration import class_shares
 from octjepa.probe.results import differences_by_name
@@ -80,7 +81,8 @@ def check_folder(out: Path, resume: bool) -> None:
         raise UsageError(f"{out} already holds a fine-tuning: add --resume to go on with it, or give another --out")
     if resume and not exists:
         raise UsageError(f"{out} holds no fine-tuning to resume: leave --resume out to start one there")
-    if not exists and out.is_dir() and any(out.iterdir()):
+    left = {LOCK, "recipe.yaml", ".recipe.yaml.tmp", f".{_ABOUT}.tmp"}  # by one that was killed before its run.json
+    if not exists and out.is_dir() and any(path.name not in left for path in out.iterdir()):
         raise UsageError(f"{out} is not empty: give --out a new folder, so that nothing is mixed")
 
 

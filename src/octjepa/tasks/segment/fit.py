@@ -24,6 +24,7 @@ from octjepa.embed.embedding import require_same_contract
 from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
 from octjepa.files import write_json
+from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
@@ -65,8 +66,25 @@ def segment_store(
     `out`, a ledger that cannot be written), ContractError, CheckpointError, Interrupted (a signal came).
     """
     decoder.monai("metrics")  # where it is absent, that is reported before the work
-    if is_head(out):
-        raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
+    with writer_lock(out):
+        if is_head(out) and not test_set_ledger.is_unfinished(out):
+            raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
+        results = _segment_store(recipe, checkpoint, store, labels, out, classes, ledger_folder)
+        for states in (out / "training").glob(f"*/{STATES}"):
+            shutil.rmtree(states, ignore_errors=True)
+        test_set_ledger.finish_work(out)
+    return results
+
+
+def _segment_store(
+    recipe: SegmentRecipe,
+    checkpoint: str | Path,
+    store: Store,
+    labels: Path,
+    out: Path,
+    classes: Sequence[str],
+    ledger_folder: Path | None,
+) -> dict[str, Any]:
     device = Runtime("fp32").device
     encoder = load_encoder(checkpoint).to(device)
     if encoder.name in _REFERENCES:
@@ -89,13 +107,12 @@ def segment_store(
     heads, chosen = _fit_heads(recipe, encoder, untrained, labelled, prior, out)
     findings, name = Findings(notes=labelled.notes), ", ".join(labelled.classes)
     used = [f"{science_hash(recipe)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_REFERENCES[1:])]
-    test_set_ledger.record_uses(ledger, COMMAND, {name: labelled.test_set()}, {name: used}, findings)
+    test_set_ledger.record_uses(ledger, COMMAND, {name: labelled.test_set()}, {name: used}, findings, out)
     score: dict[str, Score] = {**{name: head.scores for name, head in heads.items()}}
     score["position_prior"] = lambda volume: prior.scores(volume.pixels.shape)
     estimates, scans, truths = _evaluate(score, labelled, recipe)
     ours = scans[encoder.name]
     report_classes(encoder.name, ours, labelled.classes, estimates.people, findings)
-    out.mkdir(parents=True, exist_ok=True)
     first, (dz, _, dx) = labelled.in_split("test")[0], truths[0].native.spacing_mm
     figure = draw_thickness(
         out / "thickness.svg", ours[0].predicted_um, ours[0].predicted_etdrs, labelled.classes, (dz, dx),
@@ -122,8 +139,6 @@ def segment_store(
         "figure": str(figure),
     }
     write_json(out / RESULTS, results)
-    for states in (out / "training").glob(f"*/{STATES}"):
-        shutil.rmtree(states, ignore_errors=True)
     return results
 
 

@@ -6,7 +6,6 @@ scan is DICOM, thickness and ETDRS tables and a figure. Names are hashes of the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,9 @@ from jaxtyping import UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.extras import install_command
+from octjepa.files import write_json
 from octjepa.ingest import read_volume
+from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.native_mapping import NativeMap
@@ -49,13 +50,10 @@ def segment_scans(
     if not scans:
         raise UsageError("no scan was named: give files with --scan, or --store and --labels to make a head")
     saved = load_head(head, checkpoint)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "classes.json").write_text(
-        json.dumps({str(code): name for code, name in enumerate(saved.classes, start=1)}, indent=1), encoding="utf-8"
-    )
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
-    with bar("segment", len(scans), "scan") as progress:
+    with writer_lock(out), bar("segment", len(scans), "scan") as progress:
+        write_json(out / "classes.json", {str(code): name for code, name in enumerate(saved.classes, start=1)})
         for number, scan in enumerate(scans, start=1):
             try:
                 done.append(_segment_file(saved, scan, out, forms))

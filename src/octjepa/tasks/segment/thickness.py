@@ -8,6 +8,7 @@ columns of the scan, in a left eye towards lower ones; superior is towards highe
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from octjepa.files import write_atomic
 from octjepa.tasks.segment.label_files import UNLABELLED
 
 SECTORS = (
@@ -86,11 +88,12 @@ def scan_centre(shape: tuple[int, int, int], spacing_mm: tuple[float, float, flo
 
 def write_table(path: Path, columns: Sequence[str], entries: Iterable[Sequence[object]]) -> Path:
     """Writes tab-separated values; thicknesses (floats) with one decimal, empty where there is none."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(columns)
-        for entry in entries:
-            writer.writerow([_um(value) if isinstance(value, float) else value for value in entry])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+    writer.writerow(columns)
+    for entry in entries:
+        writer.writerow([_um(value) if isinstance(value, float) else value for value in entry])
+    write_atomic(path, lambda file: file.write(text.getvalue().encode()))
     return path
 
 
@@ -111,6 +114,7 @@ def draw_thickness(
 
     Columns run to the right as in the scan, superior is up. `spacing_mm` (slice, column).
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     across = min(3, len(classes))
@@ -147,5 +151,6 @@ def draw_thickness(
         panel.tick_params(labelsize=7)
     figure.suptitle(f"Thickness, {title}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with rc_context({"svg.hashsalt": "octjepa"}):  # the same drawing is the same file
+        write_atomic(path, lambda file: figure.savefig(file, format="svg", metadata={"Date": None}))
     return path

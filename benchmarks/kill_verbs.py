@@ -1,0 +1,173 @@
+"""Every verb that writes, killed and refused wherever it writes, and begun again: it must end as if nothing had been.
+
+    .venv/bin/python benchmarks/kill_verbs.py [VERB ...] [--kills 100] [--out docs/kill_verbs.json]
+
+Inputs are small (tests/support/verbs.py), so that hundreds of lives take an hour. Each life is a forked process that
+runs the command; then the same command runs undisturbed (`finetune` with --resume where it had begun). At the end all
+files are compared with those of a run that was never touched, times left out, and nothing hidden may be left.
+
+    at_every_write     kill -9 right before the n-th write of a life, for every n
+    full_disk          every write from the n-th on fails with ENOSPC: one line for the user, then the same again
+    no_rights          the same with EACCES
+    open_files         64 open files at most: it ends well, or says in one line what to do
+    closed_output      stdout has no reader any more (SIGPIPE)
+    hung_up            SIGHUP at random moments: one line and the code of a stop
+    at_random_moments  kill -9 at a random moment, until so many kills have met a living process
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from disturbances import HANG, End, close_stdout, die_at_write, fail_from_write, few_open_files, live
+from octjepa.files import write_json
+from verbs import Inputs, Verb, differences, import_all, left_over
+
+Cell = dict[str, Any]
+
+
+class Matrix:
+    """The disturbances of one verb; `whole` is the folder of its undisturbed life, `seconds` how long that took."""
+
+    def __init__(self, verb: Verb, work: Path) -> None:
+        self.verb, self.work, self.rng = verb, work, random.Random(verb.name)
+        self.whole = work / "whole"
+        self.whole.mkdir(parents=True)
+        end = self._live(self.whole)
+        assert end.code == 0, end.message
+        assert not left_over(self.whole), left_over(self.whole)
+        self.seconds = end.seconds
+
+    def _live(self, life: Path, *before: Callable[[], object], **how: Any) -> End:
+        return live(self.verb.command(life), self.work / "stderr", *before, **how)
+
+    def _new_life(self) -> Path:
+        life = self.work / "life"
+        life.mkdir()
+        return life
+
+    def _cell(self) -> Cell:
+        return {"lives": 0, "ends_that_differ": 0, "unclear": 0, "hangs": 0, "first_fault": ""}
+
+    def _check(self, found: Cell, life: Path, disturbed: End, is_clear: bool) -> None:
+        """Counts one disturbed life: begins the command again and compares what it ends with."""
+        again = self._live(life)
+        wrong = [*differences(life, self.whole), *left_over(life)] if again.code == 0 else [again.message[-400:]]
+        found["lives"] += 1
+        found["hangs"] += (disturbed.code == HANG) + (again.code == HANG)
+        found["unclear"] += not is_clear
+        found["ends_that_differ"] += bool(wrong)
+        if (wrong or not is_clear) and not found["first_fault"]:
+            found["first_fault"] = (
+                f"life {found['lives']}, code {disturbed.code}: {disturbed.message[-400:]!r}; {'; '.join(wrong[:5])}"
+            )
+        shutil.rmtree(life)
+
+    def at_writes(
+        self, disturb: Callable[[Path, int], Callable[[], None]], step: int, is_clear: Callable[[End], bool]
+    ) -> Cell:
+        """A life for every write, or every `step`-th."""
+        found, number = self._cell(), 0
+        while True:
+            life = self._new_life()
+            end = self._live(life, disturb(life, number))
+            if end.code == 0 and not differences(life, self.whole):  # it ended before its n-th write: all are done
+                shutil.rmtree(life)
+                return found | {"writes": number}
+            self._check(found, life, end, is_clear(end))
+            number += step
+
+    def at_random(self, signal_number: int, lives: int, is_clear: Callable[[End], bool]) -> Cell:
+        """Signals at random moments until `lives` have met a living process."""
+        found = self._cell()
+        while found["lives"] < lives:
+            life, after = self._new_life(), self.rng.uniform(0, self.seconds)
+            end = self._live(life, after_seconds=after, number=signal_number)
+            if end.code == 0:
+                shutil.rmtree(life)
+                self.seconds = 0.8 * self.seconds + 0.2 * end.seconds
+            else:
+                self._check(found, life, end, is_clear(end))
+        return found
+
+    def once(self, before: Callable[[], None], is_clear: Callable[[End], bool]) -> Cell:
+        """One life with `before`."""
+        found, life = self._cell(), self._new_life()
+        end = self._live(life, before)
+        self._check(found, life, end, is_clear(end))
+        return found
+
+
+def is_killed(end: End) -> bool:
+    """Whether the kill was met."""
+    return end.code == -signal.SIGKILL
+
+
+def is_stopped(end: End) -> bool:
+    """Whether SIGHUP ended it: in its first moment as the system does, later with a message and the code of a stop."""
+    return "Traceback" not in end.message and (end.code == -signal.SIGHUP or (end.code == 143 and bool(end.message)))
+
+
+def measure(verb: Verb, work: Path, kills: int, step: int, save: Callable[[dict[str, Any]], None]) -> None:
+    """All cells of a verb, each saved as soon as it is full."""
+    matrix = Matrix(verb, work)
+    found: dict[str, Any] = {"seconds_of_an_untouched_life": round(matrix.seconds, 2)}
+
+    def refused(number: int) -> Callable[[], Cell]:
+        return lambda: matrix.at_writes(lambda life, n: fail_from_write(life, n, number), step, lambda end: end.clear)
+
+    cells: dict[str, Callable[[], Cell]] = {
+        "at_every_write": lambda: matrix.at_writes(die_at_write, step, is_killed),
+        "full_disk": refused(errno.ENOSPC),
+        "no_rights": refused(errno.EACCES),
+        "open_files": lambda: matrix.once(few_open_files(64), lambda end: end.code == 0 or end.clear),
+        "closed_output": lambda: matrix.once(close_stdout, lambda end: "Traceback" not in end.message),
+        "hung_up": lambda: matrix.at_random(signal.SIGHUP, max(1, kills // 10), is_stopped),
+        "at_random_moments": lambda: matrix.at_random(signal.SIGKILL, kills, is_killed),
+    }
+    for name, cell in cells.items():
+        started = time.monotonic()
+        found[name] = cell()
+        save(found)
+        print(f"{verb.name} {name} {time.monotonic() - started:.0f} s: {json.dumps(found[name])}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", nargs="*")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--step", type=int, default=1, help="disturb every n-th write only")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        (work / "inputs").mkdir()
+        verbs = Inputs.make(work / "inputs").verbs()
+        import_all()
+        for verb in given.verb or verbs:
+
+            def save(found: dict[str, Any], verb: str = verb) -> None:
+                if given.out:  # read anew: verbs may be measured by several processes
+                    known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
+                    write_json(given.out, known | {verb: found})
+
+            measure(verbs[verb], work / verb, given.kills, given.step, save)
+
+
+if __name__ == "__main__":
+    main()
