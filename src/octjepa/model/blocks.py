@@ -32,22 +32,29 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None) -> Float[Tensor, "b t w"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [b, heads, t, f]
+    def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None, first: int = 0) -> Float[Tensor, "b s w"]:
+        """Of tokens `first` on, which attend to all."""
+        if first:
+            width = x.shape[-1]
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(x[:, first:], weight[:width], bias[:width]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            k, v = F.linear(x, weight[width:], bias[width:]).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        else:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [b, heads, t, f]
         if tables is not None:
-            q, k = rotate(q, tables), rotate(k, tables)
+            q, k = rotate(q, tables.from_token(first)), rotate(k, tables)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(-2))
 
 
 def attend(
-    q: Float[Tensor, "b h t f"], k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t f"]
-) -> Float[Tensor, "b h t f"]:
+    q: Float[Tensor, "b h s f"], k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t f"]
+) -> Float[Tensor, "b h s f"]:
     """softmax(q k' / sqrt(f)) v.
 
     By torch's own attention, except for training on a CPU in bf16 with few tokens: there its backward pass is slower
     than plain products, whose `t * t` scores are small (`benchmarks/attention.py`).
     """
-    few = q.dtype == torch.bfloat16 and q.shape[-2] <= _PLAIN_TOKENS
+    few = q.dtype == torch.bfloat16 and k.shape[-2] <= _PLAIN_TOKENS
     if few and q.device.type == "cpu" and torch.is_grad_enabled():
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return scores.softmax(dim=-1).to(v.dtype) @ v  # the kernel adds up in fp32
@@ -65,11 +72,18 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
 
     def forward(
-        self, x: Float[Tensor, "b t w"], tables: RopeTables | None, paths: Float[Tensor, "2 b"] | None = None
-    ) -> Float[Tensor, "b t w"]:
-        """`paths`: factors of the attention and the MLP of each sample, for drop-path."""
+        self,
+        x: Float[Tensor, "b t w"],
+        tables: RopeTables | None,
+        paths: Float[Tensor, "2 b"] | None = None,
+        first: int = 0,
+    ) -> Float[Tensor, "b s w"]:
+        """`paths`: factors of the attention and the MLP of each sample, for drop-path.
+
+        Only tokens `first` on are returned, and computed but for keys and values.
+        """
         if paths is None:
-            x = x + self.attention(self.norm1(x), tables)
+            x = x[:, first:] + self.attention(self.norm1(x), tables, first)
             return x + self.mlp(self.norm2(x))
         x = x + paths[0, :, None, None] * self.attention(self.norm1(x), tables)
         return x + paths[1, :, None, None] * self.mlp(self.norm2(x))
@@ -94,13 +108,19 @@ def initialise(module: nn.Module, output_depths: dict[nn.Linear, int]) -> None:
 
 
 def checkpoint_block(
-    block: nn.Module, x: Float[Tensor, "b t w"], tables: RopeTables | None, paths: Float[Tensor, "2 b"] | None = None
-) -> Float[Tensor, "b t w"]:
-    """`block(x, tables, paths)` with activation checkpointing: only `x` is kept, the rest is recomputed."""
+    block: nn.Module,
+    x: Float[Tensor, "b t w"],
+    tables: RopeTables | None,
+    paths: Float[Tensor, "2 b"] | None = None,
+    first: int = 0,
+) -> Float[Tensor, "b s w"]:
+    """`block(x, tables, paths, first)` with activation checkpointing: only `x` is kept, the rest is recomputed."""
     if x.device.type != "xla":
-        return checkpoint(block, x, tables, paths, use_reentrant=False)
+        return checkpoint(block, x, tables, paths, first, use_reentrant=False)
     # torch's own does not support XLA, which would merge the second computation with the first
-    return import_module("torch_xla.utils.checkpoint").checkpoint(block, x, tables, paths, preserve_rng_state=False)
+    return import_module("torch_xla.utils.checkpoint").checkpoint(
+        block, x, tables, paths, first, preserve_rng_state=False
+    )
 
 
 class Stack(nn.ModuleList):
@@ -128,20 +148,22 @@ class Stack(nn.ModuleList):
             layers[last] = number
         return layers
 
-    def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None) -> Float[Tensor, "b t w"]:
-        return self.intermediate_features(x, tables, (len(self),))[0]
+    def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None, first: int = 0) -> Float[Tensor, "b s w"]:
+        """The residual stream after all blocks, of tokens `first` on: the last block computes no others."""
+        return self.intermediate_features(x, tables, (len(self),), first)[0]
 
     def intermediate_features(
-        self, x: Float[Tensor, "b t w"], tables: RopeTables | None, depths: Sequence[int]
-    ) -> list[Float[Tensor, "b t w"]]:
-        """The residual stream after each of `depths` blocks (ascending, from 1)."""
+        self, x: Float[Tensor, "b t w"], tables: RopeTables | None, depths: Sequence[int], first: int = 0
+    ) -> list[Float[Tensor, "b _ w"]]:
+        """The residual stream after each of `depths` blocks (ascending, from 1); the last holds tokens `first` on."""
         features = []
         for number, block in enumerate(self, start=1):
             paths = None if self.paths is None else self.paths[number - 1]
+            start = first if number == len(self) else 0
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint_block(block, x, tables, paths)
+                x = checkpoint_block(block, x, tables, paths, start)
             else:
-                x = block(x, tables, paths)
+                x = block(x, tables, paths, start)
             if number in depths:
                 features.append(x)
         return features

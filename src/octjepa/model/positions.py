@@ -48,6 +48,13 @@ class RopeTables(NamedTuple):
     sine: Float[Tensor, "batch 1 tokens head"]
     turns: Complex[Tensor, "batch 1 tokens pairs"] | None = None
 
+    def from_token(self, first: int) -> RopeTables:
+        """The tables of tokens `first` on."""
+        if not first:
+            return self
+        turns = None if self.turns is None else self.turns[:, :, first:]
+        return RopeTables(self.cosine[:, :, first:], self.sine[:, :, first:], turns)
+
 
 def rope_tables(
     coordinates: Float[Tensor, "batch tokens 3"], head_width: int, tiled: bool = False, rope: Rope = ROPE_BASE
