@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import resource
@@ -18,7 +19,7 @@ import torch
 from octjepa.errors import OctjepaError
 from octjepa.train import loop
 from octjepa.train.loop import pretrain
-from octjepa.views.workers import translate_worker_errors
+from octjepa.views.workers import translate_transfer_errors, translate_worker_errors
 from synthetic import MemoryStore, small_recipe
 
 RESUME = "go on with --resume"
@@ -118,6 +119,14 @@ def test_of_two_errors_the_one_that_knows_the_signal_is_reported() -> None:
 
     with pytest.raises(OctjepaError, match="was killed"), translate_worker_errors():
         next_batch()
+
+
+def test_a_death_whose_cause_torch_lost_is_read_from_the_process() -> None:
+    child = multiprocessing.get_context("fork").Process(target=lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    child.start()
+    message = r"died of a signal \(Segmentation fault\)"
+    with pytest.raises(OctjepaError, match=message), translate_worker_errors(), translate_transfer_errors([child]):
+        raise RuntimeError("DataLoader worker (pid(s) 77) exited unexpectedly")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR2])

@@ -73,24 +73,41 @@ def translate_worker_errors() -> Iterator[None]:
 def translate_transfer_errors(workers: Iterable[BaseProcess]) -> Iterator[None]:
     """Wraps the receiving of batches: a worker that dies while it sends one leaves a connection error.
 
-    Raises OctjepaError with the exit code or signal of that worker, ResourceError where no open file is left here.
+    torch's own error has no cause where its signal handler's was lost, in a callback for one. Raises OctjepaError with
+    the exit code or signal of the worker, ResourceError where no open file is left here.
     """
     try:
         yield
     except (ConnectionError, EOFError, FileNotFoundError) as error:
         if _CAUGHT.search(str(error)):  # raised in the process, which lives
             raise
-        for process in workers:
-            process.join(_JOIN_SECONDS)
-        codes = [process.exitcode for process in workers if process.exitcode]
-        death = f"exited unexpectedly with exit code {codes[0]}" if codes else "broke off while it sent a batch"
-        if codes and codes[0] < 0:
-            death = f"is killed by signal: {signal.strsignal(-codes[0])}"
+        death = _death_of(workers) or "broke off while it sent a batch"
         raise OctjepaError(f"a loader process {_explain(death)}") from None
     except (OSError, RuntimeError) as error:  # torch turns one into the other
+        if _DEATH.search(str(error) + ".") and not _is_precise(_most_precise_death(error)):
+            death = _death_of(workers)
+            if death is not None:
+                raise OctjepaError(f"a loader process {_explain(death)}") from None
         if _NO_FILES not in str(error) or _CAUGHT.search(str(error)):
             raise
         raise ResourceError(f"no batch can be taken from a loader process: {_NO_FILES}. {_RAISE_LIMIT}") from None
+
+
+def _death_of(workers: Iterable[BaseProcess]) -> str | None:
+    """In torch's words, of the first worker that has ended badly; None where all live or ended well."""
+    processes = list(workers)
+    for process in processes:
+        process.join(_JOIN_SECONDS)
+    codes = [process.exitcode for process in processes if process.exitcode]
+    if not codes:
+        return None
+    if codes[0] < 0:
+        return f"is killed by signal: {signal.strsignal(-codes[0])}"
+    return f"exited unexpectedly with exit code {codes[0]}"
+
+
+def _is_precise(death: str) -> bool:
+    return "signal" in death or "code" in death
 
 
 def _most_precise_death(error: BaseException) -> str:
@@ -100,7 +117,7 @@ def _most_precise_death(error: BaseException) -> str:
     while link is not None:
         deaths += _DEATH.findall(str(link) + ".")
         link = link.__cause__ or link.__context__
-    return next((one for one in deaths if "signal" in one or "code" in one), deaths[0])
+    return next((one for one in deaths if _is_precise(one)), deaths[0])
 
 
 def _explain(death: str) -> str:
