@@ -37,6 +37,7 @@ GENERIC = {
     "1.2.840.10008.5.1.4.1.1.6.2": "enhanced ultrasound volume",
 }
 DEFLATED = b"1.2.840.10008.1.2.1.99"
+_HOW_TO_ASSEMBLE = "name the folder that holds all of them, with four B-scans at least"
 _MAGIC_AT = 128
 _UNDEFINED = 0xFFFFFFFF
 _MAX_INFLATED = 1 << 30  # of a deflated data set, which is unpacked in memory as a whole
@@ -154,10 +155,16 @@ def _check_header(header: Dataset) -> None:
 def _check_frames(header: Dataset) -> None:
     """Size and number of frames as the header says them, before any pixel is read.
 
-    Raises VolumeRejected: single_frame_series, size_implausible, broken_header, unsupported_pixels.
+    Raises VolumeRejected: single_frame_series, frames_missing, size_implausible, broken_header, unsupported_pixels.
     """
     check_size(max(integer(header, "NumberOfFrames"), 1), layout_of(header))
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
+    parts = integer(header, "InConcatenationTotalNumber")
+    if parts > 1 and _text(header, "ConcatenationUID"):
+        number = integer(header, "InConcatenationNumber")
+        raise rejection(
+            "frames_missing", f"part {number} of {parts} of a concatenation: one scan cut into several files"
+        )
     if integer(header, "NumberOfFrames") > 1 or len(groups) > 1:
         return
     if groups:  # a line scan has them too: its place in the stack is the first, and it stands alone in its series
@@ -166,7 +173,7 @@ def _check_frames(header: Dataset) -> None:
     else:
         placed = integer(header, "InstanceNumber") > 1 or "ImagePositionPatient" in header
     if placed:
-        raise rejection("single_frame_series", "one frame, with a place of its own in a series")
+        raise rejection("single_frame_series", f"one frame, with a place of its own in a series; {_HOW_TO_ASSEMBLE}")
 
 
 def _check_beside(path: Path, header: Dataset) -> None:
@@ -184,7 +191,10 @@ def _check_beside(path: Path, header: Dataset) -> None:
             continue  # no frame of this series; what is wrong with that file, its own reading says
         single = integer(found, "NumberOfFrames") <= 1
         if single and _text(found, "SeriesInstanceUID") == series and _text(found, "SOPInstanceUID") != own:
-            raise rejection("single_frame_series", "one frame, and a file beside it holds another of its series")
+            raise rejection(
+                "single_frame_series",
+                f"one frame, and a file beside it holds another of its series; {_HOW_TO_ASSEMBLE}",
+            )
 
 
 def _neighbours(path: Path) -> list[Path]:
@@ -265,8 +275,11 @@ def _header_fields(header: Dataset) -> HeaderFields:
     )
 
 
-def read_dicom(path: Path) -> RawScan:
-    """One DICOM file. Raises VolumeRejected (kind, header and pixel codes of `octjepa.ingest.reasons`)."""
+def read_whole(path: Path, check: Callable[[Dataset], None]) -> Dataset:
+    """The dataset of a file with its pixel data, undecoded; `check` judges the header before they are read.
+
+    Raises VolumeRejected: kind and header codes of `octjepa.ingest.reasons`, those of `check`.
+    """
     _check_kind(path)
     try:
         _check_inflated_size(path)
@@ -274,14 +287,14 @@ def read_dicom(path: Path) -> RawScan:
         raise rejection("truncated", f"the deflated data cannot be unpacked: {error_origin(error)}") from None
     with _Bounded(FileIO(str(path))) as file:
         header = _read_header(file)
-        _check_frames(header)
+        check(header)
         _add_pixels(header, file)
-    try:
-        decoded = decode_pixels(header)
-    except VolumeRejected as error:
-        if error.reason == "too_few_frames" and integer(header, "NumberOfFrames") <= 1:
-            _check_beside(path, header)
-        raise
+    return header
+
+
+def scan_of(header: Dataset) -> RawScan:
+    """The scan of a dataset with its pixel data. Raises VolumeRejected (pixel codes of `octjepa.ingest.reasons`)."""
+    decoded = decode_pixels(header)
     pair, thickness = measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:
         pair, thickness = measures(header)  # plain multi-frame images keep them at the top
@@ -295,3 +308,14 @@ def read_dicom(path: Path) -> RawScan:
         notes=decoded.notes,
         personal=personal_fields(header),
     )
+
+
+def read_dicom(path: Path) -> RawScan:
+    """One DICOM file. Raises VolumeRejected (kind, header and pixel codes of `octjepa.ingest.reasons`)."""
+    header = read_whole(path, _check_frames)
+    try:
+        return scan_of(header)
+    except VolumeRejected as error:
+        if error.reason == "too_few_frames" and integer(header, "NumberOfFrames") <= 1:
+            _check_beside(path, header)
+        raise

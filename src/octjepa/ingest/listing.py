@@ -20,6 +20,7 @@ from typing import Protocol
 from octjepa import remote
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
+from octjepa.ingest.dicom_series import Series, series_in
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
 from octjepa.ingest.manifest import ManifestRow
 from octjepa.ingest.source_file import SourceFile
@@ -74,6 +75,9 @@ class Listing(Protocol):
 
     def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
         """Whether the files called `names` in a folder are the B-scan images of one scan."""
+
+    def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
+        """The scans of which a folder holds a DICOM file per B-scan; none in a bucket."""
 
     def location(self, path: str) -> Path | str:
         """What a reader opens: a path on a disk, or an address in a bucket."""
@@ -142,6 +146,9 @@ class LocalListing:
 
     def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
         return formats.is_scan_folder(Path(folder), names)
+
+    def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
+        return series_in(Path(folder), names)
 
     def location(self, path: str) -> Path:
         return Path(path)
@@ -227,6 +234,9 @@ class BucketListing:
 
     def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
         return formats.is_scan_folder(Path(basename(folder)), names)
+
+    def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
+        return ()  # telling would take a request a file
 
     def location(self, path: str) -> str:
         return path

@@ -60,11 +60,12 @@ REASONS: dict[str, Reason] = {
     ),
     "too_few_frames": Reason(
         "fewer than four B-scans: no volume",
-        "none for a line scan; a scan stored as a file per B-scan has to be exported as one file or a folder of images",
+        "none for a line scan; of a scan stored as a file per B-scan, name the folder that holds all of them",
     ),
     "single_frame_series": Reason(
-        "one B-scan of a scan that is stored as a file per B-scan",
-        "export the scan as one multi-frame file, or as a folder of images",
+        "one B-scan of a scan that is stored as a file per B-scan, or a series of such files that cannot be put "
+        "together",
+        "name the folder that holds all its files, four at least, or export the scan as one multi-frame file",
     ),
     "images_beside_scan": Reason(
         "numbered images beside a scan of another format; they are not read",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import cache, partial
 from os.path import commonpath
 from pathlib import PurePath
@@ -162,9 +163,12 @@ class Search:
             met.update([row.filepath] if row else [])
             name = printable(below) or basename(folder.path)
             self._take(self._listing.source(folder.path, name, row, is_folder=True), manifest, differ)
+        assembled = self._add_series(folder, below, listed, manifest, met)
         scans: list[str] = []
         others: list[str] = []
         for name in folder.names:
+            if name in assembled:
+                continue
             path, label = join(folder.path, name), join(below, name)
             row = manifest.at(join(listed, name)) if manifest and listed is not None else None
             met.update([row.filepath] if row else [])
@@ -183,6 +187,21 @@ class Search:
                 others.append(name)
         if scans and others:
             self._add_doubtful(folder.path, below, scans, others, manifest)
+
+    def _add_series(
+        self, folder: Folder, below: str, listed: str | None, manifest: Manifest | None, met: set[str]
+    ) -> set[str]:
+        """Adds the scans of which the folder holds a file per B-scan; returns the names of these files."""
+        found = self._listing.series(folder.path, [name for name in folder.names if name not in folder.links])
+        name = printable(below) or basename(folder.path)
+        for number, series in enumerate(found, 1):
+            row, differ = manifest.of_folder(listed or "", series.names) if manifest else (None, False)
+            if manifest and listed is not None:
+                met.update(join(listed, one) for one in series.names)
+            source = self._listing.source(folder.path, name, row, is_folder=True)
+            label = f"{name}#{number}" if len(found) > 1 else name
+            self._take(replace(source, name=label, member=series.member), manifest, differ)
+        return {one for series in found for one in series.names}
 
     def _add_doubtful(
         self, folder: str, below: str, scans: list[str], others: list[str], manifest: Manifest | None

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from octjepa.extras import install_command
+from octjepa.ingest.dicom_series import series_in
 from octjepa.ingest.formats.axes import with_axes
 from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.formats.sidecar import with_sidecar
@@ -121,6 +122,7 @@ def _is_optovue(path: Path, head: bytes) -> bool:
 
 _BUILT_IN = (
     Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), _mark(b"DICM", at=128), "octjepa.ingest.dicom:read_dicom"),
+    Format("dicom_series", (), lambda *_: False, "octjepa.ingest.dicom_series:read_dicom_series", True),
     Format("nifti", (".nii", ".nii.gz"), _is_nifti, f"{_HERE}.itk:read_nifti"),
     Format("metaimage", (".mhd", ".mha"), _is_metaimage, f"{_HERE}.itk:read_metaimage"),
     Format("npy", (".npy",), _mark(b"\x93NUMPY"), f"{_HERE}.arrays:read_npy"),
@@ -165,7 +167,7 @@ def recognise(path: Path) -> str | None:
     """
     if path.is_dir():
         names = sorted(child.name for child in path.iterdir() if child.is_file())
-        return "images" if is_scan_folder(path, names) else None
+        return "images" if is_scan_folder(path, names) else "dicom_series" if series_in(path, names) else None
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -243,7 +245,7 @@ def read_scan(path: Path, format: str, member: str = "", spacing_mm: AxisSpacing
     module, _, function = FORMATS.get(format).reader.partition(":")
     selection = {"member": member} if member else {}
     scan: RawScan = getattr(import_module(module), function)(path, **selection)
-    return scan if format == "dicom" else with_axes(with_sidecar(scan, path), spacing_mm)
+    return scan if format in ("dicom", "dicom_series") else with_axes(with_sidecar(scan, path), spacing_mm)
 
 
 def _failed_download(path: Path) -> str:
