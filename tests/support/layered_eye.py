@@ -25,7 +25,8 @@ def eye(
     y = np.arange(ROWS)[None, :, None] - bruch
     image = 10 + 90 * ((y > -32) & (y <= -6)) + 45 * ((y > -14) & (y <= -6)) * -1
     image = image + 200 * ((y > -6) & (y <= 0)) + 70 * np.exp(-np.clip(y, 0, None) / 25) * (y > 0)
-    image[:, :, :20] += 25 * (y[:, :, :20] > -32)  # the nasal side is brighter: left and right can be told apart
+    # The nasal side is brighter, so that left and right can be told apart; not up to one column in all B-scans.
+    image += 25 * ((y > -32) & (np.arange(COLUMNS) < 8 + 2 * z))
     pixels = np.clip(image + rng.normal(0, 4, image.shape), 0, 255).astype(np.uint8)
     values: dict[str, object] = {
         "pixels": pixels,

@@ -34,7 +34,7 @@ REASONS: dict[str, Reason] = {
         "an image of another kind (photograph, en face, flow, height map, segmentation)", "none", lost=False
     ),
     "not_retina": Reason(
-        "by its header another part of the eye than the retina, or an animal's eye",
+        "by its header or its shape another part of the eye than the retina, or an animal's eye",
         "none; correct the header where it is a human retina",
         lost=False,
     ),
@@ -80,6 +80,12 @@ REASONS: dict[str, Reason] = {
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
     "burned_in_text": Reason(
         "painted text or lines lie on the retina or fill the B-scans", "export the scan without its overlays"
+    ),
+    "frames_unrelated": Reason(
+        "neighbouring B-scans are of several eyes, or their order is lost", "export each scan by itself, in its order"
+    ),
+    "one_position": Reason(
+        "all B-scans show one position: a film, or repeats to be averaged", "export the volume scan"
     ),
     "no_tissue": Reason("no retina could be found in the scan", "look at it with `octjepa inspect`"),
     "duplicate_content": Reason("the same pixels are in the store under another file", "none", lost=False),

@@ -17,7 +17,9 @@ from octjepa.ingest.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import level_beside_mask, remove_fill
 from octjepa.store.grid_coverage import coverage_notes, shares_outside
+from octjepa.store.human_retina import score_retina
 from octjepa.store.near_duplicates import enface, enface_hash
+from octjepa.store.neighbours import check_neighbours
 from octjepa.store.quality import check_layered, score_quality, structured_frames
 from octjepa.store.resample import centred_positions, resampling_matrix
 from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, fit_surface
@@ -196,7 +198,8 @@ def _in_band(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, 
 def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> CanonicalisationResult:
     """Brings a native volume to the form of the contract.
 
-    Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text.
+    Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text, not_retina, frames_unrelated,
+    one_position.
     """
     notes: list[str] = []
     stored_d, stored_h, stored_w = preprocessing.stored_size
@@ -230,6 +233,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         painted = resample_in_plane(text[usable].view(np.uint8), volume, preprocessing, columns_mm[columns])
         _check_text(painted, surfaces, ty)
     fit = fit_surface(surfaces.bm, ty)
+    retina_score = score_retina(surfaces, fit, ty, tx)
+    if volume.pattern == "raster":
+        notes += check_neighbours(image, surfaces, positions, ty, tx)
     quality = score_quality(image, surfaces, fit, ty, 1 - float(usable.mean()), filled)
     shifts = _shift_field(surfaces.bm, fit, preprocessing)  # [D', C]
     outside = shares_outside(frame_mm, volume.shape[2], dx, surfaces, shifts, BAND_BELOW_BRUCH_MM / ty, preprocessing)
@@ -279,7 +285,12 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         frame_shifts, frame_mm,
     )  # fmt: skip
     code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
-    measurements: dict[str, float | str] = {**quality.columns(), **outside, "enface_hash": code}
+    measurements: dict[str, float | str] = {
+        **quality.columns(),
+        "retina_score": retina_score,
+        **outside,
+        "enface_hash": code,
+    }
     return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), measurements, tuple(notes))
 
 

@@ -87,8 +87,11 @@ def level_beside_mask(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H
 
 
 def _touches(pixels: UInt8[np.ndarray, "D H W"], white: bool) -> Bool[np.ndarray, " D"]:
-    """True where some border of a B-scan is nearly white, or black, over more than a fiftieth of its length."""
-    borders = (pixels[:, 0], pixels[:, -1], pixels[:, :, 0], pixels[:, :, -1])
+    """True where the upper or lower border of a B-scan is nearly white over more than a fiftieth of its length.
+
+    Or, for black, any border is black over so much.
+    """
+    borders = [pixels[:, 0], pixels[:, -1], *([] if white else [pixels[:, :, 0], pixels[:, :, -1]])]
     full = [((edge >= _NEARLY_WHITE) if white else (edge == 0)).mean(axis=1) > 0.02 for edge in borders]
     return np.logical_or.reduce(full)
 
