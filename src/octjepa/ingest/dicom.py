@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.anatomy import check_anatomy
-from octjepa.ingest.frames import frame_facts, measures
+from octjepa.ingest.frames import frame_facts, has_decimal_comma, measures
 from octjepa.ingest.personal_data import is_placeholder, personal_fields
 from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
 from octjepa.ingest.raw_scan import HeaderFields, RawScan
@@ -57,6 +57,11 @@ def has_dicom_magic(path: Path) -> bool:
         raise rejection("unreadable_file", error.strerror or str(error)) from None
 
 
+def lacks_preamble(head: bytes) -> bool:
+    """Whether a file begins with DICOM's file meta information, without what has to stand before it."""
+    return head[:8] == b"\x02\0\0\0UL\x04\0"
+
+
 def _check_kind(path: Path) -> None:
     try:
         size = path.stat().st_size
@@ -66,7 +71,14 @@ def _check_kind(path: Path) -> None:
         raise rejection("empty_file", "zero bytes")
     if not has_dicom_magic(path):
         with path.open("rb") as file:
-            start = file.read(256).lstrip().lower()
+            start = file.read(256)
+        if lacks_preamble(start) or start[:2] == b"\x08\0":
+            raise rejection(
+                "not_dicom",
+                "DICOM elements without the preamble of 128 bytes and the mark DICM that a DICOM file begins with; "
+                "write it anew as a file (dcmconv of DCMTK, or pydicom's save_as with enforce_file_format=True)",
+            )
+        start = start.lstrip().lower()
         other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")
         raise rejection("not_dicom", other or "no DICM mark at byte 128")
 
@@ -150,6 +162,11 @@ def _check_header(header: Dataset) -> None:
     syntax = header.file_meta.TransferSyntaxUID
     if not syntax.is_transfer_syntax or syntax.is_private:
         raise rejection("no_decoder", "the transfer syntax is private, or none of the DICOM standard")
+    if video := next((kind for kind in ("MPEG", "HEVC", "SMPTE") if kind in syntax.name.upper()), ""):
+        raise rejection(
+            "no_decoder",
+            f"a movie ({video}), which no library here decodes; export it as JPEG 2000, JPEG-LS, RLE or uncompressed",
+        )
 
 
 def _check_frames(header: Dataset) -> None:
@@ -305,7 +322,7 @@ def scan_of(header: Dataset) -> RawScan:
         header=_header_fields(header),
         pixel_spacing_mm=None if pair is None else (pair[0], pair[1]),
         thickness_mm=thickness,
-        notes=decoded.notes,
+        notes=(*decoded.notes, *(["decimal_comma"] if has_decimal_comma(header) else [])),
         personal=personal_fields(header),
     )
 

@@ -77,6 +77,19 @@ def measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:
     return pair, thickness
 
 
+def has_decimal_comma(header: Dataset) -> bool:
+    """Whether a spacing in the header is written with a comma, and so is no number in DICOM."""
+    groups = [*_items(header, 0x52009229), *list(_items(header, 0x52009230))[:1], header]
+    for group in groups:
+        for item in [*_items(group, _PIXEL_MEASURES), group]:
+            for tag in (_PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS):
+                element = item.get_item(tag) if tag in item else None
+                value = None if element is None else element.value
+                if isinstance(value, bytes) and b"," in value:
+                    return True
+    return False
+
+
 def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None:
     """(direction along a B-scan's row, normal), the last that is given."""
     found = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -100,6 +101,7 @@ def assemble(
         raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
     _check_frames(len(scan.pixels), "B-scans")
     scan, frame_geometry = _without_localizers(scan, notes)
+    _check_repeats(scan.pixels, notes)
     pixels, pixel_spacing = _orient(scan, notes)
     text = f"{identity.protocol} {identity.region}".lower()
     pattern = scan.pattern or find_scan_pattern(frame_geometry, identity.device, text)
@@ -118,6 +120,7 @@ def assemble(
         header=scan.spacing_mm,
         header_source=scan.spacing_from,
         option=spacing_mm,
+        decimal_comma="decimal_comma" in scan.notes,
     )
     geometry = resolve_geometry(sources, (frames, depth, columns), pattern)
     notes += _manifest_contradictions(scan, row, geometry)
@@ -170,6 +173,21 @@ def _without_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, Frame
 def _check_frames(count: int, what: str) -> None:
     if count < MIN_FRAMES:
         raise rejection("too_few_frames", f"{count} {what}; a volume needs {MIN_FRAMES} at least")
+
+
+def _check_repeats(pixels: UInt8[np.ndarray, "F H W"], notes: list[str]) -> None:
+    """Notes B-scans that equal the one before. Raises VolumeRejected too_few_frames where fewer than four are left."""
+    repeats = sum(np.array_equal(one, other) for one, other in pairwise(pixels) if np.ptp(other[::4, ::4]) > 0)
+    if not repeats:
+        return
+    notes.append(f"repeated_frames={repeats}")
+    if len(pixels) - repeats < MIN_FRAMES:
+        different = len(pixels) - repeats
+        raise rejection(
+            "too_few_frames",
+            f"{len(pixels)} B-scans of which {different} differ, the others repeat the one before; a volume needs "
+            f"{MIN_FRAMES} at different places",
+        )
 
 
 def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, float] | None]:

@@ -29,6 +29,7 @@ from octjepa.store.canonical import SPARSE_NOTE, volume_id
 from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.folder import Store
 from octjepa.store.index import file_key, people_unknown
+from octjepa.store.leaks import connected
 from octjepa.store.near_duplicates import near_duplicates_across_people
 from octjepa.store.one_file import Result, Spacing, has_given_spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.ray_pool import ray_results
@@ -66,12 +67,14 @@ class DuplicateCheck:
         here, again = {file.key for file in files}, {file.key for file in todo}
         self.across_people = 0  # second copies under another person's id
         self._person_by_content: dict[str, str] = {}
+        self._eye_by_content: dict[str, str] = {}
         self._content_by_uid: dict[str, str] = {}
         for entry in store.entries():
             if file_key(entry) in again:
                 continue
             if file_key(entry) in here:
                 self._person_by_content[entry["content_hash"]] = entry["person_id"]
+                self._eye_by_content[entry["content_hash"]] = entry["eye"]
             if entry["sop_instance_uid"]:
                 self._content_by_uid[entry["sop_instance_uid"]] = entry["content_hash"]
 
@@ -82,11 +85,16 @@ class DuplicateCheck:
             another = self._person_by_content[content] != entry["person_id"]
             self.across_people += another
             whose = ", which stands under another person id" if another else ""
+            eye = self._eye_by_content.get(content, "")
+            if eye and entry["eye"] and eye != entry["eye"]:
+                whose += (
+                    f", and there as the other eye ({eye}; here {entry['eye']}): one of the two files is mislabelled"
+                )
             return "duplicate_content", f"the same pixels as volume {entry['volume_id']}{whose}"
         first = self._content_by_uid.get(uid, content) if uid else content
         if first != content:
             return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
-        self._person_by_content[content] = entry["person_id"]
+        self._person_by_content[content], self._eye_by_content[content] = entry["person_id"], entry["eye"]
         if uid:
             self._content_by_uid[uid] = content
         return None
@@ -170,10 +178,9 @@ def build_store(
         finally:
             remove_unfinished(opened.path / "chunks")
             opened.consolidate()
-        alike = duplicates.across_people
-        if accepted:
-            alike += len(near_duplicates_across_people(opened.table))
-        summary = _summary(opened, discovery, accepted, refusals, alike)
+        alike = near_duplicates_across_people(opened.table) if accepted else []
+        _warn_of_copies(opened, alike, duplicates.across_people)
+        summary = _summary(opened, discovery, accepted, refusals, len(alike) + duplicates.across_people)
         summary["skipped"] = len(discovery.files) - len(todo)
         summary["split_by"], summary["spacing_overridden"] = split_by, overridden
         summary["seconds"] = time.monotonic() - start
@@ -244,6 +251,27 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read
             entry["notes"] = ";".join(filter(None, [entry["notes"], "person_id_pseudonymised"]))
 
 
+def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
+    """Warns of near-duplicates under two person ids, with the files of the first groups, and of exact copies."""
+    if copies:
+        _log.warning(
+            "Left out as exact copies of a volume under another person id: %d (duplicate_content in quarantine.jsonl). "
+            "Find which id is right.",
+            copies,
+        )
+    if not pairs:
+        return
+    files = {entry["volume_id"]: entry["file"] for entry in store.entries()}
+    groups = sorted(sorted(files[name] for name in group) for group in connected([(a, b) for a, b, _ in pairs]))
+    shown = "; ".join(", ".join(group[:4]) + (", ..." if len(group) > 4 else "") for group in groups[:3])
+    _log.warning(
+        "%d pairs of volumes look like the same eye under two person ids: copies without their name, or people with "
+        "two ids. They are %d volumes in %d groups: %s%s. Give the files of one eye one person_id in a manifest.tsv "
+        "and ingest again; until then `octjepa split %s --assign-rest` says which are in two splits (near_duplicate).",
+        len(pairs), sum(map(len, groups)), len(groups), shown, "; ..." if len(groups) > 3 else "", store.location,
+    )  # fmt: skip
+
+
 def _summary(
     store: Store,
     discovery: Discovery,
@@ -259,8 +287,6 @@ def _summary(
     sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
     for count, message in (
-        (near_duplicates, "pairs of volumes look like the same eye under two person ids: a copy without its name, or "
-         f"one person with two. `octjepa split {store.path}` lists those in two splits (near_duplicate)."),
         (unknown, f"volumes of {store.location} have no person id: each counts as a person of its own, so that two "
          "eyes of one person can come to stand in training and in test. Give a manifest.tsv with person_id and "
          "filepath and ingest again."),

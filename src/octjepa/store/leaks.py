@@ -102,10 +102,10 @@ def _groups(table: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
         yield from ((column, group) for value, group in volumes_by_value.items() if value and len(group) > 1)
     if "enface_hash" in table:
         pairs = near_duplicates(table.assign(enface_hash=text_column(table["enface_hash"])))
-        yield from ((NEAR, group) for group in _connected([(a, b) for a, b, _ in pairs]))
+        yield from ((NEAR, group) for group in connected([(a, b) for a, b, _ in pairs]))
 
 
-def _connected(pairs: list[tuple[str, str]]) -> list[list[str]]:
+def connected(pairs: list[tuple[str, str]]) -> list[list[str]]:
     """The connected groups of pairs: of many copies of one scan, only some pairs are listed."""
     group: dict[str, list[str]] = {}
     for a, b in pairs:

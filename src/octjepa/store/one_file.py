@@ -15,12 +15,17 @@ from octjepa.ingest.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.index import labels_json
+from octjepa.store.quality import looks_inverted
 from octjepa.store.storage import CHUNK_FILES, chunk_folder, chunk_hash, stage_chunk
 from octjepa.volume import OCTVolume
 
 FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and of the spacing given by the user
 Spacing = SpacingOption
 _GIVEN = " spacing "
+_INVERTED = (
+    "dark layers on a bright background: the intensities look inverted. A DICOM header has to say MONOCHROME1 then; "
+    "of other formats invert the values"
+)
 # {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}; and "person", the name and birth
 # date that the file states, for the paths of its siblings: it is written nowhere.
 Result = dict[str, Any]
@@ -45,7 +50,12 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
         if before is None:
             raise rejection("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
-        result = canonicalise(volume, preprocessing)
+        try:
+            result = canonicalise(volume, preprocessing)
+        except VolumeRejected as error:
+            if error.reason == "no_tissue" and looks_inverted(volume.pixels):
+                raise rejection("no_tissue", _INVERTED) from None
+            raise
         chunk = stage_chunk(chunk_folder(store, result.volume.volume_id), result.volume)
         digest = chunk_hash({name: chunk / name for name in CHUNK_FILES})
         entry = {**_entry(volume, result, source, before), "chunk_hash": digest}

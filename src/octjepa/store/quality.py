@@ -155,3 +155,11 @@ def score_quality(
         * (1 - fill_share)
     )
     return Quality(score, snr, blank_share, clipped, motion, fill_share)
+
+
+def looks_inverted(pixels: UInt8[np.ndarray, "D H W"]) -> bool:
+    """Whether a scan is bright where a B-scan is dark: above the retina, and in most of its depth."""
+    small = pixels[:: max(1, len(pixels) // 16), :, ::8].astype(np.float32)
+    profile = small.mean(axis=(0, 2))
+    above = float(np.median(profile[: max(2, len(profile) // 16)]))
+    return above > 128 and above - float(profile.min()) > 2 * (float(profile.max()) - above)

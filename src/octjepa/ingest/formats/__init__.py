@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from octjepa.extras import install_command
+from octjepa.ingest.dicom import lacks_preamble
 from octjepa.ingest.dicom_series import series_in
 from octjepa.ingest.formats.axes import with_axes
 from octjepa.ingest.formats.sequence import sequences
@@ -47,6 +48,11 @@ FORMATS: Registry[Format] = Registry("file format", "octjepa.readers")
 
 def _mark(*marks: bytes, at: int = 0) -> Signature:
     return lambda _, head: head[at:].startswith(marks)
+
+
+def _is_dicom(_: Path, head: bytes) -> bool:
+    """By its mark, or by its first element where the preamble is missing: reading it says so."""
+    return head[128:132] == b"DICM" or lacks_preamble(head)
 
 
 def _is_nifti(_: Path, head: bytes) -> bool:
@@ -121,7 +127,7 @@ def _is_optovue(path: Path, head: bytes) -> bool:
 
 
 _BUILT_IN = (
-    Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), _mark(b"DICM", at=128), "octjepa.ingest.dicom:read_dicom"),
+    Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), _is_dicom, "octjepa.ingest.dicom:read_dicom"),
     Format("dicom_series", (), lambda *_: False, "octjepa.ingest.dicom_series:read_dicom_series", True),
     Format("nifti", (".nii", ".nii.gz"), _is_nifti, f"{_HERE}.itk:read_nifti"),
     Format("metaimage", (".mhd", ".mha"), _is_metaimage, f"{_HERE}.itk:read_metaimage"),
