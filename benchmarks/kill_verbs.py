@@ -45,11 +45,12 @@ class Matrix:
 
     def __init__(self, verb: Verb, work: Path) -> None:
         self.verb, self.work, self.rng = verb, work, random.Random(verb.name)
-        self.whole = work / "whole"
-        self.whole.mkdir(parents=True)
-        end = self._live(self.whole)
+        work.mkdir(parents=True)
+        life = self._new_life()
+        end = self._live(life)
         assert end.code == 0, end.message
-        assert not left_over(self.whole), left_over(self.whole)
+        assert not left_over(life), left_over(life)
+        self.whole = life.rename(work / "whole")  # lived where all others will live: paths are in what is compared
         self.seconds = end.seconds
 
     def _live(self, life: Path, *before: Callable[[], object], **how: Any) -> End:
@@ -125,7 +126,7 @@ def is_stopped(end: End) -> bool:
 def measure(verb: Verb, work: Path, kills: int, step: int, save: Callable[[dict[str, Any]], None]) -> None:
     """All cells of a verb, each saved as soon as it is full."""
     matrix = Matrix(verb, work)
-    found: dict[str, Any] = {"seconds_of_an_untouched_life": round(matrix.seconds, 2)}
+    found: dict[str, Any] = {"every_nth_write": step, "seconds_of_an_untouched_life": round(matrix.seconds, 2)}
 
     def refused(number: int) -> Callable[[], Cell]:
         return lambda: matrix.at_writes(lambda life, n: fail_from_write(life, n, number), step, lambda end: end.clear)

@@ -42,7 +42,7 @@ def stranger(folder: Path, saves: str = "s3://theirs/saves", store: str = "s3://
     return folder
 
 
-@pytest.mark.parametrize("address", ["s3://theirs/saves", "gs://theirs/saves", "/home/somebody/saves"])
+@pytest.mark.parametrize("address", ["s3://theirs/saves", "gs://theirs/saves", "/disk/of/somebody/saves"])
 def test_checkpoints_elsewhere_are_not_opened(tmp_path: Path, address: str) -> None:
     run = stranger(tmp_path / "run", saves=address)
     with pytest.raises(UsageError) as refused:

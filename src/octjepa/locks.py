@@ -55,6 +55,8 @@ def file_lock(path: Path) -> Iterator[None]:
 
 def _make(folder: Path) -> list[Path]:
     """Makes `folder`; returns the folders that are new, the innermost first. Raises UsageError."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name a folder, new or not")
     absent = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

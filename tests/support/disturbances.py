@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,10 @@ def start_life(words: Sequence[object], before: Callable[[], object], stderr: Pa
     code = 1
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
         os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # a test's are its own
         from octjepa.cli import app
 
         before()
@@ -59,6 +62,8 @@ def start_life(words: Sequence[object], before: Callable[[], object], stderr: Pa
 
         traceback.print_exc()
     finally:
+        with suppress(OSError):
+            sys.stderr.flush()
         os._exit(code)
 
 
@@ -94,7 +99,7 @@ def live(
 
 def die_at_write(below: Path, number: int) -> Callable[[], None]:
     """For `before`: this process kills itself right before write `number` (from 0)."""
-    return lambda: _at_writes(below, lambda count, _: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
+    return lambda: at_writes(below, lambda count, _: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
 
 
 def fail_from_write(below: Path, number: int, error: int) -> Callable[[], None]:
@@ -104,7 +109,7 @@ def fail_from_write(below: Path, number: int, error: int) -> Callable[[], None]:
         if count >= number and event not in ("os.remove", "os.rmdir"):
             raise OSError(error, os.strerror(error), str(below))
 
-    return lambda: _at_writes(below, fail)
+    return lambda: at_writes(below, fail)
 
 
 def few_open_files(limit: int) -> Callable[[], None]:
@@ -119,7 +124,7 @@ def close_stdout() -> None:
     os.dup2(theirs, 1)
 
 
-def _at_writes(below: Path, act: Callable[[int, str], object]) -> None:
+def at_writes(below: Path, act: Callable[[int, str], object]) -> None:
     """Calls `act(count, event)` before every write of this process; of its children they are their own."""
     owner, top, count = os.getpid(), str(below), 0
     flush = os.fsync

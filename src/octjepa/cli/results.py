@@ -148,10 +148,10 @@ def leaderboard(
     with writer_lock(out):
         board = run_board(
             entries, labels, target, opened, out / "embeddings", reference, task, ledger,
-            level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled),
+            level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled), work=out,
         ).payload()  # fmt: skip
         files = [str(path) for path in write_leaderboard(board, out)]
-        finish_work(out / "embeddings")
+        finish_work(out)
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)

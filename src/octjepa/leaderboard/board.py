@@ -97,13 +97,15 @@ def run_board(
     level: str = "volume",
     probes: Sequence[str] = DEFAULT,
     labelled: Sequence[int] = (),
+    work: Path | None = None,
 ) -> Board:
     """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
 
     reference: the row that all others are compared with; default the untrained network of the first entry. level: what
     is a case, an eye's or a person's features being the mean of its volumes' (`protocol`). probes: what validation
     selects among. labelled: numbers of training people on whose labels alone the selected options are fitted again,
-    their settings by cross-validation among these people.
+    their settings by cross-validation among these people. work: where the board is written; a use of the test set whose
+    board was not finished there is not counted again (`test_set_ledger.record_uses`).
 
     Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a reference that is on
     no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.
@@ -167,7 +169,7 @@ def run_board(
                 read[target.name] += [
                     f"{choice.option.fingerprint} labelled {count}" for choice in choices[target.name].values()
                 ]
-        test_set_ledger.record_uses(ledger, COMMAND, test_sets, read, board, folder)
+        test_set_ledger.record_uses(ledger, COMMAND, test_sets, read, board, work)
         for target in joined:
             rows += _test_target(target, choices[target.name], frame, draws, seed, board)
             progress.advance()
