@@ -97,6 +97,25 @@ def test_cut_and_share_agree_with_loops():
         assert share[number] == pytest.approx(mask[box].mean())
 
 
+@pytest.mark.parametrize("patch", [(4, 16, 16), (2, 8, 4), (1, 4, 8)])
+def test_the_share_of_a_band_is_that_of_its_mask_to_the_bit(patch):
+    recipe = small_recipe(views={"flip_slow": 0.5, "flip_fast": 0.5})
+    preprocessing, rng = recipe.preprocessing, np.random.default_rng(0)
+    one = volume(preprocessing, 3)
+    band = one.band.copy()
+    band[:, rng.random(band.shape[1:]) < 0.2] = -1  # no tissue
+    band[1, 0] = one.pixels.shape[1] + 5  # out of the volume
+    band[0, 1] = 0
+    for _ in range(8):
+        shape, size = geometry.sample_geometry(preprocessing, recipe.views, rng), preprocessing.image_size
+        mask = geometry.tissue_mask(band, shape, one.pixels.shape[1], size)
+        found = tokens.tissue_share_of_band(geometry.band_in_view(band, shape, size), patch, size[1])
+        assert found.dtype == np.float32
+        assert np.array_equal(found, tokens.tissue_share(mask, patch))
+    with pytest.raises(ValueError, match="tissue_mask"):
+        geometry.band_in_view(band, geometry.Geometry((0, 0, 0), zoom=1.1), size)
+
+
 def test_tissue_comes_first_and_the_rest_by_chance():
     share = np.zeros(40, dtype=np.float32)
     share[10:20] = 0.9

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Int, UInt8
 from scipy import ndimage
 
 from octjepa.recipe import Preprocessing, ViewRecipe
@@ -24,6 +24,11 @@ class Geometry:
     flip_fast: bool = False
     rotation_degrees: float = 0.0
     zoom: float = 1.0
+
+    @property
+    def moves_whole_voxels(self) -> bool:
+        """Crop and flips alone, which interpolate nothing."""
+        return self.rotation_degrees == 0.0 and self.zoom == 1.0
 
 
 def center_crop(preprocessing: Preprocessing) -> Geometry:
@@ -50,14 +55,36 @@ def apply_geometry(
     pixels: UInt8[np.ndarray, "D H W"], geometry: Geometry, size: tuple[int, int, int]
 ) -> UInt8[np.ndarray, "d h w"]:
     """The view `size` of a stored volume. Whole-voxel moves are exact; rotation and zoom interpolate each B-scan."""
+    return np.ascontiguousarray(strided_view(pixels, geometry, size))
+
+
+def strided_view(
+    pixels: UInt8[np.ndarray, "D H W"], geometry: Geometry, size: tuple[int, int, int]
+) -> UInt8[np.ndarray, "d h w"]:
+    """As `apply_geometry`, but whole-voxel moves copy nothing: strides may be negative, and `pixels` a memory map."""
     (a, b, c), (d, h, w) = geometry.corner, size
     view = pixels[a : a + d, b : b + h, c : c + w]
     if view.shape != size:
         raise ValueError(f"a crop {size} at {geometry.corner} leaves the stored volume {pixels.shape}")
     view = view[:: -1 if geometry.flip_slow else 1, :, :: -1 if geometry.flip_fast else 1]
-    if geometry.rotation_degrees or geometry.zoom != 1.0:
+    if not geometry.moves_whole_voxels:
         view = _rotate_and_zoom(view, geometry)
-    return np.ascontiguousarray(view)
+    return view
+
+
+def band_in_view(
+    band: Int[np.ndarray, "2 D W"], geometry: Geometry, size: tuple[int, int, int]
+) -> Int[np.ndarray, "2 d w"]:
+    """First and last depth index of tissue in a view of whole-voxel moves; first > last where there is none.
+
+    Either may lie outside the view. Raises ValueError where the geometry rotates or zooms: that needs `tissue_mask`.
+    """
+    if not geometry.moves_whole_voxels:
+        raise ValueError("a band is no band any more after a rotation or zoom: use tissue_mask")
+    (a, b, c), (d, h, w) = geometry.corner, size
+    slow, fast = (-1 if flip else 1 for flip in (geometry.flip_slow, geometry.flip_fast))
+    first, last = band[:, a : a + d, c : c + w][:, ::slow, ::fast].astype(np.int32)
+    return np.stack([np.where(first < 0, h, first - b), np.where(first < 0, -1, last - b)])
 
 
 def tissue_mask(

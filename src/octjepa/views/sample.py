@@ -94,7 +94,10 @@ def _view_and_tissue(
     volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry
 ) -> tuple[np.ndarray, Float[np.ndarray, " grid"]]:
     size = recipe.preprocessing.image_size
-    view = geometry.apply_geometry(volume.pixels, shape, size)
+    view = geometry.strided_view(volume.pixels, shape, size)
+    if shape.moves_whole_voxels:
+        band = geometry.band_in_view(volume.band, shape, size)
+        return view, tokens.tissue_share_of_band(band, recipe.tokens.patch_size, size[1])
     mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
     return view, tokens.tissue_share(mask, recipe.tokens.patch_size)
 

@@ -20,7 +20,9 @@ def extract_patches(
     """The patches `index` (raster order over slice, depth, width) of a view, each flattened the same way."""
     (p, q, r), (d, h, w) = patch, view.shape
     grid = (d // p, h // q, w // r)
-    tiles = view.reshape(grid[0], p, grid[1], q, grid[2], r).transpose(0, 2, 4, 1, 3, 5)  # [D, H, W, p, q, r]
+    tiles = (
+        np.asarray(view).reshape(grid[0], p, grid[1], q, grid[2], r).transpose(0, 2, 4, 1, 3, 5)
+    )  # [D, H, W, p, q, r]
     return tiles[np.unravel_index(index, grid)].reshape(len(index), p * q * r)
 
 
@@ -39,6 +41,18 @@ def holds_tissue(share: Float[np.ndarray, " t"]) -> Bool[np.ndarray, " t"]:
     """
     most = float(share.max(initial=0.0))
     return np.asarray((share >= (TISSUE_SHARE if most >= TISSUE_SHARE else most / 2)) & (share > 0))
+
+
+def tissue_share_of_band(
+    band: Int[np.ndarray, "2 d w"], patch: tuple[int, int, int], height: int
+) -> Float[np.ndarray, " grid"]:
+    """As `tissue_share` of the mask of a band (first and last depth index, first > last for none), without the mask."""
+    (p, q, r), (_, d, w) = patch, band.shape
+    first, last = band[:, :, None]  # [d, 1, w]
+    starts = np.arange(0, height, q, dtype=band.dtype)[:, None]  # [h / q, 1]
+    inside = (np.minimum(last + 1, starts + q) - np.maximum(first, starts)).clip(0)  # [d, h / q, w]: voxels of tissue
+    counts = inside.reshape(d // p, p, height // q, w // r, r).sum(axis=(1, 4))
+    return (counts.astype(np.float32) / np.float32(p * q * r)).reshape(-1)
 
 
 LAYERS = ("vitreous", "inner retina", "outer retina", "choroid", "below")
