@@ -83,7 +83,7 @@ def test_what_may_be_a_retina_is_read(ds: Dataset, tmp_path: Path) -> None:
     assert read_volume(save(ds, tmp_path / "scan.dcm")).shape == PIXELS.shape
 
 
-def test_a_region_given_beside_other_formats_is_judged_too(tmp_path: Path) -> None:
+def test_a_region_given_beside_other_formats_counts_too(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", PIXELS)
     (tmp_path / "scan.json").write_text('{"spacing_mm": [0.05, 0.0026, 0.0117], "region": "Anterior chamber"}')
     assert describe_file(tmp_path / "scan.npy")["reasons"][0]["reason"] == "not_retina"

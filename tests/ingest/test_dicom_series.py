@@ -138,7 +138,7 @@ def cut(index: int) -> Dataset:
         (plain, [0, 1, 2], "unknown_format"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_what_is_missing_is_named(
     make: Callable[[int], Dataset], indices: list[int], expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(VolumeRejected, match=expected):
@@ -148,15 +148,15 @@ def test_what_is_missing_is_said(
 def test_numbers_order_files_without_positions_and_true_gaps_stay(tmp_path: Path) -> None:
     volume = read_volume(write(tmp_path / "numbered", numbered, list(range(8))))
     np.testing.assert_array_equal(volume.pixels, PIXELS)
-    places = [0.0, 0.05, 0.1, 0.9, 0.95, 1.0]
+    positions_mm = [0.0, 0.05, 0.1, 0.9, 0.95, 1.0]
 
     def uneven(index: int) -> Dataset:
         ds = plain(index)
-        ds.ImagePositionPatient = [0.0, places[index], 0.0]
+        ds.ImagePositionPatient = [0.0, positions_mm[index], 0.0]
         return ds
 
     volume = read_volume(write(tmp_path / "uneven", uneven, list(range(6))))
-    np.testing.assert_allclose(volume.slice_positions_mm, places, atol=1e-6)
+    np.testing.assert_allclose(volume.slice_positions_mm, positions_mm, atol=1e-6)
 
 
 def test_a_file_alone_says_where_the_others_belong_and_a_concatenation_is_in_parts(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_frames_are_ordered_by_position_and_uneven_gaps_retained(tmp_path: Path)
     ],
 )
 @pytest.mark.parametrize("thickness", [None, 0.12])
-def test_gaps_between_positions_are_kept_wide_and_uneven(
+def test_wide_and_uneven_gaps_between_positions_stay(
     positions_mm: list[float], thickness: float | None, tmp_path: Path
 ) -> None:
     ds = make_dataset(retina(len(positions_mm)))

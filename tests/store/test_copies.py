@@ -32,7 +32,7 @@ def write(pixels: np.ndarray, path: Path, person: str, side: str = "R") -> None:
     save(ds, path)
 
 
-def test_each_kind_of_copy_is_said_with_a_way_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_copy_is_named_with_a_way_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng, folder = np.random.default_rng(0), tmp_path / "set"
     write(eye(0), folder / "a.dcm", "A")
     write(eye(0), folder / "a_left.dcm", "A", "L")
@@ -43,11 +43,11 @@ def test_each_kind_of_copy_is_said_with_a_way_out(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING, "octjepa"):
         report = build_store([folder], tmp_path / "store", CONTRACT, max_lost=1)
     assert (report["accepted"], report["by_reason"]) == (3, {"duplicate_content": 2})
-    said = caplog.text
-    assert "under another person id: 1 (duplicate_content" in said
-    assert "1 pairs of volumes look like the same eye under two person ids" in said
-    assert "2 volumes in 1 groups: b0.dcm, b1.dcm." in said
-    assert f"`octjepa split {tmp_path / 'store'} --assign-rest`" in said
+    warnings = caplog.text
+    assert "under another person id: 1 (duplicate_content" in warnings
+    assert "1 pairs of volumes look like the same eye under two person ids" in warnings
+    assert "2 volumes in 1 groups: b0.dcm, b1.dcm." in warnings
+    assert f"`octjepa split {tmp_path / 'store'} --assign-rest`" in warnings
     entries = [json.loads(line) for line in (tmp_path / "store" / "quarantine.jsonl").read_text().splitlines()]
     details = {entry["file"]: entry["detail"] for entry in entries}
     assert "there as the other eye (OD; here OS): one of the two files is mislabelled" in details["a_left.dcm"]

@@ -58,13 +58,13 @@ def other_part(text: str) -> str:
 
 def _parts_shown(header: Dataset) -> list[str]:
     """For every anatomic region and structure of a header and its shared groups: another part of the eye, or ""."""
-    places = [header]
+    datasets = [header]
     for group in (header.get("SharedFunctionalGroupsSequence") or [])[:1]:
-        places += list(group.get("FrameAnatomySequence") or [])
+        datasets += list(group.get("FrameAnatomySequence") or [])
     found = []
-    for place in places:
+    for dataset in datasets:
         for name in ("AnatomicRegionSequence", "PrimaryAnatomicStructureSequence"):
-            for region in place.get(name) or []:
+            for region in dataset.get(name) or []:
                 code, meaning = (str(region.get(key) or "").strip() for key in ("CodeValue", "CodeMeaning"))
                 if code not in _WHOLE_EYE:
                     found.append(_OTHER_PARTS.get(code) or other_part(meaning))

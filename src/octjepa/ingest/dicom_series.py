@@ -166,8 +166,8 @@ def _positions(headers: Sequence[Dataset]) -> np.ndarray | None:
     found: list[list[float]] = []
     for header in headers:
         group = (header.get("PerFrameFunctionalGroupsSequence") or [_item()])[0]
-        place = (group.get("PlanePositionSequence") or [header])[0]
-        position = floats(place.get("ImagePositionPatient"), 3)
+        source = (group.get("PlanePositionSequence") or [header])[0]
+        position = floats(source.get("ImagePositionPatient"), 3)
         if position is None:
             return None
         found.append(position)

@@ -166,8 +166,8 @@ def _without_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, Frame
         )
     _check_frames(int((~others).sum()), "B-scans besides localizers")
     notes.append(f"localizers_dropped={int(others.sum())}")
-    kept = replace(scan, pixels=scan.pixels[~others], frame_geometry=scan.frame_geometry.take(~others))
-    return kept, kept.frame_geometry
+    retained = replace(scan, pixels=scan.pixels[~others], frame_geometry=scan.frame_geometry.take(~others))
+    return retained, retained.frame_geometry
 
 
 def _check_frames(count: int, what: str) -> None:

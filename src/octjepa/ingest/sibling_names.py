@@ -29,10 +29,10 @@ class SiblingNames:
             return
         *folders, _file = parts = tuple(path.split("/"))
         self._below[tuple(folders)].add((name, birth_date))
-        told = next((level for level, part in enumerate(folders) if part_tells(part, name, birth_date)), None)
-        if told is not None:
-            self._children[parts[:told]].add((name, birth_date))
-            self._below[parts[: told + 1]].add((name, birth_date))
+        found = next((level for level, part in enumerate(folders) if part_tells(part, name, birth_date)), None)
+        if found is not None:
+            self._children[parts[:found]].add((name, birth_date))
+            self._below[parts[: found + 1]].add((name, birth_date))
 
     def masked(self, path: str, shown: str) -> str:
         """`shown`, what an index shows of `path` (equally many parts), with the parts masked that siblings tell of."""
