@@ -87,6 +87,14 @@ def test_a_detached_hyaloid_is_no_text(seed: int, person: int) -> None:
     assert find_text(pixels) is None
 
 
+@pytest.mark.parametrize("looks", [2.0, 4.0])
+@pytest.mark.parametrize("device", DEVICES)
+def test_strong_speckle_is_no_text(device: str, looks: float) -> None:
+    pixels = shaped_eye(device, seed=3).volume.pixels[:8]
+    speckle = np.random.default_rng(0).gamma(looks, 1 / looks, pixels.shape)
+    assert find_text(np.clip((pixels + 20.0) * speckle, 0, 255).astype(np.uint8)) is None
+
+
 def test_a_folded_sheet_is_no_text() -> None:
     fold = np.full((4, 120, 100), 20, np.uint8)  # both flanks of two folds, 1.5 rows to a column
     column = np.arange(10, 90)

@@ -148,3 +148,27 @@ def test_a_faint_and_noisy_retina_is_one(device: str) -> None:
     volume = shaped_eye(device, "geographic_atrophy", seed=5).volume
     noise = np.random.default_rng(0).normal(12, 10, volume.shape)
     made(volume, np.clip(0.2 * volume.pixels + noise, 0, 255).astype(np.uint8))
+
+
+def test_an_ilm_torn_by_noise_is_repaired_and_what_is_left_lowers_the_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+    from band_error import errors_um
+    from octjepa.store import surfaces
+
+    eye = shaped_eye("topcon_maestro2", seed=3)
+    noise = np.random.default_rng(0).normal(20, 30, eye.volume.pixels.shape)
+    noisy = replace(
+        eye.volume, pixels=np.clip(eye.volume.pixels * 0.35 + noise, 0, 255).astype(np.uint8), content_hash=""
+    )
+
+    def wrong() -> float:
+        return float((np.abs(errors_um(noisy, eye.ilm, eye.bm, Preprocessing())["ilm"]) > 50).mean())
+
+    repaired, result = wrong(), canonicalise(noisy, Preprocessing())
+    monkeypatch.setattr(surfaces, "TORN_SHARE", 1.0)
+    torn, unrepaired = wrong(), canonicalise(noisy, Preprocessing())
+    assert torn > 0.1
+    assert repaired < torn / 2
+    assert float(unrepaired.measurements["torn_share"]) == pytest.approx(torn, abs=0.06)
+    assert float(result.measurements["torn_share"]) == pytest.approx(repaired, abs=0.06)
+    assert result.quality > 0
+    assert canonicalise(eye.volume, Preprocessing()).measurements["torn_share"] == 0

@@ -24,6 +24,7 @@ _BRIGHT, _DARK = 200, 120  # ink (yellow text is 226 as grey) and what lies besi
 _RUN = 4  # rows of a stroke, at least: capitals of the smallest legible type
 _EDGES = 10  # upright edges of one piece of text in one B-scan: five strokes
 _ALIGNED, _ALIGNED_ROWS = 7, 3  # so many of them begin within so few rows; of a folded sheet at most 5
+_PEAK = 2.0  # times as many as if they began anywhere in the text's height: edges of strong speckle do
 _OFTEN = 0.2  # of the B-scans: text that is found there at one place is taken to be there in all
 _AT_ONCE = 300_000  # pixels looked at in one go: what fits into a processor's cache
 _THIN = 0.05  # share of its box that a piece of text inks, at least
@@ -114,7 +115,7 @@ def _lines_of_text(
     edges: Bool[np.ndarray, "H V"], runs: Bool[np.ndarray, "R V"], shape: tuple[int, int]
 ) -> Bool[np.ndarray, "H W"] | None:
     """Boxes around what has `_EDGES` strokes, with the glyphs beside them that have none, an S or an 8."""
-    from scipy.ndimage import label
+    from scipy.ndimage import find_objects, label
 
     starts = runs.copy()
     starts[1:] &= ~runs[:-1]
@@ -138,7 +139,9 @@ def _lines_of_text(
     rows, _ = np.nonzero(heads)
     np.add.at(begins, (parts[heads], rows), 1)
     aligned = sliding_window_view(begins, _ALIGNED_ROWS, axis=1).sum(axis=2).max(axis=1)
-    found = (begins.sum(axis=1) >= _EDGES) & (aligned >= _ALIGNED)
+    height = np.array([1, *(rows.stop - rows.start for rows, _ in find_objects(parts))])
+    begun = begins.sum(axis=1)
+    found = (begun >= _EDGES) & (aligned >= np.maximum(_ALIGNED, _PEAK * _ALIGNED_ROWS * begun / height))
     found[0] = False
     return np.asarray(found[parts]) if found.any() else None
 

@@ -234,9 +234,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         _check_text(painted, surfaces, ty)
     fit = fit_surface(surfaces.bm, ty)
     retina_score = score_retina(surfaces, fit, ty, tx)
+    quality = score_quality(image, surfaces, fit, ty, tx, 1 - float(usable.mean()), filled)
     if volume.pattern == "raster":
-        notes += check_neighbours(image, surfaces, positions, ty, tx)
-    quality = score_quality(image, surfaces, fit, ty, 1 - float(usable.mean()), filled)
+        notes += check_neighbours(image, surfaces, positions, quality.torn_share, ty, tx)
     shifts = _shift_field(surfaces.bm, fit, preprocessing)  # [D', C]
     outside = shares_outside(frame_mm, volume.shape[2], dx, surfaces, shifts, BAND_BELOW_BRUCH_MM / ty, preprocessing)
     notes += coverage_notes(outside)

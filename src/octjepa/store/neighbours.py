@@ -26,6 +26,7 @@ _CLOSE_MM = 0.3  # lines further apart may differ as much as any two
 _UNLIKE, _UNRELATED = 0.75, 0.85  # of the difference of any two B-scans: neighbours that differ by more are none
 _UNRELATED_UM = 12.0  # and by more than the search errs
 _STEADY, _UNEVEN_UM = 2.4, 35.0  # times the unevenness within a B-scan, and its most: else the search has failed
+_TORN = 0.06  # of the A-scans; B-scans of many eyes have up to 0.04
 _ONE_POSITION_UM = 8.0  # between any two B-scans
 _ONE_POSITION = 0.8  # of that difference: neighbours are no more alike than any two
 _SAME_SHADOWS, _SAME_PIT = 0.35, 2.0  # correlation; unevenness over the difference: the same pit in all
@@ -108,10 +109,13 @@ def check_neighbours(
     image: Float[np.ndarray, "D R C"],
     surfaces: Surfaces,
     positions_mm: Float[np.ndarray, " D"],
+    torn_share: float,
     depth_mm: float,
     column_mm: float,
 ) -> list[str]:
     """Notes of a raster with B-scans at `positions_mm`: `repeats_per_position=3`, `neighbours_unlike`.
+
+    torn_share: of the A-scans, where the search lost a surface; with many of them thickness tells nothing of eyes.
 
     Raises VolumeRejected: frames_unrelated, one_position.
     """
@@ -127,8 +131,9 @@ def check_neighbours(
             f"{len(image)} B-scans of one thickness, to {found.all:.1f} um (shadows of vessels correlate by "
             f"{found.shadows_all:.2f})",
         )
-    unrelated = close and found.near > _UNRELATED * found.all
-    if unrelated and found.near > max(_UNRELATED_UM, _STEADY * found.uneven) and found.uneven < _UNEVEN_UM:
+    found_well = torn_share < _TORN and found.uneven < _UNEVEN_UM
+    unrelated = close and found_well and found.near > _UNRELATED * found.all
+    if unrelated and found.near > max(_UNRELATED_UM, _STEADY * found.uneven):
         raise rejection(
             "frames_unrelated",
             f"neighbouring B-scans differ by {found.near:.0f} um of retinal thickness, any two by {found.all:.0f} um",

@@ -23,6 +23,7 @@ _HALF_SNR_DB = 4.0  # where the share of the score that the signal gives is a ha
 _SNR_STEP_DB = 8.0
 _HALF_MOTION_UM = 120.0
 _EDGE = 0.12  # step at Bruch's membrane in units of the tissue contrast; a smooth intensity has next to none
+_TORN_MM, _TORN_REACH_MM = 0.06, 0.12  # jump between A-scans 47 um apart, and what is beside it
 _THINNEST_MM = (
     0.07  # between ILM and Bruch's membrane; the search keeps them 0.05 mm apart where it finds one edge for both
 )
@@ -36,7 +37,8 @@ class Quality:
     `snr_db`: 20 log10((mean of retina - mean of vitreous) / standard deviation of the vitreous), within B-scans;
     `blank_share`: of the B-scans; `clipped_share`: of the A-scans whose ILM or Bruch's membrane is at or beyond an end
     of the depth axis; `motion_um`: root mean square of the axial jumps from B-scan to B-scan, without the smooth shape
-    of the eye; `fill_share`: of the voxels that were registration fill.
+    of the eye; `fill_share`: of the voxels that were registration fill; `torn_share`: of the A-scans near a jump of the
+    retina's thickness, where the search for a surface lost it.
     """
 
     quality: float
@@ -45,6 +47,7 @@ class Quality:
     clipped_share: float
     motion_um: float
     fill_share: float
+    torn_share: float
 
     def columns(self) -> dict[str, float]:
         """{column of the index: value}."""
@@ -129,6 +132,22 @@ def clipped_share(surfaces: Surfaces, fit: RobustSurface, height: int, depth_mm:
     return float(((surfaces.ilm <= edge) | (deepest >= height - 1 - edge)).mean())
 
 
+def torn_share(surfaces: Surfaces, depth_mm: float, column_mm: float) -> float:
+    """Share of A-scans within `_TORN_REACH_MM` of a jump of thickness by `_TORN_MM` or more between two A-scans.
+
+    Neither a pit nor the border of a detachment is so steep; noise makes a surface jump between layers.
+    """
+    from scipy.ndimage import maximum_filter1d
+
+    jump = np.abs(np.diff(surfaces.bm - surfaces.ilm, axis=1)) * depth_mm > _TORN_MM * max(1.0, column_mm / 0.047)
+    near = np.zeros(surfaces.bm.shape, bool)
+    near[:, 1:] |= jump
+    near[:, :-1] |= jump
+    if not near.any():
+        return 0.0
+    return float(maximum_filter1d(near, 2 * max(1, round(_TORN_REACH_MM / column_mm)) + 1, axis=1).mean())
+
+
 def axial_motion_um(fit: RobustSurface, depth_mm: float) -> float:
     """Root mean square of the jumps of Bruch's membrane between neighbouring B-scans, without its smooth surface."""
     return float(np.sqrt(np.mean(np.diff(fit.offsets) ** 2))) * depth_mm * 1000
@@ -139,6 +158,7 @@ def score_quality(
     surfaces: Surfaces,
     fit: RobustSurface,
     depth_mm: float,
+    column_mm: float,
     blank_share: float,
     fill_share: float,
 ) -> Quality:
@@ -146,6 +166,7 @@ def score_quality(
     snr = signal_to_noise_db(image, surfaces, depth_mm)
     clipped = clipped_share(surfaces, fit, image.shape[1], depth_mm)
     motion = axial_motion_um(fit, depth_mm)
+    torn = torn_share(surfaces, depth_mm, column_mm)
     score = (
         1
         / (1 + 10 ** ((_HALF_SNR_DB - snr) / _SNR_STEP_DB))
@@ -153,8 +174,9 @@ def score_quality(
         * (1 - blank_share)
         * (1 - clipped)
         * (1 - fill_share)
+        * (1 - torn)
     )
-    return Quality(score, snr, blank_share, clipped, motion, fill_share)
+    return Quality(score, snr, blank_share, clipped, motion, fill_share, torn)
 
 
 def looks_inverted(pixels: UInt8[np.ndarray, "D H W"]) -> bool:

@@ -25,6 +25,8 @@ _SURFACE_COST_LIMIT = 4.0  # times that cost at most: strong evidence overrides 
 _MIN_RETINA_MM = 0.05
 _COARSE_MM = (0.016, 0.14)  # depth and column pitch of the image that is searched first
 _REFINE_MM = 0.05  # largest error of the first search
+TORN_MM, TORN_SHARE = 0.1, 0.01  # jumps of thickness between coarse columns, and the share that calls for a repair
+_AROUND_FRAMES, _AROUND_MM = 7, 1.5  # B-scans and width over which a torn ILM takes the median thickness
 _MIN_LIGHT = 0.38  # least share of an A-scan's intensity above Bruch's membrane
 
 
@@ -152,6 +154,12 @@ def _median_along(values: np.ndarray, size: int) -> np.ndarray:
     return median_filter(values, size=(1, size), mode="nearest")
 
 
+def _median_around(values: Float[np.ndarray, "D W"], columns: int) -> np.ndarray:
+    from scipy.ndimage import median_filter
+
+    return np.asarray(median_filter(values, size=(_AROUND_FRAMES, columns), mode="nearest"), np.float32)
+
+
 def _block_mean(image: Float[np.ndarray, "D H W"], size: int, columns: int) -> Float[np.ndarray, "w D h"]:
     """Means of blocks of `size` x `columns` pixels (depth x column), columns first."""
     _, height, width = image.shape
@@ -250,6 +258,12 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], depth_mm: float, column_mm:
     inner = _ilm_edge(boxes, coarse_mm) - _tissue_above_penalty(boxes, _vitreous_level(coarse, bm_depth), coarse_mm)
     inner[np.arange(height) > (bm_depth.T - _MIN_RETINA_MM / coarse_mm)[..., None]] -= 2.0
     ilm_depth = _best_path(inner, climb_cost)
+    thickness = bm_depth - ilm_depth
+    if (np.abs(np.diff(thickness, axis=1)) * coarse_mm > TORN_MM).mean() > TORN_SHARE:
+        # Noise tore the path apart: search again near the thickness of the retina around, over B-scans and columns.
+        usual = _median_around(thickness, max(3, round(_AROUND_MM / coarse_column_mm) | 1))
+        inner -= _surface_cost(np.arange(height, dtype=np.float32) - (bm_depth - usual).T[..., None], coarse_mm)
+        ilm_depth = _best_path(inner, climb_cost)
 
     def to_fine(path: np.ndarray) -> np.ndarray:
         return (_upsample_columns(path, column_factor, image.shape[2]) + 0.5) * depth_factor - 0.5
