@@ -46,7 +46,7 @@ def test_a_kill_at_any_moment_changes_nothing(lives: Any, share: float) -> None:
 
 @quick_verbs
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=["full disk", "no rights"])
-def test_a_refused_write_is_told_in_one_line_and_changes_nothing(lives: Any, number: int) -> None:
+def test_a_refused_write_ends_with_one_line_and_changes_nothing(lives: Any, number: int) -> None:
     end = lives.life(partial(fail_from_write, number=3, error=number))
     assert end.clear, end.message
     lives.assert_ends_well()
@@ -77,11 +77,11 @@ def test_a_closed_terminal_ends_it_in_order(lives: Any) -> None:
 @pytest.mark.parametrize("lives", ["embed"], indirect=True)
 def test_of_two_embeddings_into_one_table_the_second_is_refused(lives: Any, tmp_path: Path) -> None:
     """The first is held right before it writes its table, while it has the lock."""
-    told, held = os.pipe()
+    readable, held = os.pipe()
     first = start_life(
         lives.verb.command(lives.folder), partial(_stop_at_write, lives.folder, 12, held), tmp_path / "first.err"
     )
-    assert os.read(told, 1) == b"x"
+    assert os.read(readable, 1) == b"x"
     second = call(*lives.verb.command(lives.folder))
     assert second.code == 2
     assert f"another process is writing to {lives.folder / 'table.parquet'} (process {first} on" in second.err

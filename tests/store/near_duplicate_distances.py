@@ -21,7 +21,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from test_likeness import flipped, index
+from test_near_duplicates import flipped, index
 
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing

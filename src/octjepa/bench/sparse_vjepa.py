@@ -60,8 +60,8 @@ class Transformer(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n i"], index: Int[Tensor, "b n"] | None = None) -> Float[Tensor, "b n w"]:
         """`index`: which tokens of the grid `x` holds; None: all of them."""
-        places = self.positions if index is None else rows(self.positions.expand(len(x), -1, -1), index)
-        features: Tensor = self.leave(self.norm(self.blocks(self.embed(x) + places)))
+        positions = self.positions if index is None else rows(self.positions.expand(len(x), -1, -1), index)
+        features: Tensor = self.leave(self.norm(self.blocks(self.embed(x) + positions)))
         return features
 
 

@@ -83,12 +83,12 @@ def compare_neighbours(
     products = thickness @ thickness.T / thickness.shape[1]
     difference = np.sqrt(np.maximum(squares[:, None] + squares - 2 * products, 0))
     shadows = _shadows(image, surfaces, depth_mm, column_mm)
-    likeness = shadows @ shadows.T
+    similarity = shadows @ shadows.T
     pairs = np.triu_indices(count, 1)
-    neighbours = np.diag(likeness, 1)
+    neighbours = np.diag(similarity, 1)
     return Neighbours(
         float(np.median(np.diag(difference, 1))), float(np.median(difference[pairs])), float(uneven),
-        float(np.median(neighbours)), float(np.median(likeness[pairs])), _repeats(neighbours),
+        float(np.median(neighbours)), float(np.median(similarity[pairs])), _repeats(neighbours),
     )  # fmt: skip
 
 
