@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from octjepa.errors import OctjepaError
-from octjepa.files import Journal, open_temporary, write_atomic
+from octjepa.files import Journal, open_temporary, remove_unfinished, write_atomic, write_new_folder
 
 
 def test_a_temporary_file_that_is_a_link_is_replaced_and_what_it_names_stays(tmp_path: Path) -> None:
@@ -79,3 +79,21 @@ def test_a_refused_write_leaves_the_old_file_and_says_why(tmp_path: Path, number
     with pytest.raises(OctjepaError, match=message):
         write_atomic(tmp_path / "table", _refuse(number))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("table", b"old")]
+
+
+@pytest.mark.parametrize("link", ["chunks", "chunks/aa"])
+def test_no_folder_is_written_or_removed_through_a_link(link: str, tmp_path: Path) -> None:
+    elsewhere, chunks = tmp_path / "elsewhere", tmp_path / "store" / "chunks"
+    left = elsewhere / ("aa/.new-left" if link == "chunks" else ".new-left")
+    left.mkdir(parents=True)
+    chunks.parent.mkdir()
+    if link == "chunks":
+        chunks.symlink_to(elsewhere)
+    else:
+        chunks.mkdir()
+        (chunks / "aa").symlink_to(elsewhere)
+    with pytest.raises(OctjepaError, match=f"{link} is a link to .*elsewhere, and nothing is written through it"):
+        write_new_folder(chunks / "aa", {"pixels.npy": lambda file: file.write(b"1")})
+    remove_unfinished(chunks)
+    assert left.is_dir()
+    assert not list(elsewhere.rglob("pixels.npy"))

@@ -83,7 +83,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> Path:
-    """Writes `parts` into a new hidden folder in `parent`, which `replace_folder` then renames. Raises OctjepaError."""
+    """Writes `parts` into a new hidden folder in `parent`, which `replace_folder` then renames.
+
+    Raises OctjepaError, also where `parent` or the folder that holds it is a link: in a folder from somebody else it
+    would lead what is written anywhere.
+    """
+    for folder in (parent, parent.parent):
+        if folder.is_symlink():
+            raise OctjepaError(
+                f"{folder} is a link to {os.readlink(folder)}, and nothing is written through it: replace it by a "
+                "folder, or move the whole there"
+            )
     try:
         parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
@@ -117,7 +127,8 @@ def remove_unfinished(chunks: Path) -> None:
     """Removes what killed calls of `write_new_folder` and `replace_folder` left in the folders of `chunks`."""
     for pattern in ("*/.new-*", "*/.old-*"):
         for left in chunks.glob(pattern):
-            shutil.rmtree(left, ignore_errors=True)
+            if not (chunks.is_symlink() or left.parent.is_symlink()):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def read_json_object(path: Path, to_do: str) -> dict[str, Any]:
