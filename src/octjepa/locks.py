@@ -60,6 +60,10 @@ def _make(folder: Path) -> list[Path]:
     absent = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except NotADirectoryError:
+        raise UsageError(
+            f"{folder} cannot be made: a file stands where a folder is needed; name another path"
+        ) from None
     except OSError as error:
         raise UsageError(f"{folder} cannot be made ({error.strerror}): name another folder") from None
     return absent

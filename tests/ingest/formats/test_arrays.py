@@ -73,13 +73,14 @@ def test_values_that_are_no_scan(tmp_path: Path) -> None:
         ("nan", np.full((8, 16, 16), np.nan), "no value is a finite number|same value"),
         ("complex", PIXELS.astype(np.complex64), "complex64"),
         ("empty", np.zeros((0, 4, 4), np.uint8), "holds no values"),
-        ("flat", PIXELS[0], "2 axes"),
+        ("b_scan", PIXELS[0], "one B-scan of"),
+        ("table", PIXELS[0, :4], "2 axes"),
         ("four", np.stack([PIXELS, PIXELS]), "4 axes"),
         ("text", np.array([["a"]]), "<U1|str|type|axes"),
     ):
         error = refused(npy(tmp_path / f"{name}.npy", values))
-        masks = "bool", "labels", "labels_f"
-        assert error.reason == ("not_structural_oct" if name in masks else "unsupported_pixels"), name
+        reasons = dict.fromkeys(("bool", "labels", "labels_f"), "not_structural_oct") | {"b_scan": "too_few_frames"}
+        assert error.reason == reasons.get(name, "unsupported_pixels"), name
         assert __import__("re").search(words, error.detail), (name, error.detail)
 
 
@@ -135,7 +136,7 @@ def test_which_array_is_the_scan(tmp_path: Path) -> None:
     assert np.array_equal(read_volume(tmp_path / "one.npz", spacing_mm=SPACING).pixels, PIXELS)
     np.savez(tmp_path / "two.npz", a=PIXELS, b=PIXELS)
     assert refused(tmp_path / "two.npz").reason == "unsupported_pixels"
-    np.savez(tmp_path / "none.npz", a=PIXELS[0])
+    np.savez(tmp_path / "none.npz", a=PIXELS[0, :4])
     assert refused(tmp_path / "none.npz").reason == "no_pixel_data"
     np.savez(tmp_path / "spacing.npz", oct=PIXELS, spacing_mm=[0.1, 0.1])
     assert refused(tmp_path / "spacing.npz").reason == "broken_header"
