@@ -92,7 +92,8 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
     """A figure of a row: over seeds, or with its interval."""
-    values = [value for row in rows if (value := results.value(row, key)) is not None]
+    read = {row: value for row in rows if (value := results.value(row, key)) is not None}  # not every seed may be
+    values = list(read.values())
     if not values:
         return "-"
     digits = 1 if "error_um" in key else 3
@@ -100,7 +101,7 @@ def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
         return f"{np.mean(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
     entry = next(
         one for one in results.entries
-        if one["row"] == rows[0].key and key.startswith(f"{one['task']}/{one['figure']}/")
+        if one["row"] == next(iter(read)).key and key.startswith(f"{one['task']}/{one['figure']}/")
         and key.endswith("/all" if one["labels"] is None else f"/{one['labels']}")
     )  # fmt: skip
     if entry["low"] is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,8 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
     same = compare(again, twins, twins, "has_it/auroc/30")
     assert same is not None
     assert same["value"] == 0
+    other = replace(finding(TRUTH.astype(float), draws), task="decoys")
+    again.add(RowName("mae", PATCH, 1), "decoys", [other], {"run": "x"})  # which seed 0 has not been read for
     page.write_page(again, tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "`mae` less its untrained twin" in text
