@@ -12,9 +12,9 @@ is covered, the worst of three sizes. Quality null is the scan without compressi
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from lossy_frames import encoded
 from octjepa.ingest import read_volume
 from octjepa.ingest.burned_in import find_text
 from octjepa.recipe import Preprocessing
@@ -35,18 +37,6 @@ EYES = ("01", "04")
 QUALITIES: tuple[int | None, ...] = (None, 98, 95, 90, 85, 80, 70, 60)
 SIZES = (10, 12, 16)  # of painted text, in pixels
 _GRADED = {"ilm": 0, "bm": 7}  # of the graders' eight surfaces
-
-
-def encoded(pixels: np.ndarray, quality: int | None) -> np.ndarray:
-    """[D, H, W] each B-scan encoded as JPEG and decoded; None: as it is."""
-    if quality is None:
-        return pixels
-    frames = []
-    for frame in pixels:
-        with io.BytesIO() as buffer:
-            Image.fromarray(frame).save(buffer, "JPEG", quality=quality)
-            frames.append(np.asarray(Image.open(buffer)))
-    return np.stack(frames)
 
 
 def painted(pixels: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 
 from octjepa.bench.benchmarks import BENCHMARKS, run_benchmark
-from octjepa.distributed.precision import choose_precision
+from octjepa.distributed.precision import choose_precision, measured_rates
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "performance"
-SIZE = 1536  # of the matrix products that rate the machine
 
 
 def main() -> int:
@@ -60,20 +59,12 @@ def main() -> int:
 
 def rates() -> dict[str, Any]:
     """What this machine computes, threads, and the precision that `auto` chooses."""
-    found: dict[str, Any] = {"processor_name": processor(), "threads": torch.get_num_threads()}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        a, b = torch.randn(2, SIZE, SIZE, dtype=dtype)
-        torch.mm(a, b)
-        best = min(_seconds(lambda a=a, b=b: torch.mm(a, b)) for _ in range(5))
-        found[f"gflops_{name}"] = round(2 * SIZE**3 / best / 1e9)
-    found["precision"] = choose_precision("auto", Runtime("fp32").device)[0]
-    return found
-
-
-def _seconds(work: Any) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    device = Runtime("fp32").device
+    bf16, fp32 = measured_rates(device)
+    return {
+        "processor_name": processor(), "threads": torch.get_num_threads(), "gflops_fp32": round(fp32),
+        "gflops_bf16": round(bf16), "precision": choose_precision("auto", device)[0],
+    }  # fmt: skip
 
 
 def processor() -> str:

@@ -10,17 +10,9 @@ import pytest
 
 from octjepa.errors import UsageError
 from octjepa.registry import Registry, modules_of
+from user_package import Install
 
 GROUP = "octjepa.test_parts"
-
-
-def _package(folder: Path, name: str, parts: str, module: str = "") -> None:
-    """An installed package `name` whose metadata declare `parts` in GROUP."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{parts}\n")
-    (folder / f"{name}.py").write_text(module)
 
 
 def test_a_decorator_registers_and_a_second_of_the_name_is_refused() -> None:
@@ -62,20 +54,17 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         registry.get("jepa")
 
 
-def test_an_installed_package_adds_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _package(tmp_path, "parts_of_a_user", "theirs = parts_of_a_user:PART", "PART = 3\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_an_installed_package_adds_a_part(install_package: Install) -> None:
+    install_package("parts_of_a_user", GROUP, "theirs = parts_of_a_user:PART", "PART = 3\n")
     registry: Registry[int] = Registry("part", GROUP)
     assert registry.names() == ["theirs"]
     assert "theirs" in registry
     assert registry.get("theirs") == 3
 
 
-def test_errors_of_a_package_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _package(tmp_path / "a", "broken_parts", "bad = broken_parts:PART\ntwice = broken_parts:ONE", "1 / 0\n")
-    _package(tmp_path / "b", "other_parts", "twice = other_parts:ONE", "ONE = 1\n")
-    for folder in ("a", "b"):
-        monkeypatch.syspath_prepend(str(tmp_path / folder))
+def test_errors_of_a_package_name_it(install_package: Install) -> None:
+    install_package("broken_parts", GROUP, "bad = broken_parts:PART\ntwice = broken_parts:ONE", "1 / 0\n")
+    install_package("other_parts", GROUP, "twice = other_parts:ONE", "ONE = 1\n")
     registry: Registry[int] = Registry("part", GROUP)
     with pytest.raises(UsageError, match=r"'bad' of package broken_parts .* cannot be loaded: ZeroDivisionError"):
         registry.get("bad")

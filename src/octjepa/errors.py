@@ -44,6 +44,7 @@ class ResourceError(OctjepaError):
     """The machine has no memory, open files, permissions or disk space left: the input is not at fault and is kept."""
 
 
+LINK = "is a link, and octjepa writes through none: remove it and run this again"
 MORE_FILES = "raise the limit of open files (ulimit -n), or use fewer processes"  # what to do without a free one
 
 

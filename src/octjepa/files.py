@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from octjepa.errors import MORE_FILES, OctjepaError
+from octjepa.errors import LINK, MORE_FILES, OctjepaError
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
@@ -30,7 +30,7 @@ def _write_error(error: OSError, path: Path) -> OctjepaError:
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return OctjepaError(f"cannot write {path}: {error.strerror}: {MORE_FILES}")
     if error.errno == errno.ELOOP:
-        return OctjepaError(f"{path} is a link, and octjepa writes through none: remove it and run this again")
+        return OctjepaError(f"{path} {LINK}")
     return OctjepaError(f"cannot write {path}: {error.strerror or error}")
 
 
@@ -125,9 +125,11 @@ def replace_folder(new: Path, path: Path) -> None:
 
 def remove_unfinished(chunks: Path) -> None:
     """Removes what killed calls of `write_new_folder` and `replace_folder` left in the folders of `chunks`."""
+    if chunks.is_symlink():
+        return
     for pattern in ("*/.new-*", "*/.old-*"):
         for left in chunks.glob(pattern):
-            if not (chunks.is_symlink() or left.parent.is_symlink()):
+            if not left.parent.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
 
 

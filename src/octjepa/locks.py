@@ -1,4 +1,4 @@
-"""One writer at a time: a folder or a file is held by the process that writes it, and a second one is told by whom.
+"""One writer at a time: a folder or a file is held by the process that writes it, and a second one reports which.
 
 The lock is the kernel's (`flock`), so it ends with its process; its file is removed when it is given back, and what a
 killed process left of it is taken over. It never follows a link that came with a folder.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from octjepa.errors import UsageError
+from octjepa.errors import LINK, UsageError
 
 LOCK = ".lock"  # the file in a folder that a process writes to
 
@@ -29,32 +29,21 @@ def writer_lock(folder: Path) -> Iterator[None]:
     One that was made and is still empty at the end is removed. Raises UsageError where another process holds it, or
     the disk knows no locks. A forked child does not inherit the lock, so that it ends with the process that took it.
     """
-    made = _make(folder)
-    try:
-        with _held(folder / LOCK, folder):
-            yield
-    finally:
-        for one in made:
-            with suppress(OSError):  # it holds something by now
-                one.rmdir()
+    with _made(folder), _held(folder / LOCK, folder):
+        yield
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """As `writer_lock`, of the file `path`: the lock is a hidden neighbour of it, and its folder is made."""
     path = path.absolute()
-    made = _make(path.parent)
-    try:
-        with _held(path.with_name(f".{path.name}{LOCK}"), path):
-            yield
-    finally:
-        for one in made:
-            with suppress(OSError):
-                one.rmdir()
+    with _made(path.parent), _held(path.with_name(f".{path.name}{LOCK}"), path):
+        yield
 
 
-def _make(folder: Path) -> list[Path]:
-    """Makes `folder`; returns the folders that are new, the innermost first. Raises UsageError."""
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Makes `folder`; at the end those that were new and are still empty are removed. Raises UsageError."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder, new or not")
     absent = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -66,14 +55,19 @@ def _make(folder: Path) -> list[Path]:
         ) from None
     except OSError as error:
         raise UsageError(f"{folder} cannot be made ({error.strerror}): name another folder") from None
-    return absent
+    try:
+        yield
+    finally:
+        for one in absent:  # the innermost first
+            with suppress(OSError):  # it holds something by now
+                one.rmdir()
 
 
 @contextmanager
 def _held(lock_path: Path, held: Path) -> Iterator[None]:
     lock = FileLock(lock_path, blocking=False, fallback_to_soft=False)
     if lock_path.is_symlink() or (lock_path.exists() and lock_path.stat().st_nlink > 1):
-        raise UsageError(f"{lock_path} is a link, and octjepa writes through none: remove it and run this again")
+        raise UsageError(f"{lock_path} {LINK}")
     try:
         lock.acquire()
         _write_holder(lock_path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from lossy_frames import encoded
 from octjepa.ingest import read_volume
 from octjepa.ingest.burned_in import find_text
 from octjepa.phantom import DEVICES
@@ -16,15 +16,6 @@ from octjepa.store.fill import remove_fill
 from shaped_eye import shaped_eye
 
 QUALITIES = (60, 75, 90, 95, 98)
-
-
-def encoded(pixels: np.ndarray, quality: int) -> np.ndarray:
-    frames = []
-    for frame in pixels:
-        with io.BytesIO() as buffer:
-            Image.fromarray(frame).save(buffer, "JPEG", quality=quality)
-            frames.append(np.asarray(Image.open(buffer)))
-    return np.stack(frames)
 
 
 def with_white_wedge(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -216,18 +216,14 @@ def test_validation_chooses_and_never_sees_the_test(made, monkeypatch):
         assert not set(np.concatenate(list(one.indices.values()))) & set(test)
 
 
-def test_a_probe_of_a_users_package_is_chosen_among(made, tmp_path, monkeypatch):
+def test_a_probe_of_a_users_package_is_chosen_among(made, install_package):
     table, labels, _ = made
-    info = tmp_path / "own_probe_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own_probe_package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[octjepa.probes]\nmine = own_probe_package:mine\n")
-    (tmp_path / "own_probe_package.py").write_text(
+    install_package(
+        *("my_package", "octjepa.probes", "mine = my_package:mine"),
         "from octjepa.probe.features import PROBES\n\n"
         "def mine(space, target, selection, smoothing=0.0, seed=0):\n"
-        "    return PROBES.get('linear')(space, target, selection)\n"
+        "    return PROBES.get('linear')(space, target, selection)\n",
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     board = _run(labels, table("good", 2.5), probes=["mine"])
     assert _row(board, "good")["probe"] == "mine"
     assert _row(board, "good")["low"] > 0.8

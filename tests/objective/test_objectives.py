@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from octjepa.objective.loss import (
 )
 from octjepa.recipe import ObjectiveRecipe
 from synthetic import small_recipe
+from user_package import Install
 
 GRID = (2, 4, 4)
 
@@ -257,17 +257,13 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         assert torch.allclose(a, b, atol=1e-7)
 
 
-def test_a_package_of_a_user_adds_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "my_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[octjepa.objectives]\nhalved = my_package:Halved\n")
-    (tmp_path / "my_package.py").write_text(
+def test_a_package_of_a_user_adds_an_objective(install_package: Install) -> None:
+    install_package(
+        *("my_package", "octjepa.objectives", "halved = my_package:Halved"),
         "from octjepa.objective.methods.vjepa import VJEPA\n\n"
         "class Halved(VJEPA):\n    predictor_depth = 1\n    alarm_bounds = {'low_rank': 2.0}\n\n"
-        "    def loss(self, predicted, target):\n        return super().loss(predicted, target) / 2\n"
+        "    def loss(self, predicted, target):\n        return super().loss(predicted, target) / 2\n",
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     recipe = load_recipe("tiny_cpu", ["objective.name=halved"])
     model = VJEPA3D.from_recipe(recipe)
     assert len(model.predictor.blocks) == 1

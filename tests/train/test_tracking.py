@@ -376,21 +376,17 @@ def test_tracking_does_not_change_what_a_run_is():
     assert "tracking" not in json.dumps(sorted(logger.config_of(recipe_of())))
 
 
-def test_a_package_of_a_user_adds_a_tracker(tmp_path, monkeypatch):
-    info = tmp_path / "my_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[octjepa.trackers]\nlines = my_package:Lines\n")
-    (tmp_path / "my_package.py").write_text(
+def test_a_package_of_a_user_adds_a_tracker(tmp_path, install_package):
+    install_package(
+        *("my_package", "octjepa.trackers", "lines = my_package:Lines"),
         "class Lines:\n"
         "    def __init__(self, run):\n        self.file = (run.folder / 'lines.txt').open('w')\n"
         "    def metrics(self, update, values):\n        print(update, sorted(values)[0], file=self.file)\n"
         "    def picture(self, update, image):\n        pass\n"
         "    def checkpoint(self, update, address):\n        pass\n"
         "    def close(self, finished):\n        print('finished', finished, file=self.file)\n"
-        "        self.file.close()\n"
+        "        self.file.close()\n",
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     recipe = recipe_of(backends=["lines"], pictures_every_updates=None)
     pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / "run")
     lines = (tmp_path / "run" / "tracking" / "lines.txt").read_text().splitlines()

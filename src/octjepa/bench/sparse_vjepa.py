@@ -23,6 +23,7 @@ from octjepa.bench.data import WHOLE_GRID, bench_recipe, random_batch
 from octjepa.bench.step import UPDATES, Work, comparison, plain_adamw, plain_step, update_of
 from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
+from octjepa.objective.base import gather_tokens
 from octjepa.recipe import Recipe
 
 FAMILIES = 2
@@ -60,7 +61,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n i"], index: Int[Tensor, "b n"] | None = None) -> Float[Tensor, "b n w"]:
         """`index`: which tokens of the grid `x` holds; None: all of them."""
-        positions = self.positions if index is None else rows(self.positions.expand(len(x), -1, -1), index)
+        positions = self.positions if index is None else gather_tokens(self.positions.expand(len(x), -1, -1), index)
         features: Tensor = self.leave(self.norm(self.blocks(self.embed(x) + positions)))
         return features
 
@@ -79,11 +80,6 @@ class Predictor(nn.Module):
         masks = self.mask_token.expand(*hidden.shape, -1)
         found: Tensor = self.inner(torch.cat([features, masks], dim=1), torch.cat([context, hidden], dim=1))
         return found[:, features.shape[1] :]
-
-
-def rows(x: Float[Tensor, "b t w"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
-    """Tokens `index` of each volume."""
-    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def sparse_update(recipe: Recipe) -> Work:
@@ -109,8 +105,8 @@ def sparse_update(recipe: Recipe) -> Work:
                     truth = F.layer_norm(features, features.shape[-1:])
                 loss = torch.zeros((), device=runtime.device)
                 for context, hidden in zip(contexts.split(volumes), hiddens.split(volumes), strict=True):
-                    predicted = predictor(student(rows(seen, context), context), context, hidden)
-                    loss = loss + F.l1_loss(predicted.float(), rows(truth, hidden)) / FAMILIES
+                    predicted = predictor(student(gather_tokens(seen, context), context), context, hidden)
+                    loss = loss + F.l1_loss(predicted.float(), gather_tokens(truth, hidden)) / FAMILIES
             loss.backward()
             plain_step(learned, optimizer, teacher, student, recipe.train)
         wait_for(runtime.device)

@@ -6,7 +6,7 @@ Theirs knows whole videos on square grids, so both sides take every patch of the
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -27,6 +27,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.extras import install_command
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
+from octjepa.objective.base import gather_tokens
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume, Store
 from octjepa.views import geometry, intensity
@@ -59,12 +60,16 @@ def vjepa2_model(recipe: Recipe, model: VJEPA3D) -> Any:
 # -- a training step --
 
 
-def step_by_vjepa2(recipe: Recipe) -> Work:
-    """Context tokens alone through a student's layers, the predictor, L1 to the layer-normed features of a teacher.
+Predict = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (student, video, context, hidden) -> features of hidden
 
-    `VJEPA2Model.forward` would show the student the whole video, which is no V-JEPA training; so its parts are called.
+
+def step_by_vjepa2(recipe: Recipe, predict: Predict | None = None) -> Work:
+    """A student's prediction of hidden patches, by L1 to the layer-normed features of a teacher.
+
+    `predict` is `predicted_features` unless it is given. `VJEPA2Model.forward` would show the student the whole video
+    (`predicted_as_shipped`), which is no V-JEPA training.
     """
-    runtime = Runtime(recipe.train.precision)
+    runtime, predict = Runtime(recipe.train.precision), predict or predicted_features
     student = vjepa2_model(recipe, VJEPA3D.from_recipe(recipe)).to(runtime.device).train()
     teacher = copy.deepcopy(student.encoder).requires_grad_(False)
     optimizer = plain_adamw(student, recipe.train)
@@ -77,11 +82,11 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
             seen, whole = videos.to(runtime.device, non_blocking=True)
             context, hidden = batch.context.to(runtime.device), batch.target.to(runtime.device)
             with runtime.autocast():
-                predicted = predicted_features(student, seen, context, hidden)
+                predicted = predict(student, seen, context, hidden)
                 with torch.no_grad():
                     truth = teacher(pixel_values_videos=whole).last_hidden_state.float()
             width = truth.shape[-1]
-            F.l1_loss(predicted.float(), _rows(F.layer_norm(truth, (width,)), hidden)).backward()
+            F.l1_loss(predicted.float(), gather_tokens(F.layer_norm(truth, (width,)), hidden)).backward()
             plain_step(student, optimizer, teacher, student.encoder, recipe.train)
         wait_for(runtime.device)
         return UPDATES * recipe.train.global_batch
@@ -89,30 +94,13 @@ def step_by_vjepa2(recipe: Recipe) -> Work:
     return work
 
 
-def step_as_shipped(recipe: Recipe) -> Work:
-    """`VJEPA2Model.forward` as it is: the student sees the whole video, and the predictor what it is given of that."""
-    runtime = Runtime(recipe.train.precision)
-    student = vjepa2_model(recipe, VJEPA3D.from_recipe(recipe)).to(runtime.device).train()
-    teacher = copy.deepcopy(student.encoder).requires_grad_(False)
-    optimizer, batch = plain_adamw(student, recipe.train), random_batch(recipe)
-    d, h, w = recipe.preprocessing.image_size
-    videos = torch.randn(2, recipe.train.global_batch, d, 1, h, w)
-
-    def work() -> int:
-        for _ in range(UPDATES):
-            seen, whole = videos.to(runtime.device, non_blocking=True)
-            context, hidden = batch.context.to(runtime.device), batch.target.to(runtime.device)
-            with runtime.autocast():
-                outcome = student(pixel_values_videos=seen, context_mask=[context], target_mask=[hidden])
-                with torch.no_grad():
-                    truth = teacher(pixel_values_videos=whole).last_hidden_state.float()
-            predicted = outcome.predictor_output.last_hidden_state.float()
-            F.l1_loss(predicted, _rows(F.layer_norm(truth, truth.shape[-1:]), hidden)).backward()
-            plain_step(student, optimizer, teacher, student.encoder, recipe.train)
-        wait_for(runtime.device)
-        return UPDATES * recipe.train.global_batch
-
-    return work
+def predicted_as_shipped(
+    student: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"], hidden: Int[Tensor, "b m"]
+) -> Float[Tensor, "b m w"]:
+    """`VJEPA2Model.forward` as it is: the student sees the whole video, its predictor what it is given of that."""
+    outcome = student(pixel_values_videos=video, context_mask=[context], target_mask=[hidden])
+    predicted: Tensor = outcome.predictor_output.last_hidden_state
+    return predicted
 
 
 def predicted_features(
@@ -131,15 +119,11 @@ def context_features(
     encoder: Any, video: Float[Tensor, "b d 1 h w"], context: Int[Tensor, "b n"]
 ) -> Float[Tensor, "b n w"]:
     """Their student's features of the context patches, which see no other patch."""
-    features = _rows(encoder.embeddings(video), context)
+    features = gather_tokens(encoder.embeddings(video), context)
     for layer in encoder.layer:
         features = layer(features, context)[0]
     normed: Tensor = encoder.layernorm(features)
     return normed
-
-
-def _rows(x: Float[Tensor, "b t w"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
-    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 @contextmanager
@@ -153,7 +137,7 @@ def step_against_transformers() -> Iterator[Comparison]:
 @contextmanager
 def step_against_shipped() -> Iterator[Comparison]:
     """Ours with the tokens that the recipe chooses, theirs with every patch: what either user would run."""
-    theirs = step_as_shipped(bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled"))
+    theirs = step_by_vjepa2(bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled"), predicted_as_shipped)
     recipe = bench_recipe()
     yield comparison(update_of(recipe), theirs, recipe)
 

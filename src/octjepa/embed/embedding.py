@@ -30,7 +30,7 @@ from octjepa.embed import token_folder
 from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
-from octjepa.errors import ContractError, OctjepaError, UsageError
+from octjepa.errors import LINK, ContractError, OctjepaError, UsageError
 from octjepa.locks import file_lock, writer_lock
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -129,7 +129,7 @@ def _lock(locks: ExitStack, out: Path, tokens: Path | None, parts: Path) -> None
     if tokens is not None:
         locks.enter_context(writer_lock(tokens))
     if parts.is_symlink():
-        raise UsageError(f"{parts} is a link, and octjepa writes through none: remove it and run this again")
+        raise UsageError(f"{parts} {LINK}")
     parts.mkdir(exist_ok=True)
 
 

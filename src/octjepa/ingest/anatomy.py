@@ -1,8 +1,8 @@
 """What a header says is shown: the retina, another part of the eye, an animal's eye, blood flow, a localizer.
 
 Codes of DICOM PS3.16 context groups 4209 and 4211 (ophthalmic structures imaged), in SNOMED CT and in the older SRT
-form; codes that are not among them are told by the words of their meaning. A header that names nothing is believed to
-show a retina: content is examined later.
+form; codes that are not among them are recognised by the words of their meaning. A header that names nothing is
+believed to show a retina: content is examined later.
 """
 
 from __future__ import annotations

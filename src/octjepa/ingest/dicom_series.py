@@ -20,6 +20,7 @@ import numpy as np
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.dicom import GENERIC, OPHTHALMIC_TOMOGRAPHY, has_dicom_magic, read_whole, scan_of
 from octjepa.ingest.encapsulated import split_frames
+from octjepa.ingest.formats.sequence import MIN_FRAMES
 from octjepa.ingest.frames import floats
 from octjepa.ingest.personal_data import personal_fields
 from octjepa.ingest.pixels import check_size, integer, layout_of
@@ -29,7 +30,6 @@ from octjepa.ingest.reasons import rejection
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-MIN_FILES = 4
 _SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
 _LAST_TAG = 0x00280103  # of `_READ`: what follows is long in multi-frame files
 _PEEKED = 8  # of the smallest files of a folder: where none is a single B-scan, no series is looked for
@@ -81,7 +81,7 @@ def _is_single(facts: Dataset | None) -> bool:
 def series_in(folder: Path, names: Sequence[str]) -> list[Series]:
     """The scans of which `folder` holds a file per B-scan, four at least, sorted by their first name."""
     candidates = [name for name in names if not name.startswith(".") and _may_be_dicom(name)]
-    if len(candidates) < MIN_FILES:
+    if len(candidates) < MIN_FRAMES:
         return []
     try:
         smallest = sorted(candidates, key=lambda name: os.path.getsize(folder / name))[:_PEEKED]
@@ -97,8 +97,8 @@ def series_in(folder: Path, names: Sequence[str]) -> list[Series]:
             found[str(facts.SeriesInstanceUID)][key].setdefault(str(facts.get("SOPInstanceUID") or name), name)
     made = []
     for uid, groups in found.items():
-        whole = {key: files for key, files in groups.items() if len(files) >= MIN_FILES}
-        if not whole and len(groups) >= MIN_FILES:  # what keeps its files apart, their reading says
+        whole = {key: files for key, files in groups.items() if len(files) >= MIN_FRAMES}
+        if not whole and len(groups) >= MIN_FRAMES:  # what keeps its files apart, their reading says
             whole = {(uid,): {name: name for files in groups.values() for name in files.values()}}
         for key, files in whole.items():
             made.append(Series(hashlib.sha256(repr((uid, key)).encode()).hexdigest()[:12], tuple(files.values())))
@@ -187,6 +187,7 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
     if announced > count + len(beside):
         raise rejection("frames_missing", f"{announced} images in the acquisition by the header, {count} are here")
     numbers, positions = _numbers(headers), _positions(headers)
+    ranks = None if positions is None else np.argsort(np.argsort(positions)).tolist()
     if positions is not None:
         gaps = np.diff(np.sort(positions))
         if gaps.min() < 1e-4:
@@ -196,10 +197,10 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
                 "scans in one series; give each scan a folder of its own",
             )
         if np.abs(gaps - np.median(gaps)).max() <= _EVEN * np.median(gaps):
-            return numbers or np.argsort(np.argsort(positions)).tolist()
+            return list(numbers or ranks)
     if numbers is None:
-        if positions is not None:
-            return list(np.argsort(np.argsort(positions)).tolist())
+        if ranks is not None:
+            return list(ranks)
         raise rejection(
             "single_frame_series",
             f"{count} files of one series, and neither ImagePositionPatient nor InstanceNumber orders them",
@@ -244,7 +245,7 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
     found = series_in(folder, sorted(child.name for child in folder.iterdir() if child.is_file()))
     series = next((one for one in found if member in ("", one.member)), None)
     if series is None:
-        raise rejection("single_frame_series", f"no series of {MIN_FILES} B-scans is in the folder any more")
+        raise rejection("single_frame_series", f"no series of {MIN_FRAMES} B-scans is in the folder any more")
     headers = []
     for number, name in enumerate(series.names, 1):
         try:
@@ -256,7 +257,8 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
     beside = {
         integer(one, "InstanceNumber") for one in others if one is not None and one.get("SeriesInstanceUID") == uid
     }
-    if differing := [name for name in _shared(headers[0]) if len({_shared(one)[name] for one in headers}) > 1]:
+    shared = [_shared(one) for one in headers]
+    if differing := [name for name in shared[0] if len({one[name] for one in shared}) > 1]:
         raise rejection(
             "single_frame_series",
             f"{len(headers)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "

@@ -99,7 +99,7 @@ class StoredAxes:
 
 @dataclass(frozen=True, eq=False)
 class RawScan:
-    """One scan as its file stores it; axis 0 are the frames, unless `axes` are still to be told.
+    """One scan as its file stores it; axis 0 are the frames, unless `axes` are still open.
 
     `pixel_spacing_mm` (depth, column) and `thickness_mm` are DICOM's shared Pixel Measures; `spacing_mm` is the
     spacing of other formats' headers, and `spacing_from` is "sidecar" where the JSON beside the scan states it.

@@ -17,6 +17,7 @@ from jaxtyping import Float, UInt8
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.anatomy import other_part
 from octjepa.ingest.formats import is_experimental, read_scan, recognise
+from octjepa.ingest.formats.sequence import MIN_FRAMES
 from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, plausible, resolve_geometry
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow, find_row
@@ -35,8 +36,7 @@ from octjepa.ingest.reasons import REASONS, error_origin, rejection
 from octjepa.volume import AXES, OCTVolume
 
 SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option
-MIN_FRAMES = 4
-_SETTLED = {"axes_stated", "axes_unlike_content", "depth_by_spacing"}  # the axes were told by more than content
+_SETTLED = {"axes_stated", "axes_unlike_content", "depth_by_spacing"}  # the axes were decided by more than content
 
 
 def read_volume(

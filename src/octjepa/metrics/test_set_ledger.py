@@ -108,10 +108,8 @@ def record_uses(
     is the folder of the results: a use whose work was killed there is not counted again when the same command is
     repeated, until `finish_work` ends it. Raises UsageError as `record_use` does, OctjepaError as `write_json`.
     """
-    uses = []
-    for name, test_set in test_sets.items():
-        use_id = "" if work is None else _work_id(work)
-        uses.append(record_use(folder, test_set, name, command, measured[name], use_id))
+    use_id = _work_id(work) if work is not None and test_sets else ""
+    uses = [record_use(folder, test_set, name, command, measured[name], use_id) for name, test_set in test_sets.items()]
     findings.uses = [use.as_dict() for use in uses]
     warning = reuse_warning(uses)
     if warning:

@@ -50,8 +50,8 @@ class TransformerPredictor(nn.Module):
         context: Float[Tensor, "b n w"],
         context_positions: Float[Tensor, "b n 3"],
         target_positions: Float[Tensor, "b m 3"],
-    ) -> tuple[Float[Tensor, "b v f"], Float[Tensor, "b m f"]]:
-        """Predictions at the visible positions (none without a head for them) and at the hidden ones, fp32."""
+    ) -> tuple[Float[Tensor, "b n f"] | None, Float[Tensor, "b m f"]]:
+        """Predictions at the visible positions (None without a head for them) and at the hidden ones, fp32."""
         embedded = self.enter(context).float()  # [b, n, w]
         masks = self.mask_token.expand(embedded.shape[0], target_positions.shape[1], -1)
         tokens = torch.cat([embedded, masks], dim=1)  # [b, n + m, w]
@@ -62,11 +62,10 @@ class TransformerPredictor(nn.Module):
         else:
             tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled", self.rope)
         visible = embedded.shape[1]
-        if self.leave_visible is not None:
-            found = self.norm(self.blocks(tokens, tables))
-            return self.leave_visible(found[:, :visible]).float(), self.leave(found[:, visible:]).float()
-        predicted: Tensor = self.leave(self.norm(self.blocks(tokens, tables, visible))).float()
-        return predicted[:, :0], predicted
+        if self.leave_visible is None:
+            return None, self.leave(self.norm(self.blocks(tokens, tables, visible))).float()
+        found = self.norm(self.blocks(tokens, tables))
+        return self.leave_visible(found[:, :visible]).float(), self.leave(found[:, visible:]).float()
 
 
 class MLPPredictor(nn.Module):

@@ -127,8 +127,7 @@ class VJEPA3D(nn.Module):
         features = self.context_encoder.intermediate_features(embedded, context_positions, self.depths)  # [r, n, f]
         at_visible, at_hidden = self.predictor(features, context_positions, gather_tokens(positions, target))
         last = features[..., -self.context_encoder.width :]  # [r, n, w]: of the last depth
-        supervised = self.objective.supervises_visible
-        visible = (at_visible, gather_tokens(all_targets, context)) if supervised else None
+        visible = None if at_visible is None else (at_visible, gather_tokens(all_targets, context))
         return Prediction(at_hidden, hidden_targets, all_targets, last, visible)
 
     def encode(

@@ -66,26 +66,24 @@ class DuplicateCheck:
     def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:
         here, again = {file.key for file in files}, {file.key for file in todo}
         self.across_people = 0  # second copies under another person's id
-        self._person_by_content: dict[str, str] = {}
-        self._eye_by_content: dict[str, str] = {}
+        self._owner_by_content: dict[str, tuple[str, str]] = {}  # person, eye
         self._content_by_uid: dict[str, str] = {}
         for entry in store.entries():
             if file_key(entry) in again:
                 continue
             if file_key(entry) in here:
-                self._person_by_content[entry["content_hash"]] = entry["person_id"]
-                self._eye_by_content[entry["content_hash"]] = entry["eye"]
+                self._owner_by_content[entry["content_hash"]] = entry["person_id"], entry["eye"]
             if entry["sop_instance_uid"]:
                 self._content_by_uid[entry["sop_instance_uid"]] = entry["content_hash"]
 
     def refusal(self, entry: dict[str, Any]) -> tuple[str, str] | None:
         """(reason, detail) for a duplicate; None for a new scan, which is remembered."""
         content, uid = entry["content_hash"], entry["sop_instance_uid"]
-        if content in self._person_by_content:
-            another = self._person_by_content[content] != entry["person_id"]
+        if content in self._owner_by_content:
+            person, eye = self._owner_by_content[content]
+            another = person != entry["person_id"]
             self.across_people += another
             whose = ", which stands under another person id" if another else ""
-            eye = self._eye_by_content.get(content, "")
             if eye and entry["eye"] and eye != entry["eye"]:
                 whose += (
                     f", and there as the other eye ({eye}; here {entry['eye']}): one of the two files is mislabelled"
@@ -94,7 +92,7 @@ class DuplicateCheck:
         first = self._content_by_uid.get(uid, content) if uid else content
         if first != content:
             return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
-        self._person_by_content[content], self._eye_by_content[content] = entry["person_id"], entry["eye"]
+        self._owner_by_content[content] = entry["person_id"], entry["eye"]
         if uid:
             self._content_by_uid[uid] = content
         return None
@@ -229,7 +227,7 @@ def _ingest(
 def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read: Collection[str]) -> None:
     """Masks in index and quarantine what files tell of the people in their siblings' paths and ids.
 
-    `names` are those that this run `read`; of files that stand in the store, DICOM headers are asked again.
+    `names` are those that this run `read`; of files that stand in the store, DICOM headers are read again.
     """
     sources = {one.key: one for one in (*discovery.files, *(one.source for one in discovery.refused))}
     for entry in store.entries():

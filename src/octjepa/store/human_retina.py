@@ -5,7 +5,7 @@ membrane has a radius of some 38 mm, 12 mm in high myopia). A cornea bulges towa
 8 mm; the retina of a small animal's eye is bent by a radius of 2 to 3 mm. Both surfaces have to be bent: a dome-shaped
 macula or a detachment bends one more than the other.
 
-Not told apart: other eyes with the size and the layers of a human one, and a human eye with an instrument in it.
+Not distinguished: other eyes with the size and the layers of a human one, and a human eye with an instrument in it.
 """
 
 from __future__ import annotations

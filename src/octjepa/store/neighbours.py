@@ -1,4 +1,4 @@
-"""Do the B-scans of a volume belong together? Told by how alike neighbours are, compared with any two of its B-scans.
+"""Do the B-scans of a volume belong together? Neighbours have to be more similar than any two of its B-scans.
 
 Two measures of each B-scan need no alignment: the thickness of the retina along the columns, and the shadows of
 vessels across them. In a raster of one eye the thickness changes slowly from line to line. Where neighbours differ as

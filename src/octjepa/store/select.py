@@ -101,8 +101,8 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
         ("exclude_uncertain", "uncertain", "uncertain spacing of", data.exclude_uncertain),
     ):
         left_out = _has_code(table[column], codes)
-        by_default = codes == DataRecipe.model_fields[name].default
-        if codes and not (by_default and not left_out.any()):  # the default is told of where it leaves something out
+        # a default stands in the flow only where it leaves something out
+        if codes and (left_out.any() or codes != DataRecipe.model_fields[name].default):
             yield name, f"without {rule} {' or '.join(codes)}", ~left_out
 
 

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from octjepa.ingest.formats import import_extra
+from octjepa.ingest.formats.arrays import single_b_scan
 from octjepa.ingest.formats.intensity import check_size, to_uint8
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
@@ -88,9 +89,7 @@ def _nifti_header(head: bytes) -> _NiftiHeader:
     offset = struct.unpack_from(order + "f", head, 108)[0]
     shape = lengths[: max(0, min(axes, 7))]
     if axes == 2:
-        raise rejection(
-            "too_few_frames", f"one picture of {' x '.join(map(str, shape))}; a volume needs several B-scans"
-        )
+        raise single_b_scan(shape)
     if not 3 <= axes <= 7 or any(length > 1 for length in shape[3:]):
         raise rejection("unsupported_pixels", f"{axes} axes of {' x '.join(map(str, shape))}; expected three")
     if bits not in (8, 16, 32, 64) or not _NIFTI_HEADER_BYTES <= offset < 1 << 24:
@@ -194,9 +193,7 @@ def read_metaimage(path: Path) -> RawScan:
     except (KeyError, ValueError):
         raise rejection("broken_header", "DimSize, ElementType or HeaderSize is absent or no number") from None
     if len(shape) == 2:
-        raise rejection(
-            "too_few_frames", f"one picture of {' x '.join(map(str, shape))}; a volume needs several B-scans"
-        )
+        raise single_b_scan(shape)
     if len([length for length in shape if length > 1]) > 3 or len(shape) < 3:
         raise rejection("unsupported_pixels", f"{len(shape)} axes; expected three")
     check_size(shape, itemsize)

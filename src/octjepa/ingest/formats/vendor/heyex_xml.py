@@ -4,9 +4,9 @@ Read here because eyepy 0.21 needs every patient field and the localizer picture
 The images come in the order of the list, never of their names; a name may not lead out of the folder.
 
 Anonymisers take out more than the patient: the root (BODY is then the outermost element), ImageType and ExamURL. A
-B-scan without ImageType is told from a localizer by its ScaleY, which is that of OCT depth. Where no picture is named,
-or none of the names is there, the pictures of the B-scans' size are taken in the natural order of their names, if there
-are exactly as many as B-scans.
+B-scan without ImageType is distinguished from a localizer by its ScaleY, which is that of OCT depth. Where no picture
+is named, or none of the names is there, the pictures of the B-scans' size are taken in the natural order of their
+names, if there are exactly as many as B-scans.
 """
 
 from __future__ import annotations
