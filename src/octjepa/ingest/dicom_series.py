@@ -187,7 +187,7 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
     if announced > count + len(beside):
         raise rejection("frames_missing", f"{announced} images in the acquisition by the header, {count} are here")
     numbers, positions = _numbers(headers), _positions(headers)
-    ranks = None if positions is None else np.argsort(np.argsort(positions)).tolist()
+    ranks: list[int] = [] if positions is None else np.argsort(np.argsort(positions)).tolist()
     if positions is not None:
         gaps = np.diff(np.sort(positions))
         if gaps.min() < 1e-4:
@@ -197,10 +197,10 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
                 "scans in one series; give each scan a folder of its own",
             )
         if np.abs(gaps - np.median(gaps)).max() <= _EVEN * np.median(gaps):
-            return list(numbers or ranks)
+            return numbers or ranks
     if numbers is None:
-        if ranks is not None:
-            return list(ranks)
+        if ranks:
+            return ranks
         raise rejection(
             "single_frame_series",
             f"{count} files of one series, and neither ImagePositionPatient nor InstanceNumber orders them",
