@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
@@ -10,7 +11,7 @@ import pytest
 
 from bucket_servers import Bucket, bucket_of, s3_server
 from command_line import call
-from octjepa.remote import info, join, list_objects, put_bytes, remove
+from octjepa.remote import bucket_lock, info, join, list_objects, put_bytes, remove
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +102,10 @@ def test_archives_of_a_bucket_are_expanded_into_it_and_ingested(bucket: Bucket, 
     source, tree = join(bucket.url, "zips"), join(bucket.url, "tree")
     assert done("expand", source, tree, "--dry-run")["written"] == 4
     assert not list_objects(tree)
+    with bucket_lock(tree):
+        second = call("expand", source, tree)
+    assert second.code == 2
+    assert f"another process is writing to {tree}: number {os.getpid()} on" in second.err
     made = done("expand", source, tree)
     assert (made["written"], made["skipped"]) == (4, 0)
     remove(list_objects(tree)[0].url)

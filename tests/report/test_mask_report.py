@@ -10,6 +10,7 @@ import pytest
 
 from command_line import call
 from octjepa.errors import UsageError
+from octjepa.locks import writer_lock
 from octjepa.report import mask_statistics
 from octjepa.report.figures.masks import mask_chart, report_masks
 from synthetic import MemoryStore, small_recipe
@@ -45,9 +46,17 @@ def test_the_verb_without_a_store(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "masks" / "masks.json").read_text())["synthetic"] is True
 
 
+def test_a_folder_that_another_process_writes_to_is_refused(tmp_path: Path) -> None:
+    with writer_lock(tmp_path / "masks"):
+        refused = call("plan", "smoke_test", "--masks", tmp_path / "masks")
+    assert refused.code == 2
+    assert "another process is writing to" in refused.err
+    assert not (tmp_path / "masks").exists()
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="give --masks the name of a folder"):
+    with pytest.raises(UsageError, match="is a file: name a folder"):
         report_masks(small_recipe(), None, None, tmp_path / "file")
     refused = call("plan", "smoke_test", "--masks", tmp_path / "file")
     assert refused.code == 2

@@ -135,7 +135,9 @@ class BucketTarget:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        yield  # two runs write the same objects
+        """Holds the place in the bucket for one process. Raises UsageError where another one has it."""
+        with remote.bucket_lock(self._url):
+            yield
 
     def check_room(self, needed: int) -> None:
         pass

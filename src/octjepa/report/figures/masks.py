@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Int
 from markupsafe import Markup
 
-from octjepa.errors import UsageError
-from octjepa.files import write_json
+from octjepa.files import write_atomic, write_json
+from octjepa.locks import writer_lock
 from octjepa.recipe import Recipe
 from octjepa.report.figures import svg
 from octjepa.report.figures.eyes import central_slice
@@ -90,20 +90,18 @@ def report_masks(recipe: Recipe, store: Store | None, volume_ids: Sequence[str] 
     """Measures the masks of `recipe` on `volume_ids` of `store`, or without a store on simulated tissue bands.
 
     Writes `masks.json` and `masks.png` into `folder`, created if absent; returns their paths and the statistics of
-    `mask_statistics.summary`. Raises UsageError where `folder` is a file.
+    `mask_statistics.summary`. Raises UsageError where `folder` is a file, or another process writes to it.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: give --masks the name of a folder")
-    folder.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that cannot be written fails at once
-    measured = measure_synthetic(recipe) if store is None else measure_store(recipe, store, volume_ids or ())
-    write_json(folder / "masks.json", measured)
-    with mpl.rc_context({"font.size": 8}):
-        figure = _statistics_figure(measured, _PAPER)
-    FigureCanvasAgg(figure)
-    figure.savefig(folder / "masks.png", dpi=150, facecolor="white")
+    with writer_lock(folder):
+        measured = measure_synthetic(recipe) if store is None else measure_store(recipe, store, volume_ids or ())
+        write_json(folder / "masks.json", measured)
+        with mpl.rc_context({"font.size": 8}):
+            figure = _statistics_figure(measured, _PAPER)
+        FigureCanvasAgg(figure)
+        write_atomic(folder / "masks.png", lambda file: figure.savefig(file, format="png", dpi=150, facecolor="white"))
     return {"report": str(folder / "masks.json"), "figure": str(folder / "masks.png"), **summary(measured)}
 
 

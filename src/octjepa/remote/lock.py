@@ -1,0 +1,100 @@
+"""One writer at a time to a folder in a bucket: the object `.lock` in it, made only where there is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.remote.address import join
+from octjepa.remote.bucket import info, put_bytes, remove
+from octjepa.remote.cache import read_bytes
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def bucket_lock(folder: str) -> Iterator[None]:
+    """Holds the folder at the url `folder`. Raises UsageError where another process has it.
+
+    The lock of a killed process of this machine is replaced; that of another machine stays until somebody removes it.
+    """
+    url = join(folder, ".lock")
+    me = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "machine": _machine(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "token": uuid.uuid4().hex,
+    }
+    mine = json.dumps(me).encode()
+    while not put_bytes(mine, url, only_if_absent=True):
+        holder = _holder(url)
+        if holder is None:
+            continue  # released in this moment
+        if holder.get("machine") == me["machine"] and not _is_alive(int(holder.get("process", 0))):
+            _log.warning("%s was left by process %s, which has ended: taken over", url, holder["process"])
+            remove(url)
+            continue
+        raise UsageError(
+            f"another process is writing to {url.rpartition('/')[0]}: number {holder.get('process', 'unknown')} on "
+            f"{holder.get('host', 'an unknown machine')}, for {_age(str(holder.get('since', '')))}. Wait for it to "
+            f"end. If you are sure that it was killed, remove the object {url} and run the same command again"
+        )
+    try:
+        yield
+    finally:
+        if _holder(url) == me:
+            remove(url)
+        else:
+            _log.warning("%s was removed while this process was writing: check whether another process wrote too", url)
+
+
+def _holder(url: str) -> dict[str, Any] | None:
+    """What the lock object says of its process; {} where it is unreadable, None where there is no lock."""
+    try:
+        content = json.loads(read_bytes(url))
+        return content if isinstance(content, dict) else {}
+    except ValueError:
+        return {}
+    except OctjepaError:
+        if info(url) is None:
+            return None
+        raise
+
+
+def _age(since: str) -> str:
+    try:
+        minutes = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() / 60
+    except (ValueError, TypeError):
+        return "an unknown time"
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+def _machine() -> str:
+    """Identifies this machine since its start, and the namespace of its process numbers."""
+    parts = [socket.gethostname()]
+    for path, read in (("/proc/sys/kernel/random/boot_id", Path.read_text), ("/proc/self/ns/pid", Path.readlink)):
+        try:
+            parts.append(str(read(Path(path))).strip())
+        except OSError:
+            continue  # not Linux: the host name has to do
+    return " ".join(parts)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
