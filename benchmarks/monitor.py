@@ -19,12 +19,11 @@ import torch
 from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import update_target
 from octjepa.phantom import write_cohort
 from octjepa.store import Store, build_store
 from octjepa.train.data import choose_cohort
 from octjepa.train.monitor import MonitorSet, run_monitor
-from octjepa.train.optimizer import build_optimizer
+from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 

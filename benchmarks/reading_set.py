@@ -26,9 +26,9 @@ READING_SET = (
     "model/predictor.py",
     "model/blocks.py",
     "objective/base.py",  # what an objective is
-    "objective/loss.py",  # the loss
-    "train/optimizer.py",
-    "objective/ema.py",
+    "objective/methods/vjepa.py",  # one: |prediction - target|
+    "objective/loss.py",  # what is minimised: that, and regularisers
+    "train/optimizer.py",  # learning rate, AdamW, EMA target
 )
 
 

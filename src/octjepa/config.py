@@ -19,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 
 from octjepa.errors import RecipeError
 from octjepa.recipe import Recipe
-from octjepa.recipe.stored import with_earlier_defaults
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -174,6 +173,34 @@ def stored_recipe(data: dict[str, Any], where: str) -> Recipe:
     Raises RecipeError listing every fault at once.
     """
     return PRETRAINING.read(with_earlier_defaults(data), where)
+
+
+# section -> key -> what every run did before that key existed
+_BEFORE: dict[str, dict[str, Any]] = {
+    "checkpoint": {"export": "target"},
+    "data": {"exclude_notes": ()},
+    "model": {"stem": "linear"},
+}
+
+
+def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe that an earlier version stored, with the keys that it lacks and that decide its result today.
+
+    A stored recipe holds every key of the version that wrote it. A key that it lacks did not exist then, and what it
+    decides was done in one way, which need not be today's default.
+    """
+    first = "stem" not in stored.get("model", {})
+    recipe: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in stored.items()}
+    for section, defaults in _BEFORE.items():
+        recipe[section] = {**defaults, **recipe.get(section, {})}
+    if first:  # the versions without a choice of stems
+        if recipe["model"].get("positions") != "sincos":
+            recipe["model"].setdefault("rope_base", 10_000.0)
+        if recipe.get("objective", {}).get("name") == "mae":
+            recipe["objective"]["name"] = "mae_patch_norm"
+    if recipe.get("objective", {}).get("name") == "vjepa_dense":
+        recipe["objective"].setdefault("visible_warmup", 0.0)
+    return recipe
 
 
 def load_run_recipe(path: Path) -> Recipe:

@@ -5,7 +5,7 @@ import torch
 
 from octjepa.errors import RecipeError, UsageError
 from octjepa.model import VJEPA3D
-from octjepa.model.stem import HIDDEN, PatchMLP
+from octjepa.model.encoder import HIDDEN, PatchMLP
 from octjepa.model.vjepa2 import to_vjepa2
 from synthetic import small_recipe
 

@@ -7,7 +7,7 @@ import pytest
 
 from octjepa.phantom import Truth
 from octjepa.phantom.anatomy import BM, ILM, SURFACES
-from octjepa.phantom.measures import MEASURES, eye_measures
+from octjepa.phantom.eye import MEASURES, eye_measures
 
 SPACING = (0.25, 0.01, 0.05)  # a voxel holds 0.000125 mm3, an A-scan covers 0.0125 mm2
 

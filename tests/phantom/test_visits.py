@@ -14,9 +14,8 @@ from octjepa.phantom import DEVICES, DIALECTS, LESIONS, Eye, make_eye, write_coh
 from octjepa.phantom.anatomy import BM, ILM, SCLERA, Anatomy, make_anatomy
 from octjepa.phantom.dialect import Dialect, Grid
 from octjepa.phantom.dicom import eye_dataset, sop_uid
-from octjepa.phantom.eye import assemble_eye, lesion_masks
+from octjepa.phantom.eye import assemble_eye, eye_measures, lesion_masks
 from octjepa.phantom.lesions import make_disease
-from octjepa.phantom.measures import eye_measures
 from octjepa.phantom.person import LESION_SIZES, make_person
 
 SPECTRALIS, CIRRUS, TRITON = "heidelberg_spectralis", "zeiss_cirrus", "topcon_triton"

@@ -12,13 +12,12 @@ import torch
 from octjepa import keys
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective import ema
 from octjepa.objective.base import get_objective
 from octjepa.recipe import OBJECTIVES
 from octjepa.train import loop, validate
 from octjepa.train.guards import FROZEN_AFTER, PretextAlarm
 from octjepa.train.loop import pretrain
-from octjepa.train.optimizer import build_optimizer
+from octjepa.train.optimizer import build_optimizer, horizon_momentum, momentum, random_start_share, update_target
 from octjepa.train.step import accumulate
 from octjepa.views import geometry, masks
 from octjepa.views.loader import TrainingDataset, ValidationDataset, collate, validation_batches
@@ -94,7 +93,7 @@ def test_2_target_is_the_exact_moving_average_and_lags():
     optimizer.step()
     old = [p.clone() for p in model.target_encoder.parameters()]
     m = 0.9
-    ema.update_target(model.target_encoder, model.context_encoder, m)
+    update_target(model.target_encoder, model.context_encoder, m)
     for before, now, student in zip(
         old, model.target_encoder.parameters(), model.context_encoder.parameters(), strict=True
     ):
@@ -108,7 +107,7 @@ def test_2_target_is_the_exact_moving_average_and_lags():
 
 def test_2_momentum_rises_from_base_to_final():
     recipe = small_recipe(objective={"ema_base": 0.996}).objective
-    values = [ema.momentum(u, 100, recipe) for u in range(101)]
+    values = [momentum(u, 100, recipe) for u in range(101)]
     assert values[0] == 0.996
     assert values[100] == 1.0
     assert values == sorted(values)
@@ -121,19 +120,19 @@ def test_2_the_target_forgets_its_random_start(updates):
     """Whatever the length of the run, and then it averages the last updates: it is near the student at the end."""
     for horizon in (None, 0.001, 0.1):
         recipe = small_recipe(objective={"ema_horizon": horizon}).objective
-        assert ema.random_start_share(updates, recipe) < 1e-3
+        assert random_start_share(updates, recipe) < 1e-3
         student = target = 0.0
         for update in range(updates):  # a student that moves steadily: the target is behind it by the horizon
             student += 1 / updates
-            m = ema.momentum(update, updates, recipe)
+            m = momentum(update, updates, recipe)
             target = m * target + (1 - m) * student
         assert 0.7 * (horizon or 0.01) - 2 / updates < student - target <= (horizon or 0.01)
     schedule = small_recipe(objective={"ema_base": 0.996}).objective
-    assert ema.random_start_share(675, schedule) > 0.2  # what the horizon is for
+    assert random_start_share(675, schedule) > 0.2  # what the horizon is for
 
 
 def test_2_momentum_is_ramped_so_that_a_long_horizon_forgets_too():
-    values = [ema.horizon_momentum(u, 10_000, 0.1) for u in range(10_000)]
+    values = [horizon_momentum(u, 10_000, 0.1) for u in range(10_000)]
     assert values[:3] == [pytest.approx(1 / 10), pytest.approx(2 / 11), pytest.approx(3 / 12)]
     assert values == sorted(values)
     assert values[-1] == pytest.approx(1 - 1 / 1000)

@@ -14,8 +14,7 @@ from torch import Tensor
 from octjepa.distributed import xla
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import cosine_momentum, update_target
-from octjepa.train.optimizer import build_optimizer, learning_rate, set_learning_rate
+from octjepa.train.optimizer import build_optimizer, cosine_momentum, learning_rate, set_learning_rate, update_target
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe

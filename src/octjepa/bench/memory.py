@@ -79,8 +79,7 @@ def _measure(recipe: Recipe) -> int:
 
     from octjepa.distributed.runtime import Runtime
     from octjepa.model import VJEPA3D
-    from octjepa.objective.ema import update_target
-    from octjepa.train.optimizer import build_optimizer
+    from octjepa.train.optimizer import build_optimizer, update_target
     from octjepa.train.step import accumulate
 
     runtime = Runtime(recipe.train.precision)

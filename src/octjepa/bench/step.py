@@ -20,9 +20,8 @@ from octjepa.bench.data import bench_recipe, random_batch
 from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import update_target
 from octjepa.recipe import Recipe, TrainRecipe
-from octjepa.train.optimizer import build_optimizer
+from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import plan
 from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, take_step

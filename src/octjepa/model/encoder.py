@@ -5,6 +5,7 @@ It receives only the tokens it is given, never a whole volume, so a hidden patch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +15,37 @@ from torch import Tensor, nn
 
 from octjepa.model.blocks import NORM_EPS, Stack, initialise
 from octjepa.model.positions import Rope, rope_tables, sincos
-from octjepa.model.stem import PatchMLP
-from octjepa.recipe import ROPE_BASE
+from octjepa.recipe import ROPE_BASE, SUB_PATCH
+
+HIDDEN = 48  # features of a sub-patch in `PatchMLP`
+
+
+class PatchMLP(nn.Module):
+    """The stem `patch_mlp`: voxels of a patch -> its sub-patches -> linear, GELU -> all of them -> linear to `width`.
+
+    A lesion may be a fiftieth of a patch; one linear layer over all its voxels cannot tell where in the patch it is. A
+    convolution with overlap could, but would carry voxels of a hidden patch into its visible neighbour.
+    """
+
+    def __init__(self, patch_size: tuple[int, int, int], width: int) -> None:
+        super().__init__()
+        counts = tuple(size // part for size, part in zip(patch_size, SUB_PATCH, strict=True))
+        if any(size % part for size, part in zip(patch_size, SUB_PATCH, strict=True)):
+            raise ValueError(f"patches of {patch_size} cannot be divided into sub-patches of {SUB_PATCH}")
+        self.grid = tuple(size for pair in zip(counts, SUB_PATCH, strict=True) for size in pair)  # [n, 2, n, 4, n, 4]
+        self.inner = nn.Linear(math.prod(SUB_PATCH), HIDDEN)
+        self.activation = nn.GELU()
+        self.outer = nn.Linear(HIDDEN * math.prod(counts), width)
+
+    def initialise(self) -> None:
+        """Unit variance before the GELU for voxels of unit variance: at 0.02 it would be all but linear."""
+        nn.init.trunc_normal_(self.inner.weight, std=self.inner.in_features**-0.5)
+
+    def forward(self, patches: Float[Tensor, "b t voxels"]) -> Float[Tensor, "b t w"]:
+        parts = patches.unflatten(-1, self.grid).permute(0, 1, 2, 4, 6, 3, 5, 7)  # [b, t, n, n, n, 2, 4, 4]
+        hidden = self.activation(self.inner(parts.flatten(5).flatten(2, 4)))  # [b, t, sub-patches, hidden]
+        embedded: Tensor = self.outer(hidden.flatten(2))
+        return embedded
 
 
 class Encoder(nn.Module):

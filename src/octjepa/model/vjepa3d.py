@@ -23,10 +23,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from octjepa.model.blocks import Block, Stack
-from octjepa.model.encoder import Encoder
+from octjepa.model.encoder import Encoder, PatchMLP
 from octjepa.model.positions import Rope
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
-from octjepa.model.stem import PatchMLP
 from octjepa.objective.base import Objective, Prediction, gather_tokens, get_objective
 from octjepa.recipe import ROPE_BASE, SIZES, ModelSize, Recipe
 

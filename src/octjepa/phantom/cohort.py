@@ -23,8 +23,7 @@ from octjepa.keys import key
 from octjepa.locks import LOCK, writer_lock
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
-from octjepa.phantom.eye import Eye, make_eye, write_truth
-from octjepa.phantom.measures import MEASURES, eye_measures
+from octjepa.phantom.eye import MEASURES, Eye, eye_measures, make_eye, write_truth
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, at_visit, make_person
 from octjepa.phantom.zoo import DEFECTS, defects_for, write_broken
 from octjepa.phantom.zoo.scan_file import Defect

@@ -1,4 +1,4 @@
-"""One synthetic eye: pixels as the instrument would give them, and the truth about it, in memory and as a file.
+"""One synthetic eye: pixels as an instrument gives them, and the truth about it: in memory, in a file, in figures.
 
 A truth file holds the surfaces in 16 bit (1/64 voxel, 1/16 in deep scans) and the lesion masks as packed bits.
 `np.load` reads it without pickle. Zip members have a fixed date, so equal truths are equal bytes.
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from octjepa.errors import UsageError
 from octjepa.keys import generator
-from octjepa.phantom.anatomy import BM, RPE, SURFACES, make_anatomy
+from octjepa.phantom.anatomy import BM, ILM, RPE, SURFACES, make_anatomy
 from octjepa.phantom.dialect import Dialect, Size, dialect_of
 from octjepa.phantom.lesions import Disease, make_disease
 from octjepa.phantom.person import LESION_SIZES, LESIONS, Difficulty, Person, at_visit, make_person
@@ -24,6 +24,11 @@ from octjepa.phantom.render import render
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
+# The columns of truth/eyes.tsv.
+MEASURES: Final = (
+    "intraretinal_fluid_mm3", "subretinal_fluid_mm3", "atrophy_mm2", "drusen_mm3", "central_thickness_um",
+)  # fmt: skip
+CENTRAL_SUBFIELD_MM: Final = 0.5  # radius of the middle of the ETDRS grid
 _LIMIT: Final = 32767  # of 16 bit: +-511 voxels in 1/64, +-2047 in 1/16
 
 
@@ -183,3 +188,22 @@ def read_truth(path: Path) -> Truth:
     except (OSError, KeyError, ValueError) as error:
         raise UsageError(f"{path} is no truth file of a phantom ({error}): expected truth/<SOP UID>.npz") from None
     return Truth(surfaces, masks, fovea)
+
+
+def eye_measures(truth: Truth, spacing_mm: tuple[float, float, float]) -> dict[str, float]:
+    """`MEASURES` of a scan with voxels of `spacing_mm` (slice, depth, column).
+
+    A volume is the voxels of a lesion's mask, the area of atrophy its A-scans, and the central thickness the mean from
+    the ILM to Bruch's membrane over the A-scans within 0.5 mm of the fovea; 0 where there is no lesion.
+    """
+    dz, dy, dx = spacing_mm
+    voxels = {name: np.count_nonzero(mask) for name, mask in truth.masks.items()}
+    atrophy = truth.masks.get("geographic_atrophy")
+    volumes = (voxels.get(name, 0) * dz * dy * dx for name in ("intraretinal_fluid", "subretinal_fluid", "drusen"))
+    intraretinal, subretinal, drusen = volumes
+    area = 0.0 if atrophy is None else np.count_nonzero(atrophy.any(axis=1)) * dz * dx
+    thickness = (truth.surfaces_px[BM] - truth.surfaces_px[ILM]) * dy * 1000
+    z, x = (np.arange(n) * step for n, step in zip(thickness.shape, (dz, dx), strict=True))
+    central = np.hypot(z[:, None] - truth.fovea_mm[0], x[None, :] - truth.fovea_mm[1]) <= CENTRAL_SUBFIELD_MM
+    values = (intraretinal, subretinal, area, drusen, float(thickness[central].mean()))
+    return dict(zip(MEASURES, values, strict=True))

@@ -21,7 +21,6 @@ from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, sto
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
-from octjepa.objective.ema import momentum, update_target
 from octjepa.objective.loss import at_update
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
@@ -40,7 +39,7 @@ from octjepa.train.guards import (
 )
 from octjepa.train.metrics import MetricsBuffer, ThroughputMeter
 from octjepa.train.monitor import MonitorSet, run_monitor
-from octjepa.train.optimizer import learning_rate, set_learning_rate, warmup_updates
+from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
 from octjepa.train.precision import agree_on_precision, with_precision
 from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
 from octjepa.train.setup import Run, prepare

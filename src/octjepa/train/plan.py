@@ -24,12 +24,19 @@ from octjepa.distributed.precision import choose_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.objective.ema import momentum, random_start_share, update_target
 from octjepa.objective.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.data import batch_shares
-from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates, warmup_updates
+from octjepa.train.optimizer import (
+    build_optimizer,
+    lr_curve,
+    momentum,
+    random_start_share,
+    total_updates,
+    update_target,
+    warmup_updates,
+)
 from octjepa.train.precision import with_precision
 from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, is_out_of_memory, micro_batch_too_large, take_step

@@ -25,8 +25,7 @@ from octjepa.extras import install_command
 from octjepa.files import Journal
 from octjepa.recipe import TRACKERS, Recipe
 from octjepa.train.tracking.base import NEEDS, TrackedRun, Tracker, in_one_line
-from octjepa.train.tracking.picture import draw
-from octjepa.train.tracking.pictures import PictureFolder
+from octjepa.train.tracking.picture import PictureFolder, draw
 from octjepa.views.loader import Batch
 
 SECONDS_AT_THE_END = 15.0

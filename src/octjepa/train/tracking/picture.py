@@ -1,4 +1,4 @@
-"""The pretext task as a picture: of a few samples, what the student sees and what it must predict.
+"""The pretext task as a picture: of a few samples, what the student sees and what it must predict; and their folder.
 
 Two strips a sample. Above, the context view as the student sees it: context tokens alone. Below, the target view, with
 target tokens in orange, other hidden ones in blue, and tokens that no encoder sees left dark. A column is the middle
@@ -7,10 +7,15 @@ B-scan of a slab of patches; long grids show a few slabs, evenly spread.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from octjepa.files import write_atomic
 from octjepa.recipe import Recipe
+from octjepa.train.tracking.base import png
 from octjepa.views.loader import Batch
 
 SAMPLES = 2
@@ -65,3 +70,23 @@ def _draw_strip(
     bscans = bscans[slabs, ::step, ::step]
     line = np.full((bscans.shape[1], _GAP, 3), 255, np.float32)
     return np.concatenate([part for bscan in bscans for part in (bscan, line)][:-1], axis=1).astype(np.uint8)
+
+
+class PictureFolder:
+    """The tracker that every run has: writes `update-00000001.png` and so on into the run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def metrics(self, update: int, values: Mapping[str, float]) -> None:
+        """Metrics are in metrics.jsonl already."""
+
+    def picture(self, update: int, image: UInt8[np.ndarray, "H W 3"]) -> None:
+        write_atomic(self._folder / f"update-{update:08d}.png", lambda file: file.write(png(image)))
+
+    def close(self, finished: bool) -> None:
+        """Every picture is written already."""
+
+    def checkpoint(self, update: int, address: str) -> None:
+        """Checkpoints are in their folder already."""
