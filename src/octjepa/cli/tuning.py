@@ -1,15 +1,27 @@
-"""The verb of tuned tasks: finetune."""
+"""The verbs of tuned tasks: finetune and predict."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Overrides, Quiet, StorePath
+from octjepa.cli.options import (
+    AllowOutside,
+    Json,
+    Labelled,
+    Ledger,
+    MaxLost,
+    Overrides,
+    Quiet,
+    Spacing,
+    StorePath,
+    Workers,
+)
 from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
+from octjepa.errors import TooManyLostError, UsageError
 
 
 @app.command()
@@ -47,3 +59,70 @@ def finetune(
     parts = ("rows", "notes", "checkpoint", "predictions", "summary", *(("labelled",) if counts else ()))
     shown = made if as_json else {key: made[key] for key in parts}
     print_result(shown, as_json, "rows", {pair["metric"] for pair in made["paired"]})
+
+
+@app.command()
+def predict(
+    tuned: Annotated[str, typer.Argument(help="The folder of a fine-tuning; or of a segmentation head.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the table of predictions.")],
+    sources: Annotated[
+        list[str] | None, typer.Argument(help="New scans: files, folders, globs, lists, manifests; gs:// and s3://.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="A store instead of new scans: a folder, gs://... or s3://...")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="Of a segmentation head on a frozen encoder: that encoder.")
+    ] = None,
+    level: Annotated[
+        Literal["volume", "eye", "person"] | None,
+        typer.Option("--level", help="What a case is, whose scans are averaged; default: as in the tuning."),
+    ] = None,
+    workers: Workers = None,
+    spacing: Spacing = None,
+    max_lost: MaxLost = 0.2,
+    allow_outside: AllowOutside = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Applies a tuned model to new scans. From files to a table, with calibrated probabilities and warnings."""
+    from octjepa.tasks.segment.folder import is_head
+
+    check_output_folder(out)
+    if (store is None) == (not sources):
+        raise UsageError("name either the scans to predict or a --store of them")
+    if is_head(tuned):
+        _segment(tuned, checkpoint, sources, out, as_json)
+        return
+    if checkpoint is not None:
+        raise UsageError("--from is for a segmentation head: a fine-tuning holds its encoder")
+    from octjepa.tasks.finetune.inference import predict_scans, predict_store
+
+    if store is not None:
+        from octjepa.store import Store
+
+        print_result(predict_store(tuned, Store.open(store), out, level), as_json)
+        return
+    from octjepa.ingest.reader import parse_spacing
+
+    spacing_mm = None if spacing is None else parse_spacing(spacing)
+    try:
+        print_result(predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm), as_json)
+    except TooManyLostError as error:
+        print_result(error.summary, as_json)  # the work is done: its figures come before the exit code
+        raise
+
+
+def _segment(head: str, checkpoint: str | None, sources: list[str] | None, out: Path, as_json: bool) -> None:
+    from octjepa.ingest.sources import discover
+    from octjepa.tasks.segment.predict import segment_scans
+
+    if not sources:
+        raise UsageError("a segmentation head is applied to scans, not to a --store: name their files or folders")
+    files = discover(sources).files
+    if away := [file for file in files if isinstance(file.location, str) or file.member]:
+        raise UsageError(
+            f"{len(away)} of {len(files)} scans are in a bucket or one of several in a file: copy them to a folder, a "
+            "file each"
+        )
+    print_result(segment_scans(head, checkpoint, [file.path for file in files], out), as_json)

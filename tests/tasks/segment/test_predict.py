@@ -51,6 +51,20 @@ def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tu
         assert 60 < result["mean_um"]["inner"] < 200
 
 
+def test_predict_applies_a_head_to_a_folder_of_scans(line: Line, applied: tuple[Path, dict], tmp_path: Path) -> None:
+    out, _ = applied
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    (scans / "scan.dcm").symlink_to(line.scan("cirrus"))
+    made = call("predict", line.out, scans, "--from", line.encoder, "--out", tmp_path / "masks", "--json")
+    assert made.code == 0, made.err
+    (name,) = [one["volume_id"] for one in made.json["scans"]]
+    for suffix in ("dcm", "etdrs.tsv"):
+        assert (tmp_path / "masks" / f"{name}.{suffix}").stat().st_size == (out / f"{name}.{suffix}").stat().st_size
+    stored = call("predict", line.out, "--store", scans, "--from", line.encoder, "--out", tmp_path / "masks")
+    assert "is applied to scans, not to a --store" in stored.err
+
+
 def test_the_dicom_segmentation_references_its_scan_and_holds_nobodys_name(
     line: Line, applied: tuple[Path, dict]
 ) -> None:

@@ -40,7 +40,7 @@ from octjepa.tasks.finetune.folder import (
     save_tuned,
 )
 from octjepa.tasks.finetune.network import POOL, TUNED_POOL, TunedNetwork
-from octjepa.tasks.finetune.predict import predict_split, validation_loss
+from octjepa.tasks.finetune.predict import predict_split, set_reference, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
@@ -204,6 +204,7 @@ def _tune(
     learner = tune(network, recipe, data, store, runtime, folder)
     val = predict_split(network, data, store, "val", runtime)
     shifts = [validation_loss(*three)[1] for three in zip(data.targets, data.labels, val, strict=True)]
+    set_reference(network, data, store, runtime)
     update = learner.best_update or learner.updates
     by = "val" if learner.best_update else "last"
     found.choices.append(

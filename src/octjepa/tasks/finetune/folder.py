@@ -183,7 +183,11 @@ def save_tuned(
         "recipe": pretrained.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(pretrained.recipe.preprocessing),
         "trained_on": sorted(pretrained.trained_on | set(data.volume_ids("train"))),
-        TUNED: {"settings": recipe.model_dump(mode="json"), "heads": [asdict(spec) for spec in specs]},
+        TUNED: {
+            "settings": recipe.model_dump(mode="json"),
+            "heads": [asdict(spec) for spec in specs],
+            "devices": sorted(set(data.frame["device"].iloc[data.labelled("train")]) - {""}),
+        },
     }
     return Path(write_folder(folder, update, {MODEL_FILE: encoder, HEAD_FILE: heads}, about))
 

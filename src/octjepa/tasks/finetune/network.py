@@ -45,6 +45,9 @@ class TunedNetwork(nn.Module):
     std: Tensor
     middle: Tensor
     half_size: Tensor
+    reference_mean: Tensor
+    reference_std: Tensor
+    reference_limit: Tensor
 
     def __init__(self, pretrained: PretrainedEncoder, tasks: Sequence[tuple[Task, int]]) -> None:
         super().__init__()
@@ -61,6 +64,9 @@ class TunedNetwork(nn.Module):
             self.pooling = AttentivePooling(torch.zeros(dim), torch.ones(dim), queries=len(heads))
         self.register_buffer("mean", torch.zeros(3 * dim))
         self.register_buffer("std", torch.ones(3 * dim))
+        self.register_buffer("reference_mean", torch.zeros(3 * dim))  # of the training volumes after tuning
+        self.register_buffer("reference_std", torch.ones(3 * dim))
+        self.register_buffer("reference_limit", torch.tensor(float("inf")))  # of `distance`, beyond it a scan is unlike
         corners = token_positions(np.array([0, recipe.grid_tokens - 1]), recipe)
         middle = torch.from_numpy((corners[0] + corners[1]) / 2)
         half = torch.from_numpy((corners[1] - corners[0]) / 2) / (1 - 1 / torch.tensor(recipe.grid))
@@ -88,6 +94,26 @@ class TunedNetwork(nn.Module):
         variance = (deviations**2).mean(dim=0) + means.var(dim=0, correction=0)
         self.pooling.std.copy_(variance.sqrt().clamp_min(1e-6))
 
+    def set_reference(self, training: Float[Tensor, "n features"], held_out: Float[Tensor, "m features"]) -> None:
+        """How `pool` of training volumes spreads, and how far 99 % of volumes that did not train it are from that.
+
+        Without `held_out` each half of the training volumes is compared with the other: a volume is nearer to a spread
+        that it is a part of.
+        """
+        training, held_out = training.to(self.reference_mean), held_out.to(self.reference_mean)
+        even, odd = training[0::2], training[1::2]
+        distances = []
+        for known, others in ((even, odd), (odd, even), (training, held_out)):
+            self.reference_mean.copy_(known.mean(dim=0))
+            self.reference_std.copy_(known.std(dim=0, correction=0).clamp_min(1e-6))
+            distances.append(self.distance(others))
+        compared = distances[2] if len(held_out) else torch.cat(distances[:2])
+        self.reference_limit.copy_(compared.quantile(0.99))
+
+    def distance(self, volumes: Float[Tensor, "n features"]) -> Float[Tensor, " n"]:
+        """Of each volume's `pool` from the training volumes: root mean square of its features in their deviations."""
+        return ((volumes - self.reference_mean) / self.reference_std).square().mean(dim=1).sqrt()
+
     def head_outputs(self, tokens: TokenBatch) -> list[Float[Tensor, "b _"]]:
         """Of each head, from tokens, none of them filling: log-probabilities of the classes, or the standardised
         quantity."""
@@ -99,6 +125,15 @@ class TunedNetwork(nn.Module):
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
         """`pooled` of whole volumes as embedding sees them (no augmentation, all tissue), not standardised."""
         return torch.cat([pooled(one.features) for one in self._whole(volumes)])
+
+    @torch.no_grad()
+    def predict_with_distance(self, volumes: Sequence[CanonicalVolume]) -> tuple[list[Float[Tensor, "b _"]], Tensor]:
+        """`predict`, and the `distance` of each volume."""
+        each, distances = [], []
+        for one in self._whole(volumes):
+            each.append(self.head_outputs(one))
+            distances.append(self.distance(pooled(one.features)))
+        return [torch.cat(outputs) for outputs in zip(*each, strict=True)], torch.cat(distances)
 
     @torch.no_grad()
     def predict(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:

@@ -1,4 +1,7 @@
-"""What a tuned network predicts: for the volumes of a split in training, and for new scans (`load_tuned(folder)`)."""
+"""What a tuned network predicts: for the volumes of a split in training, and for one case (`load_tuned(folder)`).
+
+`inference` predicts whole folders and stores.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,29 @@ from octjepa.volume import OCTVolume
 Scan = str | Path | OCTVolume | CanonicalVolume
 _AT_ONCE = 16  # volumes, as embedding takes them
 _VOLUMES_FOR_SCALE = 256
+_ENOUGH_HELD_OUT = 20  # volumes of val from which the limit of `TunedNetwork.distance` is taken
 
 
 def standardise(network: TunedNetwork, data: TuningData, store: Store, runtime: Runtime) -> None:
     """Sets the scale of the heads' input by (at most 256 of) the training volumes."""
-    ids = data.volume_ids("train")
+    network.set_scale(_pooled_volumes(network, store, data.volume_ids("train"), runtime, "scale"))
+
+
+def set_reference(network: TunedNetwork, data: TuningData, store: Store, runtime: Runtime) -> None:
+    """Records which scans the tuned network knows, by training volumes and by those of val, at most 256 of each."""
+    training = _pooled_volumes(network, store, data.volume_ids("train"), runtime, "reference")
+    held_out = data.volume_ids("val")
+    enough = len(held_out) >= _ENOUGH_HELD_OUT
+    network.set_reference(
+        training, _pooled_volumes(network, store, held_out, runtime, "reference") if enough else training[:0]
+    )
+
+
+def _pooled_volumes(
+    network: TunedNetwork, store: Store, ids: Sequence[str], runtime: Runtime, label: str
+) -> Float[Tensor, "n features"]:
     some = [ids[n] for n in np.unique(np.linspace(0, len(ids) - 1, _VOLUMES_FOR_SCALE).astype(int))]
-    features = _over_volumes(network.pool, store, some, len(network.mean), runtime, "scale")
-    network.set_scale(torch.from_numpy(features))
+    return torch.from_numpy(_over_volumes(network.pool, store, some, len(network.mean), runtime, label))
 
 
 def predict_split(
@@ -120,10 +138,21 @@ def _training_shift(target: PreparedTarget, labels: TrainingLabels) -> Float[np.
 
 
 class TunedModel:
-    """A tuned encoder with its heads, frozen. `heads` describes each head's classes and scale."""
+    """A tuned encoder with its heads, frozen. `heads` describes each head's classes and scale.
 
-    def __init__(self, encoder: PretrainedEncoder, network: TunedNetwork, heads: list[HeadSpec]) -> None:
+    level: what a case was in tuning: a volume, eye or person. devices: those of the training volumes.
+    """
+
+    def __init__(
+        self,
+        encoder: PretrainedEncoder,
+        network: TunedNetwork,
+        heads: list[HeadSpec],
+        level: str = "volume",
+        devices: Sequence[str] = (),
+    ) -> None:
         self.encoder, self.network, self.heads = encoder, network.requires_grad_(False), heads
+        self.level, self.devices = level, tuple(devices)
 
     def predict(self, *scans: Scan) -> dict[str, dict[str, Any]]:
         """The prediction for one case, the mean over its scans, by target.
@@ -137,7 +166,7 @@ class TunedModel:
         # One at a time: a case has few scans, and a volume in memory is large.
         outputs = [self.network.predict([self._prepared(scan)]) for scan in scans]
         return {
-            head.target: _case_prediction(head, np.stack([one[number][0].double().cpu().numpy() for one in outputs]))
+            head.target: case_prediction(head, np.stack([one[number][0].double().cpu().numpy() for one in outputs]))
             for number, head in enumerate(self.heads)
         }
 
@@ -151,7 +180,8 @@ class TunedModel:
         return self.encoder.prepare(volume)
 
 
-def _case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"]) -> dict[str, Any]:
+def case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"]) -> dict[str, Any]:
+    """The prediction of a head for one case from its outputs for each scan of it; keys as of `TunedModel.predict`."""
     scores = in_label_units(outputs, head.classes, head.scale)
     if not head.classes:
         return {"value": float(scores.mean())}
@@ -170,16 +200,22 @@ def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedMod
 
     Raises WrongCheckpointError (nothing tuned there), CheckpointError (damaged).
     """
-    folder = newest_checkpoint(parse_location(path))
+    try:
+        folder = newest_checkpoint(parse_location(path))
+    except WrongCheckpointError:
+        raise WrongCheckpointError(
+            f"{path} holds no tuned model: give the folder that octjepa finetune wrote"
+        ) from None
     about = read_manifest(folder).get(TUNED)
     if not isinstance(about, dict):
         raise WrongCheckpointError(f"{folder} holds no tuned heads: give the folder that octjepa finetune wrote")
     try:
         heads = [HeadSpec.from_json(one) for one in about["heads"]]
+        level, devices = str(about["settings"]["level"]), list(about["devices"])
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{folder} is damaged: its manifest does not describe the heads") from None
     encoder = load_encoder(folder)
     network = TunedNetwork(encoder, [(head.task, len(head.classes)) for head in heads])
     weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
     load_weights(network, {**weights, **read_tensors(folder, HEAD_FILE)}, folder)
-    return TunedModel(encoder, network.to(device or torch.device("cpu")).eval(), heads)
+    return TunedModel(encoder, network.to(device or torch.device("cpu")).eval(), heads, level, devices)

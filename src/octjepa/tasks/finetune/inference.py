@@ -1,0 +1,156 @@
+"""`octjepa predict`: a tuned network on new scans, from files to a table with a line for each case and target.
+
+Scans are ingested into a store in the output folder, so that whatever `octjepa ingest` reads is read and whatever it
+refuses is refused with the same reason. A line says beside its prediction what limits the trust in it: that the scan is
+unlike those of the tuning, or that the network was trained on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from octjepa.embed.embedding import require_same_contract, select_volumes
+from octjepa.errors import TooManyLostError
+from octjepa.files import write_atomic
+from octjepa.locks import writer_lock
+from octjepa.probe.aggregation import case_names
+from octjepa.progress import bar
+from octjepa.store import Store, build_store
+from octjepa.store.one_file import Spacing
+from octjepa.tasks.finetune.predict import TunedModel, case_prediction, load_tuned
+
+PREDICTIONS, REFUSED, STORE = "predictions.tsv", "refused.tsv", "store"
+_AT_ONCE = 16  # volumes, as embedding takes them
+
+
+def predict_scans(
+    tuned: str | Path,
+    sources: Sequence[str | Path],
+    out: Path,
+    level: str | None = None,
+    workers: int | None = 1,
+    max_lost: float = 0.2,
+    spacing_mm: Spacing = None,
+) -> dict[str, Any]:
+    """Predicts every scan of `sources`, as `octjepa ingest` takes them; returns what `predict_store` does.
+
+    Writes into `out` the store and, beside `predict_store`'s table, `refused.tsv` with the file, reason and detail of
+    each scan that was not read. A second call reads new files only.
+    Raises UsageError, CheckpointError, ContractError (`out` holds scans prepared for another encoder); after all work
+    is done TooManyLostError, its summary as what is returned.
+    """
+    model = load_tuned(tuned)
+    with writer_lock(out):
+        lost: TooManyLostError | None = None
+        try:
+            read = build_store(
+                sources, out / STORE, model.encoder.recipe.preprocessing, workers, max_lost, spacing_mm=spacing_mm
+            )
+        except TooManyLostError as error:
+            read, lost = dict(error.summary), error
+        store = Store.open(out / STORE)
+        refused = pd.DataFrame(store.quarantine, columns=["file", "reason", "detail"])
+        write_atomic(out / REFUSED, lambda file: refused.to_csv(file, sep="\t", index=False))
+        if store.table.empty and lost is not None:
+            raise lost
+        made = {**_write(model, store, out, level), "refused": read["by_reason"], "store": str(out / STORE)}
+    if lost is not None:
+        raise TooManyLostError(str(lost), made)
+    return made
+
+
+def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None = None) -> dict[str, Any]:
+    """Predicts every volume of `store` that the encoder knows the pattern of, and writes `out/predictions.tsv`.
+
+    level: a case is a volume, eye or person, whose scans are averaged; None: as in the tuning. Of each target a line
+    per case: its keys, `predicted`, the calibrated and the balanced probability of each class (columns
+    `calibrated_CLASS`, `balanced_CLASS`) or the `value` of a quantity, the least `quality` of its scans, and
+    `unlike_training`: why a scan is unlike those of the tuning ("device", "features"), empty where it is not.
+    Returns {predictions, cases, volumes, level, predicted, unlike_training, trained_on}: the path, counts, cases by
+    target and class, cases by what is unlike, cases that hold a volume which trained the network.
+    Raises UsageError (no such volume), ContractError (a store prepared otherwise), CheckpointError.
+    """
+    model = load_tuned(tuned)
+    require_same_contract(model.encoder, store, tuned)
+    with writer_lock(out):
+        return _write(model, store, out, level)
+
+
+def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> dict[str, Any]:
+    level = level or model.level
+    volumes = select_volumes(model.encoder, store).reset_index(drop=True)
+    outputs, is_far = _outputs(model, store, volumes["volume_id"].tolist())
+    cases: dict[str, list[int]] = {}
+    for index, name in enumerate(case_names(volumes, level)):
+        cases.setdefault(name, []).append(index)
+    lines = [
+        {**_keys(model, volumes.iloc[indices], is_far[indices], level), **_prediction(model, outputs, number, indices)}
+        for indices in cases.values()
+        for number in range(len(model.heads))
+    ]
+    table = pd.DataFrame(lines)
+    write_atomic(out / PREDICTIONS, lambda file: table.to_csv(file, sep="\t", index=False))
+    by_case = table[table["target"] == model.heads[0].target]
+    classes = table[table["predicted"] != ""] if "predicted" in table else table.iloc[:0]
+    return {
+        "predictions": str(out / PREDICTIONS),
+        "cases": len(cases),
+        "volumes": len(volumes),
+        "level": level,
+        "predicted": {
+            target: {str(name): int(count) for name, count in some["predicted"].value_counts().items()}
+            for target, some in classes.groupby("target", sort=False)
+        },
+        "unlike_training": {
+            why: int(by_case["unlike_training"].str.contains(why).sum()) for why in ("device", "features")
+        },
+        "trained_on": int(by_case["trained_on"].sum()),
+    }
+
+
+def _outputs(model: TunedModel, store: Store, volume_ids: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
+    """(of each head [n, outputs], whether each volume is farther from the training volumes than its limit [n])."""
+    each, is_far = [], []
+    with bar("predict", len(volume_ids), "volume") as progress:
+        for start in range(0, len(volume_ids), _AT_ONCE):
+            some = volume_ids[start : start + _AT_ONCE]
+            outputs, distances = model.network.predict_with_distance([store.read(name) for name in some])
+            each.append(outputs)
+            is_far.append(distances > model.network.reference_limit)
+            progress.advance(len(some))
+    heads = [torch.cat(of_head).double().cpu().numpy() for of_head in zip(*each, strict=True)]
+    return heads, torch.cat(is_far).cpu().numpy()
+
+
+def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str) -> dict[str, Any]:
+    devices = set(scans["device"]) - {""}
+    unlike = [
+        *(["device"] if model.devices and devices - set(model.devices) else []),
+        *(["features"] if is_far.any() else []),
+    ]
+    return {
+        "person_id": scans["person_id"].iloc[0],
+        "eye": "" if level == "person" else scans["eye"].iloc[0],
+        "volume_id": ";".join(scans["volume_id"]),
+        "device": ";".join(sorted(devices)),
+        "quality": round(float(scans["quality"].min()), 3),
+        "unlike_training": ";".join(unlike),
+        "trained_on": bool(set(scans["volume_id"]) & model.encoder.trained_on),
+    }
+
+
+def _prediction(model: TunedModel, outputs: list[np.ndarray], number: int, indices: list[int]) -> dict[str, Any]:
+    head = model.heads[number]
+    found = case_prediction(head, outputs[number][indices])
+    if not head.classes:
+        return {"target": head.target, "predicted": "", "value": found["value"]}
+    probabilities = {
+        f"{kind}_{name}": value for kind in ("calibrated", "balanced") for name, value in found[kind].items()
+    }
+    return {"target": head.target, "predicted": found["predicted"], **probabilities}

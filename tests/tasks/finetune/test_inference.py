@@ -1,0 +1,87 @@
+"""`octjepa predict`: the table over a store and over files, what is unlike the tuning, and what cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from command_line import call
+from oct_dicom import make_dataset, retina, save
+from octjepa.errors import UsageError
+from octjepa.recipe import Preprocessing
+from octjepa.tasks.finetune.inference import predict_store
+from octjepa.tasks.finetune.predict import load_tuned
+from planted import PlantedStore
+
+
+def table_of(made: dict[str, object]) -> pd.DataFrame:
+    return pd.read_csv(str(made["predictions"]), sep="\t", dtype={"person_id": str}, keep_default_na=False)
+
+
+def test_a_line_for_each_case_says_what_the_model_says_of_it(done, planted, tmp_path: Path) -> None:
+    out, _ = done
+    made = predict_store(out, planted, tmp_path)
+    table = table_of(made)
+    assert (made["level"], made["cases"], made["volumes"]) == ("person", 40, 80)
+    assert sum(made["predicted"]["mark"].values()) == 40
+    line = table[table["person_id"] == "1003"].iloc[0]
+    scans = planted.table.loc[planted.table["person_id"] == "1003", "volume_id"].tolist()
+    answer = load_tuned(out).predict(*map(planted.read, scans))["mark"]
+    assert line["volume_id"] == ";".join(scans)
+    assert str(line["predicted"]) == answer["predicted"]
+    for kind in ("calibrated", "balanced"):
+        assert [line[f"{kind}_{name}"] for name in ("0", "1")] == pytest.approx(list(answer[kind].values()), abs=1e-5)
+    eyes = table_of(predict_store(out, planted, tmp_path, "eye"))
+    assert len(eyes) == 80
+    assert set(eyes["eye"]) == {"OD", "OS"}
+
+
+def test_scans_unlike_those_of_the_tuning_are_marked(done, planted, tmp_path: Path) -> None:
+    out, _ = done
+    known = table_of(predict_store(out, planted, tmp_path))
+    assert known["trained_on"].sum() == 20  # the people of train
+    assert (known["unlike_training"] == "features").mean() <= 0.1
+    other = PlantedStore()
+    other.table = other.table.assign(device="zeiss_cirrus")
+    for name, volume in other.volumes.items():
+        other.volumes[name] = replace(volume, pixels=np.ascontiguousarray(255 - volume.pixels[:, ::-1]))
+    made = predict_store(out, other, tmp_path)
+    assert made["unlike_training"] == {"device": 40, "features": 40}
+
+
+def test_files_become_a_table_and_what_is_refused_is_listed(done, tmp_path: Path) -> None:
+    out, _ = done
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for number in range(2):
+        save(make_dataset(retina(seed=number)), scans / f"{number}.dcm")
+    (scans / "broken.dcm").write_bytes(b"no scan")
+    words = ("predict", out, scans, "--out", tmp_path / "out", "--workers", 1, "--max-lost", 0.5, "--level", "volume")
+    made = call(*words, "--json")
+    assert made.code == 0, made.err
+    assert made.json["cases"] == 2
+    assert len(table_of(made.json)) == 2
+    refused = pd.read_csv(tmp_path / "out" / "refused.tsv", sep="\t")
+    assert refused["file"].tolist() == ["broken.dcm"]
+    assert made.json["refused"] == {refused["reason"].iloc[0]: 1}
+    few = call(*(0.1 if word == 0.5 else word for word in words), "--json")
+    assert (few.code, few.json["cases"]) == (3, 2)
+
+
+def test_mistakes(done, planted, tmp_path: Path) -> None:
+    out, _ = done
+    assert "either the scans to predict or a --store" in call("predict", out, "--out", tmp_path / "a").err
+    nothing = call("predict", tmp_path, "x.dcm", "--out", tmp_path / "a")
+    assert nothing.code == 2
+    assert "holds no tuned model: give the folder that octjepa finetune wrote" in nothing.err
+    encoder = call("predict", out, "x.dcm", "--from", "run", "--out", tmp_path / "a")
+    assert "--from is for a segmentation head" in encoder.err
+    other = PlantedStore()
+    other.table = other.table.assign(pattern="radial")
+    with pytest.raises(UsageError, match="holds no raster volume"):
+        predict_store(out, other, tmp_path / "b")
+    assert isinstance(planted.preprocessing, Preprocessing)
