@@ -37,7 +37,7 @@ PRIMARY = ("auroc", "auroc_ovr")
 CHANCE = 0.5
 
 
-def labels_of(cohort: Path, out: Path, shuffled: int | None = None) -> Path:
+def decode_labels(cohort: Path, out: Path, shuffled: int | None = None) -> Path:
     """participants.tsv with `treated`; with a seed, the groups shuffled among the people."""
     people = pd.read_csv(cohort / "participants.tsv", sep="\t", dtype=str)
     if shuffled is not None:
@@ -90,7 +90,7 @@ def one_effect(effect: float, people: int, seed: int, work: Path) -> dict[str, A
     build_store([str(cohort)], work / f"store-{effect:g}", preprocessing, workers=1)
     embed_store(ENCODER, Store.open(work / f"store-{effect:g}"), work / f"{effect:g}.parquet")
     table = read_embeddings(work / f"{effect:g}.parquet")
-    labels, shuffled = labels_of(cohort, work / "labels.tsv"), labels_of(cohort, work / "shuffled.tsv", seed)
+    labels, shuffled = decode_labels(cohort, work / "labels.tsv"), decode_labels(cohort, work / "shuffled.tsv", seed)
     found, chance = probed(table, labels, work), probed(table, shuffled, work)
     intervals = [row for row in primary(chance) if row["low"] is not None]
     return {

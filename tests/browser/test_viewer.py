@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from octjepa.config import load_recipe
+from octjepa.files import replace_folder
 from octjepa.report.viewer.scans import Scans
 from octjepa.store import Store
-from octjepa.store.storage import save_chunk
+from octjepa.store.storage import stage_chunk
 from synthetic import volume
 from viewer_server import served
 
@@ -33,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     for number in range(3):
         row = index_entry(number, split="val", source=f"<img src=x onerror=alert(1)>{number}.dcm", quality=np.nan)
         eye = volume(preprocessing, number)
-        save_chunk(made.chunk_folder(row["volume_id"]), eye)
+        replace_folder(stage_chunk(made.chunk_folder(row["volume_id"]), eye), made.chunk_folder(row["volume_id"]))
         made.add(row)
     made.consolidate()
     return Store.open(made.path)

@@ -244,14 +244,14 @@ def test_a_name_used_as_an_id_is_not_copied(tmp_path: Path) -> None:
 def test_frame_facts_read_raw_are_what_pydicom_makes_of_them(syntax: UID, tmp_path: Path) -> None:
     from pydicom import dcmread
 
-    from octjepa.ingest.frames import frame_facts
+    from octjepa.ingest.frames import read_frame_geometry
 
     ds = make_dataset(PIXELS)
     use_syntax(ds, PIXELS, syntax)
     path = save(ds, tmp_path / "scan.dcm")
     raw, converted = dcmread(path), dcmread(path)
     list(converted.iterall())  # pydicom converts an element when it is option for
-    one, other = frame_facts(raw, len(PIXELS)), frame_facts(converted, len(PIXELS))
+    one, other = read_frame_geometry(raw, len(PIXELS)), read_frame_geometry(converted, len(PIXELS))
     for name in one.__dataclass_fields__:
         assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True), name
     assert np.isfinite(one.positions_mm).all()

@@ -8,7 +8,14 @@ import pytest
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest import read_volume
-from octjepa.ingest.personal_data import BURNED_IN, PRIVATE, count_fields, masked_name, masked_path, personal_fields
+from octjepa.ingest.personal_data import (
+    BURNED_IN,
+    PRIVATE,
+    count_fields,
+    mask_path,
+    personal_fields,
+    read_name_and_birth_date,
+)
 
 PIXELS = retina(frames=4, rows=32, columns=32)
 
@@ -64,15 +71,15 @@ def test_counts_distinguish_direct_from_indirect() -> None:
     ],
 )
 def test_paths_with_personal_data_are_masked_part_by_part(path: str, masked: str | None) -> None:
-    assert masked_path(path, "Doe^Jane", "19500101") == (masked or path)
-    assert masked_path(path, "", "") == path
+    assert mask_path(path, "Doe^Jane", "19500101") == (masked or path)
+    assert mask_path(path, "", "") == path
 
 
 def test_a_refused_files_name_is_masked_by_its_own_header(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     del ds.PixelData
     path = save(ds, tmp_path / "doe.dcm")
-    assert masked_name(path, "jane/doe.dcm") == "***/***.dcm"
+    assert mask_path("jane/doe.dcm", *read_name_and_birth_date(path)) == "***/***.dcm"
     text = tmp_path / "note.txt"
     text.write_text("no DICOM")
-    assert masked_name(text, "jane/note.txt") == "jane/note.txt"
+    assert mask_path("jane/note.txt", *read_name_and_birth_date(text)) == "jane/note.txt"

@@ -224,7 +224,7 @@ def test_details_name_the_function_in_the_code_and_no_header_value(
         raise ValueError("cannot read 'Doe^Jane' 19500101")
 
     path = save(make_dataset(PIXELS), tmp_path / "scan.dcm")
-    monkeypatch.setattr(dicom, "frame_facts", failing)
+    monkeypatch.setattr(dicom, "read_frame_geometry", failing)
     assert reason_of(path) == "reader_failed"
     with pytest.raises(VolumeRejected, match=r"ValueError raised in test_reader\.failing"):
         read_volume(path)

@@ -10,7 +10,7 @@ import pytest
 from bucket_servers import Bucket
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.remote import info, join, list_objects, local_copy, put_bytes
-from octjepa.remote.cache import cached_bytes, limit_bytes
+from octjepa.remote.cache import cache_root, limit_bytes
 
 EYE = bytes(range(256)) * 40
 
@@ -56,6 +56,10 @@ def test_a_damaged_copy_is_found_and_fetched_again(bucket: Bucket) -> None:
         with local_copy(url) as again:
             assert again.read_bytes() == good
     assert bucket.proxy.bodies_sent("eye-0.dcm") == 3
+
+
+def cached_bytes() -> int:
+    return sum(path.stat().st_size for path in (cache_root() / "objects").glob("*/*/*/*"))
 
 
 def test_eviction_keeps_the_limit_the_recent_and_what_is_in_use(

@@ -55,8 +55,9 @@ REFUSED = [
 
 def fill_store(path: Path) -> None:
     from octjepa.config import load_recipe
+    from octjepa.files import replace_folder
     from octjepa.store import CanonicalVolume, Store
-    from octjepa.store.storage import save_chunk
+    from octjepa.store.storage import stage_chunk
 
     recipe = load_recipe("tiny_cpu")
     store = Store.create(path, recipe.preprocessing)
@@ -67,7 +68,7 @@ def fill_store(path: Path) -> None:
         shifts, frame_shifts = np.zeros((size[0], size[2]), np.int16), np.zeros((24, size[2]), np.int16)
         frame_mm = 0.26 * (np.arange(24) - 11.5)
         volume = CanonicalVolume(row["volume_id"], pixels, band, 120.0, 25.0, shifts, frame_shifts, frame_mm)
-        save_chunk(store.chunk_folder(row["volume_id"]), volume)
+        replace_folder(stage_chunk(store.chunk_folder(row["volume_id"]), volume), store.chunk_folder(row["volume_id"]))
         store.add(row)
     for refusal in REFUSED:
         store.refuse(refusal)

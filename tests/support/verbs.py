@@ -16,10 +16,11 @@ import pandas as pd
 
 from index_entries import index_entry
 from octjepa.config import to_yaml
+from octjepa.files import replace_folder
 from octjepa.phantom import write_cohort
 from octjepa.store import Store, build_store
 from octjepa.store.split import apply_split
-from octjepa.store.storage import chunk_hash, save_chunk
+from octjepa.store.storage import chunk_hash, stage_chunk
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
 # What tells when, how long and by how many steps, and not what.
@@ -100,7 +101,7 @@ def _planted_store(path: Path) -> None:
         for number, row in enumerate(planted.table.to_dict("records")):
             volume = planted.read(row["volume_id"])
             folder = store.chunk_folder(volume.volume_id)
-            save_chunk(folder, replace(volume))
+            replace_folder(stage_chunk(folder, replace(volume)), folder)
             store.add(
                 index_entry(
                     number, volume_id=volume.volume_id, person_id=row["person_id"], eye=row["eye"],

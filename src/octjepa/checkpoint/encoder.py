@@ -1,4 +1,4 @@
-"""A pretrained encoder for use: loaded from a run, a checkpoint folder or a weights file, it gives vectors of scans.
+"""A pretrained encoder for use: loaded from a run, a checkpoint folder or a weights file, it turns scans into vectors.
 
 The recipe is stored with the weights, so a volume is always prepared as it was for training.
 """
@@ -99,8 +99,8 @@ class PretrainedEncoder:
         """
         check_pools([pool])
         prepared = self.prepare(volume)
-        one = self.encode_volumes([prepared])[0]
-        return pool_tokens(one, tissue_layers(prepared, self.recipe)[one.grid_index], [pool])
+        features = self.encode_volumes([prepared])[0]
+        return pool_tokens(features, tissue_layers(prepared, self.recipe)[features.grid_index], [pool])
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
         """The encoder's input for a prepared volume: centre crop, no augmentation, every token that holds tissue.
@@ -109,8 +109,8 @@ class PretrainedEncoder:
         """
         recipe, shape = self.recipe, geometry.center_crop(self.recipe.preprocessing)
         view, index, share = select_tissue_tokens(volume, recipe, shape)
-        cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
-        patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
+        values = tokens.extract_patches(view, recipe.tokens.patch_size, index)
+        patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
     def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
@@ -126,14 +126,14 @@ class PretrainedEncoder:
         """
         device = next(self.encoder.parameters()).device
         found: dict[int, TokenFeatures] = {}
-        for numbers in equal_counts([len(one.grid_index) for one in selected]):
-            some = [selected[number] for number in numbers]
+        for numbers in equal_counts([len(volume.grid_index) for volume in selected]):
+            batch = [selected[number] for number in numbers]
             patches, positions = (
-                torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*some, strict=True))[:2]
+                torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*batch, strict=True))[:2]
             )
-            features = self.encoder(patches, positions).float().cpu().numpy()
-            for number, one, own in zip(numbers, some, features, strict=True):
-                found[number] = TokenFeatures(own, one.grid_index, one.grid, one.tissue)
+            features = self.encoder(patches, positions).float().cpu().numpy()  # [volumes, k, dim]
+            for number, volume, of_volume in zip(numbers, batch, features, strict=True):
+                found[number] = TokenFeatures(of_volume, volume.grid_index, volume.grid, volume.tissue)
         return [found[number] for number in range(len(selected))]
 
 
@@ -186,13 +186,16 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
 
 def _named_encoder(name: Any, recipe: Recipe, weights: Mapping[str, torch.Tensor]) -> Which:
     """The encoder that the checkpoint names; of an exported or a tuned one, the only one there is."""
-    held: list[Which] = [one for one, prefix in PREFIXES.items() if any(key.startswith(prefix) for key in weights)]  # type: ignore[misc]
-    if len(held) == 1:
-        return held[0]
+    present: list[Which] = [
+        which for which, prefix in PREFIXES.items() if any(key.startswith(prefix) for key in weights)
+    ]  # type: ignore[misc]
+    if len(present) == 1:
+        return present[0]
     return "student" if (name or recipe.exported_encoder) == "student" else "target"
 
 
 def _is_file(path: Location) -> bool:
+    """Whether `path` is a weights file, on a disk or in a bucket."""
     if isinstance(path, str):
         return path.endswith(".safetensors") and info(path) is not None
     return path.is_file()

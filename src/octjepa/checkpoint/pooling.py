@@ -5,7 +5,7 @@ than in the mean. The study compares the three (docs/study): the minimum helps s
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
 other. zones keeps where in the eye a token is: a mean and a maximum for each of `REGIONS` parts of the grid,
 which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is learned
-from labels, so it lives in the attentive probe and reads tokens.
+from labels, so it is part of the attentive probe, which reads tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, tokens
 
-_BANDS = 8  # of the grid's rows; a store's volumes are flattened, so that a band holds the same layers everywhere
+_BANDS = 8  # of the grid's depth; a store's volumes are flattened, so that a band holds the same layers everywhere
 REGIONS = 2 * _BANDS
 # Width of each pooling in multiples of the encoder's width.
 POOL_WIDTHS = {
@@ -45,7 +45,7 @@ class TokenFeatures(NamedTuple):
 
 
 def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
-    """The names once each. Raises UsageError: none, or an unknown one."""
+    """The names once each. Raises UsageError: none, or an unknown volume."""
     unknown = [name for name in pools if name not in POOL_WIDTHS]
     if unknown or not pools:
         raise UsageError(f"no pool {', '.join(unknown) or 'given'}: known are {', '.join(POOL_WIDTHS)}")
@@ -73,32 +73,32 @@ def tissue_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " 
     return tokens.patch_layers(mask, recipe.tokens.patch_size)
 
 
-def _tissue_mean(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
-    """A volume without any tissue gets the plain mean."""
-    weight = one.tissue if one.tissue.sum() > 0 else np.ones_like(one.tissue)
-    return np.average(one.features, axis=0, weights=weight).astype(np.float32)
+def _tissue_mean(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """[dim] The mean weighted by tissue; the plain mean of a volume without any tissue."""
+    weight = volume.tissue if volume.tissue.sum() > 0 else np.ones_like(volume.tissue)
+    return np.average(volume.features, axis=0, weights=weight).astype(np.float32)
 
 
-def _layer_means(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
-    """A layer in which no token was selected gets the mean of all tokens: it has no information of its own."""
-    everywhere = one.features.mean(axis=0)
+def _layer_means(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """[layers * dim] The mean of each layer; of a layer without a token the mean of all tokens."""
+    everywhere = volume.features.mean(axis=0)
     inside = [layers == number for number in range(len(tokens.LAYERS))]
-    return np.concatenate([one.features[here].mean(axis=0) if here.any() else everywhere for here in inside])
+    return np.concatenate([volume.features[here].mean(axis=0) if here.any() else everywhere for here in inside])
 
 
 def token_regions(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Int[np.ndarray, " k"]:
-    """The zone of each token: 2 * band, and 1 more outside the middle, the central half of width and of depth."""
+    """The region of each token: 2 * band, and 1 more outside the middle, the central half of columns and of slices."""
     where = np.unravel_index(index, grid)
     z, x = (np.abs((2 * where[axis] + 1) / grid[axis] - 1) for axis in (0, 2))  # 0 in the middle, 1 at the edge
     return 2 * (where[1] * _BANDS // grid[1]) + ((z >= 0.5) | (x >= 0.5))
 
 
-def _regions(one: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
-    """A region in which no token was selected is 0: that there is no tissue is information, too."""
-    regions = token_regions(one.grid_index, one.grid)
-    inside = [one.features[regions == region] for region in range(REGIONS)]
-    nothing = np.zeros(2 * one.features.shape[1], np.float32)
-    return np.concatenate([np.append(some.mean(axis=0), some.max(axis=0)) if len(some) else nothing for some in inside])
+def _regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """[regions * 2 * dim] Mean and maximum of each region; 0 without a token: no tissue is information, too."""
+    regions = token_regions(volume.grid_index, volume.grid)
+    inside = [volume.features[regions == region] for region in range(REGIONS)]
+    nothing = np.zeros(2 * volume.features.shape[1], np.float32)
+    return np.concatenate([np.append(part.mean(axis=0), part.max(axis=0)) if len(part) else nothing for part in inside])
 
 
 def _mean_std_max(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, " n"]:
@@ -119,16 +119,17 @@ _OF_TOKENS: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
 def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
     """One vector of features without positions: mean, mean_std_max or mean_std_max_min, as `pool_tokens` has them.
 
-    Raises UsageError for a pooling that needs positions, and for an unknown one.
+    Raises UsageError for a pooling that needs positions, and for an unknown volume.
     """
     if pool not in _OF_FEATURES:
         raise UsageError(f"no pool {pool!r} of features without positions: one of {', '.join(_OF_FEATURES)}")
     return _OF_FEATURES[pool](features).astype(np.float32)
 
 
-def pool_tokens(one: TokenFeatures, layers: Layers, pools: Sequence[str]) -> Float[np.ndarray, " n"]:
-    """The vectors of `pools`, one after the other; `layers` is the layer of each token."""
+def pool_tokens(volume: TokenFeatures, layers: Layers, pools: Sequence[str]) -> Float[np.ndarray, " n"]:
+    """[sum of `POOL_WIDTHS` * dim] The vectors of `pools`, concatenated; `layers` is the tissue layer of each token."""
     vectors = [
-        _OF_FEATURES[name](one.features) if name in _OF_FEATURES else _OF_TOKENS[name](one, layers) for name in pools
+        _OF_FEATURES[name](volume.features) if name in _OF_FEATURES else _OF_TOKENS[name](volume, layers)
+        for name in pools
     ]
     return np.concatenate(vectors).astype(np.float32)

@@ -124,7 +124,7 @@ def embed_store(
 
 
 def _lock(locks: ExitStack, out: Path, tokens: Path | None, parts: Path) -> None:
-    """Holds everything that is written. Raises UsageError: another process writes there, or a link stands there."""
+    """Takes the locks of all that is written. Raises UsageError: another process writes there, or it is a link."""
     locks.enter_context(file_lock(out))
     if tokens is not None:
         locks.enter_context(writer_lock(tokens))
@@ -209,10 +209,10 @@ def _join(
     loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
     frame = add_participants(rows, store.participants)
     for name in ("vector", "untrained", *UNPOOLED):
-        frame[name] = list(np.concatenate([one[name] for one in loaded]))
+        frame[name] = list(np.concatenate([part[name] for part in loaded]))
     contract = science_hash(store.preprocessing)
     if job.options.per_bscan:
-        means, counts = (np.concatenate([one[name] for one in loaded]) for name in ("bscan", "bscan_tokens"))
+        means, counts = (np.concatenate([part[name] for part in loaded]) for name in ("bscan", "bscan_tokens"))
         write_bscan_table(bscan_path(out), frame, means, counts, encoder)
     if job.options.tokens:
         about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
@@ -222,12 +222,13 @@ def _join(
         out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights,
         encoder.recipe.tokens.select,
     )  # fmt: skip
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*.parts"):  # of this job, and of others that were given up
-        shutil.rmtree(left, ignore_errors=True)
-    return [float(f) for f in np.quantile(np.concatenate([one["token_count"] for one in loaded]), (0, 0.5, 1))]
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.parts"):  # of this job, and of others that were given up
+        shutil.rmtree(folder, ignore_errors=True)
+    return [float(f) for f in np.quantile(np.concatenate([part["token_count"] for part in loaded]), (0, 0.5, 1))]
 
 
 def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of a part by name. Raises OctjepaError: damaged, or not the part of these volumes."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = dict(file)

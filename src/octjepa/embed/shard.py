@@ -99,9 +99,10 @@ class Embedder:
             for name, features in self._features(volumes, selected, tokens):
                 batches.setdefault(name, []).append(np.stack(features).astype(np.float32))
             if self.options.tokens:
-                for name, many in tokens.items():
-                    token_batches.setdefault(name, []).extend(one.features.astype(np.float16) for one in many)
-                positions = [one.grid_index.astype(np.int32) for one in selected]
+                for name, volume_tokens in tokens.items():
+                    halves = (volume.features.astype(np.float16) for volume in volume_tokens)
+                    token_batches.setdefault(name, []).extend(halves)
+                positions = [volume.grid_index.astype(np.int32) for volume in selected]
                 token_batches.setdefault("positions", []).extend(positions)
         arrays = {name: np.concatenate(parts) for name, parts in batches.items()}
         for name, array in arrays.items():
@@ -121,27 +122,33 @@ class Embedder:
         selected: list[SelectedTokens],
         tokens: dict[str, list[TokenFeatures]],
     ) -> Iterator[tuple[str, list[np.ndarray]]]:
-        """Name and arrays by volume of every feature block."""
+        """(name, an array for each volume) of every feature block of the embedding table."""
         layers = [pooling.tissue_layers(volume, self.encoder.recipe) for volume in volumes]
-        for name, many in tokens.items():
-            pairs = zip(many, layers, strict=True)
-            yield name, [pooling.pool_tokens(one, of[one.grid_index], self.options.pools) for one, of in pairs]
+        for name, volume_tokens in tokens.items():
+            pairs = zip(volume_tokens, layers, strict=True)
+            yield (
+                name,
+                [
+                    pooling.pool_tokens(volume, layer_of_patch[volume.grid_index], self.options.pools)
+                    for volume, layer_of_patch in pairs
+                ],
+            )
         preprocessing = self.encoder.recipe.preprocessing
         yield "histogram", [intensity_histogram(volume, preprocessing) for volume in volumes]
-        yield "intensity", [intensity_features(one) for one in selected]
-        yield "token_count", [np.array([len(one.grid_index)]) for one in selected]
+        yield "intensity", [intensity_features(volume) for volume in selected]
+        yield "token_count", [np.array([len(volume.grid_index)]) for volume in selected]
         if self.options.per_bscan:
             means, counts = zip(*map(slice_means, tokens["vector"]), strict=True)
             yield "bscan", list(means)
             yield "bscan_tokens", list(counts)
 
 
-def slice_means(one: TokenFeatures) -> tuple[Float[np.ndarray, "slices dim"], Int[np.ndarray, " slices"]]:
+def slice_means(volume: TokenFeatures) -> tuple[Float[np.ndarray, "slices dim"], Int[np.ndarray, " slices"]]:
     """Mean feature of the tokens in each slice of the grid, NaN where none was selected, and their number."""
-    slices = np.unravel_index(one.grid_index, one.grid)[0]
-    counts = np.bincount(slices, minlength=one.grid[0])
-    sums = np.zeros((one.grid[0], one.features.shape[1]))
-    np.add.at(sums, slices, one.features)
+    slices = np.unravel_index(volume.grid_index, volume.grid)[0]
+    counts = np.bincount(slices, minlength=volume.grid[0])
+    sums = np.zeros((volume.grid[0], volume.features.shape[1]))
+    np.add.at(sums, slices, volume.features)
     means = np.full_like(sums, np.nan)
     np.divide(sums, counts[:, None], out=means, where=counts[:, None] > 0)
     return means.astype(np.float32), counts
@@ -150,7 +157,7 @@ def slice_means(one: TokenFeatures) -> tuple[Float[np.ndarray, "slices dim"], In
 def intensity_features(chosen: SelectedTokens) -> Float[np.ndarray, " statistics"]:
     """`patch_intensity` of the encoder's own patches, read by the pooling `zones`: a baseline without a network.
 
-    What an encoder is worth shows above this, not above the histogram: see docs/study/zones.md.
+    What an encoder has learned shows in the difference to this, not to the histogram: see docs/study/zones.md.
     """
     statistics = patch_intensity(chosen.patches)
     tokens = TokenFeatures(statistics, chosen.grid_index, chosen.grid, chosen.tissue)

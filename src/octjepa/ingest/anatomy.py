@@ -1,8 +1,8 @@
-"""What a header says is shown: the retina, another part of the eye, an animal's eye, blood flow, a localizer.
+"""What an image shows, by its header: the retina, another part of the eye, an animal's eye, blood flow, a localizer.
 
 Codes of DICOM PS3.16 context groups 4209 and 4211 (ophthalmic structures imaged), in SNOMED CT and in the older SRT
 form; codes that are not among them are recognised by the words of their meaning. A header that names nothing is
-believed to show a retina: content is examined later.
+taken to show a retina: content is examined later.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OTHER_IMAGES = {
     "EN FACE": "an en face image", "THICKNESS": "a map of thickness", "LOCALIZER": "a localizer", "SLO": "a localizer",
     "FUNDUS": "a fundus image",
 }  # fmt: skip
-_WHOLE_EYE = {"81745001", "T-AA000"}  # says nothing: the structure may be named beside it
+_WHOLE_EYE = {"81745001", "T-AA000"}  # decides nothing: the structure may be named beside it
 _HUMAN = re.compile(r"\b(human|homo|h\. sapiens|man)\b", re.IGNORECASE)
 _HUMAN_CODES = {"337915000", "L-85B00"}
 
@@ -83,7 +83,7 @@ def _species(header: Dataset) -> str:
 
 
 def check_anatomy(header: Dataset) -> None:
-    """Judges a DICOM header; an element that cannot be parsed says nothing.
+    """Checks what a DICOM header says is shown; an element that cannot be parsed is passed over.
 
     Raises VolumeRejected: not_structural_oct, not_retina.
     """

@@ -15,7 +15,7 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.dicom import has_dicom_magic
 from octjepa.ingest.formats import read_scan, recognise
 from octjepa.ingest.identity import parse_device
-from octjepa.ingest.personal_data import count_fields, masked_path, personal_fields
+from octjepa.ingest.personal_data import count_fields, mask_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
 
@@ -37,7 +37,7 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
                 "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
                 "device": parse_device(f"{header.get('Manufacturer', '')} {header.get('ManufacturerModelName', '')}"),
                 "personal": ";".join(personal_fields(header)),
-                "path": _PATH if masked_path(name, *identity) != name else "",
+                "path": _PATH if mask_path(name, *identity) != name else "",
             }
     except VolumeRejected:
         return {"kind": "unreadable"}

@@ -1,6 +1,6 @@
 """A DICOM file to a `RawScan`, or a `VolumeRejected` that says why.
 
-Header before pixels: kind, identity and the declared size are judged before any pixel is decoded.
+The header comes before the pixels: kind, anatomy and the declared size are checked before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.anatomy import check_anatomy
-from octjepa.ingest.frames import frame_facts, has_decimal_comma, measures
+from octjepa.ingest.frames import has_decimal_comma, pixel_measures, read_frame_geometry
 from octjepa.ingest.personal_data import is_placeholder, personal_fields
-from octjepa.ingest.pixels import check_size, decode_pixels, integer, layout_of
+from octjepa.ingest.pixels import check_size, decode_pixels, integer, read_layout
 from octjepa.ingest.raw_scan import HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 
@@ -29,8 +29,8 @@ OPHTHALMIC_TOMOGRAPHY = "1.2.840.10008.5.1.4.1.1.77.1.5.4"
 # Image classes that name no modality of their own: taken where the modality says OPT.
 GENERIC = {
     "1.2.840.10008.5.1.4.1.1.7": "secondary capture",
-    "1.2.840.10008.5.1.4.1.1.7.2": "multi-frame grey byte secondary capture",
-    "1.2.840.10008.5.1.4.1.1.7.3": "multi-frame grey word secondary capture",
+    "1.2.840.10008.5.1.4.1.1.7.2": "multi-frame greyscale byte secondary capture",
+    "1.2.840.10008.5.1.4.1.1.7.3": "multi-frame greyscale word secondary capture",
     "1.2.840.10008.5.1.4.1.1.7.4": "multi-frame true colour secondary capture",
     "1.2.840.10008.5.1.4.1.1.2.1": "enhanced CT",
     "1.2.840.10008.5.1.4.1.1.4.1": "enhanced MR",
@@ -49,7 +49,7 @@ _OTHER_CONTENT = {
 
 
 def has_dicom_magic(path: Path) -> bool:
-    """Whether the file carries DICOM's mark. Raises VolumeRejected unreadable_file."""
+    """Whether the file has the magic bytes DICM after 128 bytes of preamble. Raises VolumeRejected unreadable_file."""
     try:
         with path.open("rb") as file:
             return file.read(_MAGIC_AT + 4)[_MAGIC_AT:] == b"DICM"
@@ -58,11 +58,12 @@ def has_dicom_magic(path: Path) -> bool:
 
 
 def lacks_preamble(head: bytes) -> bool:
-    """Whether a file begins with DICOM's file meta information, without what has to stand before it."""
+    """Whether a file begins with DICOM's file meta information, without the preamble before it."""
     return head[:8] == b"\x02\0\0\0UL\x04\0"
 
 
 def _check_kind(path: Path) -> None:
+    """Raises VolumeRejected: unreadable_file, empty_file, not_dicom."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -84,7 +85,10 @@ def _check_kind(path: Path) -> None:
 
 
 def _check_inflated_size(path: Path) -> None:
-    """A deflated data set is inflated as a whole: here block by block, to learn how large it is."""
+    """Inflates a deflated data set block by block, before pydicom inflates it as a whole, to learn its size.
+
+    Raises VolumeRejected size_implausible.
+    """
     with path.open("rb") as file:
         file.seek(_MAGIC_AT + 4)
         head = file.read(12)  # (0002,0000) UL 4: the length of the file meta information
@@ -100,7 +104,7 @@ def _check_inflated_size(path: Path) -> None:
                 raise rejection("size_implausible", f"it inflates to more than {_MAX_INFLATED >> 30} GiB")
 
 
-class _Bounded(BufferedReader):
+class _BoundedReader(BufferedReader):
     """A file whose `read` allocates no more than what is left: a broken element may announce 4 GiB."""
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -109,8 +113,8 @@ class _Bounded(BufferedReader):
         return super().read(size)
 
 
-def _parsed(parse: Callable[[], Dataset]) -> Dataset:
-    """Raises VolumeRejected: unreadable_file, broken_header."""
+def _parse(parse: Callable[[], Dataset]) -> Dataset:
+    """What `parse` returns; its errors are translated. Raises VolumeRejected: unreadable_file, broken_header."""
     try:
         return parse()
     except OSError as error:
@@ -122,7 +126,7 @@ def _parsed(parse: Callable[[], Dataset]) -> Dataset:
 
 
 def _read_header(file: BufferedReader) -> Dataset:
-    """All before the pixel data, where the file is left.
+    """The elements before the pixel data; the position in the file is then the start of the pixel data.
 
     Raises VolumeRejected: truncated, no_pixel_data, and those of `_check_header`.
     """
@@ -135,7 +139,7 @@ def _read_header(file: BufferedReader) -> Dataset:
             stopped.append(int(tag))
         return tag >= _PIXEL_GROUP
 
-    header = _parsed(lambda: read_partial(file, at_pixels))
+    header = _parse(lambda: read_partial(file, at_pixels))
     if "TransferSyntaxUID" not in getattr(header, "file_meta", {}):
         raise rejection("broken_header", "no transfer syntax")
     if not len(header):
@@ -170,11 +174,11 @@ def _check_header(header: Dataset) -> None:
 
 
 def _check_frames(header: Dataset) -> None:
-    """Size and number of frames as the header says them, before any pixel is read.
+    """Checks size and number of frames in the header, before any pixel is read.
 
     Raises VolumeRejected: single_frame_series, frames_missing, size_implausible, broken_header, unsupported_pixels.
     """
-    check_size(max(integer(header, "NumberOfFrames"), 1), layout_of(header))
+    check_size(max(integer(header, "NumberOfFrames"), 1), read_layout(header))
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
     parts = integer(header, "InConcatenationTotalNumber")
     if parts > 1 and _text(header, "ConcatenationUID"):
@@ -193,8 +197,8 @@ def _check_frames(header: Dataset) -> None:
         raise rejection("single_frame_series", f"one frame, with a place of its own in a series; {_HOW_TO_ASSEMBLE}")
 
 
-def _check_beside(path: Path, header: Dataset) -> None:
-    """Of a file with one frame: the first of a series looks like a line scan, but for the files beside it.
+def _check_neighbours(path: Path, header: Dataset) -> None:
+    """Tells the first frame of a series from a line scan, which looks the same, by the files beside it.
 
     Raises VolumeRejected single_frame_series: the file before or after it, by name, is a frame of the same series.
     """
@@ -202,7 +206,7 @@ def _check_beside(path: Path, header: Dataset) -> None:
     for other in _neighbours(path) if series else []:
         try:
             _check_inflated_size(other)
-            with _Bounded(FileIO(str(other))) as file:
+            with _BoundedReader(FileIO(str(other))) as file:
                 found = _read_header(file)
         except (VolumeRejected, OSError, zlib.error):
             continue  # no frame of this series; what is wrong with that file, its own reading says
@@ -224,7 +228,7 @@ def _neighbours(path: Path) -> list[Path]:
 
 
 def _add_pixels(header: Dataset, file: BufferedReader) -> None:
-    """Puts the pixel data into `header`; what lies behind them is not read.
+    """Puts the pixel data into `header`; what follows them is not read.
 
     Raises VolumeRejected: truncated, no_pixel_data.
     """
@@ -232,28 +236,29 @@ def _add_pixels(header: Dataset, file: BufferedReader) -> None:
 
     implicit, little = header.original_encoding
 
-    def behind(tag: int, *_: object) -> bool:
+    def after_pixels(tag: int, *_: object) -> bool:
         return tag > _PIXEL_DATA
 
     if header.file_meta.TransferSyntaxUID.is_deflated:
         file.seek(0)  # it was unpacked as a whole: there is no place in the file to go on from
-        found = _parsed(lambda: read_partial(file, behind))
+        found = _parse(lambda: read_partial(file, after_pixels))
     else:
-        found = _parsed(lambda: read_dataset(file, bool(implicit), bool(little), stop_when=behind))
+        found = _parse(lambda: read_dataset(file, bool(implicit), bool(little), stop_when=after_pixels))
     raw = found.get_item(_PIXEL_DATA)
     if raw is None:
         if len(found):
             raise rejection("no_pixel_data", "pixel data of a kind that holds no image")
         raise rejection("truncated", "the pixel data begin and are cut off")
-    held = len(raw.value or b"")
-    if getattr(raw, "is_raw", False) and raw.length != _UNDEFINED and held < raw.length:
-        raise rejection("truncated", f"{raw.length} bytes of pixel data are announced, {held} are there")
-    if not held:
+    size = len(raw.value or b"")
+    if getattr(raw, "is_raw", False) and raw.length != _UNDEFINED and size < raw.length:
+        raise rejection("truncated", f"{raw.length} bytes of pixel data are announced, {size} are there")
+    if not size:
         raise rejection("no_pixel_data", "the pixel data element is empty")
     header[_PIXEL_DATA] = raw
 
 
 def _text(header: Dataset, keyword: str) -> str:
+    """The element as text; "" where it is absent."""
     value = header.get(keyword)
     if isinstance(value, list | tuple) or type(value).__name__ == "MultiValue":
         return "\\".join(map(str, value)).strip()  # as DICOM writes several values
@@ -261,6 +266,7 @@ def _text(header: Dataset, keyword: str) -> str:
 
 
 def _first_frame_laterality(header: Dataset) -> str:
+    """FrameLaterality of the shared functional groups, else of the first frame; "" where neither has it."""
     for group in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         for item in (header.get(group) or [])[:1]:
             for anatomy in item.get("FrameAnatomySequence") or []:
@@ -292,33 +298,33 @@ def _header_fields(header: Dataset) -> HeaderFields:
     )
 
 
-def read_whole(path: Path, check: Callable[[Dataset], None]) -> Dataset:
-    """The dataset of a file with its pixel data, undecoded; `check` judges the header before they are read.
+def read_with_pixels(path: Path, check: Callable[[Dataset], None]) -> Dataset:
+    """The dataset of a file with its pixel data, undecoded; `check` is called with the header before they are read.
 
-    Raises VolumeRejected: kind and header codes of `octjepa.ingest.reasons`, those of `check`.
+    Raises VolumeRejected: kind and header codes of `octjepa.ingest.reasons`, and what `check` raises.
     """
     _check_kind(path)
     try:
         _check_inflated_size(path)
     except (OSError, zlib.error) as error:
         raise rejection("truncated", f"the deflated data cannot be unpacked: {error_origin(error)}") from None
-    with _Bounded(FileIO(str(path))) as file:
+    with _BoundedReader(FileIO(str(path))) as file:
         header = _read_header(file)
         check(header)
         _add_pixels(header, file)
     return header
 
 
-def scan_of(header: Dataset) -> RawScan:
+def to_raw_scan(header: Dataset) -> RawScan:
     """The scan of a dataset with its pixel data. Raises VolumeRejected (pixel codes of `octjepa.ingest.reasons`)."""
     decoded = decode_pixels(header)
-    pair, thickness = measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
+    pair, thickness = pixel_measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:
-        pair, thickness = measures(header)  # plain multi-frame images keep them at the top
+        pair, thickness = pixel_measures(header)  # plain multi-frame images keep them at the top
     return RawScan(
         format="dicom",
         pixels=decoded.pixels,
-        frame_geometry=frame_facts(header, len(decoded.pixels)),
+        frame_geometry=read_frame_geometry(header, len(decoded.pixels)),
         header=_header_fields(header),
         pixel_spacing_mm=None if pair is None else (pair[0], pair[1]),
         thickness_mm=thickness,
@@ -329,10 +335,10 @@ def scan_of(header: Dataset) -> RawScan:
 
 def read_dicom(path: Path) -> RawScan:
     """One DICOM file. Raises VolumeRejected (kind, header and pixel codes of `octjepa.ingest.reasons`)."""
-    header = read_whole(path, _check_frames)
+    header = read_with_pixels(path, _check_frames)
     try:
-        return scan_of(header)
+        return to_raw_scan(header)
     except VolumeRejected as error:
         if error.reason == "too_few_frames" and integer(header, "NumberOfFrames") <= 1:
-            _check_beside(path, header)
+            _check_neighbours(path, header)
         raise

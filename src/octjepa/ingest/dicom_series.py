@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.dicom import GENERIC, OPHTHALMIC_TOMOGRAPHY, has_dicom_magic, read_whole, scan_of
+from octjepa.ingest.dicom import GENERIC, OPHTHALMIC_TOMOGRAPHY, has_dicom_magic, read_with_pixels, to_raw_scan
 from octjepa.ingest.encapsulated import split_frames
 from octjepa.ingest.formats.sequence import MIN_FRAMES
 from octjepa.ingest.frames import floats
 from octjepa.ingest.personal_data import personal_fields
-from octjepa.ingest.pixels import check_size, integer, layout_of
+from octjepa.ingest.pixels import check_size, integer, read_layout
 from octjepa.ingest.raw_scan import RawScan
 from octjepa.ingest.reasons import rejection
 
@@ -119,7 +119,7 @@ def _shared(facts: Dataset) -> dict[str, str]:
 
 def _check_single(header: Dataset) -> None:
     """Raises VolumeRejected: size_implausible, broken_header, unsupported_pixels, frames_missing."""
-    check_size(1, layout_of(header))
+    check_size(1, read_layout(header))
     if integer(header, "NumberOfFrames") > 1:
         raise rejection("frames_missing", "a file of the series changed while it was read")
 
@@ -218,14 +218,14 @@ def _joined(headers: Sequence[Dataset], numbers: Sequence[int]) -> Dataset:
 
     order = np.argsort(numbers, kind="stable")
     first = headers[order[0]]
-    check_size(len(headers), layout_of(first))
+    check_size(len(headers), read_layout(first))
     groups = [_group(headers[index], int(numbers[index])) for index in order]
     if first.file_meta.TransferSyntaxUID.is_encapsulated:
         frames = [b"".join(split_frames(headers[index], 1)) for index in order]
         first.PixelData = encapsulate(frames)
         first["PixelData"].is_undefined_length = True
     else:
-        size = layout_of(first).frame_bytes
+        size = read_layout(first).frame_bytes
         parts = [headers[index].PixelData[:size] for index in order]
         if short := sum(len(part) < size for part in parts):
             raise rejection("truncated", f"{short} of {len(parts)} files hold less than a B-scan")
@@ -249,7 +249,7 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
     headers = []
     for number, name in enumerate(series.names, 1):
         try:
-            headers.append(read_whole(folder / name, _check_single))
+            headers.append(read_with_pixels(folder / name, _check_single))
         except VolumeRejected as error:
             raise rejection(error.reason, f"file {number} of {len(series.names)}: {error.detail}") from None
     uid = headers[0].get("SeriesInstanceUID")
@@ -264,7 +264,7 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
             f"{len(headers)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "
             "one value for all files of a scan",
         )
-    scan = scan_of(_joined(headers, _check_whole(headers, beside)))
+    scan = to_raw_scan(_joined(headers, _check_whole(headers, beside)))
     personal = tuple(dict.fromkeys(field for header in headers for field in personal_fields(header)))
     more = (f"more_scans_in_file={len(found) - 1}",) if not member and len(found) > 1 else ()
     notes = (*scan.notes, f"assembled_from_files={len(headers)}", *more)

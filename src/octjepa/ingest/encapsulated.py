@@ -1,6 +1,6 @@
-"""Encapsulated pixel data: which bytes are a frame, and one frame decoded at a time, so that a broken one costs one.
+"""Encapsulated pixel data: split into frames and decoded frame by frame, so that a broken one costs only itself.
 
-Frames are counted from the code streams; the offset table and NumberOfFrames are believed only where they fit them. A
+Frames are counted from the code streams; the offset table and NumberOfFrames are used only where they fit them. A
 code stream's own header (size, depth) is read before it is decoded, so that a damaged one allocates nothing.
 """
 
@@ -28,8 +28,8 @@ _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's and 
 
 
 @dataclass(frozen=True)
-class Stream:
-    """What a code stream says of itself."""
+class StreamHeader:
+    """Size, samples a pixel and bit depth in the header of a code stream."""
 
     rows: int
     columns: int
@@ -37,30 +37,30 @@ class Stream:
     bits: int
 
 
-def stream_of(frame: bytes) -> Stream | None:
+def read_stream_header(frame: bytes) -> StreamHeader | None:
     """The header of a JPEG, JPEG-LS or JPEG 2000 stream (ITU-T T.81 B.2.2, T.87 C.2, T.800 A.5.1); None for others."""
     try:
         if frame.startswith((_J2K, _JP2)):
             at = frame.index(_J2K, 0, 4096) + 2
             right, bottom, left, top = struct.unpack_from(">4I", frame, at + 6)
             samples, bits = struct.unpack_from(">HB", frame, at + 38)
-            return Stream(bottom - top, right - left, samples, (bits & 0x7F) + 1)
+            return StreamHeader(bottom - top, right - left, samples, (bits & 0x7F) + 1)
         if not frame.startswith(_JPEG):
             return None
         at = 2
         while frame[at] == 0xFF:
             if frame[at + 1] in _START_OF_FRAME:
                 bits, rows, columns, samples = struct.unpack_from(">BHHB", frame, at + 4)
-                return Stream(rows, columns, samples, bits)
+                return StreamHeader(rows, columns, samples, bits)
             at += 1 if frame[at + 1] == 0xFF else 2 + struct.unpack_from(">H", frame, at + 2)[0]
     except (ValueError, IndexError, struct.error):
         pass
     return None
 
 
-def _by_first(pieces: list[bytes], first: list[int]) -> list[bytes]:
-    """Fragments joined to frames; `first` the piece_at of the fragments that begin one."""
-    return [b"".join(pieces[start:end]) for start, end in zip(first, [*first[1:], len(pieces)], strict=True)]
+def _join_fragments(fragments: list[bytes], first: list[int]) -> list[bytes]:
+    """Fragments joined to frames; `first` the indices of the fragments that begin one."""
+    return [b"".join(fragments[start:end]) for start, end in zip(first, [*first[1:], len(fragments)], strict=True)]
 
 
 def split_frames(data: Dataset, declared: int) -> list[bytes]:
@@ -76,27 +76,28 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
         )
     try:
         offsets = parse_basic_offsets(data.PixelData)
-        pieces = list(generate_fragments(data.PixelData[8 + 4 * len(offsets) :]))
+        fragments = list(generate_fragments(data.PixelData[8 + 4 * len(offsets) :]))
     except (ValueError, EOFError, StopIteration, RuntimeError, OSError, struct.error) as error:
         raise rejection(
             "truncated", f"the compressed frames end early or are malformed: {error_origin(error)}"
         ) from None
-    if len(pieces) == declared or len(pieces) == len(offsets):
-        return pieces
-    piece_at = {0: 0}
-    for index, piece in enumerate(pieces[:-1]):
-        piece_at[max(piece_at) + 8 + len(piece)] = index + 1
-    if len(offsets) > 1 and offsets == sorted(set(offsets)) and all(offset in piece_at for offset in offsets):
-        return _by_first(pieces, [piece_at[offset] for offset in offsets])
-    if any(piece.startswith(_STARTS) for piece in pieces):
-        return _by_first(
-            pieces, [i for i, piece in enumerate(pieces) if not (i and piece) or piece.startswith(_STARTS)]
+    if len(fragments) == declared or len(fragments) == len(offsets):
+        return fragments
+    fragment_at = {0: 0}
+    for index, fragment in enumerate(fragments[:-1]):
+        fragment_at[max(fragment_at) + 8 + len(fragment)] = index + 1
+    if len(offsets) > 1 and offsets == sorted(set(offsets)) and all(offset in fragment_at for offset in offsets):
+        return _join_fragments(fragments, [fragment_at[offset] for offset in offsets])
+    if any(fragment.startswith(_STARTS) for fragment in fragments):
+        return _join_fragments(
+            fragments,
+            [i for i, fragment in enumerate(fragments) if not (i and fragment) or fragment.startswith(_STARTS)],
         )
-    return pieces
+    return fragments
 
 
 def _is_scrambled(frame: bytes) -> bool:
-    """Zeiss exports may hide JPEG 2000 streams: every seventh byte is XORed with 0x5A and the parts change piece_at."""
+    """Zeiss exports may hide JPEG 2000 streams: every seventh byte is XORed with 0x5A and parts are swapped."""
     if frame.startswith(_STARTS):
         return False
     plain = np.frombuffer(frame, np.uint8).copy()
@@ -124,7 +125,7 @@ class FrameDecoder:
         plugin = next((plugin for part, plugin in wanted.items() if part in syntax.name), "")
         self._plugin = plugin if plugin in self._decoder.available_plugins else ""
 
-    def __call__(self, encoded: bytes, stream: Stream | None) -> np.ndarray:
+    def __call__(self, encoded: bytes, stream: StreamHeader | None) -> np.ndarray:
         """[H, W] or [H, W, 3]. Raises whatever the C library makes of the bytes."""
         from pydicom.encaps import encapsulate
 
@@ -151,7 +152,7 @@ class FrameDecoder:
             pixel_keyword="PixelData",
         )
         if layout.samples == 3 and str(meta["photometric_interpretation"]).startswith("YBR"):
-            array = np.repeat(array[..., :1], 3, axis=-1)  # luminance is the grey value
+            array = np.repeat(array[..., :1], 3, axis=-1)  # luminance is the intensity
         expected = (layout.rows, layout.columns) + ((3,) if layout.samples == 3 else ())
         if array.shape != expected:
             raise ValueError(f"a frame of shape {array.shape}, expected {expected}")
@@ -180,7 +181,7 @@ def _jpeg_12_bit(encoded: bytes, layout: Layout) -> np.ndarray:
     return values.reshape(layout.rows, layout.columns)
 
 
-def _check_streams(streams: list[Stream | None], layout: Layout) -> None:
+def _check_streams(streams: list[StreamHeader | None], layout: Layout) -> None:
     """Raises VolumeRejected header_contradicts_pixels where all streams name another size or depth."""
     stated = {stream for stream in streams if stream is not None}
     if len(stated) != 1:
@@ -193,8 +194,9 @@ def _check_streams(streams: list[Stream | None], layout: Layout) -> None:
         raise rejection("header_contradicts_pixels", f"the compressed frames are {found}; the header says {expected}")
 
 
-def _fault(piece: bytes, stream: Stream | None, layout: Layout) -> str:
-    if not piece.strip(b"\0"):
+def _fault(fragment: bytes, stream: StreamHeader | None, layout: Layout) -> str:
+    """Why an encoded frame cannot be decoded, in words; "" where it may be."""
+    if not fragment.strip(b"\0"):
         return "an empty fragment"
     if stream is not None and (stream.rows, stream.columns) != (layout.rows, layout.columns):
         return "its code stream has another size"
@@ -208,19 +210,19 @@ def decode_frames(encoded: list[bytes], syntax: Any, layout: Layout) -> tuple[np
     frames_broken.
     """
     decode = FrameDecoder(syntax, layout)
-    streams = [stream_of(piece) for piece in encoded]
+    streams = [read_stream_header(fragment) for fragment in encoded]
     _check_streams(streams, layout)
     values: np.ndarray | None = None
     broken: list[int] = []
     first_fault = ""
     limit = int(GAP_SHARE * len(encoded))
-    for index, (piece, stream) in enumerate(zip(encoded, streams, strict=True)):
-        fault = _fault(piece, stream, layout)
-        if "JPEG-LS" in syntax.name and not piece.rstrip(b"\0").endswith(_END_OF_IMAGE):
+    for index, (fragment, stream) in enumerate(zip(encoded, streams, strict=True)):
+        fault = _fault(fragment, stream, layout)
+        if "JPEG-LS" in syntax.name and not fragment.rstrip(b"\0").endswith(_END_OF_IMAGE):
             fault = fault or "its end is missing"  # CharLS would look for it for seconds
         if not fault:
             try:
-                frame = decode(piece, stream)
+                frame = decode(fragment, stream)
             except MemoryError:
                 raise
             except Exception as error:

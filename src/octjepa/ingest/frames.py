@@ -1,4 +1,4 @@
-"""What a header says of its frames: positions, orientations, location on the fundus image, in-stack numbers.
+"""The geometry of frames from a DICOM header: positions, orientations, location on the fundus image, order.
 
 DICOM Part 3: Plane Position (Patient), Plane Orientation (Patient), Frame Content, and Ophthalmic Frame Location
 (C.8.17.11), whose Reference Coordinates are pixels (row, column) of the fundus image.
@@ -41,7 +41,7 @@ _BINARY = {"FL": "f4", "FD": "f8", "UL": "u4", "US": "u2", "SL": "i4", "SS": "i2
 
 
 def _value(group: Dataset, tag: int) -> Any:
-    """The element's value, None where it is absent. Numbers are read as they lie, without pydicom's value classes."""
+    """The element's value, None where it is absent. Numbers are read without pydicom's value classes."""
     element = group.get_item(tag) if tag in group else None
     if element is None:
         return None
@@ -65,8 +65,8 @@ def _items(group: Dataset | None, tag: int) -> Iterator[Dataset]:
         yield from (item for item in value if hasattr(item, "get_item"))
 
 
-def measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:
-    """((depth, column) spacing, slice thickness) of a functional group's or a header's Pixel Measures."""
+def pixel_measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:
+    """((depth, column) spacing, slice thickness) in mm of a functional group's or a header's Pixel Measures."""
     pair, thickness = None, None
     for item in [*_items(group, _PIXEL_MEASURES), *([group] if group is not None else [])]:
         pair = pair or floats(_value(item, _PIXEL_SPACING), 2)
@@ -101,7 +101,7 @@ def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None
 
 
 def _is_en_face(group: Dataset | None) -> bool:
-    """Whether a frame is called a localizer, flow or an en face image, or lies across the A-scans."""
+    """Whether a frame is called a localizer, flow or an en face image, or cuts across the A-scans."""
     typed = [] if group is None else [group, *(item for tag in _FRAME_TYPE_SEQUENCES for item in _items(group, tag))]
     for item in typed:
         kind = _value(item, _FRAME_TYPE)
@@ -111,18 +111,18 @@ def _is_en_face(group: Dataset | None) -> bool:
     return any(str(one or "").strip().upper() == "TRANSVERSE" for one in orientations)
 
 
-def frame_facts(header: Dataset, frames: int) -> FrameGeometry:
-    """Reads the functional groups; a group list shorter than `frames` leaves NaN for the rest."""
-    facts = FrameGeometry.unknown(frames)
-    positions, directions, normals = facts.positions_mm, facts.row_directions, facts.normals
-    lines, curved, in_stack = facts.lines_px, facts.curved, facts.in_stack
-    spacing, thickness = facts.spacing_mm, facts.thickness_mm
+def read_frame_geometry(header: Dataset, frames: int) -> FrameGeometry:
+    """The geometry of the first `frames` functional groups, NaN for frames without a group."""
+    geometry = FrameGeometry.unknown(frames)
+    positions, directions, normals = geometry.positions_mm, geometry.row_directions, geometry.normals
+    lines, curved, in_stack = geometry.lines_px, geometry.curved, geometry.in_stack
+    spacing, thickness = geometry.spacing_mm, geometry.thickness_mm
     shared = (header.get("SharedFunctionalGroupsSequence") or [None])[0]
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
     shared_orientation = _orientation(shared)
     for index in range(frames):
         group = groups[index] if index < len(groups) else None
-        facts.en_face[index] = _is_en_face(group)
+        geometry.en_face[index] = _is_en_face(group)
         if orientation := _orientation(group) or shared_orientation:
             directions[index], normals[index] = orientation
         for item in _items(group, _PLANE_POSITION):
@@ -141,9 +141,9 @@ def frame_facts(header: Dataset, frames: int) -> FrameGeometry:
                 nonlinear = str(_value(item, _OPHTHALMIC_ORIENTATION) or "").strip().upper() == "NONLINEAR"
                 curved[index] = nonlinear or len(points) > 4
         if group is not None:
-            pair, thick = measures(group)
+            pair, thick = pixel_measures(group)
             if pair:
                 spacing[index] = pair
             if thick is not None:
                 thickness[index] = thick
-    return facts
+    return geometry

@@ -68,16 +68,16 @@ class SpacingSources:
 
     def plausible_thicknesses(self) -> list[float]:
         """Those of `thicknesses` that can be the thickness of a B-scan."""
-        return [value for _, value in self.thicknesses() if plausible_thickness(value)]
+        return [value for _, value in self.thicknesses() if is_plausible_thickness(value)]
 
 
-def plausible(axis: str, value: float | None) -> bool:
+def is_plausible(axis: str, value: float | None) -> bool:
     """Whether a spacing in mm is within `LIMITS_MM` of its axis."""
     low, high = LIMITS_MM[axis]
     return value is not None and low <= value <= high
 
 
-def plausible_thickness(value: float) -> bool:
+def is_plausible_thickness(value: float) -> bool:
     """Whether a slice thickness in mm can stand for the pitch of the B-scans."""
     return LIMITS_MM["slice"][0] <= value <= MAX_THICKNESS_MM
 
@@ -115,30 +115,30 @@ def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometr
         provenance["slice"] = "scan_pattern"
         order = _order_by_number(sources.frame_geometry, notes)
         return Geometry((pitch, depth, column), provenance, order, None, (*uncertain, "slice"), notes)
-    if sources.option is not None and plausible("slice", sources.option[0]):
-        return _from_option(sources, sources.option, shape, pattern, notes)
+    if sources.option is not None and is_plausible("slice", sources.option[0]):
+        return _geometry_from_option(sources, sources.option, shape, pattern, notes)
 
     positions_mm = None
-    placed = _from_positions(sources.frame_geometry, column, columns, notes)
+    placed = _pitch_from_positions(sources.frame_geometry, column, columns, notes)
     if placed is not None:
         pitch, provenance["slice"], order, positions_mm = placed
-        is_uncertain = _pitch_is_doubtful(pitch, column, shape, sources, notes, float(positions_mm[-1]))
-        lines = _along_fundus(sources.frame_geometry, column, columns)
+        is_uncertain = _is_pitch_doubtful(pitch, column, shape, sources, notes, float(positions_mm[-1]))
+        lines = _positions_on_fundus(sources.frame_geometry, column, columns)
         if provenance["slice"] == "positions" and _gap_differs(pitch, lines):
             notes.append("positions_disagree_with_location")  # no doubt: converters invent lines
     else:
         if not {"positions_repeated", "slice_positions_implausible", "slice_frame_location_implausible"} & set(notes):
             notes.append("positions_missing")
-        stated = _stated_gaps(sources.frame_geometry, column, columns)
+        stated = _describe_gaps(sources.frame_geometry, column, columns)
         pitch, provenance["slice"], is_uncertain = _pitch_without_positions(sources, shape, column, notes, stated)
-        is_uncertain = _pitch_is_doubtful(pitch, column, shape, sources, notes) or is_uncertain
+        is_uncertain = _is_pitch_doubtful(pitch, column, shape, sources, notes) or is_uncertain
         order = _order_by_number(sources.frame_geometry, notes)
     if is_uncertain:
         uncertain.append("slice")
     return Geometry((pitch, depth, column), provenance, order, positions_mm, tuple(uncertain), notes)
 
 
-def _from_option(
+def _geometry_from_option(
     sources: SpacingSources, spacing: tuple[float, float, float], shape: Shape, pattern: Pattern, notes: list[str]
 ) -> Geometry:
     """The user's spacing with the file's frame order; where the file states another spacing, it is noted."""
@@ -150,8 +150,8 @@ def _from_option(
         order = in_file.order
         notes += [note for note in in_file.notes if note.startswith("frames_")]
         axes = zip(AXES, spacing, in_file.spacing_mm, strict=True)
-        notes += [f"option_disagrees_{axis}" for axis, given, found in axes if not _agree(given, found, 0.02)]
-    _pitch_is_doubtful(spacing[0], spacing[2], shape, sources, notes)
+        notes += [f"option_disagrees_{axis}" for axis, given, found in axes if not _is_close(given, found, 0.02)]
+    _is_pitch_doubtful(spacing[0], spacing[2], shape, sources, notes)
     return Geometry(spacing, dict.fromkeys(AXES, "option"), order, None, (), notes)
 
 
@@ -178,19 +178,19 @@ def _pixel_spacing(sources: SpacingSources, notes: list[str]) -> tuple[float, fl
     native = protocol.depth_mm if protocol else None
     swapped: tuple[float, float, str] | None = None
     for source, (depth, column) in pairs:
-        if plausible("depth", depth) and plausible("column", column):
-            if native is None or _agree(depth, native, 0.25):
+        if is_plausible("depth", depth) and is_plausible("column", column):
+            if native is None or _is_close(depth, native, 0.25):
                 return depth, column, source, False
             notes.append(f"depth_disagrees_with_protocol_{source}")
-            if _agree(column, native, 0.25) and plausible("column", depth):
+            if _is_close(column, native, 0.25) and is_plausible("column", depth):
                 notes.append("spacing_swapped")
                 return column, depth, source, True
             return depth, column, source, True
         notes.append(f"spacing_implausible_{source}")
-        if swapped is None and plausible("depth", column) and plausible("column", depth):
+        if swapped is None and is_plausible("depth", column) and is_plausible("column", depth):
             swapped = (column, depth, source)
     fixed = (protocol.depth_mm, protocol.column_mm) if protocol else (None, None)
-    if protocol and fixed[0] and fixed[1] and plausible("depth", fixed[0]) and plausible("column", fixed[1]):
+    if protocol and fixed[0] and fixed[1] and is_plausible("depth", fixed[0]) and is_plausible("column", fixed[1]):
         return fixed[0], fixed[1], "protocol", not protocol.exact
     if swapped is not None:
         notes.append("spacing_swapped")
@@ -204,7 +204,7 @@ def _spacing_unknown(sources: SpacingSources, pairs: Sequence[tuple[str, tuple[f
     pitches = [sources.header[0], nominal, *sources.plausible_thicknesses()]
     frames = sources.frame_geometry
     positioned = any(np.isfinite(values).all() for values in (frames.positions_mm, frames.lines_px))
-    missing = AXES[1:] if positioned or any(plausible("slice", pitch) for pitch in pitches) else AXES
+    missing = AXES[1:] if positioned or any(is_plausible("slice", pitch) for pitch in pitches) else AXES
     in_header = any(mm is not None for mm in sources.header)
     stated = [
         f"{source} (depth, column) = ({depth:g}, {column:g})"
@@ -227,13 +227,13 @@ def _spacing_unknown(sources: SpacingSources, pairs: Sequence[tuple[str, tuple[f
 # Slice
 
 
-def _from_positions(
+def _pitch_from_positions(
     frames: FrameGeometry, column_mm: float, columns: int, notes: list[str]
 ) -> tuple[float, str, Int[np.ndarray, " F"], Float[np.ndarray, " F"]] | None:
     """(pitch, source, frame order, positions from 0) by frame positions, else by the scan lines on the fundus image."""
     for source, positions in (
-        ("positions", _along_normal(frames)),
-        ("frame_location", _along_fundus(frames, column_mm, columns)),
+        ("positions", _positions_along_normal(frames)),
+        ("frame_location", _positions_on_fundus(frames, column_mm, columns)),
     ):
         if positions is None:
             if source == "positions" and np.isfinite(frames.positions_mm).all():
@@ -253,7 +253,7 @@ def _from_positions(
         sorted_mm = positions[order] - positions[order[0]]
         gaps = np.diff(sorted_mm)
         pitch = round(float(np.median(gaps)), 7)  # differences of decimal texts carry rounding errors
-        if not plausible("slice", pitch):
+        if not is_plausible("slice", pitch):
             notes.append(f"slice_{source}_implausible")
             continue
         if np.abs(gaps - pitch).max() > _UNEVEN * pitch:
@@ -262,7 +262,7 @@ def _from_positions(
     return None
 
 
-def _along_normal(frames: FrameGeometry) -> Float[np.ndarray, " F"] | None:
+def _positions_along_normal(frames: FrameGeometry) -> Float[np.ndarray, " F"] | None:
     """Frame positions in mm along the slow axis, or None where any is missing or all are the same."""
     positions = frames.positions_mm
     if not np.isfinite(positions).all():
@@ -277,7 +277,7 @@ def _along_normal(frames: FrameGeometry) -> Float[np.ndarray, " F"] | None:
     return along if np.ptp(along) > 1e-6 else None
 
 
-def _along_fundus(frames: FrameGeometry, column_mm: float, columns: int) -> Float[np.ndarray, " F"] | None:
+def _positions_on_fundus(frames: FrameGeometry, column_mm: float, columns: int) -> Float[np.ndarray, " F"] | None:
     """Frame positions in mm from parallel lines on the fundus image, whose length in mm is the B-scan's width.
 
     They rise the way the plane normal does: with columns to the right and depth away from the viewer, it points up.
@@ -304,24 +304,24 @@ def _pitch_without_positions(
     """
     in_header = sources.header[0]
     if in_header is not None:
-        if plausible("slice", in_header):
+        if is_plausible("slice", in_header):
             return in_header, sources.header_source, False
         notes.append(f"slice_spacing_implausible_{sources.header_source}")
     frames, _, columns = shape
     nominal = sources.protocol.slice_mm if sources.protocol else None
     for source, value in sources.thicknesses():
-        if not plausible_thickness(value):
+        if not is_plausible_thickness(value):
             notes.append(f"slice_thickness_implausible_{source}")
-        elif _agree(value, nominal, 0.1):
+        elif _is_close(value, nominal, 0.1):
             return value, source, False
-        elif _agree(value, column, 0.01) and frames != columns:
+        elif _is_close(value, column, 0.01) and frames != columns:
             # Cirrus exports overwrite SliceThickness with the column spacing, about four times too small.
             notes.append("slice_thickness_is_column_spacing")
             if nominal is None and FIELD_RATIO[0] * 2 <= frames * value / (columns * column):
                 return value, source, True
         else:
             return value, source, True
-    if sources.protocol is not None and nominal is not None and plausible("slice", nominal):
+    if sources.protocol is not None and nominal is not None and is_plausible("slice", nominal):
         return nominal, "protocol", not sources.protocol.exact
     low, high = LIMITS_MM["slice"]
     thicknesses = ", ".join(f"{source} {value:g} mm" for source, value in sources.thicknesses()) or "none is stated"
@@ -333,11 +333,11 @@ def _pitch_without_positions(
     )
 
 
-def _stated_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str:
+def _describe_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str:
     """What frame positions, or else the lines on the fundus image, say of the gaps between B-scans, in words."""
     known = np.isfinite(frames.positions_mm).all(axis=1)
-    positions = _along_normal(frames)
-    positions = _along_fundus(frames, column_mm, columns) if positions is None else positions
+    positions = _positions_along_normal(frames)
+    positions = _positions_on_fundus(frames, column_mm, columns) if positions is None else positions
     if positions is None:
         missing = f"missing for {int((~known).sum())} of {len(known)} frames" if known.any() else "none are stated"
         return "all the same" if known.all() else missing
@@ -345,7 +345,7 @@ def _stated_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str:
     return f"{gaps.min():.3g} to {gaps.max():.3g} mm apart, over {gaps.sum():.3g} mm"
 
 
-def _pitch_is_doubtful(
+def _is_pitch_doubtful(
     pitch: float, column: float, shape: Shape, sources: SpacingSources, notes: list[str], span: float = 0.0
 ) -> bool:
     """Whether the slow extent does not fit the fast one, or the pitch does not fit thickness or protocol.
@@ -356,15 +356,15 @@ def _pitch_is_doubtful(
     gaps are wider.
     """
     frames, _, columns = shape
-    thickness = next((value for value in sources.plausible_thicknesses() if not _agree(column, value, 0.01)), None)
+    thickness = next((value for value in sources.plausible_thicknesses() if not _is_close(column, value, 0.01)), None)
     protocol = sources.protocol
     nominal = protocol.slice_mm if protocol is not None and protocol.exact else None
     doubts = {
-        "pitch_disagrees_with_thickness": thickness is not None and not _agree(pitch, thickness, 0.25),
+        "pitch_disagrees_with_thickness": thickness is not None and not _is_close(pitch, thickness, 0.25),
         "field_implausible": not FIELD_RATIO[0]
         <= max(frames * pitch, span + pitch) / (columns * column)
         <= FIELD_RATIO[1],
-        "pitch_disagrees_with_protocol": nominal is not None and not _agree(pitch, nominal, 0.25),
+        "pitch_disagrees_with_protocol": nominal is not None and not _is_close(pitch, nominal, 0.25),
     }
     notes += [note for note, holds in doubts.items() if holds]
     return any(doubts.values())
@@ -375,7 +375,7 @@ def _gap_differs(pitch: float, positions: Float[np.ndarray, " F"] | None) -> boo
     if positions is None:
         return False
     gap = float(np.median(np.diff(np.sort(positions))))
-    return gap > 1e-4 and not _agree(pitch, gap, 0.25)
+    return gap > 1e-4 and not _is_close(pitch, gap, 0.25)
 
 
 def _order_by_number(frames: FrameGeometry, notes: list[str]) -> Int[np.ndarray, " F"]:
@@ -390,5 +390,5 @@ def _order_by_number(frames: FrameGeometry, notes: list[str]) -> Int[np.ndarray,
     return order
 
 
-def _agree(a: float, b: float | None, tolerance: float) -> bool:
+def _is_close(a: float, b: float | None, tolerance: float) -> bool:
     return b is not None and abs(a - b) <= tolerance * b

@@ -1,8 +1,8 @@
-"""Who and what a file is: person, eye, device, protocol and region, each from several sources that are cross-checked.
+"""Identity of a scan: person, eye, device, protocol and region, each from several sources that are cross-checked.
 
-File names are parsed leniently: the three AI-READI generations differ in how often "oct" is said
+File names are parsed leniently: the three AI-READI generations differ in how often "oct" is repeated
 (`1001_spectralis_ppol_mac_hr_oct_l_1.3.6...`, `1001_spectralis_ppol_mac_hr_oct_oct_l_1.3.6...`).
-Name and birth date are read only to see whether the id repeats them; they are kept nowhere.
+Name and birth date are read only to see whether the id repeats them; they are stored nowhere.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ def _eye_in_path(path: PurePath) -> str:
     return str(found.pop()) if len(found) == 1 else ""
 
 
-def _site(source: HeaderFields, person_ids: list[str], proven: bool) -> str:
+def _site(header: HeaderFields, person_ids: list[str], proven: bool) -> str:
     """That of an AI-READI id where the tree, name or prefix shows it to be one, else the one a source names."""
     if person_ids and proven and re.fullmatch(r"[147]\d{3}", person_ids[0]):
         return _SITES[person_ids[0][0]]
-    return source.site
+    return header.site
 
 
 def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
@@ -139,19 +139,19 @@ def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
     return slug or "unknown"
 
 
-def _header_person(source: HeaderFields, notes: list[str]) -> str:
-    person = clean_person_id(source.person_id)
+def _header_person(header: HeaderFields, notes: list[str]) -> str:
+    person = clean_person_id(header.person_id)
     if person and is_placeholder(person):
         notes.append("person_id_placeholder")  # every file of an export may carry it: it is nobody's
         return ""
-    if person and identifies_person(person, source.person_name, source.birth_date):
+    if person and identifies_person(person, header.person_name, header.birth_date):
         # Some exports repeat the name as the id; a name never enters the store.
         notes.append("person_id_pseudonymised")
         return pseudonym(person)
     return person
 
 
-def _person_ids(source: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
+def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
     """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
     folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
     name = _FILE_NAME.match(path.stem)
@@ -160,7 +160,7 @@ def _person_ids(source: HeaderFields, path: PurePath, row: ManifestRow | None, n
     folder = path.parent.name if (_FOUR if below_device else _NO_YEAR).fullmatch(path.parent.name) else ""
     named_by_device = bool(name and parse_device(name["protocol"]))
     by_name = name["person"] if name and (named_by_device or _NO_YEAR.fullmatch(name["person"])) else ""
-    in_header = _header_person(source, notes)
+    in_header = _header_person(header, notes)
     manifest = row.person_id if row else ""
     proven = [
         by_name if named_by_device else "",
@@ -172,16 +172,16 @@ def _person_ids(source: HeaderFields, path: PurePath, row: ManifestRow | None, n
     return person_ids
 
 
-def identify(source: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
+def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
     device_folder = next((part for part in reversed(path.parts[:-1]) if part.lower() in DEVICES), "")
 
-    person_ids = _person_ids(source, path, row, notes)
+    person_ids = _person_ids(header, path, row, notes)
     if len(set(person_ids)) > 1:
         notes.append("person_disagrees")
-    uid = source.uid
+    uid = header.uid
     if person_ids:
         person = person_ids[0]
     else:
@@ -190,20 +190,20 @@ def identify(source: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
 
     eye, eye_source = _pick_eye(
         {
-            "header": source.laterality,
-            "frame": source.frame_laterality,
+            "header": header.laterality,
+            "frame": header.frame_laterality,
             "manifest": row.laterality if row else "",
             "name": name["eye"] if name else "",
             "path": _eye_in_path(path),
         },
         notes,
     )
-    maker = f"{source.manufacturer} {source.model}".strip()
-    protocol = source.protocol or (name["protocol"].lower().replace("_", " ") if name else "")
+    maker = f"{header.manufacturer} {header.model}".strip()
+    protocol = header.protocol or (name["protocol"].lower().replace("_", " ") if name else "")
     device = _pick_device(
         [
             f"{row.manufacturer} {row.model}" if row else "",
-            source.model if parse_device(source.model) else maker,
+            header.model if parse_device(header.model) else maker,
             device_folder,
             path.stem,
         ],
@@ -211,12 +211,12 @@ def identify(source: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
         notes,
     )
     named_region = parse_region(protocol) or parse_region(name["protocol"] if name else "")
-    region = (row.region if row else "") or source.region or named_region
-    if source.burned_in:
+    region = (row.region if row else "") or header.region or named_region
+    if header.burned_in:
         notes.append("burned_in_text")
-    visit = "v-" + hashlib.sha256(f"{person} {source.visit}".encode()).hexdigest()[:12] if source.visit else ""
+    visit = "v-" + hashlib.sha256(f"{person} {header.visit}".encode()).hexdigest()[:12] if header.visit else ""
     of_ai_readi = (
-        device_folder != "" or bool(name and parse_device(name["protocol"])) or _PREFIX.match(source.person_id)
+        device_folder != "" or bool(name and parse_device(name["protocol"])) or _PREFIX.match(header.person_id)
     )
-    site = _site(source, person_ids, bool(of_ai_readi))
+    site = _site(header, person_ids, bool(of_ai_readi))
     return Identity(person, eye, eye_source, device, protocol, region, uid, visit, site, tuple(notes))

@@ -1,7 +1,7 @@
 """Folders on disks and in buckets behind one interface, with the walk and the glob over them.
 
 Paths are strings with "/" between their parts: local paths, or urls of buckets. A local folder costs one system call,
-and a file a look at its first bytes. A tree in a bucket costs one listing; objects are recognised by their names.
+and a file the reading of its first bytes. A tree in a bucket costs one listing; objects are recognised by their names.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from octjepa.ingest.source_file import SourceFile
 Refuse = Callable[[str, str, str], None]  # path, reason code, detail
 WILDCARDS = frozenset("*?[")
 IMAGES = frozenset(IMAGE_SUFFIXES)
+_FEW_OBJECTS = 3  # of a folder in a bucket: these are looked up one by one, more by a listing
 
 
 def suffix_of(path: str) -> str:
@@ -85,7 +86,8 @@ class Listing(Protocol):
     def name_outside(self, path: str) -> str:
         """What to call a file that is not below the searched root."""
 
-    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile: ...
+    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile:
+        """The `SourceFile` of a file, or of a folder that is one scan."""
 
 
 class LocalListing:
@@ -176,10 +178,10 @@ class BucketListing:
             raise UsageError(f"{source} has a wildcard in the bucket's name: name the bucket")
         return url
 
-    def prefetch(self, urls: Sequence[str], few: int = 3) -> None:
+    def prefetch(self, urls: Sequence[str]) -> None:
         """Lists the folders of `urls` where that takes fewer requests than looking each of them up."""
         for folder, count in Counter(map(dirname, urls)).items():
-            if count > few:
+            if count > _FEW_OBJECTS:
                 self.load(folder, below=False)
 
     def load(self, folder: str, below: bool = True) -> None:
@@ -236,7 +238,7 @@ class BucketListing:
         return formats.is_scan_folder(Path(basename(folder)), names)
 
     def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
-        return ()  # telling would take a request a file
+        return ()  # it would take a request for each file
 
     def location(self, path: str) -> str:
         return path

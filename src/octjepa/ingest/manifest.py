@@ -25,7 +25,7 @@ from octjepa.errors import UsageError
 MANIFEST = "manifest.tsv"
 PERSON_COLUMNS = ("person_id", "participant_id", "patient_id", "subject_id")  # the first that is filled
 PARTICIPANTS = "participants.tsv"
-MANIFESTS = (MANIFEST, "manifest.csv")  # of two in one folder the first speaks
+MANIFESTS = (MANIFEST, "manifest.csv")  # of two in one folder the first is read
 PEOPLE_TABLES = (PARTICIPANTS, "participants.csv")
 SPLITS = ("train", "val", "test")
 _FILE_COLUMNS = ("filepath", "file_path")
@@ -33,7 +33,7 @@ _FILE_COLUMNS = ("filepath", "file_path")
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """What a manifest says of one file; "" or None where it says nothing. `filepath` is relative to the root."""
+    """One row of a manifest; "" or None where a cell is empty. `filepath` is relative to the root."""
 
     person_id: str
     manufacturer: str
@@ -48,7 +48,7 @@ class ManifestRow:
 
 
 def row_hash(row: ManifestRow | None) -> str:
-    """16 hex digits of all that a row tells the reader, "" without a row: another hash means reading the file again."""
+    """16 hex digits of a hash of all cells that the reader uses, "" without a row: another means reading again."""
     if row is None:
         return ""
     fields = (
@@ -63,7 +63,7 @@ class Manifest:
     """A table of files. `root` (a real folder or a url) is what every filepath is relative to.
 
     `disagreeing` are files with rows that contradict each other; `escaping` the filepaths that lead out of the root;
-    `repeated` counts rows that say again what an earlier one said.
+    `repeated` counts rows whose file an earlier row listed.
     """
 
     root: str
@@ -73,29 +73,29 @@ class Manifest:
     escaping: tuple[str, ...] = ()
     repeated: int = 0
 
-    def at(self, relative: str) -> ManifestRow | None:
+    def row_at(self, relative: str) -> ManifestRow | None:
         """The row of the file at this path below the root, however its accents are written (macOS takes them apart)."""
         return self.rows.get(unicodedata.normalize("NFC", relative))
 
-    def of_folder(self, folder: str, images: Iterable[str]) -> tuple[ManifestRow | None, bool]:
-        """The row of a folder of B-scans, else what rows of its images say; and whether these contradict each other."""
-        if own := self.at(folder):
+    def row_of_folder(self, folder: str, images: Iterable[str]) -> tuple[ManifestRow | None, bool]:
+        """(row of a folder of B-scans, else of its images; whether these rows contradict each other)."""
+        if own := self.row_at(folder):
             return own, own.filepath in self.disagreeing
-        rows = [row for name in images if (row := self.at(f"{folder}/{name}".lstrip("/")))]
+        rows = [row for name in images if (row := self.row_at(f"{folder}/{name}".lstrip("/")))]
         differ = len(set(map(row_hash, rows))) > 1 or any(row.filepath in self.disagreeing for row in rows)
         return (replace(rows[0], frames=None, sop_instance_uid="") if rows else None), differ
 
-    def row(self, path: str) -> ManifestRow | None:
+    def row_of_path(self, path: str) -> ManifestRow | None:
         """The row of a real local path; None where it is not below the root or its rows contradict each other."""
-        row = self.at(os.path.relpath(path, self.root)) if path.startswith(self.root.rstrip("/") + "/") else None
+        row = self.row_at(os.path.relpath(path, self.root)) if path.startswith(self.root.rstrip("/") + "/") else None
         return None if row is None or row.filepath in self.disagreeing else row
 
 
 def relative_path(text: str) -> str | None:
     """A filepath as folders and name below the root, "/" between them; "" for none, None where it leads out of it.
 
-    A leading "/" is AI-READI's way to write the root; a drive letter, a url and ".." lead out. What an absolute path of
-    this machine is, `_below_root` tells.
+    A leading "/" is AI-READI's way to write the root; a drive letter, a url and ".." lead out. `_below_root`
+    recognises an absolute path of this machine.
     """
     plain = unicodedata.normalize("NFC", text.strip().replace("\\", "/"))
     parts = [part for part in plain.split("/") if part not in {"", "."}]
@@ -105,15 +105,20 @@ def relative_path(text: str) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _of_machine(first: str, root: str) -> bool:
+def _is_on_this_machine(first: str, root: str) -> bool:
     """Whether "/first/..." is a path of this machine: the root holds no such thing, and the machine does."""
     return not os.path.lexists(f"{root}/{first}") and os.path.lexists(f"/{first}")
 
 
 def _below_root(text: str, root: str) -> str | None:
-    """As `relative_path`; an absolute path of this machine counts where it leads into `root`, a real folder."""
+    """As `relative_path`; also an absolute path of this machine that leads into `root`, a real folder."""
     path = relative_path(text)
-    if not path or not text.strip().startswith("/") or "://" in root or not _of_machine(path.partition("/")[0], root):
+    if (
+        not path
+        or not text.strip().startswith("/")
+        or "://" in root
+        or not _is_on_this_machine(path.partition("/")[0], root)
+    ):
         return path
     real = Path(os.path.realpath(f"/{path}").rpartition("/")[0] or "/", path.rpartition("/")[2])
     return relative_path(real.relative_to(root).as_posix()) if real.is_relative_to(root) else None
@@ -124,7 +129,7 @@ def is_absolute(text: str) -> bool:
     return re.match(r"\s*([A-Za-z]:|[/\\])", text) is not None
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         value = float((text or "").strip())
     except ValueError:
@@ -132,7 +137,7 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _pair(text: str | None) -> tuple[float, float] | None:
+def _parse_pair(text: str | None) -> tuple[float, float] | None:
     """ "[0.003872, 0.01206]" -> (0.003872, 0.01206); "Varies by frame" -> None."""
     found = re.findall(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", text or "")
     return (float(found[0]), float(found[1])) if len(found) == 2 else None
@@ -143,7 +148,7 @@ def clean_person_id(text: str) -> str:
     return re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
 
 
-def _table(text: str, called: str) -> list[dict[str, str]]:
+def _parse_table(text: str, name: str) -> list[dict[str, str]]:
     """Rows by column name, in lower case; between the cells tabs, or semicolons or commas where the header has no tab.
 
     Semicolons come from where decimals have a comma: 0,26 is then 0.26.
@@ -158,7 +163,7 @@ def _table(text: str, called: str) -> list[dict[str, str]]:
             for row in csv.DictReader(lines, delimiter=delimiter)
         ]
     except csv.Error as error:
-        raise UsageError(f"{called} cannot be read as a table: {error}") from None
+        raise UsageError(f"{name} cannot be read as a table: {error}") from None
     if delimiter == ";":
         rows = [{k: re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", v) for k, v in row.items()} for row in rows]
     return rows
@@ -172,18 +177,18 @@ def decode_table(read: Callable[[], bytes], file: str) -> str:
         raise UsageError(f"{file} cannot be read as a table of UTF-8 text: {error}") from None
 
 
-def parse_manifest(text: str, folder: str, called: str) -> Manifest:
-    """`folder` (real path or url) is where the table lies, `called` how messages name it.
+def parse_manifest(text: str, folder: str, name: str) -> Manifest:
+    """The manifest in `text`, which is stored in `folder` (real path or url) and called `name` in messages.
 
     Raises UsageError: no table, or no column `filepath`.
     """
-    table = _table(text, called)
+    table = _parse_table(text, name)
     column = next((name for name in _FILE_COLUMNS if table and name in table[0]), None)
     if column is None:
         found = ", ".join(table[0]) if table else "nothing"
-        raise UsageError(f"{called} has no column 'filepath' (found {found}): expected an AI-READI manifest.tsv")
+        raise UsageError(f"{name} has no column 'filepath' (found {found}): expected an AI-READI manifest.tsv")
     parent, _, last = folder.rpartition("/")
-    inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called so, too
+    inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called that, too
     root = (parent or "/") if inside else folder
     rows: dict[str, ManifestRow] = {}
     disagreeing: set[str] = set()
@@ -196,7 +201,7 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
             continue
         if not filepath:
             continue
-        frames = _number(cells.get("number_of_frames"))
+        frames = _parse_number(cells.get("number_of_frames"))
         row = ManifestRow(
             person_id=clean_person_id(next(filter(None, map(cells.get, PERSON_COLUMNS)), "")),
             manufacturer=cells.get("manufacturer", "").strip(),
@@ -204,8 +209,8 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
             region=cells.get("anatomic_region", "").strip(),
             laterality=cells.get("laterality", "").strip(),
             frames=None if frames is None else int(frames),
-            pixel_spacing_mm=_pair(cells.get("pixel_spacing")),
-            slice_thickness_mm=_number(cells.get("slice_thickness")),
+            pixel_spacing_mm=_parse_pair(cells.get("pixel_spacing")),
+            slice_thickness_mm=_parse_number(cells.get("slice_thickness")),
             sop_instance_uid=cells.get("sop_instance_uid", "").strip(),
             filepath=filepath,
         )
@@ -214,7 +219,7 @@ def parse_manifest(text: str, folder: str, called: str) -> Manifest:
             repeated += 1
             if first != row:
                 disagreeing.add(filepath)
-    return Manifest(root, called, rows, frozenset(disagreeing), tuple(escaping), repeated)
+    return Manifest(root, name, rows, frozenset(disagreeing), tuple(escaping), repeated)
 
 
 @lru_cache(maxsize=16)
@@ -252,23 +257,23 @@ def find_row(path: Path) -> ManifestRow | None:
     real = os.path.join(os.path.realpath(path.parent), path.name)
     file = find_manifest(os.path.dirname(real), os.path.isfile)
     try:
-        return _read(file, os.stat(file).st_mtime_ns).row(real) if file else None
+        return _read(file, os.stat(file).st_mtime_ns).row_of_path(real) if file else None
     except UsageError:
         if basename(file) == MANIFEST:
             raise
         return None  # another program's table may be called manifest.csv
 
 
-def parse_participants(text: str, called: str) -> list[dict[str, object]]:
+def parse_participants(text: str, name: str) -> list[dict[str, object]]:
     """Rows {person_id, clinical_site, study_group, age, recommended_split, split_unknown}; no other column is taken.
 
     A recommended split that is none of train, val, test counts as none, and `split_unknown` is then True.
     Raises UsageError: no table, or no id column.
     """
-    rows = _table(text, called)
+    rows = _parse_table(text, name)
     if rows and not set(PERSON_COLUMNS) & set(rows[0]):
         raise UsageError(
-            f"{called} has no column of person ids, one of {', '.join(PERSON_COLUMNS)} (found {', '.join(rows[0])})"
+            f"{name} has no column of person ids, one of {', '.join(PERSON_COLUMNS)} (found {', '.join(rows[0])})"
         )
     people: dict[str, dict[str, object]] = {}
     for row in rows:
@@ -277,7 +282,7 @@ def parse_participants(text: str, called: str) -> list[dict[str, object]]:
             continue
         split = row.get("recommended_split", "").strip().lower()
         split = {"validation": "val", "valid": "val"}.get(split, split)
-        age = _number(row.get("age"))
+        age = _parse_number(row.get("age"))
         people[person] = {
             "person_id": person,
             "clinical_site": row.get("clinical_site", "").strip(),

@@ -65,7 +65,7 @@ def _tags() -> dict[int, str]:
 _TAG_TO_FIELD: dict[int, str] = {}
 
 
-def _says_something(header: Dataset, tag: int) -> bool:
+def _is_filled(header: Dataset, tag: int) -> bool:
     """Whether an element holds more than a blank or a placeholder. Values that cannot be parsed say something."""
     try:
         value = header[tag].value
@@ -82,7 +82,7 @@ def personal_fields(header: Dataset) -> tuple[str, ...]:
     """The fields of `FIELD_KINDS` that a DICOM header fills, in that order; PatientID is the study's own key."""
     if not _TAG_TO_FIELD:
         _TAG_TO_FIELD.update(_tags())
-    found = {field for tag, field in _TAG_TO_FIELD.items() if tag in header and _says_something(header, tag)}
+    found = {field for tag, field in _TAG_TO_FIELD.items() if tag in header and _is_filled(header, tag)}
     if any(tag.is_private and tag.element > 0xFF for tag in header.keys()):  # noqa: SIM118 -- a Dataset iterates elements
         found.add(PRIVATE)
     if str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES":
@@ -153,7 +153,7 @@ def pseudonym(person_id: str) -> str:
     return "p-" + hashlib.sha256(person_id.encode()).hexdigest()[:12]
 
 
-def part_tells(part: str, name: str, birth_date: str) -> bool:
+def identifies_person_in_path(part: str, name: str, birth_date: str) -> bool:
     """`identifies_person` for one folder or file name, without the digits of UIDs, which hold any date by chance."""
     if identifies_person(part, name, ""):
         return True
@@ -167,23 +167,25 @@ def part_tells(part: str, name: str, birth_date: str) -> bool:
     )
 
 
-def masked_part(part: str, people: Iterable[tuple[str, str]]) -> str:
+def mask_part(part: str, people: Iterable[tuple[str, str]]) -> str:
     """`part`, a folder or file name, as "***"; its suffix stays where it tells of none of `people` (name, birth)."""
     suffix = PurePosixPath(part).suffix
-    tells = len(suffix) > 6 or any(part_tells(suffix, *person) for person in people)
+    tells = len(suffix) > 6 or any(identifies_person_in_path(suffix, *person) for person in people)
     return "***" + ("" if tells else suffix)
 
 
-def masked_path(path: str, name: str, birth_date: str) -> str:
+def mask_path(path: str, name: str, birth_date: str) -> str:
     """`path` with every folder or file name that tells who the person is replaced by "***"; the suffix stays.
 
     Labs name folders after people; what enters index and ledger must not. As many parts come out as go in.
     """
     person = (name, birth_date)
-    return "/".join(masked_part(part, [person]) if part_tells(part, *person) else part for part in path.split("/"))
+    return "/".join(
+        mask_part(part, [person]) if identifies_person_in_path(part, *person) else part for part in path.split("/")
+    )
 
 
-def stated_identity(path: Path) -> tuple[str, str]:
+def read_name_and_birth_date(path: Path) -> tuple[str, str]:
     """(name, birth date) that the DICOM header at `path` states; ("", "") for none, and for what is no DICOM."""
     from pydicom import dcmread
 
@@ -194,8 +196,3 @@ def stated_identity(path: Path) -> tuple[str, str]:
             return str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
     except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
         return "", ""
-
-
-def masked_name(path: Path, name: str) -> str:
-    """`name`, a scan's path in its data set, masked by what its DICOM header at `path` says; as it is for others."""
-    return masked_path(name, *stated_identity(path))

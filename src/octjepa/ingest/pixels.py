@@ -1,4 +1,4 @@
-"""Pixel data of a DICOM file to 8-bit grey `[F, H, W]`, whatever the transfer syntax, depth, sign and colour.
+"""Pixel data of a DICOM file to 8-bit intensities `[F, H, W]`, for any transfer syntax, bit depth, sign and colour.
 
 Frames are counted from the data, not from NumberOfFrames: pydicom lets a wrong count end a generator silently. Up to a
 tenth of the frames, no two neighbours, may be broken: they are filled from their neighbours and noted.
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 << 30  # decoded pixels of one file; the largest known cube is 512 x 992 x 512 = 0.26 GB
 _PHOTOMETRIC = {"MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
-_PADDING = 4096  # zeros behind the last frame: a writer that fills up its last block
-_OVERLAYS = range(0x6000, 0x6020, 2)  # groups of overlay planes; one without data of its own lies in the pixels
+_PADDING = 4096  # zeros after the last frame: some writers fill up their last block
+_OVERLAYS = range(
+    0x6000, 0x6020, 2
+)  # groups of overlay planes; one without data of its own is stored in the pixels' unused bits
 _SHEARED = 0.75
-_COLOURED = 0.2  # share of coloured pixels beyond which the scan is no grey one with marks drawn on it
+_COLOURED = 0.2  # share of coloured pixels above which the scan is not greyscale with marks drawn on it
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedPixels:
     """8-bit pixels [frame, depth, column] and what was done to get them, as note codes."""
 
     pixels: UInt8[np.ndarray, "F H W"]
@@ -36,7 +38,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the header says that a frame lies in memory."""
+    """How a frame is stored, by the header: size, samples a pixel, bits allocated and stored, sign, colour."""
 
     rows: int
     columns: int
@@ -62,8 +64,8 @@ def integer(header: Dataset, keyword: str, default: int = 0) -> int:
         return default
 
 
-def layout_of(header: Dataset) -> Layout:
-    """Raises VolumeRejected: broken_header, unsupported_pixels."""
+def read_layout(header: Dataset) -> Layout:
+    """The layout that a header states. Raises VolumeRejected: broken_header, unsupported_pixels."""
     allocated = integer(header, "BitsAllocated", 8) or 8
     stored = integer(header, "BitsStored", allocated)
     layout = Layout(
@@ -91,20 +93,23 @@ def layout_of(header: Dataset) -> Layout:
 
 
 def check_size(frames: int, layout: Layout) -> None:
-    """Before anything is allocated. Raises VolumeRejected size_implausible."""
+    """Raises VolumeRejected size_implausible where `frames` frames take more than `MAX_BYTES`."""
     size = frames * layout.frame_bytes
     if size > MAX_BYTES:
         raise rejection("size_implausible", f"{frames} x {layout.rows} x {layout.columns} is {size / 2**30:.0f} GiB")
 
 
-def _count(data: Dataset, found: int, notes: list[str]) -> int:
-    """Frames in the data against NumberOfFrames. Raises VolumeRejected frames_missing, header_contradicts_pixels."""
+def _check_frame_count(data: Dataset, found: int, notes: list[str]) -> int:
+    """The number of frames `found` in the data, with a note where NumberOfFrames differs.
+
+    Raises VolumeRejected frames_missing, header_contradicts_pixels.
+    """
     declared = integer(data, "NumberOfFrames")
     if declared > found:
         raise rejection("frames_missing", f"NumberOfFrames says {declared}, the data hold {found}")
     if declared != found:
         if declared > 1 and len(data.get("PerFrameFunctionalGroupsSequence") or []) == declared:
-            # Two witnesses: rather than their count, the rows or columns of the header are wrong.
+            # Two elements agree on the count: the rows or columns of the header are wrong instead.
             raise rejection(
                 "header_contradicts_pixels", f"the header describes {declared} frames, the data hold {found}"
             )
@@ -112,7 +117,11 @@ def _count(data: Dataset, found: int, notes: list[str]) -> int:
     return found
 
 
-def _native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
+def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
+    """Uncompressed values [F, H, W] or [F, H, W, 3]; padding and a wrong NumberOfFrames are noted.
+
+    Raises VolumeRejected: wrong_transfer_syntax, frames_missing, header_contradicts_pixels, size_implausible.
+    """
     element = data["PixelData"]
     if element.is_undefined_length or data.PixelData.startswith(ITEM):
         raise rejection("wrong_transfer_syntax", "the pixel data are compressed, the header names no compression")
@@ -131,7 +140,7 @@ def _native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
                 f"{len(buffer)} bytes are no whole number of frames of {layout.rows} x {layout.columns}",
             )
         notes.append("pixel_data_padded")
-    frames = _count(data, found, notes)
+    frames = _check_frame_count(data, found, notes)
     check_size(frames, layout)
     little = data.original_encoding[1] is not False
     kind = ("i" if layout.signed else "u") + str(layout.allocated // 8)
@@ -140,14 +149,14 @@ def _native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
         buffer = np.frombuffer(buffer, "<u2").byteswap().tobytes()  # big-endian words of two pixels each
     values = np.frombuffer(buffer, ("<" if little else ">") + kind, count=count)
     if layout.samples == 1:
-        return _unused_bits_out(values.reshape(frames, layout.rows, layout.columns), data, layout, notes)
+        return _drop_unused_bits(values.reshape(frames, layout.rows, layout.columns), data, layout, notes)
     if layout.planar:
         return values.reshape(frames, 3, layout.rows, layout.columns).transpose(0, 2, 3, 1)
     return values.reshape(frames, layout.rows, layout.columns, 3)
 
 
-def _unused_bits_out(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
-    """Bits above BitsStored may hold an old overlay, or nothing where a sign should go on."""
+def _drop_unused_bits(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
+    """The values without the bits above BitsStored, which may hold an old overlay, or lack the sign's extension."""
     spare = layout.allocated - layout.stored
     if not spare:
         return values
@@ -163,10 +172,10 @@ def _unused_bits_out(values: np.ndarray, data: Dataset, layout: Layout, notes: l
 
 
 def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
-    """Rows and columns that changed places keep the number of bytes, and shear every B-scan into stripes.
+    """Swapped rows and columns keep the number of bytes, and shear every B-scan into stripes.
 
-    Raises VolumeRejected header_contradicts_pixels where pixels `rows` apart are clearly more alike than pixels
-    `columns` apart, as neighbours along an A-scan are.
+    Raises VolumeRejected header_contradicts_pixels where pixels `rows` apart differ clearly less than pixels `columns`
+    apart, which are neighbours along an A-scan.
     """
     if layout.rows == layout.columns:
         return
@@ -174,10 +183,10 @@ def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
     runs = np.cumsum(pick, axis=1, dtype=np.float64)
     smooth = runs[:, 8:] - runs[:, :-8]  # sums of eight neighbours, against speckle
 
-    def unlike(lag: int) -> float:
+    def mean_difference(lag: int) -> float:
         return float(np.abs(smooth[:, lag:] - smooth[:, :-lag]).mean())
 
-    if unlike(layout.rows) < _SHEARED * unlike(layout.columns):
+    if mean_difference(layout.rows) < _SHEARED * mean_difference(layout.columns):
         raise rejection(
             "header_contradicts_pixels",
             f"the frames hang together as {layout.columns} x {layout.rows}, the header says {layout.rows} x "
@@ -186,7 +195,7 @@ def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
 
 
 def _to_greyscale(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
-    """[F, H, W] of colour that only repeats its grey; one frame at a time, for colour takes three times the room."""
+    """[F, H, W] intensities of greyscale stored as colour; frame by frame, for colour takes thrice the memory."""
     if values.ndim == 3:
         return values
     notes.append("rgb_to_grey")
@@ -215,9 +224,9 @@ def _number(item: Dataset, keyword: str) -> float | None:
 
 
 def _rescaling(data: Dataset, frames: int) -> list[tuple[float, float]]:
-    """(slope, intercept) of every frame, in a list of one where they are the same for all, [] where none is given."""
+    """(slope, intercept) of every frame, in a list of one where they are the same for all, [] without any."""
 
-    def given(group: Any) -> tuple[float, float] | None:
+    def slope_and_intercept(group: Any) -> tuple[float, float] | None:
         for item in [*(group.get("PixelValueTransformationSequence") or []), group]:
             slope = _number(item, "RescaleSlope")
             if slope:
@@ -225,22 +234,22 @@ def _rescaling(data: Dataset, frames: int) -> list[tuple[float, float]]:
         return None
 
     groups = list(data.get("PerFrameFunctionalGroupsSequence") or [])[:frames]
-    single = [given(group) for group in groups] if groups and given(groups[0]) else []
+    single = [slope_and_intercept(group) for group in groups] if groups and slope_and_intercept(groups[0]) else []
     if len(single) == frames:
         every = [pair for pair in single if pair is not None]
         if len(every) == frames:
             return every if len(set(every)) > 1 else every[:1]
     for group in [*(data.get("SharedFunctionalGroupsSequence") or [])[:1], data]:
-        if (pair := given(group)) is not None:
+        if (pair := slope_and_intercept(group)) is not None:
             return [pair]
     return []
 
 
 def _to_8bit(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> UInt8[np.ndarray, "F H W"]:
-    """Signed, deep, inverted and rescaled greys to 8 bit; each change is noted.
+    """Signed, deep, inverted and rescaled intensities to 8 bit; each change is noted.
 
-    Deep data are scaled by the power of two that holds their largest value, so that 12 bits in 16 do not go dark. One
-    linear rescaling of all frames changes no picture; where frames have their own, it is applied.
+    Deep data are scaled by the power of two that holds their largest value, so that 12 bits in 16 do not go dark. A
+    linear rescaling that all frames share changes nothing after that; where frames have their own, it is applied.
     """
     rescaling = _rescaling(data, len(values))
     slopes = {slope for slope, _ in rescaling}
@@ -248,7 +257,7 @@ def _to_8bit(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]
     if len(rescaling) > 1:
         notes.append("rescaled_per_frame")
         negative = False
-        values = _rescaled(values, rescaling)
+        values = _apply_rescaling(values, rescaling)
     elif slopes - {1.0}:
         notes.append("rescaled")
     if values.dtype.kind == "i":
@@ -269,8 +278,8 @@ def _to_8bit(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]
     return np.ascontiguousarray(values)
 
 
-def _rescaled(values: np.ndarray, rescaling: list[tuple[float, float]]) -> np.ndarray:
-    """Every frame by its own slope and intercept, brought together to 16 bit."""
+def _apply_rescaling(values: np.ndarray, rescaling: list[tuple[float, float]]) -> np.ndarray:
+    """[F, H, W] Every frame by its own (slope, intercept), on a common scale of 16 bit."""
     ends = [
         sorted((slope * float(frame.min()) + offset, slope * float(frame.max()) + offset))
         for frame, (slope, offset) in zip(values, rescaling, strict=True)
@@ -283,22 +292,22 @@ def _rescaled(values: np.ndarray, rescaling: list[tuple[float, float]]) -> np.nd
     return out
 
 
-def decode_pixels(data: Dataset) -> Decoded:
+def decode_pixels(data: Dataset) -> DecodedPixels:
     """All frames of a dataset read with its pixel data.
 
     Raises VolumeRejected: unsupported_pixels, broken_header, truncated, frames_missing, frames_broken,
     header_contradicts_pixels, scrambled_pixels, wrong_transfer_syntax, no_decoder, size_implausible, too_few_frames.
     """
-    layout = layout_of(data)
+    layout = read_layout(data)
     notes: list[str] = []
     broken: list[int] = []
     syntax = data.file_meta.TransferSyntaxUID
     if syntax.is_encapsulated:
         encoded = split_frames(data, integer(data, "NumberOfFrames"))
-        check_size(_count(data, len(encoded), notes), layout)
+        check_size(_check_frame_count(data, len(encoded), notes), layout)
         values, broken = decode_frames(encoded, syntax, layout)
     else:
-        values = _native(data, layout, notes)
+        values = _read_native(data, layout, notes)
     if len(values) < 4:
         raise rejection("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
     values = _to_greyscale(values, layout, notes)
@@ -307,7 +316,7 @@ def decode_pixels(data: Dataset) -> Decoded:
     if broken:
         notes.append(f"gap_frames={len(broken)}")
         fill_gaps(pixels, broken)
-    return Decoded(pixels, tuple(notes))
+    return DecodedPixels(pixels, tuple(notes))
 
 
 def fill_gaps(pixels: UInt8[np.ndarray, "F H W"], broken: list[int]) -> None:

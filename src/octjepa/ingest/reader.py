@@ -18,7 +18,7 @@ from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.anatomy import other_part
 from octjepa.ingest.formats import is_experimental, read_scan, recognise
 from octjepa.ingest.formats.sequence import MIN_FRAMES
-from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, plausible, resolve_geometry
+from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, is_plausible, resolve_geometry
 from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.orientation import (
@@ -29,7 +29,7 @@ from octjepa.ingest.orientation import (
     is_upside_down,
     localizer_frames,
 )
-from octjepa.ingest.personal_data import masked_path
+from octjepa.ingest.personal_data import mask_path
 from octjepa.ingest.protocols import protocol_spacing
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan
 from octjepa.ingest.reasons import REASONS, error_origin, rejection
@@ -63,7 +63,7 @@ def read_volume(
             # pydicom warns of each value out of standard that it converts; here such values are checked one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if dataset_path is None else None)
-            scan = read_scan(path, _format_of(path), member, spacing_mm)
+            scan = read_scan(path, _recognise_format(path), member, spacing_mm)
             if people is not None:
                 people.append((scan.header.person_name, scan.header.birth_date))
             return assemble(scan, dataset_path or path, row, spacing_mm)
@@ -73,7 +73,7 @@ def read_volume(
         raise rejection("reader_failed", error_origin(error)) from error
 
 
-def _format_of(path: Path) -> str:
+def _recognise_format(path: Path) -> str:
     format = recognise(path)
     if format is not None:
         return format
@@ -100,7 +100,7 @@ def assemble(
     if part := other_part(f"{identity.protocol} {identity.region}"):
         raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
     _check_frames(len(scan.pixels), "B-scans")
-    scan, frame_geometry = _without_localizers(scan, notes)
+    scan, frame_geometry = _drop_localizers(scan, notes)
     _check_repeats(scan.pixels, notes)
     pixels, pixel_spacing = _orient(scan, notes)
     text = f"{identity.protocol} {identity.region}".lower()
@@ -124,7 +124,7 @@ def assemble(
     )
     geometry = resolve_geometry(sources, (frames, depth, columns), pattern)
     notes += _manifest_contradictions(scan, row, geometry)
-    pixels = _in_spatial_order(pixels, geometry)
+    pixels = _sort_frames(pixels, geometry)
     estimated = [axis for axis in scan.uncertain if geometry.provenance[axis] != "option"]
     return OCTVolume(
         pixels=pixels,
@@ -146,11 +146,11 @@ def assemble(
         labels=dict(scan.labels),
         personal=scan.personal,
         notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
-        source=masked_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
+        source=mask_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
     )
 
 
-def _without_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeometry]:
+def _drop_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeometry]:
     """The scan without frames that are a localizer by its header, and its geometry.
 
     Raises VolumeRejected: not_structural_oct, too_few_frames.
@@ -201,7 +201,7 @@ def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"]
         pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
         if pixel_spacing is not None:
             depth_mm, column_mm = pixel_spacing[::-1]  # stated for rows and columns as they are stored
-            if plausible("depth", depth_mm) and plausible("column", column_mm):
+            if is_plausible("depth", depth_mm) and is_plausible("column", column_mm):
                 pixel_spacing = depth_mm, column_mm
     if is_upside_down(pixels):
         notes.append("turned_upright")
@@ -222,7 +222,7 @@ def _manifest_contradictions(scan: RawScan, row: ManifestRow | None, geometry: G
     return [note for note, disagrees in contradicts.items() if disagrees]
 
 
-def _in_spatial_order(pixels: UInt8[np.ndarray, "F H W"], geometry: Geometry) -> UInt8[np.ndarray, "F H W"]:
+def _sort_frames(pixels: UInt8[np.ndarray, "F H W"], geometry: Geometry) -> UInt8[np.ndarray, "F H W"]:
     """Frames in the resolved order, unless neighbours correlate clearly better as they are stored."""
     order = geometry.order
     if "frames_unordered" not in geometry.notes:
@@ -256,7 +256,7 @@ def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
             f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, depth, column in mm; nor file"
         ) from None
     for axis, value in zip(AXES, (dz, dy, dx), strict=True):
-        if not plausible(axis, value):
+        if not is_plausible(axis, value):
             low, high = LIMITS_MM[axis]
             raise UsageError(
                 f"spacing {text!r}: {value:g} mm along {axis} is outside {low} to {high}; expected slice,depth,column"
@@ -264,7 +264,7 @@ def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
     return dz, dy, dx
 
 
-def _recognised(path: Path) -> str:
+def _format_or_empty(path: Path) -> str:
     """The format of a file that was refused; "" for none, and where it cannot be opened."""
     try:
         return recognise(path) or ""
@@ -284,7 +284,7 @@ def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[st
     except VolumeRejected as error:
         reason = REASONS[error.reason]
         explained = {"reason": error.reason, "detail": error.detail, "meaning": reason.meaning, "action": reason.action}
-        format = _recognised(Path(path))
+        format = _format_or_empty(Path(path))
         return {
             "kind": "rejected", "format": format, "experimental": is_experimental(format),
             "shape": None, "spacing_mm": None, "provenance": {}, "laterality": None, "device": "",

@@ -1,7 +1,7 @@
 """The closed list of reasons why a file is not in the store, and what a person can do about each.
 
 `docs/ingest.md` prints this table; a test holds the two together. `lost=False` marks files that were rightly left
-out (a second copy, a fundus photograph): they stand in the ledger but do not count towards `--max-lost`.
+out (a second copy, a fundus photograph): they are in the quarantine but do not count towards `--max-lost`.
 """
 
 from __future__ import annotations

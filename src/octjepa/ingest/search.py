@@ -1,6 +1,6 @@
 """One search over a listing of a disk or a bucket: it finds manifests and their roots, archives and scans.
 
-What lies below a manifest's root gets its row, and a row never leads out of that root. Side files (tables, pictures,
+A file below a manifest's root gets its row, and a row never leads out of that root. Side files (tables, pictures,
 notes) are left out and counted; archives and what cannot be read go to the quarantine.
 """
 
@@ -59,7 +59,7 @@ class Search:
         self._images_in = cache(self._find_images_in)
 
     def add(self, source: str) -> None:
-        """A file, folder, glob or manifest. Raises UsageError: nothing there, or none that can be read."""
+        """Adds a file, folder, glob or manifest. Raises UsageError: nothing there, or none that can be read."""
         path = self._listing.normalise(source)
         located = self._listing.locate(path, as_folder=source.endswith("/"))
         if located is None and set(path) & WILDCARDS:
@@ -76,7 +76,7 @@ class Search:
             self._add_file(path)
 
     def add_listed(self, path: str, base: str) -> None:
-        """A file or folder of a list that stands in the folder `base`; an absent one goes to the quarantine."""
+        """Adds a file or folder of a list in the folder `base`; an absent one goes to the quarantine."""
         inside = relative(path, base)
         refuse = partial(self._refuse, path, self._listing.name_outside(path) if inside is None else inside)
         try:
@@ -94,7 +94,7 @@ class Search:
             refuse("unreadable_file", "neither a file nor a folder")
 
     def _add_glob(self, pattern: str) -> None:
-        """Files and folders that match, as in a tree: side files are left out."""
+        """Adds files and folders that match, as in a tree: side files are left out."""
         base, paths = glob(self._listing, pattern, self._found.ignored, partial(self._refuse_below, "."))
         if not paths:
             raise UsageError(f"nothing matches {printable(pattern)}: check the pattern, and quote it for the shell")
@@ -106,7 +106,7 @@ class Search:
                 self._add_file(path, base)
 
     def _add_file(self, path: str, base: str = "") -> None:
-        """A file that was named: it is read, or the quarantine says why not."""
+        """Adds a file that the user named: it is read, or the quarantine says why not."""
         folder = self._listing.real(dirname(path))
         manifest = self._manifest_around(folder)
         inside = relative(join(folder, basename(path)), manifest.root if manifest else base or folder)
@@ -114,13 +114,13 @@ class Search:
         if is_archive(path):
             self._refuse(path, name, "archive_not_expanded", how_to_expand(path))
         else:
-            row = manifest.at(inside or "") if manifest else None
-            self._take(self._listing.source(path, printable(name), row), manifest)
+            row = manifest.row_at(inside or "") if manifest else None
+            self._add_scan(self._listing.source(path, printable(name), row), manifest)
 
     # Trees
 
     def _add_tree(self, top: str) -> None:
-        """All below `top`, with the manifests around and in it."""
+        """Adds all scans below `top`, with the manifests around and in it."""
         top = self._listing.real(top)
         around = self._manifest_around(top)
         root = around.root if around else top
@@ -133,11 +133,11 @@ class Search:
                 folder.subfolders.clear()
                 continue
             manifest = manifest_of[folder.path] = self._own_manifest(folder) or manifest_of[dirname(folder.path)]
-            met = used.setdefault(manifest.file, (manifest, set()))[1] if manifest else set()
-            self._add_folder(folder, root, manifest, met)
+            used_rows = used.setdefault(manifest.file, (manifest, set()))[1] if manifest else set()
+            self._add_folder(folder, root, manifest, used_rows)
             people_tables += [join(folder.path, name) for name in PEOPLE_TABLES if name in folder.names][:1]
-        for manifest, met in used.values():
-            self._add_rows(manifest, (path for path in manifest.rows if path not in met), root, top)
+        for manifest, used_rows in used.values():
+            self._add_rows(manifest, (path for path in manifest.rows if path not in used_rows), root, top)
             self._add_people(top, manifest.file)
         if not used:
             self._add_people(top, "")
@@ -152,26 +152,26 @@ class Search:
             return None
         return self._usable_manifest(join(folder.path, name))
 
-    def _add_folder(self, folder: Folder, root: str, manifest: Manifest | None, met: set[str]) -> None:
-        """The files of one folder; filepaths of the manifest rows that were met go into `met`."""
+    def _add_folder(self, folder: Folder, root: str, manifest: Manifest | None, used_rows: set[str]) -> None:
+        """Adds the files of one folder; filepaths of the manifest rows that it uses go into `used_rows`."""
         below = relative(folder.path, root) or ""
         listed = relative(folder.path, manifest.root) if manifest else None
         is_scan = self._listing.is_scan_folder(folder.path, folder.names)
         if is_scan:
             images = [name for name in folder.names if suffix_of(name) in IMAGES]
-            row, differ = manifest.of_folder(listed or "", images) if manifest else (None, False)
-            met.update([row.filepath] if row else [])
+            row, differ = manifest.row_of_folder(listed or "", images) if manifest else (None, False)
+            used_rows.update([row.filepath] if row else [])
             name = printable(below) or basename(folder.path)
-            self._take(self._listing.source(folder.path, name, row, is_folder=True), manifest, differ)
-        assembled = self._add_series(folder, below, listed, manifest, met)
+            self._add_scan(self._listing.source(folder.path, name, row, is_folder=True), manifest, differ)
+        assembled = self._add_series(folder, below, listed, manifest, used_rows)
         scans: list[str] = []
         others: list[str] = []
         for name in folder.names:
             if name in assembled:
                 continue
             path, label = join(folder.path, name), join(below, name)
-            row = manifest.at(join(listed, name)) if manifest and listed is not None else None
-            met.update([row.filepath] if row else [])
+            row = manifest.row_at(join(listed, name)) if manifest and listed is not None else None
+            used_rows.update([row.filepath] if row else [])
             if is_archive(name) and not name.startswith("."):
                 self._refuse(path, label, "archive_not_expanded", how_to_expand(name))
             elif is_scan and suffix_of(name) in IMAGES:
@@ -179,31 +179,31 @@ class Search:
             elif manifest and row and name in folder.links:
                 self._add_row(manifest, row.filepath, root)  # it may lead out of the root
             elif row or (not is_scan and self._is_candidate(path)):
-                self._take(self._listing.source(path, printable(label), row), manifest)
+                self._add_scan(self._listing.source(path, printable(label), row), manifest)
                 scans.append(name)
             elif is_scan:
                 self._found.ignored[printable(suffix_of(name)) or "no suffix"] += 1
             else:
                 others.append(name)
         if scans and others:
-            self._add_doubtful(folder.path, below, scans, others, manifest)
+            self._check_left_out(folder.path, below, scans, others, manifest)
 
     def _add_series(
-        self, folder: Folder, below: str, listed: str | None, manifest: Manifest | None, met: set[str]
+        self, folder: Folder, below: str, listed: str | None, manifest: Manifest | None, used_rows: set[str]
     ) -> set[str]:
         """Adds the scans of which the folder holds a file per B-scan; returns the names of these files."""
         found = self._listing.series(folder.path, [name for name in folder.names if name not in folder.links])
         name = printable(below) or basename(folder.path)
         for number, series in enumerate(found, 1):
-            row, differ = manifest.of_folder(listed or "", series.names) if manifest else (None, False)
+            row, differ = manifest.row_of_folder(listed or "", series.names) if manifest else (None, False)
             if manifest and listed is not None:
-                met.update(join(listed, one) for one in series.names)
+                used_rows.update(join(listed, one) for one in series.names)
             source = self._listing.source(folder.path, name, row, is_folder=True)
             label = f"{name}#{number}" if len(found) > 1 else name
-            self._take(replace(source, name=label, member=series.member), manifest, differ)
+            self._add_scan(replace(source, name=label, member=series.member), manifest, differ)
         return {one for series in found for one in series.names}
 
-    def _add_doubtful(
+    def _check_left_out(
         self, folder: str, below: str, scans: list[str], others: list[str], manifest: Manifest | None
     ) -> None:
         """Among files left out beside scans: numbered images are refused, an empty file named like a scan is read."""
@@ -216,10 +216,10 @@ class Search:
             path = join(folder, name)
             if not PurePath(name).suffix and not name.startswith(".") and self._listing.size(path) == 0:
                 self._found.ignored["no suffix"] -= 1
-                self._take(self._listing.source(path, printable(join(below, name)), None), manifest)
+                self._add_scan(self._listing.source(path, printable(join(below, name)), None), manifest)
 
-    def _take(self, file: SourceFile, manifest: Manifest | None, differ: bool = False) -> None:
-        """A file to read, unless its manifest rows contradict each other."""
+    def _add_scan(self, file: SourceFile, manifest: Manifest | None, differ: bool = False) -> None:
+        """Adds a file to read, or refuses it where its manifest rows contradict each other."""
         if differ or (manifest and file.row and file.row.filepath in manifest.disagreeing):
             detail = "its rows in the manifest contradict each other"
             self._found.refuse(file.location, file.name, "manifest_disagrees", detail)
@@ -244,7 +244,7 @@ class Search:
     # Manifests
 
     def _add_manifest(self, file: str) -> None:
-        """The files that a table lists. Raises UsageError: it cannot be read, or has no column `filepath`."""
+        """Adds the files that a table lists. Raises UsageError: it cannot be read, or has no column `filepath`."""
         manifest = self._read_manifest(file)
         if isinstance(self._listing, BucketListing):
             shared = commonpath([dirname(f"/{path}") for path in manifest.rows] or ["/"])
@@ -253,7 +253,7 @@ class Search:
         self._add_people(manifest.root, manifest.file)
 
     def _add_rows(self, manifest: Manifest, filepaths: Iterable[str], top: str, below: str) -> None:
-        """The files of these rows that lie below the folder `below`; and what is wrong with the table itself."""
+        """Adds the files of these rows that are below the folder `below`; records faults of the table itself."""
         prefix = relative(manifest.root, top) or ""
         if manifest.repeated:
             self._found.ignored["repeated manifest row"] += manifest.repeated
@@ -269,7 +269,7 @@ class Search:
                 self._add_row(manifest, filepath, top)
 
     def _add_row(self, manifest: Manifest, filepath: str, top: str) -> None:
-        """One listed file: read, absent, or refused; its name is relative to `top`, as those of the tree."""
+        """Adds one listed file, or refuses it; its name is relative to `top`, as those of the tree."""
         path = join(manifest.root, filepath)
         prefix = relative(manifest.root, top) or ""
         refuse = partial(self._refuse, path, join(prefix, filepath))
@@ -287,14 +287,14 @@ class Search:
             detail = "a link that leads out of the manifest's root"
             self._found.refuse(path, printable(join(prefix, filepath)), "path_escapes", detail)
         elif suffix_of(path) in IMAGES and (images := self._images_in(dirname(path))):
-            row, differ = manifest.of_folder(dirname(filepath), images)
+            row, differ = manifest.row_of_folder(dirname(filepath), images)
             name = printable(join(prefix, dirname(filepath))) or basename(dirname(path))
-            self._take(self._listing.source(dirname(path), name, row, is_folder=True), manifest, differ)
+            self._add_scan(self._listing.source(dirname(path), name, row, is_folder=True), manifest, differ)
         elif filepath not in manifest.disagreeing and is_archive(path):
             refuse("archive_not_expanded", how_to_expand(path))
         elif kind == "file" or (kind == "folder" and self._images_in(path)):
             name, row = printable(join(prefix, filepath)), manifest.rows[filepath]
-            self._take(self._listing.source(path, name, row, is_folder=kind == "folder"), manifest)
+            self._add_scan(self._listing.source(path, name, row, is_folder=kind == "folder"), manifest)
         else:
             refuse("unreadable_file", "neither a file nor a folder of B-scans")
 
@@ -347,7 +347,7 @@ class Search:
 
 
 def written_by_octjepa(folder: str, names: Collection[str]) -> str:
-    """What octjepa itself wrote into a folder ("" for another's): its arrays are not scans to read."""
+    """What octjepa itself wrote into a folder, in words, "" for nothing: its arrays are not scans to read."""
     if "store.json" in names:
         return "store of octjepa"
     return "truth of phantoms" if folder == "truth" and "eyes.tsv" in names else ""

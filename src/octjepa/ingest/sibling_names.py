@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from octjepa.ingest.personal_data import identifies_person, is_placeholder, masked_part, part_tells
+from octjepa.ingest.personal_data import identifies_person, identifies_person_in_path, is_placeholder, mask_part
 
 Person = tuple[str, str]  # name, birth date YYYYMMDD; "" where not stated
 _MAX_PEOPLE = 200  # of a folder; with more, a person's own folder or file name is all that is masked
@@ -29,7 +29,9 @@ class SiblingNames:
             return
         *folders, _file = parts = tuple(path.split("/"))
         self._below[tuple(folders)].add((name, birth_date))
-        found = next((level for level, part in enumerate(folders) if part_tells(part, name, birth_date)), None)
+        found = next(
+            (level for level, part in enumerate(folders) if identifies_person_in_path(part, name, birth_date)), None
+        )
         if found is not None:
             self._children[parts[:found]].add((name, birth_date))
             self._below[parts[: found + 1]].add((name, birth_date))
@@ -40,8 +42,10 @@ class SiblingNames:
         if len(parts) != len(out):
             return shown
         for level, part in enumerate(parts):
-            if out[level] == part and any(part_tells(part, *person) for person in self._people(parts, level)):
-                out[level] = masked_part(part, self._people(parts, level))
+            if out[level] == part and any(
+                identifies_person_in_path(part, *person) for person in self._people(parts, level)
+            ):
+                out[level] = mask_part(part, self._people(parts, level))
         return "/".join(out)
 
     def identifies(self, path: str, text: str) -> bool:

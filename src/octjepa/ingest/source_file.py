@@ -20,7 +20,7 @@ from octjepa.ingest.manifest import ManifestRow
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 
 
-def _number(*parts: object) -> int:
+def _hash_to_63_bits(*parts: object) -> int:
     """A 63-bit number that differs where `parts` do."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
@@ -29,9 +29,9 @@ def _number(*parts: object) -> int:
 class SourceFile:
     """One file, or one folder of B-scan images; `name` is its path relative to the ingested root, "/" between parts.
 
-    `location` is a local path or a url; `objects` are what a url names: one object and what
-    lies beside it (`formats.companion_names`), or the images of a folder.
-    `member` is one of several scans in the same file, of which `name` then tells ("eyes.e2e#2").
+    `location` is a local path or a url; `objects` are the objects of a url: a file and its companions
+    (`formats.companion_names`), or the images of a folder. `member` is one of several scans in the same file, and part
+    of `name` then ("eyes.e2e#2").
     """
 
     location: Path | str
@@ -42,46 +42,46 @@ class SourceFile:
 
     @property
     def path(self) -> Path:
-        """The local path. Raises TypeError for what lies in a bucket: use `local()`."""
+        """The local path. Raises TypeError for an object in a bucket: use `local()`."""
         if isinstance(self.location, str):
             raise TypeError(f"{self.location} has no local path before it is fetched")
         return self.location
 
     @property
     def dataset_path(self) -> PurePath:
-        """Its name in its data set; names and folders may speak of person, eye and device."""
+        """Its path in its data set, whose folders and name may state person, eye and device."""
         if isinstance(self.location, Path):
             return self.location
         return PurePosixPath(self.location.partition("://")[2])
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits that name this scan on this machine, or its url; the path itself stays out of the store."""
+        """16 hex digits of a hash of the real path or url (and member): no path enters the store."""
         location = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
         location += f"#{self.member}" if self.member else ""
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
     @contextmanager
     def local(self) -> Iterator[Path]:
-        """The file itself, or a verified copy of what lies in a bucket, kept while the context is open. Read only.
+        """The path of the file, or of a verified copy of its objects that exists while the context is open. Read only.
 
         Raises what `remote.local_copy` raises.
         """
         if isinstance(self.location, Path):
             yield self.location
             return
-        whole = self.location.endswith("/")
-        if not whole and len(self.objects) < 2:
+        is_folder = self.location.endswith("/")
+        if not is_folder and len(self.objects) < 2:
             with remote.local_copy(self.objects[0] if self.objects else self.location) as copy:
                 yield copy
             return
-        with ExitStack() as held, TemporaryDirectory(prefix="octjepa-") as made:
-            folder = Path(made, PurePosixPath(self.location).name) if whole else Path(made)
+        with ExitStack() as copies, TemporaryDirectory(prefix="octjepa-") as made:
+            folder = Path(made, PurePosixPath(self.location).name) if is_folder else Path(made)
             folder.mkdir(exist_ok=True)
             for one in self.objects:
-                copy = held.enter_context(remote.local_copy(one))
+                copy = copies.enter_context(remote.local_copy(one))
                 (folder / PurePosixPath(one.url).name).symlink_to(copy)
-            yield folder if whole else folder / PurePosixPath(self.location).name
+            yield folder if is_folder else folder / PurePosixPath(self.location).name
 
     def state(self) -> tuple[int, int] | None:
         """(size, time or version): both are equal as long as nothing changed; None where it cannot be looked at.
@@ -92,7 +92,7 @@ class SourceFile:
         if isinstance(self.location, str):
             found = self.objects or tuple(filter(None, [remote.info(self.location)]))
             versions = sorted((one.url, one.size, one.version) for one in found)
-            return (sum(one.size for one in found), _number(versions)) if found else None
+            return (sum(one.size for one in found), _hash_to_63_bits(versions)) if found else None
         try:
             stat = os.stat(self.location)
             if not self.location.is_dir():
@@ -101,16 +101,16 @@ class SourceFile:
                 ]
                 others = [os.stat(self.location.with_name(name)) for name in names]
                 times = [one.st_mtime_ns for one in (stat, *others)]
-                return sum(one.st_size for one in (stat, *others)), _number(*times) if others else times[0]
+                return sum(one.st_size for one in (stat, *others)), _hash_to_63_bits(*times) if others else times[0]
             with os.scandir(self.location) as entries:
                 files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in entries)
-            return sum(size for _, size, _ in files), _number(files)
+            return sum(size for _, size, _ in files), _hash_to_63_bits(files)
         except OSError:
             return None
 
 
 class Refused(NamedTuple):
-    """What was found and cannot be read: it goes to the ledger with a code of `octjepa.ingest.reasons`."""
+    """What was found and cannot be read: it goes to the quarantine with a code of `octjepa.ingest.reasons`."""
 
     source: SourceFile
     reason: str
@@ -119,7 +119,7 @@ class Refused(NamedTuple):
 
 @dataclass
 class Discovery:
-    """`files` sorted by name, each once; `refused` what belongs into the ledger before anything is read.
+    """`files` sorted by name, each once; `refused` what goes to the quarantine before anything is read.
 
     `ignored` counts what was left out, by kind. `files_without_row` counts files that their manifest does not list.
     """
@@ -146,7 +146,7 @@ def is_archive(name: str) -> bool:
 
 
 def how_to_expand(name: str) -> str:
-    """What to do about an archive, as the detail of its ledger row."""
+    """What to do about an archive, as the detail of its quarantine entry."""
     if name.lower().endswith(".zip"):
         return "run `octjepa expand` on it and ingest the folder it makes"
     return "unpack it with the program that made it and ingest the folder"

@@ -129,16 +129,14 @@ class ReliabilityBin:
     n_people: int
 
 
-def reliability_curve(
-    predictions: Predictions, draws: Draws, person_ids: list[str], bins: int = ECE_BINS
-) -> list[ReliabilityBin]:
-    """Points of at most `bins` bins of equal mass, from low to high; the bins of `expected_calibration_error`.
+def reliability_curve(predictions: Predictions, draws: Draws, person_ids: list[str]) -> list[ReliabilityBin]:
+    """Points of at most `ECE_BINS` bins of equal mass, from low to high; the bins of `expected_calibration_error`.
 
     Read are `Predictions.calibrated`, probabilities at the training set's class shares. A bin in which all or none came
     true, or that holds too few people, has no interval: see Interval.
     """
     stated, happened = forecasts(predictions)
-    member = calibration_bins(stated, bins)
+    member = calibration_bins(stated, ECE_BINS)
     people = np.array(person_ids)
     points = []
     for number in np.unique(member):

@@ -64,12 +64,12 @@ def attend(
 class Block(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x))."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: int = 4) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
-        self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(
         self,

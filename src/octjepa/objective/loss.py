@@ -103,7 +103,7 @@ def variance_covariance(features: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
     return F.relu(1.0 - std).mean() + off_diagonal / width
 
 
-def sigreg(features: Float[Tensor, "n w"], step: int, directions: int = DIRECTIONS) -> Float[Tensor, ""]:
+def sigreg(features: Float[Tensor, "n w"], step: int) -> Float[Tensor, ""]:
     """LeJEPA's regulariser (Balestriero and LeCun 2025) by the statistic of Epps and Pulley (1983).
 
     n times the squared distance between the features' empirical characteristic function and a standard normal's along
@@ -113,7 +113,7 @@ def sigreg(features: Float[Tensor, "n w"], step: int, directions: int = DIRECTIO
     """
     count, width = features.shape
     rng = torch.Generator().manual_seed(key("sigreg", step) % 2**63)
-    basis = F.normalize(torch.randn(width, directions, generator=rng), dim=0).to(features.device)  # [w, directions]
+    basis = F.normalize(torch.randn(width, DIRECTIONS, generator=rng), dim=0).to(features.device)  # [w, directions]
     points = torch.linspace(0.0, _RANGE, _POINTS, device=features.device)
     angles = (features.float() @ basis).unsqueeze(-1) * points  # [n, directions, points]
     normal = torch.exp(-points.square() / 2)

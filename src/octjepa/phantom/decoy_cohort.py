@@ -19,7 +19,6 @@ from octjepa.phantom.cohort import (
     write_tables,
 )
 from octjepa.phantom.decoys import DECOYS, Decoy, make_decoy
-from octjepa.phantom.dialect import Size
 from octjepa.phantom.person import EYES
 from octjepa.recipe import DEVICES
 
@@ -32,7 +31,6 @@ def write_decoys(
     people: int,
     seed: int = 0,
     devices: Sequence[str] = DEVICES,
-    size: Size = "small",
     split_shares: tuple[float, float, float] = (0.7, 0.15, 0.15),
     workers: int = 1,
 ) -> dict[str, int]:
@@ -43,14 +41,14 @@ def write_decoys(
     Equal arguments give equal bytes, whatever the number of workers.
     Returns {"people", "volumes", "files"}. Raises UsageError as `write_cohort` does, or for an unknown kind.
     """
-    check_request(out, people, devices, size, split_shares, workers, 0)
+    check_request(out, people, devices, "small", split_shares, workers, 0)
     if kind not in DECOYS:
         raise UsageError(f"decoy {kind!r} is unknown: expected one of {', '.join(DECOYS)}")
     members = _members(seed, kind, people, len(devices), split_shares)
     tasks = []
     for person in range(people):
         laterality, device = EYES[person // len(devices) % 2], devices[person % len(devices)]
-        draw = partial(make_decoy, seed, person, kind, members[person], laterality, device, size)
+        draw = partial(make_decoy, seed, person, kind, members[person], laterality, device, "small")
         columns = {"decoy_kind": kind, "decoy_member": members[person]}
         tasks.append(EyeTask(out, seed, draw, columns=columns))
     written = write_eyes(out, tasks, workers)

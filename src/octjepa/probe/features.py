@@ -41,7 +41,7 @@ class Selection:
 class FeatureSpace:
     """One feature set over one set of labelled volumes, ready for any number of targets.
 
-    Coordinates are those of the training volumes' principal axes: with an L2 penalty the solution lies in their span,
+    Coordinates are those of the training volumes' principal axes: with an L2 penalty the solution is in their span,
     so this rotation changes no prediction, and 1,728 features of 400 volumes become at most 399.
     """
 
@@ -80,7 +80,7 @@ class TokenProbe(Protocol):
         volume_ids: Sequence[str],
         train: Int[np.ndarray, " n"],
         targets: Sequence[Target],
-        hows: Sequence[Selection],
+        selections: Sequence[Selection],
         smoothing: float = ...,
         seed: int = ...,
     ) -> list[ProbeFit]: ...
@@ -100,9 +100,9 @@ TOKEN_PROBES = Registry[TokenProbe](
 )
 
 
-def _unit_length(rows: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n axes"]:
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+def _unit_length(vectors: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n axes"]:
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
 
 
 def feature_space(features: Float[np.ndarray, "volumes features"], target: Target) -> FeatureSpace:

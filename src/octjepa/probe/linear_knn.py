@@ -51,7 +51,7 @@ class _LinearModel:
             with warnings.catch_warnings(record=True) as raised:
                 warnings.simplefilter("always", ConvergenceWarning)
                 model.fit(features, truth > threshold if self.ordinal else truth, sample_weight=weight)
-            self.unconverged += sum(issubclass(one.category, ConvergenceWarning) for one in raised)
+            self.unconverged += sum(issubclass(warning.category, ConvergenceWarning) for warning in raised)
 
     def scores(self, features: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "n classes"]:
         """Class probabilities, or the predicted value of a regression."""
@@ -130,6 +130,7 @@ def fit_knn(
 
 
 def _votes(target: Target, order: Int[np.ndarray, "n neighbours"], k: int) -> Float[np.ndarray, "n classes"]:
+    """Balanced votes of the `k` nearest volumes, summing to 1; [n, 1] their mean in regression."""
     nearest = target.values["train"][order[:, :k]]  # [n, k]
     if not target.classes:
         return nearest.mean(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Frozen probes: what a model too small to learn it by itself reads from an encoder's features.
+"""Frozen probes: small models on the features of an encoder that is not trained further.
 
 Embedding tables and a label file go in; results {name, target, probe, pool, metric, value, low, high, n} come out,
 always with majority, covariates, histogram and untrained beside the encoder's, and the paired difference to the
@@ -125,27 +125,31 @@ def run_probes(
     result.protocol = cases.about
     result.add_notes(cases.notes())
     prepared = prepare_targets(labels, frame, cases, names, task, settings.seed, result)
-    test_targets = [one.test_target for one in prepared]
+    test_targets = [target.test_target for target in prepared]
     result.targets = [describe_target(target) for target in test_targets]
     people = cases.frame(frame)["person_id"].to_numpy(dtype=str)
-    tested = {target.name: people[target.indices["test"]].tolist() for target in test_targets}
-    draws = Draws([person for some in tested.values() for person in some], settings.bootstrap, settings.seed)
+    test_people = {target.name: people[target.indices["test"]].tolist() for target in test_targets}
+    draws = Draws([person for ids in test_people.values() for person in ids], settings.bootstrap, settings.seed)
 
-    inputs = _Inputs(tables, cases, prepared, pools, settings, tokens)
+    inputs = ProbeInputs(tables, cases, prepared, pools, settings, tokens)
     test_sets = {target.name: test_set_hash(labels, frame, target.name) for target in test_targets}
-    limited = {count: _limited(inputs, count, result) for count in settings.labelled}
-    read = inputs.fingerprints()
-    read += [f"{one} labelled {count}" for count, some in limited.items() if some.prepared for one in read]
-    fingerprints = dict.fromkeys(test_sets, read)
-    test_set_ledger.record_uses(ledger, COMMAND, test_sets, fingerprints, result)
+    with_fewer_labels = {count: _limit_labels(inputs, count, result) for count in settings.labelled}
+    fingerprints = inputs.fingerprints()
+    fingerprints += [
+        f"{fingerprint} labelled {count}"
+        for count, fewer in with_fewer_labels.items()
+        if fewer.prepared
+        for fingerprint in fingerprints
+    ]
+    test_set_ledger.record_uses(ledger, COMMAND, test_sets, dict.fromkeys(test_sets, fingerprints), result)
     for target in test_targets:
         key = ResultKey("majority", target.name, "constant", "none")
         result.predicted[key] = target, majority_predictions(target)
     # One thread: these matrices are small, and the result then does not depend on the number of cores.
     with bar("probes", None, "fit") as shown, threadpool_limits(1):
-        for key, one, fit in inputs.fits(result):
-            result.predicted[key] = one.test_target, one.predictions(fit.predictions)
-            choice = {"setting": fit.setting, "by": one.selection.by, "unconverged": fit.unconverged}
+        for key, prepared_target, fit in inputs.fits(result):
+            result.predicted[key] = prepared_target.test_target, prepared_target.predictions(fit.predictions)
+            choice = {"setting": fit.setting, "by": prepared_target.selection.by, "unconverged": fit.unconverged}
             result.choices.append({**vars(key), **choice})
             if fit.unconverged:
                 result.add_note(
@@ -154,27 +158,27 @@ def run_probes(
                 )
             shown.advance()
 
-    measured = measure_predictions(result.predicted, tested, draws, settings.metrics, result)
+    measured = measure_predictions(result.predicted, test_people, draws, settings.metrics, result)
     result.rows, result.confusions = measured.rows, measured.confusions
     result.comparisons = compare_with_untrained(test_targets, tables, measured.estimates)
     probe = settings.paired_probe if settings.paired_probe in settings.probes else settings.probes[-1]
     pool = settings.paired_pool if settings.paired_pool in pools else pools[-1]
-    compared = {one["target"] for one in result.comparisons}
+    compared = {comparison["target"] for comparison in result.comparisons}
     headline = {
         "name": tables[0][0],
         "target": MACRO if MACRO in compared else test_targets[0].name,
         "probe": probe,
         "pool": ATTENTION if probe in TOKEN_PROBES else pool,
     }
-    result.paired = next((one for one in result.comparisons if headline.items() <= one.items()), {})
+    result.paired = next((pair for pair in result.comparisons if headline.items() <= pair.items()), {})
     result.baselines = compare_with_baselines(result.paired, measured.estimates)
-    for count, some in limited.items():
-        _measure_labelled(count, some, tables, tested, draws, result)
+    for count, fewer in with_fewer_labels.items():
+        _measure_labelled(count, fewer, tables, test_people, draws, result)
     return result
 
 
-def _limited(inputs: _Inputs, count: int, result: ProbeResult) -> _Inputs:
-    """The inputs with labels of `count` training people; why targets are left out goes to `result`."""
+def _limit_labels(inputs: ProbeInputs, count: int, result: ProbeResult) -> ProbeInputs:
+    """`inputs` with the labels of `count` training people alone; targets that are left out are recorded in `result`."""
     prepared, reasons = limit_prepared(inputs.prepared, inputs.person_ids, count, inputs.settings.seed)
     result.labelled[str(count)] = {"rows": [], "comparisons": [], "left_out": reasons}
     result.add_notes([f"{count} labelled people: {reason}; left out" for reason in reasons])
@@ -183,9 +187,9 @@ def _limited(inputs: _Inputs, count: int, result: ProbeResult) -> _Inputs:
 
 def _measure_labelled(
     count: int,
-    inputs: _Inputs,
+    inputs: ProbeInputs,
     tables: NamedTables,
-    tested: Mapping[str, Sequence[str]],
+    test_people: Mapping[str, Sequence[str]],
     draws: Draws,
     result: ProbeResult,
 ) -> None:
@@ -197,16 +201,16 @@ def _measure_labelled(
     predicted: PredictionsByKey = {}
     findings = Findings()
     with bar(f"{count} labelled", None, "fit") as shown, threadpool_limits(1):
-        for key, one, fit in inputs.fits(result):
-            predicted[key] = one.test_target, one.predictions(fit.predictions)
+        for key, target, fit in inputs.fits(result):
+            predicted[key] = target.test_target, target.predictions(fit.predictions)
             shown.advance()
     if not inputs.prepared:
         return
-    measured = measure_predictions(predicted, tested, draws, inputs.settings.metrics, findings)
-    comparisons = compare_with_untrained([one.test_target for one in inputs.prepared], tables, measured.estimates)
+    measured = measure_predictions(predicted, test_people, draws, inputs.settings.metrics, findings)
+    comparisons = compare_with_untrained([target.test_target for target in inputs.prepared], tables, measured.estimates)
     whole = not result.labelled[str(count)]["left_out"]
     for name, found in (("rows", measured.rows), ("comparisons", comparisons)):
-        result.labelled[str(count)][name] = [one for one in found if whole or one["target"] != MACRO]
+        result.labelled[str(count)][name] = [entry for entry in found if whole or entry["target"] != MACRO]
 
 
 def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -> tuple[str, ...]:
@@ -228,8 +232,8 @@ def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -
     return tuple(name for name in pooling.POOL_WIDTHS if name in common)
 
 
-class _Inputs:
-    """Everything that probes are fitted to: feature sets, token folders and covariates, for every prepared target."""
+class ProbeInputs:
+    """What probes are fitted to: feature sets, token folders and covariates, for every prepared target."""
 
     def __init__(
         self,
@@ -244,16 +248,15 @@ class _Inputs:
         volumes = tables[0][1].frame
         frame = volumes if cases.averages_scores else cases.frame(volumes)
         self.person_ids = frame["person_id"].to_numpy(dtype=str)  # of what targets are fitted to
-        by_tokens = [name for name in settings.probes if name in TOKEN_PROBES]
-        self.token_probes = by_tokens
-        self.feature_probes = [name for name in settings.probes if name not in by_tokens]
+        self.token_probes = [name for name in settings.probes if name in TOKEN_PROBES]
+        self.feature_probes = [name for name in settings.probes if name not in self.token_probes]
         # With token probes alone, the baselines without a pool are still read, by the linear probe.
         self.pools = tuple(pools) if self.feature_probes else ()
         self.tables = tables if cases.averages_scores else [(name, cases.aggregate(table)) for name, table in tables]
-        self.token_sets = list(token_sets(tables, tokens)) if by_tokens else []
-        self.token_frame = volumes.iloc[_token_positions(cases, len(volumes))] if by_tokens else volumes
+        self.token_sets = list(token_sets(tables, tokens)) if self.token_probes else []
+        self.token_frame = volumes.iloc[_token_positions(cases, len(volumes))] if self.token_probes else volumes
 
-    def with_targets(self, prepared: Sequence[PreparedTarget]) -> _Inputs:
+    def with_targets(self, prepared: Sequence[PreparedTarget]) -> ProbeInputs:
         """The same features for other targets."""
         other = copy.copy(self)
         other.prepared = prepared
@@ -274,25 +277,25 @@ class _Inputs:
         """Fits every probe to every input; notes on covariates go to `result`."""
         smoothing, seed = self.settings.label_smoothing, self.settings.seed
         for name, pool, features in feature_sets(self.tables, self.pools):
-            for one, space in self._spaces(features):
+            for target, space in self._spaces(features):
                 for probe in self.feature_probes or ("linear",):
-                    key = ResultKey(name, one.test_target.name, probe, pool)
-                    yield key, one, PROBES.get(probe)(space, one.fit_target, one.selection, smoothing, seed)
+                    key = ResultKey(name, target.test_target.name, probe, pool)
+                    yield key, target, PROBES.get(probe)(space, target.fit_target, target.selection, smoothing, seed)
         if not self.prepared:
             return
-        targets, selections = [one.fit_target for one in self.prepared], [one.selection for one in self.prepared]
+        fit_targets, selections = zip(*((target.fit_target, target.selection) for target in self.prepared), strict=True)
         ids = self.token_frame["volume_id"].tolist()
         train = np.flatnonzero((self.token_frame["split"] == "train").to_numpy())
         for name, folder, view in self.token_sets:
             for probe in self.token_probes:
-                fits = TOKEN_PROBES.get(probe)(folder, view, ids, train, targets, selections, smoothing, seed)
-                for one, fit in zip(self.prepared, fits, strict=True):
-                    yield ResultKey(name, one.test_target.name, probe, ATTENTION), one, fit
-        for one in self.prepared:
-            features, notes = covariate_features(self.frame, one.fit_target)
+                fits = TOKEN_PROBES.get(probe)(folder, view, ids, train, fit_targets, selections, smoothing, seed)
+                for target, fit in zip(self.prepared, fits, strict=True):
+                    yield ResultKey(name, target.test_target.name, probe, ATTENTION), target, fit
+        for target in self.prepared:
+            features, notes = covariate_features(self.frame, target.fit_target)
             result.add_notes(notes)
-            fit = PROBES.get("linear")(feature_space(features, one.fit_target), one.fit_target, one.selection)
-            yield ResultKey("covariates", one.test_target.name, "linear", "none"), one, fit
+            fit = PROBES.get("linear")(feature_space(features, target.fit_target), target.fit_target, target.selection)
+            yield ResultKey("covariates", target.test_target.name, "linear", "none"), target, fit
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -302,15 +305,15 @@ class _Inputs:
     def _spaces(self, features: np.ndarray) -> Iterator[tuple[PreparedTarget, FeatureSpace]]:
         """Targets with the same labelled volumes share standardised, rotated features and neighbour lists."""
         spaces: dict[bytes, FeatureSpace] = {}
-        for one in self.prepared:
-            same = b"|".join(positions.tobytes() for positions in one.fit_target.indices.values())
-            if same not in spaces:
-                spaces[same] = feature_space(features, one.fit_target)
-            yield one, spaces[same]
+        for target in self.prepared:
+            volumes = b"|".join(positions.tobytes() for positions in target.fit_target.indices.values())
+            if volumes not in spaces:
+                spaces[volumes] = feature_space(features, target.fit_target)
+            yield target, spaces[volumes]
 
 
 def _token_positions(cases: Cases, volumes: int) -> np.ndarray:
-    """The volume whose tokens stand for each volume or case that is fitted."""
+    """[cases] Position in the table of the volume whose tokens are read for each volume or case that is fitted."""
     if cases.averages_scores:
         return np.arange(volumes)
     many = sum(len(case) > 1 for case in cases.members)

@@ -200,11 +200,6 @@ def _download_once(found: RemoteObject, body: Path) -> None:
         raise DamagedBody(f"its {kind} differs from the store's")
 
 
-def cached_bytes() -> int:
-    """Bytes of all copies on this disk."""
-    return sum(size for _, size, _ in _copies())
-
-
 def _copies() -> list[tuple[int, int, Path]]:
     """(last used, size, path) of every copy."""
     copies = []

@@ -207,9 +207,9 @@ def _leaks(table: pd.DataFrame) -> str:
 
 
 def _labels(store: Store) -> str:
-    from octjepa.store.index import labels_of
+    from octjepa.store.index import decode_labels
 
-    counts = Counter(name for row in store.entries() for name in labels_of(row))
+    counts = Counter(name for row in store.entries() for name in decode_labels(row))
     rows = [(name, str(number)) for name, number in sorted(counts.items())]
     return _table(("label", "volumes"), rows) if rows else "None."
 

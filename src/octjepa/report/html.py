@@ -46,9 +46,9 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{float(value):.{digits}f}".replace("-", "−")
 
 
-def signed(value: float, digits: int = 3) -> str:
+def signed(value: float) -> str:
     """A difference as text, with its sign."""
-    return ("+" if value >= 0 else "") + number(value, digits)
+    return ("+" if value >= 0 else "") + number(value)
 
 
 def duration(seconds: Any) -> str:

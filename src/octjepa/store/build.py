@@ -21,7 +21,7 @@ from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
 from octjepa.ingest.identity import parse_device
-from octjepa.ingest.personal_data import count_fields, pseudonym, stated_identity
+from octjepa.ingest.personal_data import count_fields, pseudonym, read_name_and_birth_date
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
@@ -31,7 +31,7 @@ from octjepa.store.folder import Store
 from octjepa.store.index import file_key, people_unknown
 from octjepa.store.leaks import connected
 from octjepa.store.near_duplicates import near_duplicates_across_people
-from octjepa.store.one_file import Result, Spacing, has_given_spacing, ingest_one, is_done, refused, sha256
+from octjepa.store.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.ray_pool import ray_results
 from octjepa.store.split import split_the_rest
 from octjepa.store.worker_pool import Work, WorkerPool
@@ -160,7 +160,7 @@ def build_store(
         known = opened.known_files()
         todo = [file for file in discovery.files if not is_done(file, known.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
-        overridden = sum(has_given_spacing(known.get(f.key)) for f in discovery.files if f.key not in read_now)
+        overridden = sum(has_user_spacing(known.get(f.key)) for f in discovery.files if f.key not in read_now)
         if overridden and spacing_mm is None:
             _log.warning(
                 "%d volumes keep the spacing that an earlier run was given by hand (--spacing). `--spacing file` reads "
@@ -234,7 +234,7 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read
         source = sources.get(file_key(entry))
         named = source is not None and isinstance(source.location, Path) and "PatientName" in str(entry["personal"])
         if source is not None and named and source.key not in read and entry["format"] == "dicom":
-            names.learn(source.name, stated_identity(source.path))
+            names.learn(source.name, read_name_and_birth_date(source.path))
     splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
     for entry in (*store.entries(), *store.quarantine):
         source = sources.get(file_key(entry))

@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Int16, UInt8
 from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejection
 from octjepa.recipe import Preprocessing
-from octjepa.store.fill import level_beside_mask, remove_fill
+from octjepa.store.fill import intensity_beside_mask, remove_fill
 from octjepa.store.grid_coverage import coverage_notes, shares_outside
 from octjepa.store.human_retina import score_retina
-from octjepa.store.near_duplicates import enface, enface_hash
+from octjepa.store.near_duplicates import enface_hash, mean_en_face
 from octjepa.store.neighbours import check_neighbours
 from octjepa.store.quality import check_layered, score_quality, structured_frames
 from octjepa.store.resample import centred_positions, resampling_matrix
@@ -129,7 +129,9 @@ def resample_in_plane(
     return image
 
 
-def _sparse(frame_mm: Float[np.ndarray, " N"], stored_mm: Float[np.ndarray, " D"], step_mm: float) -> tuple[str, ...]:
+def _sparse_note(
+    frame_mm: Float[np.ndarray, " N"], stored_mm: Float[np.ndarray, " D"], step_mm: float
+) -> tuple[str, ...]:
     """The note of a scan whose B-scans are too few or too far apart to be a volume; () for a volume."""
     distance = np.abs(stored_mm[:, None] - frame_mm).min(axis=1)
     seen = int((distance <= max(step_mm, SPARSE_GAP_MM) / 2 + 1e-9).sum())
@@ -138,7 +140,7 @@ def _sparse(frame_mm: Float[np.ndarray, " N"], stored_mm: Float[np.ndarray, " D"
     return (f"{SPARSE_NOTE}={seen}",) if is_sparse else ()
 
 
-def _within(positions_mm: np.ndarray, extent_mm: float) -> slice:
+def _covered_range(positions_mm: np.ndarray, extent_mm: float) -> slice:
     """The slice of `positions_mm` (rising) within a scan of `extent_mm` about 0; at least one position."""
     inside = np.flatnonzero(np.abs(positions_mm) <= extent_mm / 2 + 1e-9)
     if not len(inside):
@@ -159,7 +161,7 @@ def _shift_field(bm: np.ndarray, fit: RobustSurface, preprocessing: Preprocessin
     return np.rint(anchor - surface - fit.offsets[:, None]).astype(np.int16)
 
 
-def _flattened(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray]:
+def _flatten(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray]:
     """(shifted image [D, height, C], mask of the same shape: True where the scan has a voxel)."""
     depth, height_before, columns = image.shape
     # Flat indices into `image`, built in place: an int64 array of [D, height, C] is large.
@@ -171,7 +173,7 @@ def _flattened(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: in
     return image.reshape(-1).take(position), valid
 
 
-def _along_slices(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _average_slices(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
     """`matrix` [T, D] applied to the first axis of `values` [D, ...]."""
     flat = values.reshape(len(values), -1)
     return (matrix @ flat.astype(np.float32, copy=False)).reshape(len(matrix), *values.shape[1:])
@@ -190,7 +192,7 @@ def rescale_to_8_bit(
     return scaled
 
 
-def _in_band(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, "D H W"]:
+def _band_mask(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, "D H W"]:
     depth_index = np.arange(height)[None, :, None]
     return (depth_index >= band[0][:, None, :]) & (depth_index <= band[1][:, None, :]) & (band[0] >= 0)[:, None, :]
 
@@ -206,7 +208,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     tz, ty, tx = preprocessing.target_spacing_mm
     dz, _, dx = volume.spacing_mm
     columns_mm = centred_positions(stored_w, tx)
-    columns = _within(columns_mm, volume.shape[2] * dx)  # the stored columns that the scan covers, C of them
+    columns = _covered_range(columns_mm, volume.shape[2] * dx)  # the stored columns that the scan covers, C of them
     _check_size(volume, preprocessing, columns.stop - columns.start)
 
     # What is not tissue: fill, painted text, blank B-scans. D' B-scans are left.
@@ -215,7 +217,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         notes.append("fill_masked")
     text = find_text(pixels)
     if text is not None:
-        pixels = _without_text(pixels, text)
+        pixels = _remove_text(pixels, text)
         notes += ["burned_in_text", f"text_blanked={int(text.any(axis=(1, 2)).sum())}"]
     usable = structured_frames(pixels)
     frame_mm = _slice_positions(volume)
@@ -240,24 +242,24 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     shifts = _shift_field(surfaces.bm, fit, preprocessing)  # [D', C]
     outside = shares_outside(frame_mm, volume.shape[2], dx, surfaces, shifts, BAND_BELOW_BRUCH_MM / ty, preprocessing)
     notes += coverage_notes(outside)
-    flat, valid = _flattened(image, shifts, stored_h)  # [D', stored_h, C]
+    flat, valid = _flatten(image, shifts, stored_h)  # [D', stored_h, C]
 
     # Along the slice axis, only now: [S, stored_h, C], S the stored slices that the scan covers.
     slices_mm = centred_positions(stored_d, tz)
-    slices = _within(slices_mm, extent_z)
+    slices = _covered_range(slices_mm, extent_z)
     if volume.pattern == "raster":
-        notes.extend(_sparse(positions, slices_mm, tz))
-    along = resampling_matrix(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))  # [S, D']
+        notes.extend(_sparse_note(positions, slices_mm, tz))
+    slice_weights = resampling_matrix(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))  # [S, D']
     if valid.all():
-        image, covered = _along_slices(along, flat), np.ones((len(along), *valid.shape[1:]), bool)
+        image, covered = _average_slices(slice_weights, flat), np.ones((len(slice_weights), *valid.shape[1:]), bool)
     else:
         flat[~valid] = 0
-        share = _along_slices(along, valid)
-        image = _along_slices(along, flat) / np.maximum(share, 1e-3)
+        share = _average_slices(slice_weights, valid)
+        image = _average_slices(slice_weights, flat) / np.maximum(share, 1e-3)
         covered = share > 0.5
     inner = rescale_to_8_bit(image, covered, preprocessing.clip_percentiles)
-    inner_band = _band(surfaces, shifts, along, ty, stored_h)  # [2, S, C]
-    tissue = _in_band(inner_band, stored_h) & covered
+    inner_band = _tissue_band(surfaces, shifts, slice_weights, ty, stored_h)  # [2, S, C]
+    tissue = _band_mask(inner_band, stored_h) & covered
     if not tissue.any():
         raise rejection("no_tissue", "the tissue band lies outside the stored height")
     values = inner[tissue]
@@ -268,11 +270,11 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     band = np.full((2, stored_d, stored_w), -1, np.int16)
     band[:, slices, columns] = inner_band
     stored_shifts = np.zeros((stored_d, stored_w), np.int16)
-    stored_shifts[slices, columns] = np.rint(_along_slices(along, shifts)).astype(np.int16)
+    stored_shifts[slices, columns] = np.rint(_average_slices(slice_weights, shifts)).astype(np.int16)
     frame_shifts = np.zeros((len(frame_mm), stored_w), np.int16)  # a blank B-scan has the shifts of its neighbour
     frame_shifts[:, columns] = shifts[np.abs(frame_mm[:, None] - positions).argmin(axis=1)]
     enface_image = np.full((stored_d, stored_w), np.nan, np.float32)
-    enface_image[slices, columns] = enface(inner, tissue)
+    enface_image[slices, columns] = mean_en_face(inner, tissue)
 
     left = volume.laterality == "OS"
     mirrored = preprocessing.orientation == "OD" and left
@@ -294,14 +296,14 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), measurements, tuple(notes))
 
 
-def _without_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:
+def _remove_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:
     """Sets text to the level beside it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
     share = float(text.mean(axis=(1, 2)).max())
     if share > _MAX_TEXT_SHARE:
         raise rejection("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")
     cleaned = pixels.copy()
     for index in np.flatnonzero(text.any(axis=(1, 2))):
-        cleaned[index][text[index]] = level_beside_mask(pixels[index], text[index])
+        cleaned[index][text[index]] = intensity_beside_mask(pixels[index], text[index])
     return cleaned
 
 
@@ -316,12 +318,12 @@ def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: 
         raise rejection("burned_in_text", f"text lies on the retina in {int(hidden.sum())} of {len(text)} B-scans")
 
 
-def _band(
-    surfaces: Surfaces, shifts: np.ndarray, along: np.ndarray, depth_mm: float, height: int
+def _tissue_band(
+    surfaces: Surfaces, shifts: np.ndarray, slice_weights: np.ndarray, depth_mm: float, height: int
 ) -> Int16[np.ndarray, "2 T C"]:
     """First and last depth index of tissue at the canonical slices."""
-    ilm = _along_slices(along, surfaces.ilm + shifts)
-    bm = _along_slices(along, surfaces.bm + shifts)
+    ilm = _average_slices(slice_weights, surfaces.ilm + shifts)
+    bm = _average_slices(slice_weights, surfaces.bm + shifts)
     bottom = bm + BAND_BELOW_BRUCH_MM / depth_mm
     band = np.stack([np.clip(np.rint(ilm), 0, height - 1), np.clip(np.rint(bottom), 0, height - 1)])
     return band.astype(np.int16)

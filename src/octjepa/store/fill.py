@@ -22,7 +22,7 @@ _FAINT = 4  # a background whose darkest twentieth is no brighter is truly dark
 _MIN_RUN = 6  # pixels from the border: the end of a bright A-scan is shorter
 
 
-def _from_border(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
+def _runs_from_border(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """Pixels of `full` that a straight run of `full` pixels joins to a border."""
     joined = np.zeros_like(full)
     for axis_first, into in ((full, joined), (full.T, joined.T)):
@@ -36,7 +36,7 @@ def _from_border(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     return joined
 
 
-def _without_sides(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
+def _keep_top_and_bottom(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """The connected parts of `mask` that reach the upper or the lower border."""
     if not mask.any():
         return mask
@@ -51,18 +51,18 @@ def _without_sides(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
 
 def _white_fill(frame: UInt8[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """White fill with the pixel around it, whether the B-scan was compressed with loss or not."""
-    nearly = _without_sides(_from_border(frame >= _NEARLY_WHITE))
-    outline = _grown(nearly)
+    nearly = _keep_top_and_bottom(_runs_from_border(frame >= _NEARLY_WHITE))
+    outline = _dilate(nearly)
     not_white = int(np.count_nonzero(nearly & (frame < 255)))
     if not_white <= _LOSSY * np.count_nonzero(outline & ~nearly):
-        return _grown(_without_sides(_from_border(frame >= _WHITE)))
+        return _dilate(_keep_top_and_bottom(_runs_from_border(frame >= _WHITE)))
     from scipy.ndimage import binary_dilation
 
     eight = np.ones((3, 3), bool)
-    return _grown(binary_dilation(nearly, eight, iterations=_RINGING_REACH, mask=frame >= _RINGING))
+    return _dilate(binary_dilation(nearly, eight, iterations=_RINGING_REACH, mask=frame >= _RINGING))
 
 
-def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
+def _dilate(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """The mask one pixel wider: interpolation blurs the edge of a fill."""
     grown = mask.copy()
     grown[1:] |= mask[:-1]
@@ -72,7 +72,7 @@ def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     return grown
 
 
-def level_beside_mask(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
+def intensity_beside_mask(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> np.uint8:
     """Median intensity above or below a painted area, whichever is darker, so that its edge disappears."""
     levels = []
     for flip in (False, True):
@@ -86,7 +86,7 @@ def level_beside_mask(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray, "H
     return np.uint8(min(levels, default=np.percentile(frame[~mask], 25)))
 
 
-def _touches(pixels: UInt8[np.ndarray, "D H W"], white: bool) -> Bool[np.ndarray, " D"]:
+def _touches_border(pixels: UInt8[np.ndarray, "D H W"], white: bool) -> Bool[np.ndarray, " D"]:
     """True where the upper or lower border of a B-scan is nearly white over more than a fiftieth of its length.
 
     Or, for black, any border is black over so much.
@@ -107,7 +107,7 @@ def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "
     """(pixels without fill, share of voxels that were fill). The input is returned itself where there is none."""
     cleaned = pixels
     filled = 0
-    whites, blacks = _touches(pixels, white=True), _touches(pixels, white=False)
+    whites, blacks = _touches_border(pixels, white=True), _touches_border(pixels, white=False)
     for index in np.flatnonzero(whites | blacks):
         frame, white, black = pixels[index], whites[index], blacks[index]
         if not white and _dark_throughout(frame):
@@ -116,7 +116,7 @@ def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "
         if white:
             mask |= _white_fill(frame)
         if black:
-            zeros = _from_border(frame == 0)
+            zeros = _runs_from_border(frame == 0)
             # A clean scanner's vitreous is truly zero: black is fill only against a noisy background.
             rest = frame[~(zeros | mask)]
             if zeros.any() and len(rest) and np.percentile(rest, 5) > _FAINT:
@@ -126,6 +126,6 @@ def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "
             continue
         if cleaned is pixels:
             cleaned = pixels.copy()
-        cleaned[index][mask] = level_beside_mask(frame, mask)
+        cleaned[index][mask] = intensity_beside_mask(frame, mask)
         filled += int(mask.sum())
     return cleaned, filled / pixels.size

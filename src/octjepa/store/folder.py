@@ -38,7 +38,7 @@ from octjepa.store.index import (
     PARTICIPANT_COLUMNS,
     Index,
     file_key,
-    labels_table,
+    format_labels,
     merge_participants,
     people_unknown,
 )
@@ -317,7 +317,7 @@ class Store:
         lines = "".join(json.dumps(entry) + "\n" for entry in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
-        labels = labels_table(self.entries())
+        labels = format_labels(self.entries())
         if labels or (self.path / LABELS_FILE).is_file():
             write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
         self._journal.remove()

@@ -97,19 +97,19 @@ def people_unknown(table: pd.DataFrame) -> int:
     return sum("person_unknown" in str(notes).split(";") for notes in table["notes"])
 
 
-def labels_json(labels: Mapping[str, float | str]) -> str:
+def encode_labels(labels: Mapping[str, float | str]) -> str:
     """The labels of one volume as its index entry keeps them; "" for none."""
     return json.dumps(dict(labels), sort_keys=True, allow_nan=False) if labels else ""
 
 
-def labels_of(entry: Mapping[str, Any]) -> dict[str, float | str]:
+def decode_labels(entry: Mapping[str, Any]) -> dict[str, float | str]:
     """The labels of an index entry; the first stores have no such column."""
     text = entry.get("labels")
     labels: dict[str, float | str] = json.loads(text) if isinstance(text, str) and text else {}
     return labels
 
 
-def labels_table(entries: Iterable[Mapping[str, Any]]) -> str:
+def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
     """The text of labels.tsv, sorted by volume; "" where no volume has labels.
 
     A label named like one of the first three columns gets a trailing "_". A volume without a label has an empty cell.
@@ -118,7 +118,7 @@ def labels_table(entries: Iterable[Mapping[str, Any]]) -> str:
 
     lines = []
     for entry in entries:
-        if labels := labels_of(entry):
+        if labels := decode_labels(entry):
             named = {f"{name}_" if name in _LABEL_KEYS else name: value for name, value in labels.items()}
             shown = {k: f"{value:.12g}" if isinstance(value, float | int) else value for k, value in named.items()}
             lines.append({**{key: str(entry[key]) for key in _LABEL_KEYS}, **shown})

@@ -26,7 +26,7 @@ _BANDS = 16  # pieces of 16 bits by which candidates are found
 _AT_ONCE = 1 << 20  # candidate pairs compared at once
 
 
-def enface(pixels: UInt8[np.ndarray, "D H W"], tissue: Bool[np.ndarray, "D H W"]) -> Float[np.ndarray, "D W"]:
+def mean_en_face(pixels: UInt8[np.ndarray, "D H W"], tissue: Bool[np.ndarray, "D H W"]) -> Float[np.ndarray, "D W"]:
     """Mean intensity of the tissue in every A-scan, NaN where there is none."""
     count = tissue.sum(axis=1, dtype=np.float32)
     total = np.where(tissue, pixels, np.uint8(0)).sum(axis=1, dtype=np.float32)
@@ -75,10 +75,10 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
     return sorted(pairs)
 
 
-def near_duplicates_across_people(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[str, str, int]]:
+def near_duplicates_across_people(table: pd.DataFrame) -> list[tuple[str, str, int]]:
     """The near-duplicates whose person ids differ: one eye under two ids, or a copy of a file that lost its id."""
     person = dict(zip(table["volume_id"], table["person_id"], strict=True))
-    return [pair for pair in near_duplicates(table, bits) if person[pair[0]] != person[pair[1]]]
+    return [pair for pair in near_duplicates(table) if person[pair[0]] != person[pair[1]]]
 
 
 def _pieces(codes: UInt8[np.ndarray, "N 32"]) -> UInt8[np.ndarray, "16 N 16"]:

@@ -9,19 +9,19 @@ from typing import Any
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest import SourceFile, read_volume
 from octjepa.ingest.manifest import row_hash
-from octjepa.ingest.personal_data import masked_path, stated_identity
+from octjepa.ingest.personal_data import mask_path, read_name_and_birth_date
 from octjepa.ingest.reader import SpacingOption
 from octjepa.ingest.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
-from octjepa.store.index import labels_json
+from octjepa.store.index import encode_labels
 from octjepa.store.quality import looks_inverted
 from octjepa.store.storage import CHUNK_FILES, chunk_folder, chunk_hash, stage_chunk
 from octjepa.volume import OCTVolume
 
 FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and of the spacing given by the user
 Spacing = SpacingOption
-_GIVEN = " spacing "
+_USER_SPACING = " spacing "
 _INVERTED = (
     "dark layers on a bright background: the intensities look inverted. A DICOM header has to say MONOCHROME1 then; "
     "of other formats invert the values"
@@ -80,7 +80,7 @@ def state(source: SourceFile, spacing_mm: Spacing = None) -> FileState | None:
     if now is None:
         return None
     row = row_hash(source.row)
-    return (*now, row if spacing_mm in (None, "file") else f"{row}{_GIVEN}{','.join(map(repr, spacing_mm))}")
+    return (*now, row if spacing_mm in (None, "file") else f"{row}{_USER_SPACING}{','.join(map(repr, spacing_mm))}")
 
 
 def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = None) -> bool:
@@ -88,12 +88,12 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
     now = state(source, spacing_mm)
     if before is None or now is None:
         return False
-    return now == (before if spacing_mm is not None else (*before[:2], before[2].partition(_GIVEN)[0]))
+    return now == (before if spacing_mm is not None else (*before[:2], before[2].partition(_USER_SPACING)[0]))
 
 
-def has_given_spacing(before: FileState | None) -> bool:
+def has_user_spacing(before: FileState | None) -> bool:
     """Whether a file was read with a spacing given by the user."""
-    return before is not None and _GIVEN in before[2]
+    return before is not None and _USER_SPACING in before[2]
 
 
 def refused(
@@ -104,8 +104,8 @@ def refused(
     Raises KeyError: a reason that is not on the list.
     """
     if person is None:
-        person = stated_identity(source.location) if isinstance(source.location, Path) else ("", "")
-    entry = quarantine_record(masked_path(source.name, *person), digest, stage, reason, detail)
+        person = read_name_and_birth_date(source.location) if isinstance(source.location, Path) else ("", "")
+    entry = quarantine_record(mask_path(source.name, *person), digest, stage, reason, detail)
     return {"refused": {**entry, "file_key": source.key}, "person": person}
 
 
@@ -138,7 +138,7 @@ def _entry(
         "protocol": volume.protocol, "region": volume.region, "pattern": volume.pattern,
         "sop_instance_uid": volume.sop_instance_uid, "source": name,
         "visit": volume.visit, "site": volume.site, "format": volume.format, "personal": ";".join(volume.personal),
-        "labels": labels_json(volume.labels),
+        "labels": encode_labels(volume.labels),
         "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
         "spacing_z_mm": dz, "spacing_y_mm": dy, "spacing_x_mm": dx,
         "provenance_slice": volume.provenance["slice"], "provenance_depth": volume.provenance["depth"],

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
-from octjepa.files import replace_folder, write_atomic, write_new_folder
+from octjepa.files import write_atomic, write_new_folder
 from octjepa.locks import LOCK, writer_lock
 from octjepa.store.canonical import CanonicalVolume
 
@@ -66,11 +66,6 @@ def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
             "geometry.npz": lambda file: np.savez(file, allow_pickle=False, **volume.geometry()),
         },
     )
-
-
-def save_chunk(folder: Path, volume: CanonicalVolume) -> None:
-    """Writes pixels and geometry of one volume to `folder`, whole or not at all, and replaces what was there."""
-    replace_folder(stage_chunk(folder, volume), folder)
 
 
 @lru_cache(maxsize=4096)

@@ -227,10 +227,10 @@ def training_batches(
     yield from _loader(stream, [range(start, start + share) for start in starts], workers)
 
 
-def validation_batches(samples: ValidationDataset, batch: int, workers: int = 0) -> Iterator[Batch]:
+def validation_batches(samples: ValidationDataset, batch: int) -> Iterator[Batch]:
     """Every fixed sample once, in order; the last batch may be short."""
     count = len(samples)
-    yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], workers)
+    yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], 0)
 
 
 def _loader(dataset: Dataset[LoadedSample], positions: Sequence[range], workers: int) -> Iterator[Batch]:

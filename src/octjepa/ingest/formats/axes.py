@@ -26,7 +26,7 @@ from jaxtyping import Bool, UInt8
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.formats.sequence import MIN_FRAMES
-from octjepa.ingest.geometry import implausible_extents, plausible
+from octjepa.ingest.geometry import implausible_extents, is_plausible
 from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 
@@ -120,7 +120,7 @@ def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) 
     for word in map("".join, permutations("DHW")):
         stored = [by_role[role] for role in word] if any(spacing_mm) else axes.spacing_mm
         known = {role: mm for role, mm in zip(word, stored, strict=True) if mm is not None}
-        if not known or not all(plausible(_ROLES[role], mm) for role, mm in known.items()):
+        if not known or not all(is_plausible(_ROLES[role], mm) for role, mm in known.items()):
             continue
         found.append(word)
         lengths = (shape[word.index("D")], shape[word.index("H")], shape[word.index("W")])

@@ -27,7 +27,7 @@ from octjepa.ingest.formats.vendor import (
     member_names,
     more_scans,
 )
-from octjepa.ingest.geometry import plausible
+from octjepa.ingest.geometry import is_plausible
 from octjepa.ingest.raw_scan import HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 
@@ -59,7 +59,7 @@ def _is_b_scan(image: Element) -> bool:
         return kind.upper() == "OCT"
     scale = _number(image, f"{_CONTEXT}/ScaleY")
     if np.isfinite(scale):
-        return plausible("depth", scale)
+        return is_plausible("depth", scale)
     start, end = (_line_ends([image], name) for name in ("Start", "End"))
     return bool(np.isfinite(start).all() and np.isfinite(end).all() and (start != end).any())
 
