@@ -211,7 +211,7 @@ def _voxel_features(
 def view_of(eye: RealEye, recipe: Recipe) -> Float[np.ndarray, "D H W"]:
     """The centred view, standardised by tissue."""
     size = recipe.preprocessing.image_size
-    view = geometry.apply_geometry(eye.volume.pixels, geometry.center_crop(recipe.preprocessing), size)
+    view = geometry.apply_transform(eye.volume.pixels, geometry.center_crop(recipe.preprocessing), size)
     return intensity.lookup_table(eye.volume.tissue_mean, eye.volume.tissue_std)[view]
 
 

@@ -40,7 +40,7 @@ def drawn(seed: int) -> RealEye:
     pixels += rng.integers(0, 5, pixels.shape).astype(np.uint8)
     band = np.stack([np.full((depth, width), 50), np.repeat(bottom[:, None] - 1, width, 1)]).astype(np.int16)
     volume = CanonicalVolume(f"v{seed}", pixels, band, 140.0, 30.0, np.zeros((depth, width), np.int16))
-    view = geometry.apply_geometry(pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
+    view = geometry.apply_transform(pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
     graded = np.ones(view.shape, bool)
     graded[GRADED:] = False
     margin = preprocessing.margin[1]
@@ -114,7 +114,7 @@ def test_average_precision_is_of_ranks_and_of_what_a_resample_drew() -> None:
 def test_a_shifted_eye_moves_its_grades_with_its_voxels(eyes: list[RealEye]) -> None:
     crop, size = geometry.center_crop(RECIPE_READ.preprocessing), RECIPE_READ.preprocessing.image_size
     moved = shifted(eyes[0], 3, -4)
-    view, before = (geometry.apply_geometry(one.volume.pixels, crop, size) for one in (moved, eyes[0]))
+    view, before = (geometry.apply_transform(one.volume.pixels, crop, size) for one in (moved, eyes[0]))
     assert np.array_equal(view[:, 3:, :-4], before[:, :-3, 4:])
     assert np.array_equal(moved.fluid[:, 3:, :-4], eyes[0].fluid[:, :-3, 4:])
     assert not moved.graded[:, :3].any()
@@ -166,7 +166,7 @@ def test_grades_lie_on_the_real_eyes(real_scans: Path, tmp_path: Path) -> None:
     preprocessing = RECIPE_READ.preprocessing
     for eye in real_eyes.read_eyes(tmp_path, real_scans, preprocessing.model_copy(update={"flatten": "none"})):
         crop, size = geometry.center_crop(preprocessing), preprocessing.image_size
-        view = geometry.apply_geometry(eye.volume.pixels, crop, size).astype(float)
+        view = geometry.apply_transform(eye.volume.pixels, crop, size).astype(float)
         retina = geometry.tissue_mask(eye.volume.band, crop, eye.volume.pixels.shape[1], size)
         assert (eye.fluid & retina).sum() > 0.85 * eye.fluid.sum()
         around = retina & ~eye.fluid & eye.fluid.any(axis=1, keepdims=True)

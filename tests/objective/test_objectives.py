@@ -17,10 +17,10 @@ from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
 from octjepa.objective.base import Prediction, gather_tokens, get_objective
 from octjepa.objective.loss import (
-    at_update,
     distance_weight,
+    recipe_at_update,
     sigreg,
-    token_steps,
+    token_grid_positions,
     training_loss,
     variance_covariance,
 )
@@ -150,15 +150,15 @@ def test_dense_fuses_its_depths_and_has_a_head_for_visible_tokens() -> None:
 
 def test_the_weight_of_visible_tokens_rises() -> None:
     recipe = small_recipe(objective={"name": "vjepa_dense"})
-    weights = [at_update(recipe, update, 1000).objective.weight_of_visible for update in range(1000)]
+    weights = [recipe_at_update(recipe, update, 1000).objective.weight_of_visible for update in range(1000)]
     assert weights[0] == pytest.approx(0.005)
     assert weights[49] == pytest.approx(0.25)
     assert weights[99:] == [0.5] * 901
     for name, more in (("vjepa_dense", {"visible_warmup": 0.0}), ("vjepa", {})):
         same = small_recipe(objective={"name": name, **more})
-        assert at_update(same, 0, 1000) is same
+        assert recipe_at_update(same, 0, 1000) is same
     _, outcome, (_, _, positions, context, target) = predicted("vjepa_dense")
-    loss, parts = training_loss(at_update(recipe, 49, 1000).objective, outcome, positions, context, target, 49)
+    loss, parts = training_loss(recipe_at_update(recipe, 49, 1000).objective, outcome, positions, context, target, 49)
     assert float(loss.detach()) == pytest.approx(float(parts["hidden"] + 0.25 * parts["visible"]))
     with pytest.raises(ValueError, match="visible_warmup is unused by vjepa"):
         ObjectiveRecipe(name="vjepa", visible_warmup=0.1)
@@ -186,7 +186,7 @@ def test_an_encoder_starts_the_same_whichever_objective_trains_it(objective: str
 
 def test_steps_are_the_grids() -> None:
     index = torch.arange(32)[None]
-    assert torch.equal(token_steps(index, GRID)[0], grid_positions(GRID))
+    assert torch.equal(token_grid_positions(index, GRID)[0], grid_positions(GRID))
 
 
 def test_variance_covariance_by_loops() -> None:

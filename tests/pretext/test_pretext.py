@@ -60,7 +60,7 @@ def test_1_no_change_of_light_carries_a_hidden_voxel_into_a_visible_patch():
     before = make_sample(one, recipe, 0)
     pixels = one.pixels.copy()
     d, h, w = np.unravel_index(before.grid_index[before.target], recipe.grid)
-    shape = geometry.sample_geometry(
+    shape = geometry.sample_transform(
         recipe.preprocessing, recipe.views, keys.generator(0, "geometry", 0, one.volume_id)
     )
     slow = recipe.preprocessing.image_size[0] // 4
@@ -179,8 +179,8 @@ def test_4_crops_and_flips_move_tissue_and_voxels_alike():
     band = np.stack([top, top + 12]).astype(np.int16)
     pixels = np.where((rows >= top[:, None]) & (rows <= top[:, None] + 12), 200, 10).astype(np.uint8)
     for flips in ((False, False), (True, False), (False, True), (True, True)):
-        shape = geometry.Geometry((0, 3, 2), *flips)
-        view = geometry.apply_geometry(pixels, shape, recipe.preprocessing.image_size)
+        shape = geometry.ViewTransform((0, 3, 2), *flips)
+        view = geometry.apply_transform(pixels, shape, recipe.preprocessing.image_size)
         mask = geometry.tissue_mask(band, shape, h, recipe.preprocessing.image_size)
         assert np.array_equal(view == 200, mask)
         assert mask.any()

@@ -107,13 +107,13 @@ def test_the_share_of_a_band_is_that_of_its_mask_to_the_bit(patch):
     band[1, 0] = one.pixels.shape[1] + 5  # out of the volume
     band[0, 1] = 0
     for _ in range(8):
-        shape, size = geometry.sample_geometry(preprocessing, recipe.views, rng), preprocessing.image_size
+        shape, size = geometry.sample_transform(preprocessing, recipe.views, rng), preprocessing.image_size
         mask = geometry.tissue_mask(band, shape, one.pixels.shape[1], size)
         found = tokens.tissue_share_of_band(geometry.band_in_view(band, shape, size), patch, size[1])
         assert found.dtype == np.float32
         assert np.array_equal(found, tokens.tissue_share(mask, patch))
     with pytest.raises(ValueError, match="tissue_mask"):
-        geometry.band_in_view(band, geometry.Geometry((0, 0, 0), zoom=1.1), size)
+        geometry.band_in_view(band, geometry.ViewTransform((0, 0, 0), zoom=1.1), size)
 
 
 def test_tissue_comes_first_and_the_rest_by_chance():
@@ -152,9 +152,9 @@ def test_a_crop_is_inside_the_margin_and_the_depth_is_never_flipped():
     ramp += np.arange(72, dtype=np.uint8)[None, :, None]
     corners = set()
     for number in range(50):
-        shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, keys.generator(number))
+        shape = geometry.sample_transform(recipe.preprocessing, recipe.views, keys.generator(number))
         corners.add(shape.corner)
-        view = geometry.apply_geometry(ramp, shape, recipe.preprocessing.image_size)
+        view = geometry.apply_transform(ramp, shape, recipe.preprocessing.image_size)
         assert (np.diff(view[0, :, 0].astype(int)) > 0).all()
     assert {c[0] for c in corners} == {0}
     assert {c[1] for c in corners} == set(range(9))
@@ -163,7 +163,9 @@ def test_a_crop_is_inside_the_margin_and_the_depth_is_never_flipped():
 def test_zoom_and_rotation_keep_the_centre():
     view = np.zeros((1, 65, 65), dtype=np.uint8)
     view[0, 30:35, 30:35] = 200
-    turned = geometry.apply_geometry(view, geometry.Geometry((0, 0, 0), rotation_degrees=10, zoom=1.2), (1, 65, 65))
+    turned = geometry.apply_transform(
+        view, geometry.ViewTransform((0, 0, 0), rotation_degrees=10, zoom=1.2), (1, 65, 65)
+    )
     assert turned[0, 32, 32] == 200
     assert turned.astype(int).sum() > view.astype(int).sum()
 

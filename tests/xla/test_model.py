@@ -11,7 +11,7 @@ import torch
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed import xla
 from octjepa.model import VJEPA3D
-from octjepa.objective.loss import token_steps, training_loss
+from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.guards import PretextAlarm, check_leak
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
@@ -35,8 +35,8 @@ def loss_and_norm(recipe: Recipe, device: torch.device, bf16: bool = False) -> l
     inputs = batch.inputs(device)
     with torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
         outcome = model.predict(*inputs)
-    steps = token_steps(batch.grid_index.to(device), recipe.grid)
-    loss, _ = training_loss(recipe.objective, outcome, steps, *inputs[3:], update=1)
+    grid_positions = token_grid_positions(batch.grid_index.to(device), recipe.grid)
+    loss, _ = training_loss(recipe.objective, outcome, grid_positions, *inputs[3:], update=1)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if device.type == "xla":

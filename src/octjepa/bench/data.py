@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
-from octjepa.objective.loss import token_steps
+from octjepa.objective.loss import token_grid_positions
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store, build_store
@@ -58,7 +58,7 @@ def random_batch(recipe: Recipe, size: int | None = None) -> Batch:
     seen, other = torch.randn(2, count, tokens, p * q * r)
     order = torch.stack([torch.randperm(tokens) for _ in range(count * recipe.masks.per_target)])
     index = torch.arange(tokens).expand(count, -1)
-    positions = token_steps(index, recipe.grid)
+    positions = token_grid_positions(index, recipe.grid)
     hidden = order[:, context : context + target]
     names = tuple(map(str, range(count)))
     return Batch(seen, other, positions, index, torch.ones(count, tokens), order[:, :context], hidden, names)

@@ -199,6 +199,6 @@ def _videos(store: Store, names: Sequence[str], recipe: Recipe) -> Float[Tensor,
 
     def view(volume: CanonicalVolume) -> np.ndarray:
         exposed = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
-        return exposed[geometry.apply_geometry(volume.pixels, shape, size)]
+        return exposed[geometry.apply_transform(volume.pixels, shape, size)]
 
     return torch.from_numpy(np.stack([view(store.read(name)) for name in names])).unsqueeze(2)

@@ -107,8 +107,8 @@ class PretrainedEncoder:
 
         K is not `tokens.budget` of the recipe, which is what training draws: see `views.tokens.select_tissue`.
         """
-        recipe, shape = self.recipe, geometry.center_crop(self.recipe.preprocessing)
-        view, index, share = select_tissue_tokens(volume, recipe, shape)
+        recipe, crop = self.recipe, geometry.center_crop(self.recipe.preprocessing)
+        view, index, share = select_tissue_tokens(volume, recipe, crop)
         values = tokens.extract_patches(view, recipe.tokens.patch_size, index)
         patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])

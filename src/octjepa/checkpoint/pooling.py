@@ -68,8 +68,8 @@ def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:
 
 def tissue_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
     """The tissue layer of each patch of the centred view, -1 for none; raster order."""
-    shape, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
-    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
+    crop, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
+    mask = geometry.tissue_mask(volume.band, crop, volume.pixels.shape[1], size)
     return tokens.patch_layers(mask, recipe.tokens.patch_size)
 
 

@@ -22,7 +22,7 @@ from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
-from octjepa.objective.loss import token_steps, training_loss
+from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.train.plan import METRICS_BYTES
@@ -95,8 +95,8 @@ def gradient_norm(device: torch.device, precision: str, recipe: Recipe) -> float
     compute = torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
     with compute:
         outcome = model.predict(view, view, positions, context, target)
-    steps = token_steps(torch.from_numpy(index)[None].to(device), recipe.grid)
-    loss, _ = training_loss(recipe.objective, outcome, steps, context, target, 0)
+    grid_positions = token_grid_positions(torch.from_numpy(index)[None].to(device), recipe.grid)
+    loss, _ = training_loss(recipe.objective, outcome, grid_positions, context, target, 0)
     loss.backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return float(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients])))

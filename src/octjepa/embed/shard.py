@@ -172,9 +172,9 @@ def patch_intensity(patches: Float[np.ndarray, "k voxels"]) -> Float[np.ndarray,
 
 def intensity_histogram(volume: CanonicalVolume, preprocessing: Preprocessing) -> Float[np.ndarray, " bins"]:
     """Shares of tissue voxels in 32 bins of intensity, in the centred view."""
-    shape, size = geometry.center_crop(preprocessing), preprocessing.image_size
-    view = geometry.apply_geometry(volume.pixels, shape, size)
-    inside = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
+    crop, size = geometry.center_crop(preprocessing), preprocessing.image_size
+    view = geometry.apply_transform(volume.pixels, crop, size)
+    inside = geometry.tissue_mask(volume.band, crop, volume.pixels.shape[1], size)
     values = view[inside] if inside.any() else view.ravel()
     counts = np.bincount(values // (256 // HISTOGRAM_BINS), minlength=HISTOGRAM_BINS)
     return (counts / counts.sum()).astype(np.float32)

@@ -204,7 +204,9 @@ def _embed_external(candidate: Candidate, store: Store, folder: Path) -> Embeddi
     with bar("embed", len(rasters), "volume") as progress:
         for volume_id in rasters["volume_id"]:
             volume = store.read(volume_id)
-            view = geometry.apply_geometry(volume.pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
+            view = geometry.apply_transform(
+                volume.pixels, geometry.center_crop(preprocessing), preprocessing.image_size
+            )
             for name, network in networks.items():
                 tokens: np.ndarray = network.tokens(view)  # [tokens, dim]
                 dim = tokens.shape[1]

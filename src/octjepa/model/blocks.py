@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Float[Tensor, "b t w"], tables: RopeTables | None, first: int = 0) -> Float[Tensor, "b s w"]:
-        """Of tokens `first` on, which attend to all."""
+        """The outputs of tokens `first` on (s = t - first), which attend to all t tokens."""
         if first:
             width = x.shape[-1]
             weight, bias = self.qkv.weight, self.qkv.bias

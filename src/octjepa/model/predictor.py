@@ -34,6 +34,7 @@ class TransformerPredictor(nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.heads, self.positions, self.rope = width, heads, positions, rope
+        # `enter` and `leave` are names in stored checkpoints; V-JEPA 2 calls them predictor_embed and predictor_proj
         self.enter: nn.Module = nn.Linear(in_features, width)
         if fusion is not None:
             self.enter = nn.Sequential(nn.Linear(in_features, fusion), nn.GELU(), nn.Linear(fusion, width))
@@ -64,8 +65,8 @@ class TransformerPredictor(nn.Module):
         visible = embedded.shape[1]
         if self.leave_visible is None:
             return None, self.leave(self.norm(self.blocks(tokens, tables, visible))).float()
-        found = self.norm(self.blocks(tokens, tables))
-        return self.leave_visible(found[:, :visible]).float(), self.leave(found[:, visible:]).float()
+        outputs = self.norm(self.blocks(tokens, tables))
+        return self.leave_visible(outputs[:, :visible]).float(), self.leave(outputs[:, visible:]).float()
 
 
 class MLPPredictor(nn.Module):

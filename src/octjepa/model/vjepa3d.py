@@ -53,8 +53,8 @@ class VJEPA3D(nn.Module):
         self.objective: Objective = get_objective(objective)
         self.patch_size = patch_size
         voxels = math.prod(patch_size)
-        embed = PatchMLP(patch_size, size.width) if stem == "patch_mlp" else None
-        self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions, rope, embed)
+        stem_mlp = PatchMLP(patch_size, size.width) if stem == "patch_mlp" else None
+        self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions, rope, stem_mlp)
         self.depths = evenly_spread_depths(size.depth, self.objective.target_depths)
         predictor_width = predictor_width or self.objective.predictor_width
         self.predictor: TransformerPredictor | MLPPredictor

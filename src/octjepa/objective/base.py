@@ -1,4 +1,4 @@
-"""What a pretraining objective is: its targets, its loss, the predictor it needs, and what its loss should beat.
+"""A pretraining objective: its targets, its loss, the predictor it needs, and the trivial loss that it should beat.
 
 An objective is one class in one file of `octjepa.objective.methods`, or of a user's package that declares it as an
 entry point of the group `octjepa.objectives`; no other file names it. A new one may be as short as
@@ -54,16 +54,16 @@ class Objective:
     predictor_depth: ClassVar[int | None] = None
     target_depths: ClassVar[int] = 1  # depths of the encoder that are predicted, spread evenly, the last included
     predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
-    exports: ClassVar[Literal["target", "student"]] = "target"  # the encoder that a checkpoint is loaded as
+    exported_encoder: ClassVar[Literal["target", "student"]] = "target"  # the one that a checkpoint is loaded as
     supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
-    # the loss of predicting zero, which knows nothing: training must come below it; None: it is the targets' to say
+    # the loss of always predicting zero, which training must come below; None: it depends on the targets
     trivial_loss: ClassVar[float | None]
     alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.guards.LIMITS` that differ here, by name
 
     def targets(
         self, patches: Float[Tensor, "b t voxels"], features: Callable[[], Float[Tensor, "b t f"]]
     ) -> Float[Tensor, "b t g"]:
-        """What is to be predicted at every token. `features()` runs the target encoder, layer-normed, fp32."""
+        """The targets at every token; `features()` are those of the target encoder, layer-normed, fp32."""
         return features()
 
     def loss(self, predicted: Tokens, target: Tokens) -> Scalar:

@@ -25,7 +25,7 @@ _STD_EPS = 1e-4
 def distance_weight(
     positions: Float[Tensor, "b t 3"], context: Int[Tensor, "r n"], target: Int[Tensor, "r m"]
 ) -> Float[Tensor, "r n"]:
-    """1 / sqrt(distance to the nearest hidden token), in token steps of at least 1 (V-JEPA 2.1).
+    """1 / sqrt(distance to the nearest hidden token), in tokens, at least 1 (V-JEPA 2.1).
 
     Far from a mask there is little to learn from repeating what is visible.
     """
@@ -33,15 +33,15 @@ def distance_weight(
     return between.amin(dim=-1).clamp_min(1.0).rsqrt()  # [r, n, m] -> [r, n]
 
 
-def token_steps(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> Float[Tensor, "b t 3"]:
-    """Positions in token steps along (slice, depth, column) of tokens by their raster index in `grid`."""
+def token_grid_positions(grid_index: Int[Tensor, "b t"], grid: tuple[int, int, int]) -> Float[Tensor, "b t 3"]:
+    """Positions in the grid (slice, depth, column), in tokens, from raster indices."""
     _, depths, columns = grid
     plane = depths * columns
     positions = [grid_index // plane, grid_index % plane // columns, grid_index % columns]
     return torch.stack(positions, dim=-1).float()
 
 
-def at_update(recipe: Recipe, update: int, total: int) -> Recipe:
+def recipe_at_update(recipe: Recipe, update: int, total: int) -> Recipe:
     """The recipe with the weight of visible tokens at `update` (from 0) of `total`: it rises linearly to the recipe's.
 
     At first a visible token is easily repeated and a hidden one is not predicted yet (V-JEPA 2.1).
@@ -57,12 +57,12 @@ def at_update(recipe: Recipe, update: int, total: int) -> Recipe:
 def training_loss(
     recipe: ObjectiveRecipe,
     prediction: Prediction,
-    steps: Float[Tensor, "b t 3"],
+    grid_positions: Float[Tensor, "b t 3"],
     context: Int[Tensor, "r n"],
     target: Int[Tensor, "r m"],
     update: int,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """(the sum to minimise, its parts by name, detached). `steps` are positions in token steps.
+    """(the sum to minimise, its parts by name, detached). `grid_positions` are positions in tokens.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
     which measure the spread within what they are given.
@@ -71,7 +71,7 @@ def training_loss(
     loss = objective.loss(prediction.predicted, prediction.target)
     parts = {"hidden": loss.detach()}
     if prediction.visible is not None:
-        visible = objective.visible_loss(*prediction.visible, distance_weight(steps, context, target))
+        visible = objective.visible_loss(*prediction.visible, distance_weight(grid_positions, context, target))
         parts["visible"] = visible.detach()
         loss = loss + recipe.weight_of_visible * visible
     features = prediction.context.flatten(0, 1)  # [r, n, w] -> [r n, w]

@@ -189,7 +189,7 @@ class Recipe(Section):
     @property
     def exported_encoder(self) -> str:
         """target, student, or validation: the one that the monitor prefers at each checkpoint."""
-        exported: str = self.checkpoint.export or OBJECTIVES.get(self.objective.name).exports
+        exported: str = self.checkpoint.export or OBJECTIVES.get(self.objective.name).exported_encoder
         return exported
 
     @property

@@ -163,8 +163,8 @@ def _samples(
     seed = recipe.train.seed
     for epoch in range(epochs):
         geometry_rng = keys.generator(seed, "geometry", epoch, volume.volume_id)
-        shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, geometry_rng)
-        yield *select_tokens(volume, recipe, shape, keys.generator(seed, "tokens", epoch, volume.volume_id)), epoch
+        transform = geometry.sample_transform(recipe.preprocessing, recipe.views, geometry_rng)
+        yield *select_tokens(volume, recipe, transform, keys.generator(seed, "tokens", epoch, volume.volume_id)), epoch
 
 
 class _FamilyStatistics:

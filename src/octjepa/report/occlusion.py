@@ -233,7 +233,7 @@ def _picture(
     (thick, high, wide), spacing = recipe.tokens.patch_size, preprocessing.target_spacing_mm
     (slice_margin, _, column_margin), (d, _, w) = preprocessing.margin, preprocessing.image_size
     pixels = np.asarray(occluded.volume.pixels)
-    view = geometry.apply_geometry(pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
+    view = geometry.apply_transform(pixels, geometry.center_crop(preprocessing), preprocessing.image_size)
     face = eyes.en_face(pixels, np.asarray(occluded.volume.band), spacing[1])
     face = face[slice_margin : slice_margin + d, column_margin : column_margin + w]
     middle = (result.slab + 0.5) * thick

@@ -81,7 +81,7 @@ class CheckpointWriter:
 
 def write_checkpoint(
     out: Path,
-    saves: Location,
+    checkpoint_dir: Location,
     update: int,
     tensors: dict[str, dict[str, Tensor]],
     recipe: Recipe,
@@ -92,15 +92,14 @@ def write_checkpoint(
     logger: RunLogger,
     prune: bool,
 ) -> None:
-    """What `CheckpointWriter` runs: saves `tensors` below `saves` and, if `prune`, removes checkpoints that are too
-    old."""
+    """What `CheckpointWriter` runs: saves `tensors` and, if `prune`, removes checkpoints that are too old."""
     logger.sync()  # a checkpoint is never ahead of the lines that a resume needs
-    state.save(saves, update, tensors, recipe, skipped, ids, score, encoder)
-    location = child(saves, f"step-{update:08d}")
+    state.save(checkpoint_dir, update, tensors, recipe, skipped, ids, score, encoder)
+    location = child(checkpoint_dir, f"step-{update:08d}")
     record_saved(out, update, location)
     logger.checkpoint(update, location)
     if prune:
-        folder.prune(saves, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
+        folder.prune(checkpoint_dir, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Start:
 
 def start_from(
     out: Path,
-    saves: Location | None,
+    checkpoint_dir: Location | None,
     store: Store,
     ids: list[str],
     model: VJEPA3D,
@@ -134,7 +133,7 @@ def start_from(
     def read() -> None:
         nonlocal start
         if resume:
-            start = _load_newest(out, saves, store, ids, model, optimizer, recipe)
+            start = _load_newest(out, checkpoint_dir, store, ids, model, optimizer, recipe)
             if read_summary(out) is None:
                 record_code_change(out, start.update)
         if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
@@ -148,7 +147,7 @@ def start_from(
 
 def _load_newest(
     out: Path,
-    saves: Location | None,
+    checkpoint_dir: Location | None,
     store: Store,
     ids: list[str],
     model: VJEPA3D,
@@ -156,10 +155,10 @@ def _load_newest(
     recipe: Recipe,
 ) -> Start:
     """Loads the newest whole checkpoint; a damaged one is logged, and the one before it is taken."""
-    if saves is None:
+    if checkpoint_dir is None:
         raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
     check_data(out, store, ids, recipe)
-    checkpoints = folder.list_checkpoints(saves)
+    checkpoints = folder.list_checkpoints(checkpoint_dir)
     for checkpoint in reversed(checkpoints):
         try:
             update, skipped = state.load(checkpoint, model, optimizer, recipe)
@@ -176,8 +175,8 @@ def _load_newest(
     last = last_saved(out)
     if last is not None:
         raise UsageError(
-            f"{out} wrote {last['checkpoint']}, but {saves} holds no checkpoint: bring it back, name its folder by "
-            "checkpoint.dir, or start the run anew with another --out"
+            f"{out} wrote {last['checkpoint']}, but {checkpoint_dir} holds no checkpoint: bring it back, name its "
+            "folder by checkpoint.dir, or start the run anew with another --out"
         )
     _log.warning("%s was stopped before its first checkpoint was written: it starts at its first update", out)
     return Start()
@@ -193,7 +192,7 @@ def _start_with_lines(out: Path, update: int, skipped: int) -> Start:
 
 def go_back(
     out: Path,
-    saves: Location | None,
+    checkpoint_dir: Location | None,
     model: VJEPA3D,
     optimizer: torch.optim.AdamW,
     recipe: Recipe,
@@ -212,10 +211,10 @@ def go_back(
         nonlocal start
         known = (
             []
-            if saves is None
-            else [one for one in folder.list_checkpoints(saves) if folder.update_number(one) <= first]
+            if checkpoint_dir is None
+            else [one for one in folder.list_checkpoints(checkpoint_dir) if folder.update_number(one) <= first]
         )
-        if saves is None or not known:
+        if checkpoint_dir is None or not known:
             raise OctjepaError(_cannot_go_back(first, "and there is no checkpoint before them"))
         if runtime.sharded:  # the shards on each rank stay as they are: the run ends, and a resume reads it
             manifest = folder.read_manifest(known[-1])
@@ -227,7 +226,7 @@ def go_back(
             raise OctjepaError(
                 _cannot_go_back(first, f"for the {_RETURNS + 1}th time after {location_name(known[-1])}")
             )
-        folder.remove_later(saves, update)
+        folder.remove_later(checkpoint_dir, update)
         excluded = dict.fromkeys([*before.excluded, *(name for names in volumes.values() for name in names)])
         start = Start(update, skipped, tuple(excluded), before.lines)
 

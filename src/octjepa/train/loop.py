@@ -21,7 +21,7 @@ from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, sto
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
-from octjepa.objective.loss import at_update
+from octjepa.objective.loss import recipe_at_update
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -42,7 +42,7 @@ from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
 from octjepa.train.precision import agree_on_precision, with_precision
 from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
-from octjepa.train.setup import Run, prepare
+from octjepa.train.setup import Run, prepare_run
 from octjepa.train.step import MicroBatcher, accumulate, take_step
 from octjepa.train.tracking import RunLogger, open_logger
 from octjepa.train.validate import summary_metrics, without_augmentation
@@ -64,9 +64,9 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         recorded = partial(recorded_precision, out, resume)
         recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
-        run = prepare(recipe, store, out, resume, runtime)
+        run = prepare_run(recipe, store, out, resume, runtime)
         if run.start.update == run.total:
-            finished = runtime.broadcast_object(read_summary(out) if run.writes else None)
+            finished = runtime.broadcast_object(read_summary(out) if run.is_writer else None)
             if finished is not None:
                 return dict(finished)
         run.shard_and_compile()
@@ -94,9 +94,9 @@ def _train(run: Run) -> dict[str, Any]:
         runtime.run_on_rank_zero(writer.wait)
 
     summary: dict[str, Any] = {}
-    if run.writes:
-        best = None if run.saves is None else folder.best_checkpoint(run.saves)
-        saves = recipe.checkpoint.dir
+    if run.is_writer:
+        best = None if run.checkpoint_dir is None else folder.best_checkpoint(run.checkpoint_dir)
+        relative_dir = recipe.checkpoint.dir
         summary = {
             "updates": run.total,
             "validated_on": run.validated_on,
@@ -104,12 +104,12 @@ def _train(run: Run) -> dict[str, Any]:
             "centred": summary_metrics(centred),
             "rankme": result["rankme"],
             "encoder": trainer.encoder,
-            "volumes": len(run.ids),
+            "volumes": len(run.training_ids),
             **trainer.throughput.summary(),
             "skipped_updates": metrics.skipped,
             "alarms": alarms.tripped,
             "best": None if best is None else location_name(best),
-            "checkpoint": None if saves is None else f"{saves.rstrip('/')}/step-{run.total:08d}",
+            "checkpoint": None if relative_dir is None else f"{relative_dir.rstrip('/')}/step-{run.total:08d}",
         }
         write_json(run.out / SUMMARY, summary)
     return dict(runtime.broadcast_object(summary))
@@ -133,10 +133,12 @@ class Trainer:
         recipe, start = run.recipe, run.start
         self.monitor_set: MonitorSet | None = None
         if recipe.monitor.every_updates is not None:
-            self.monitor_set = MonitorSet.choose(run.store, recipe, run.held_out or run.ids, recipe.monitor.volumes)
+            self.monitor_set = MonitorSet.choose(
+                run.store, recipe, run.validation_ids or run.training_ids, recipe.monitor.volumes
+            )
         self.frozen_target = FrozenTargetCheck(run.model)
         self.throughput = ThroughputMeter(recipe.train.global_batch)
-        self.unreadable = UnreadableVolumes(run.out, len(run.ids), start.lines)
+        self.unreadable = UnreadableVolumes(run.out, len(run.training_ids), start.lines)
         self.micro_batcher = MicroBatcher(recipe, run.runtime, run.micro_batch)
         # the encoder that a checkpoint of now would be loaded as
         self.encoder = "student" if recipe.exported_encoder == "student" else "target"
@@ -158,7 +160,7 @@ class Trainer:
 
             # Forward and backward, until the micro-batches fit into the memory of every rank; flags of all ranks.
             while True:
-                step = partial(accumulate, model, batch, at_update(recipe, update, run.total), runtime, update)
+                step = partial(accumulate, model, batch, recipe_at_update(recipe, update, run.total), runtime, update)
                 values = self.micro_batcher.try_step(model, step, update)
                 flags = self.sync_flags(batch, out_of_memory=values is None, without_batch=failure is not None)
                 if flags.without_batch or not flags.out_of_memory:
@@ -169,19 +171,19 @@ class Trainer:
 
             # Optimizer step, unless the gradient is not finite or a spike; EMA target.
             rate = learning_rate(update, run.total, recipe.train)
-            m = momentum(update, run.total, recipe.objective)
+            ema_momentum = momentum(update, run.total, recipe.objective)
             set_learning_rate(optimizer, rate)
             values = take_step(model, optimizer, values, runtime, recipe.train.clip_norm, self.guard.limit(update))
-            update_target(model.target_encoder, model.context_encoder, m, values["healthy"])
+            update_target(model.target_encoder, model.context_encoder, ema_momentum, values["healthy"])
 
             # Log: the metrics of this update are on their way, those of the update before are written.
-            metrics.push(update, values, self.line(update, rate, m, flags, batch))
+            metrics.push(update, values, self.metrics_line(update, rate, ema_momentum, flags, batch))
             if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
-                self.frozen_target.check(model, m)
+                self.frozen_target.check(model, ema_momentum)
             done = update + 1
             save = _due(recipe.checkpoint.every_updates, done) or done == run.total or flags.stop_signal > 0
             monitor = self.monitor_set is not None and (
-                _due(recipe.monitor.every_updates, done) or (save and run.saves is not None)
+                _due(recipe.monitor.every_updates, done) or (save and run.checkpoint_dir is not None)
             )
             validate = _due(recipe.validation.every_updates, done) and done < run.total
             if save or monitor or validate:
@@ -235,10 +237,17 @@ class Trainer:
             without_batch=without_batch,
         )
 
-    def line(self, update: int, rate: float, m: float, flags: StepFlags, batch: Batch) -> dict[str, Any]:
+    def metrics_line(
+        self, update: int, rate: float, ema_momentum: float, flags: StepFlags, batch: Batch
+    ) -> dict[str, Any]:
         """The line of metrics.jsonl for an update, but for the metrics of its step."""
-        epoch = (update + 1) * self.run.recipe.train.global_batch / len(self.run.ids)
-        line: dict[str, Any] = {"train/lr": rate, "train/ema_momentum": m, "epoch": epoch, "train/epoch": epoch}
+        epoch = (update + 1) * self.run.recipe.train.global_batch / len(self.run.training_ids)
+        line: dict[str, Any] = {
+            "train/lr": rate,
+            "train/ema_momentum": ema_momentum,
+            "epoch": epoch,
+            "train/epoch": epoch,
+        }
         line |= self.throughput.lap() | self.run.runtime.memory() | self.run.runtime.utilisation()
         if flags.unreadable:
             line["unread"] = self.unreadable.record(batch.unreadable, self.run.runtime)
@@ -270,14 +279,14 @@ class Trainer:
         """Starts writing a checkpoint of update `done` in the background."""
         run = self.run
         self.saved = done
-        if run.saves is None:
+        if run.checkpoint_dir is None:
             return
-        tensors = state.snapshot(run.model, run.optimizer) if run.writes or run.runtime.sharded else {}
+        tensors = state.snapshot(run.model, run.optimizer) if run.is_writer or run.runtime.sharded else {}
         run.runtime.run_on_rank_zero(self.writer.wait)  # for the checkpoint before; every rank waits for rank 0
-        if run.writes:
+        if run.is_writer:
             prune = not self.guard.skipped  # the run may have to go back to before the skipped updates
-            about = (run.recipe, self.metrics.skipped, run.ids, score, self.encoder, self.logger, prune)
-            self.writer.start(partial(write_checkpoint, run.out, run.saves, done, tensors, *about))
+            about = (run.recipe, self.metrics.skipped, run.training_ids, score, self.encoder, self.logger, prune)
+            self.writer.start(partial(write_checkpoint, run.out, run.checkpoint_dir, done, tensors, *about))
 
     def go_back(self, done: int) -> int:
         """Too many updates in a row were skipped: loads the checkpoint before them, excludes their volumes, and returns
@@ -285,7 +294,7 @@ class Trainer:
         run, runtime = self.run, self.run.runtime
         runtime.run_on_rank_zero(self.writer.wait)
         volumes = {update: run.dataset.volume_ids_of_update(update) for update in self.guard.skipped}
-        start = go_back(run.out, run.saves, run.model, run.optimizer, run.recipe, runtime, volumes)
+        start = go_back(run.out, run.checkpoint_dir, run.model, run.optimizer, run.recipe, runtime, volumes)
         self.logger.go_back(start.update, {"left_out": list(start.excluded), "returned_from": done})
         self.metrics.go_back(start.skipped)
         self.saved = start.update
@@ -313,7 +322,7 @@ class Trainer:
 
     def how_to_continue(self, update: int) -> str:
         """The message of a run that stops after `update`."""
-        if self.run.saves is None:
+        if self.run.checkpoint_dir is None:
             checkpoint = "nothing is kept of it, for checkpoint.dir is null"
         elif self.saved == update:
             checkpoint = "its checkpoint is written. Go on with --resume."

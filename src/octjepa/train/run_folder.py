@@ -33,7 +33,7 @@ _VERSIONED = ("octjepa", "torch", "numpy", "scipy", "pydicom", "safetensors", "s
 
 def open_run(
     out: Path,
-    saves: Location | None,
+    checkpoint_dir: Location | None,
     recipe: Recipe,
     store: Store,
     volume_ids: Sequence[str],
@@ -41,10 +41,10 @@ def open_run(
     resume: bool,
     cohort: Mapping[str, Any],
 ) -> None:
-    """Writes recipe.yaml and run.json (with `cohort`) of a new run, whose checkpoints will be stored in `saves`.
+    """Writes recipe.yaml and run.json (with `cohort`) of a new run.
 
-    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true, or `saves` holds another
-    run's checkpoints; WrongCheckpointError when the run was started with another recipe.
+    Raises UsageError when `out` holds a run and `resume` is false, or none and it is true, or `checkpoint_dir` holds
+    another run's checkpoints; WrongCheckpointError when the run was started with another recipe.
     """
     exists = (out / _RUN_FILE).is_file()
     if exists and not resume:
@@ -54,10 +54,10 @@ def open_run(
     if exists:
         check_recipe(out, recipe)
         return
-    if saves is not None:
-        check_writable(saves)
-    if saves is not None and list_checkpoints(saves):
-        raise UsageError(f"{saves} already holds checkpoints of another run: give another checkpoint.dir")
+    if checkpoint_dir is not None:
+        check_writable(checkpoint_dir)
+    if checkpoint_dir is not None and list_checkpoints(checkpoint_dir):
+        raise UsageError(f"{checkpoint_dir} already holds checkpoints of another run: give another checkpoint.dir")
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "recipe.yaml", lambda file: file.write(to_yaml(recipe).encode()))
     quarantine = "".join(json.dumps(entry) + "\n" for entry in store.quarantine)

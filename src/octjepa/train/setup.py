@@ -31,19 +31,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """What a run is made of, alike on every rank; only the weights and their moments change while it trains.
+    """The parts of a run, equal on every rank; only the weights and their moments change while it trains.
 
-    `ids` are the training volumes, `held_out` those that validate; checkpoints are stored in `saves`, None for none;
-    `micro_batch` volumes are taken at once; `total` updates are made.
+    `checkpoint_dir` None: no checkpoints. `training_ids`, `validation_ids`: volume ids; the second may be empty.
+    `micro_batch`: volumes in a forward pass. `total`: updates of the whole run.
     """
 
     recipe: Recipe
     store: Store
     out: Path
-    saves: Location | None
+    checkpoint_dir: Location | None
     runtime: Runtime
-    ids: list[str]
-    held_out: list[str]
+    training_ids: list[str]
+    validation_ids: list[str]
     dataset: TrainingDataset
     total: int
     micro_batch: int
@@ -52,14 +52,14 @@ class Run:
     start: Start
 
     @property
-    def writes(self) -> bool:
+    def is_writer(self) -> bool:
         """Whether this process is the one that writes and tracks."""
         return self.runtime.rank == 0
 
     @property
     def validated_on(self) -> str:
         """val, or train_fixed where nobody is held out: the prefix of validation metrics."""
-        return "val" if self.held_out else "train_fixed"
+        return "val" if self.validation_ids else "train_fixed"
 
     def batches_from(self, update: int) -> Iterator[Batch]:
         """This rank's share of every batch from `update` on."""
@@ -68,8 +68,8 @@ class Run:
 
     def validate(self, recipe: Recipe | None = None) -> dict[str, float]:
         """Metrics of the model on fixed samples, with the views of the run's recipe or of another."""
-        validation = self.held_out or self.ids
-        return evaluate(self.model, self.runtime, self.store, self.ids, validation, recipe or self.recipe)
+        validation = self.validation_ids or self.training_ids
+        return evaluate(self.model, self.runtime, self.store, self.training_ids, validation, recipe or self.recipe)
 
     def shard_and_compile(self) -> None:
         """Shards the model over the ranks and compiles its blocks, where the recipe asks for it.
@@ -84,29 +84,45 @@ class Run:
             self.model.compile_blocks()
 
 
-def prepare(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> Run:
+def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> Run:
     """Checks what can be checked, opens or resumes the folder `out`, fills the model. Raises as `pretrain`."""
     micro_batch = batch_shares(recipe, runtime.world_size).micro
     cohort, dataset = choose_cohort(store, recipe)
-    ids, held_out = cohort.train.volume_ids, cohort.val.volume_ids
-    hashes = data_hash(store, ids), data_hash(store, held_out), chunks_hash(store, ids, recipe)
+    training_ids, validation_ids = cohort.train.volume_ids, cohort.val.volume_ids
+    hashes = data_hash(store, training_ids), data_hash(store, validation_ids), chunks_hash(store, training_ids, recipe)
     check_same_run(runtime, recipe, "-".join(one[:8] for one in hashes))
-    total = total_updates(recipe.train, len(ids))
-    lr_curve(recipe.train, total)
-    saves = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
-    runtime.run_on_rank_zero(lambda: open_run(out, saves, recipe, store, ids, runtime, resume, cohort.about()))
+    total = total_updates(recipe.train, len(training_ids))
+    lr_curve(recipe.train, total)  # raises where it is not positive
+    checkpoint_dir = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
+    runtime.run_on_rank_zero(
+        lambda: open_run(out, checkpoint_dir, recipe, store, training_ids, runtime, resume, cohort.about())
+    )
     if runtime.rank == 0:
         cohort.print_flow()
-        if not held_out:
+        if not validation_ids:
             _log.warning(
                 "%s holds nobody of split val: the metrics of this run are of the training volumes", store.location
             )
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimizer = build_optimizer(model, recipe.train)
-    start = start_from(out, saves, store, ids, model, optimizer, recipe, runtime, resume)
+    start = start_from(out, checkpoint_dir, store, training_ids, model, optimizer, recipe, runtime, resume)
     dataset.exclude(start.excluded)
-    return Run(recipe, store, out, saves, runtime, ids, held_out, dataset, total, micro_batch, model, optimizer, start)
+    return Run(
+        recipe=recipe,
+        store=store,
+        out=out,
+        checkpoint_dir=checkpoint_dir,
+        runtime=runtime,
+        training_ids=training_ids,
+        validation_ids=validation_ids,
+        dataset=dataset,
+        total=total,
+        micro_batch=micro_batch,
+        model=model,
+        optimizer=optimizer,
+        start=start,
+    )
 
 
 def shard(

@@ -18,7 +18,7 @@ from octjepa.distributed.runtime import Runtime, full_tensor
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.objective.base import cosine
-from octjepa.objective.loss import token_steps, training_loss
+from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.guards import check_detached
 from octjepa.views.loader import Batch
@@ -44,19 +44,19 @@ def accumulate(
     `train/cosine`, and `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
     """
     size = len(batch.volume_ids)
-    step = min(micro_batch or recipe.machine.micro_batch or size, size)
+    micro_size = min(micro_batch or recipe.machine.micro_batch or size, size)
     metrics: dict[str, Tensor] = {}
-    pending: list[tuple[int, list[Tensor | None]]] = []  # (micro-batches, the sum of their gradients), ever smaller
-    for start in range(0, size, step):
-        micro = batch.micro_batch(start, start + step)
+    pending: list[tuple[int, list[Tensor | None]]] = []  # (number of micro-batches, sum of their gradients)
+    for start in range(0, size, micro_size):
+        micro = batch.micro_batch(start, start + micro_size)
         share = len(micro.volume_ids) / (size * runtime.world_size)
         weight = share * runtime.world_size if runtime.sharded else share  # FSDP2 takes the mean over ranks
         inputs = micro.inputs(runtime.device)
         with runtime.autocast():
             prediction = model.predict(*inputs)
         check_detached(prediction)
-        steps = token_steps(micro.grid_index.to(runtime.device), recipe.grid)
-        loss, terms = training_loss(recipe.objective, prediction, steps, *inputs[3:], update)
+        grid_positions = token_grid_positions(micro.grid_index.to(runtime.device), recipe.grid)  # [b, t, 3]
+        loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], update)
         (loss * weight).backward()
         values = {"train/loss": loss.detach(), "train/cosine": cosine(prediction.predicted.detach(), prediction.target)}
         if model.objective.trivial_loss is None:
@@ -66,8 +66,8 @@ def accumulate(
             values |= {f"train/loss_{name}": value for name, value in terms.items()}
         for name, value in values.items():
             metrics[name] = metrics.get(name, torch.zeros((), device=runtime.device)) + value.float() * share
-        if size > step:
-            _add_in_pairs(model, pending, last=start + step >= size)
+        if size > micro_size:
+            _add_in_pairs(model, pending, last=start + micro_size >= size)
     return metrics
 
 

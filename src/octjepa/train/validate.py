@@ -12,7 +12,7 @@ from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objective import baselines
 from octjepa.objective.base import cosine
-from octjepa.objective.loss import token_steps
+from octjepa.objective.loss import token_grid_positions
 from octjepa.objective.rank_metrics import rank_me
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -41,7 +41,7 @@ def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_t
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
     """The encoder's features, where the objective's targets are pixels."""
     with runtime.autocast():
-        student = model.objective.exports == "student"
+        student = model.objective.exported_encoder == "student"
         features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device), student)
     return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
 
@@ -65,11 +65,13 @@ def validate(
             prediction = model.predict(*batch.inputs(runtime.device))
         truth, targets = prediction.target.cpu(), prediction.all_targets.cpu()
         index = torch.gather(batch.grid_index, 1, batch.target)
-        steps = token_steps(batch.grid_index, grid)  # not millimetres: a step of any axis is one neighbour
+        grid_positions = token_grid_positions(
+            batch.grid_index, grid
+        )  # not millimetres: a step of any axis is one neighbour
         guesses = {
             "constant": means.constant().expand_as(truth),
             "position_mean": means.at(index),
-            "copy_nearest": baselines.copy_nearest(targets, steps, batch.context, batch.target),
+            "copy_nearest": baselines.copy_nearest(targets, grid_positions, batch.context, batch.target),
         }
         values = {"loss": model.objective.loss(prediction.predicted.cpu(), truth)}
         values["cosine"] = cosine(prediction.predicted.cpu(), truth)

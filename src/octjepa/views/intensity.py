@@ -59,11 +59,11 @@ def lookup_table(
     mean: float, std: float, augmentation: IntensityAugmentation | None = None
 ) -> Float[np.ndarray, "256"]:
     """Stored value -> z-score over the tissue (`mean`, `std`), after gain and gamma about the tissue's mean."""
-    one = augmentation or IntensityAugmentation()
+    augmentation = augmentation or IntensityAugmentation()
     value = np.arange(256, dtype=np.float64)
-    curved = 255.0 * (value / 255.0) ** one.gamma
-    centre = 255.0 * (mean / 255.0) ** one.gamma
-    return (one.gain * (curved - centre) / max(std, 1.0)).astype(np.float32)
+    curved = 255.0 * (value / 255.0) ** augmentation.gamma
+    centre = 255.0 * (mean / 255.0) ** augmentation.gamma
+    return (augmentation.gain * (curved - centre) / max(std, 1.0)).astype(np.float32)
 
 
 @cache

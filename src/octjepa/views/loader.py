@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """Samples stacked: the fields of `Sample` with a leading batch axis, and the volumes they come from.
 
-    Row `i * b + j` of `context` and `target` is mask `i` of sample `j`: with one mask a sample, r = b.
+    `voxels` are those of a patch, k the selected tokens. Row `i * b + j` of `context` and `target` is mask `i` of
+    sample `j`: with one mask a sample, r = b.
     """
 
     context_view: Float[Tensor, "b k voxels"]
@@ -68,10 +69,12 @@ class Batch(NamedTuple):
         return index.unflatten(0, (-1, len(self.volume_ids)))[:, start:stop].flatten(0, 1)
 
     def inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What `VJEPA3D.predict` takes, on `device`."""
+        """The arguments of `VJEPA3D.predict`, on `device`: both views, positions, context and target."""
         fields = (self.context_view, self.target_view, self.positions, self.context, self.target)
-        a, b, c, d, e = (tensor.to(device, non_blocking=True) for tensor in fields)
-        return a, b, c, d, e
+        context_view, target_view, positions, context, target = (
+            tensor.to(device, non_blocking=True) for tensor in fields
+        )
+        return context_view, target_view, positions, context, target
 
 
 def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True) -> Selection:
@@ -202,13 +205,13 @@ def _read(store: Store, volume_id: str) -> CanonicalVolume:
 def collate(items: Sequence[LoadedSample]) -> Batch:
     """Samples stacked along a new batch axis."""
     ids, samples, unreadable, retried = zip(*items, strict=True)
-    *fields, further = zip(*samples, strict=True)
-    a, b, c, d, e, context, target = (torch.from_numpy(np.stack(field)) for field in fields)
-    for mask in zip(*further, strict=True):  # the same number of every sample
-        more = [torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True)]
-        context, target = torch.cat([context, more[0]]), torch.cat([target, more[1]])
+    *fields, further_masks = zip(*samples, strict=True)
+    *tokens, context, target = (torch.from_numpy(np.stack(field)) for field in fields)
+    for mask in zip(*further_masks, strict=True):  # the same number of every sample
+        further_context, further_target = (torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True))
+        context, target = torch.cat([context, further_context]), torch.cat([target, further_target])  # [r, n], [r, m]
     return Batch(
-        a, b, c, d, e, context, target, tuple(ids), tuple(pair for pairs in unreadable for pair in pairs), sum(retried)
+        *tokens, context, target, tuple(ids), tuple(pair for pairs in unreadable for pair in pairs), sum(retried)
     )
 
 

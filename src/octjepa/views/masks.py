@@ -25,14 +25,14 @@ _MOST_SHAPES = 64
 
 
 def sample_mask(
-    steps: Int[np.ndarray, "t 3"],
+    grid_positions: Int[np.ndarray, "t 3"],
     grid: tuple[int, int, int],
     recipe: MaskRecipe,
     counts: tuple[int, int],
     rng: np.random.Generator,
     tissue: Bool[np.ndarray, " t"] | None = None,
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
-    """(context, target) as sorted indices into the `t` selected tokens at grid `steps`; disjoint, exactly `counts`.
+    """(context, target) as sorted indices into the `t` selected tokens at `grid_positions`; disjoint, exactly `counts`.
 
     `counts` is `Recipe.mask_counts`; what is hidden but not a target (target_share < 1) is in neither. Hidden tokens
     with `tissue` become targets first, in random order; None: all alike.
@@ -42,8 +42,8 @@ def sample_mask(
     )  # in the order of FAMILIES
     family = FAMILIES[rng.choice(len(FAMILIES), p=weights / weights.sum())]
     context_count, target_count = counts
-    hidden_count = len(steps) - context_count
-    order = _hiding_order(steps, grid, family, hidden_count, rng)
+    hidden_count = len(grid_positions) - context_count
+    order = _hiding_order(grid_positions, grid, family, hidden_count, rng)
     hidden = order[:hidden_count]
     if target_count < hidden_count:
         hidden = rng.permutation(hidden)
@@ -53,29 +53,29 @@ def sample_mask(
 
 
 def _hiding_order(
-    steps: np.ndarray, grid: tuple[int, int, int], family: str, count: int, rng: np.random.Generator
+    grid_positions: np.ndarray, grid: tuple[int, int, int], family: str, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """All tokens in the order in which shapes hide them; ties, and tokens that no shape reached, in random order."""
     if family == "random":
-        return rng.permutation(len(steps))
+        return rng.permutation(len(grid_positions))
     spanned = SPANNED[family]
     shrinking = [axis for axis in range(3) if axis not in spanned]
-    shape_of = np.full(len(steps), _MOST_SHAPES, dtype=np.float64)
+    shape_of = np.full(len(grid_positions), _MOST_SHAPES, dtype=np.float64)
     for number in range(_MOST_SHAPES):
         size = np.asarray(_size(family, grid, rng))
         start = np.asarray([0 if a in spanned else rng.integers(1 - size[a], grid[a]) for a in range(3)])
-        inside = ((steps >= start) & (steps < start + size)).all(axis=1) & (shape_of == _MOST_SHAPES)
+        inside = ((grid_positions >= start) & (grid_positions < start + size)).all(axis=1) & (shape_of == _MOST_SHAPES)
         # within a shape the centre is hidden first; jitter keeps opposite sides from being hidden at once
         centre = start + (size - 1) / 2 + rng.uniform(-0.25, 0.25, size=3)
-        away = (np.abs(steps - centre) / (size + 1))[:, shrinking].max(axis=1)
+        away = (np.abs(grid_positions - centre) / (size + 1))[:, shrinking].max(axis=1)
         shape_of[inside] = number + away[inside]
         if np.count_nonzero(shape_of < _MOST_SHAPES) >= count:
             break
-    tie_break = rng.random(len(steps))
+    tie_break = rng.random(len(grid_positions))
     if not spanned:
         return np.lexsort((tie_break, shape_of))
     axis = spanned[-1]
-    return np.lexsort((tie_break, (steps[:, axis] - rng.integers(grid[axis])) % grid[axis], shape_of))
+    return np.lexsort((tie_break, (grid_positions[:, axis] - rng.integers(grid[axis])) % grid[axis], shape_of))
 
 
 def _size(family: str, grid: tuple[int, int, int], rng: np.random.Generator) -> tuple[int, int, int]:

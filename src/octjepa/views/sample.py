@@ -42,70 +42,76 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     def rng(purpose: str) -> np.random.Generator:
         return keys.generator(seed, purpose, stage, volume.volume_id)
 
-    shape = geometry.sample_geometry(recipe.preprocessing, recipe.views, rng("geometry"))
-    view, index, share = select_tokens(volume, recipe, shape, rng("tokens"), background)
+    transform = geometry.sample_transform(recipe.preprocessing, recipe.views, rng("geometry"))
+    view, index, share = select_tokens(volume, recipe, transform, rng("tokens"), background)
     intensity_rng, noise = rng("light"), rng("speckle")  # the purposes are part of every draw: never rename them
     augmentations = _augmentations(recipe, epoch, intensity_rng)
     context_view = _patch_view(view, index, recipe, augmentations[0], volume, noise)
     target_view = context_view
     if augmentations[1] != augmentations[0] or augmentations[1].speckle:
         target_view = _patch_view(view, index, recipe, augmentations[1], volume, noise)
-    steps = np.stack(np.unravel_index(index, recipe.grid), axis=-1)
+    grid_positions = np.stack(np.unravel_index(index, recipe.grid), axis=-1)  # [k, 3]
     tissue = tokens.holds_tissue(share)[index]
     mask_rng, count = rng("mask"), 1 if epoch is None else recipe.masks.per_target
     (context, target), *further = (
-        masks.sample_mask(steps, recipe.grid, recipe.masks, recipe.mask_counts, mask_rng, tissue) for _ in range(count)
+        masks.sample_mask(grid_positions, recipe.grid, recipe.masks, recipe.mask_counts, mask_rng, tissue)
+        for _ in range(count)
     )
     positions = token_positions(index, recipe)
     return Sample(context_view, target_view, positions, index, share[index], context, target, tuple(further))
 
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
-    """Which of `tokens.LAYERS` each patch of `make_sample`'s views lies in, -1 for none; raster order."""
+    """Which of `tokens.LAYERS` each patch of `make_sample`'s views belongs to, -1 for none; raster order."""
     stage = "fixed" if epoch is None else epoch
-    shape = geometry.sample_geometry(
+    transform = geometry.sample_transform(
         recipe.preprocessing, recipe.views, keys.generator(recipe.train.seed, "geometry", stage, volume.volume_id)
     )
-    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], recipe.preprocessing.image_size)
+    mask = geometry.tissue_mask(volume.band, transform, volume.pixels.shape[1], recipe.preprocessing.image_size)
     return tokens.patch_layers(mask, recipe.tokens.patch_size)
 
 
 def select_tokens(
-    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry, rng: np.random.Generator, background: int = 0
+    volume: CanonicalVolume,
+    recipe: Recipe,
+    transform: geometry.ViewTransform,
+    rng: np.random.Generator,
+    background: int = 0,
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
-    """(view, chosen patches in raster order, tissue share of every patch) under the geometry `shape`."""
-    view, share = _view_and_tissue(volume, recipe, shape)
+    """(view, chosen patches in raster order, tissue share of every patch) under `transform`."""
+    view, share = _view_and_tissue(volume, recipe, transform)
     if recipe.tokens.select == "all":
         return view, np.arange(recipe.grid_tokens), share
     return view, tokens.select(share, recipe.token_count, rng, background), share
 
 
 def select_tissue_tokens(
-    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry
+    volume: CanonicalVolume, recipe: Recipe, transform: geometry.ViewTransform
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """As `select_tokens`, with every patch that holds tissue: what a frozen encoder reads. K differs by volume."""
-    view, share = _view_and_tissue(volume, recipe, shape)
+    view, share = _view_and_tissue(volume, recipe, transform)
     if recipe.tokens.select == "all":
         return view, np.arange(recipe.grid_tokens), share
     return view, tokens.select_tissue(share, recipe.grid), share
 
 
 def _view_and_tissue(
-    volume: CanonicalVolume, recipe: Recipe, shape: geometry.Geometry
+    volume: CanonicalVolume, recipe: Recipe, transform: geometry.ViewTransform
 ) -> tuple[np.ndarray, Float[np.ndarray, " grid"]]:
+    """(view [d, h, w], tissue share of every patch in raster order)."""
     size = recipe.preprocessing.image_size
-    view = geometry.strided_view(volume.pixels, shape, size)
-    if shape.moves_whole_voxels:
-        band = geometry.band_in_view(volume.band, shape, size)
+    view = geometry.strided_view(volume.pixels, transform, size)
+    if transform.moves_whole_voxels:
+        band = geometry.band_in_view(volume.band, transform, size)
         return view, tokens.tissue_share_of_band(band, recipe.tokens.patch_size, size[1])
-    mask = geometry.tissue_mask(volume.band, shape, volume.pixels.shape[1], size)
+    mask = geometry.tissue_mask(volume.band, transform, volume.pixels.shape[1], size)
     return view, tokens.tissue_share(mask, recipe.tokens.patch_size)
 
 
 def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.ndarray, "k 3"]:
     """Positions of the tokens (slice, depth, column) in the recipe's unit.
 
-    Millimetres count from the scan's centre, and in depth from where flattening puts Bruch's membrane: one
+    Millimetres count from the scan's centre, and in depth from where flattening puts Bruch's membrane: a
     point in the eye has the same coordinates in a grid of any spacing and size. Coordinates are the view's, after crop
     and zoom, as with token steps.
     """
@@ -121,7 +127,7 @@ def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.nd
 def _augmentations(
     recipe: Recipe, epoch: int | None, rng: np.random.Generator
 ) -> list[intensity.IntensityAugmentation]:
-    """Of the context view and the target view; neutral for validation."""
+    """Of the context view and of the target view; neutral for validation."""
     if epoch is None:
         return [intensity.IntensityAugmentation()] * 2
     return [intensity.sample_augmentation(recipe.views, rng) for _ in range(2)]

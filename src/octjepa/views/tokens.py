@@ -17,7 +17,7 @@ COUNT_MULTIPLE = 32  # volumes of equal counts can be encoded together, and of 3
 def extract_patches(
     view: UInt8[np.ndarray, "d h w"], patch: tuple[int, int, int], index: Int[np.ndarray, " t"]
 ) -> UInt8[np.ndarray, "t voxels"]:
-    """The patches `index` (raster order over slice, depth, width) of a view, each flattened the same way."""
+    """The patches `index` (raster order over slice, depth, column) of a view, each flattened the same way."""
     (p, q, r), (d, h, w) = patch, view.shape
     grid = (d // p, h // q, w // r)
     tiles = (
@@ -65,13 +65,13 @@ def patch_layers(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -
     Layers are thirds of the tissue band, and what is above and below it; nothing is segmented here.
     """
     (p, q, r), (d, h, w) = patch, mask.shape
-    some = np.asarray(mask.any(axis=1))  # [d, w]: A-scans with tissue
-    top = np.where(some, mask.argmax(axis=1), np.nan)
-    bottom = np.where(some, h - 1 - mask[:, ::-1].argmax(axis=1), np.nan)
+    with_tissue = np.asarray(mask.any(axis=1))  # [d, w]: A-scans with tissue
+    top = np.where(with_tissue, mask.argmax(axis=1), np.nan)
+    bottom = np.where(with_tissue, h - 1 - mask[:, ::-1].argmax(axis=1), np.nan)
     kinds = np.full((d // p, h // q, w // r), -1, np.int64)
-    known = np.asarray(some.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
+    known = np.asarray(with_tissue.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
     edges = [np.nan_to_num(e).reshape(d // p, p, w // r, r).sum(axis=(1, 3)) for e in (top, bottom)]
-    count = np.maximum(some.reshape(d // p, p, w // r, r).sum(axis=(1, 3)), 1)
+    count = np.maximum(with_tissue.reshape(d // p, p, w // r, r).sum(axis=(1, 3)), 1)
     first, last = (edge / count for edge in edges)
     centre = (np.arange(h // q) + 0.5)[None, :, None] * q - 0.5
     share = (centre - first[:, None]) / np.maximum(last - first, 1)[:, None]
@@ -87,9 +87,9 @@ def select(
 
     At random, not by raster order or share: with more tissue than tokens those always leave out the same positions.
     """
-    held = holds_tissue(share)
-    order = np.argsort(rng.random(len(share)) - held, kind="stable")
-    tissue = int(held.sum())
+    is_tissue = holds_tissue(share)
+    order = np.argsort(rng.random(len(share)) - is_tissue, kind="stable")
+    tissue = int(is_tissue.sum())
     chosen = min(tissue, budget - min(background, len(share) - tissue))
     return np.sort(np.concatenate([order[:chosen], order[tissue:][: budget - chosen]]))
 
@@ -98,7 +98,7 @@ def select_tissue(share: Float[np.ndarray, " grid"], grid: tuple[int, int, int])
     """Every patch that holds tissue, in raster order, and the background nearest to it up to a multiple of 32 in all.
 
     Distance is in steps of the grid; of equally near patches one with more tissue comes first, then raster order
-    decides. A grid of fewer patches is returned whole; where none holds tissue, the middle of the grid stands for it.
+    decides. A grid of fewer patches is returned whole; where none holds tissue, the grid's middle counts as tissue.
     """
     from scipy.ndimage import distance_transform_edt
 

@@ -66,7 +66,7 @@ def mask_states(volume: CanonicalVolume, recipe: Recipe, family: str) -> Int[np.
 def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPicture:
     """The fixed sample of `volume` under `family`."""
     preprocessing = recipe.preprocessing
-    view = geometry.apply_geometry(
+    view = geometry.apply_transform(
         np.asarray(volume.pixels), geometry.center_crop(preprocessing), preprocessing.image_size
     )
     states = mask_states(volume, recipe, family)

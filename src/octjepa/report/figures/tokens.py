@@ -100,7 +100,7 @@ def token_maps(store: Store, rows: Sequence[Mapping[str, Any]], encoder: Pretrai
     _, high, wide = recipe.tokens.patch_size
     pictures = []
     for row, volume, (features, positions) in zip(rows, volumes, tissue, strict=True):
-        view = geometry.apply_geometry(
+        view = geometry.apply_transform(
             np.asarray(volume.pixels), geometry.center_crop(preprocessing), preprocessing.image_size
         )
         colours, chosen = np.zeros((*recipe.grid[1:], 3), np.uint8), np.zeros(recipe.grid[1:], bool)

@@ -19,7 +19,7 @@ from octjepa.checkpoint.encoder import equal_counts
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import intensity, tokens
-from octjepa.views.geometry import Geometry
+from octjepa.views.geometry import ViewTransform
 from octjepa.views.sample import select_tissue_tokens, token_positions
 
 Corner = tuple[int, int, int]
@@ -68,7 +68,7 @@ def window_slices(corner: Corner, recipe: Recipe) -> tuple[slice, slice, slice]:
 
 def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
     """Tokens are selected as in embedding: every patch that holds tissue."""
-    view, index, _ = select_tissue_tokens(volume, recipe, Geometry(corner=corner))
+    view, index, _ = select_tissue_tokens(volume, recipe, ViewTransform(corner=corner))
     table = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
     patches = table[tokens.extract_patches(view, recipe.tokens.patch_size, index)]
     return Window(patches, token_positions(index, recipe), index, table[view])
