@@ -37,7 +37,7 @@ def _write_error(error: OSError, path: Path) -> OctjepaError:
 def open_temporary(path: Path) -> IO[bytes]:
     """The file `path`, empty and for this process alone until it is closed; what a killed process left is replaced.
 
-    It follows no link: whatever stands there and is no plain file with one name is removed. Of two processes that
+    It follows no link: whatever is there and is no plain file with one name is removed. Of two processes that
     write the same file the second waits for the first. Raises OSError.
     """
     while True:

@@ -51,7 +51,7 @@ def _made(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except NotADirectoryError:
         raise UsageError(
-            f"{folder} cannot be made: a file stands where a folder is needed; name another path"
+            f"{folder} cannot be made: there is a file where a folder is needed; name another path"
         ) from None
     except OSError as error:
         raise UsageError(f"{folder} cannot be made ({error.strerror}): name another folder") from None

@@ -97,7 +97,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["pretrain", "smoke_test", "--store", "EMPTY", "--out", "NEW"], "is no store"),
         (["pretrain", "LARGE", "--store", "STORE", "--out", "NEW"], "image_size: store (16, 128, 128), recipe (64"),
         (["pretrain", "smoke_test", "--store", "STORE", "--out", "SCAN"], "is a file"),
-        (["pretrain", "smoke_test", "--store", "STORE", "--out", "SCAN/run"], "a file stands where a folder is needed"),
+        (
+            ["pretrain", "smoke_test", "--store", "STORE", "--out", "SCAN/run"],
+            "there is a file where a folder is needed",
+        ),
         (["pretrain", "smoke_test", "--store", "STORE", "--out", "RUN"], "already holds a run: add --resume"),
         (["pretrain", "smoke_test", "--store", "STORE", "--out", "NEW", "--resume"], "holds no run to resume"),
         (["embed", "NEW", "--store", "STORE", "--out", "NEW"], "no checkpoint at"),

@@ -134,7 +134,7 @@ def test_text_on_the_retina_is_refused() -> None:
     eye = shaped_eye("topcon_maestro2", seed=3)
     row = int(np.median(eye.bm)) - 25
     pixels, _ = painted(eye.volume.pixels, 16, location=(4, row))
-    with pytest.raises(VolumeRejected, match=r"burned_in_text: text lies on the retina in \d+ of"):
+    with pytest.raises(VolumeRejected, match=r"burned_in_text: text covers the retina in \d+ of"):
         canonicalise(replace(eye.volume, pixels=pixels, content_hash=""), Preprocessing())
 
 

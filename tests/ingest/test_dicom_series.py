@@ -131,7 +131,7 @@ def cut(index: int) -> Dataset:
         (plain, [0, 1, 2, 4, 5, 7], "frames_missing: 6 files of one series, numbers 4, 7 between them are missing"),
         (numbered, [0, 1, 2, 4, 5], "frames_missing: 5 files of one series, numbers 4 between"),
         (unordered, list(range(8)), "single_frame_series: 8 files .* neither ImagePositionPatient nor InstanceNumber"),
-        (repeated, list(range(8)), "single_frame_series: .* lie at the position of another"),
+        (repeated, list(range(8)), "single_frame_series: .* have the position of another"),
         (frames_of_reference, list(range(8)), "single_frame_series: 8 files .* differ in FrameOfReferenceUID"),
         (announced, list(range(8)), "frames_missing: 12 images in the acquisition by the header, 8 are here"),
         (cut, list(range(8)), "truncated"),

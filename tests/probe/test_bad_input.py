@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         lambda f, t: (f.assign(split=np.where(f.index == 0, "test", f["split"])), t), "leak: 1 of 60 people"),
     "one scan, two people, two sides": (
         lambda f, t: (f.assign(content_hash=["a" * 64, *f["content_hash"][1:-1], "a" * 64]), t),
-        "leak: the same pixels stand under two people in different splits, 1 time"),
+        "leak: the same pixels are stored under two people in different splits, 1 time"),
     "two rows that disagree": (
         lambda f, t: (f, pd.concat([t, t.iloc[:1].assign(lesion0=1 - t["lesion0"].iloc[0])])),
         "lesion0 is given twice with different values"),
@@ -80,7 +80,7 @@ STATED: dict[str, tuple[Change, str]] = {
     "a row given twice": (lambda f, t: (f, pd.concat([t, t.iloc[:1]])), "given more than once with equal values"),
     "one scan under two people of one side": (
         lambda f, t: (f.assign(content_hash=["a" * 64, f["content_hash"][1], "a" * 64, *f["content_hash"][3:]]), t),
-        "the same pixels stand under two people in one split, 1 time"),
+        "the same pixels are stored under two people in one split, 1 time"),
 }  # fmt: skip
 
 

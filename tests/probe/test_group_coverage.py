@@ -58,7 +58,7 @@ def test_a_device_on_one_side_of_the_split_is_named(cohort: Cohort, run_probe: C
 def test_the_same_scan_under_two_people_is_a_leak(cohort: Cohort, run_probe: Callable[..., ProbeResult]) -> None:
     frame, labels = cohort(people=80)
     frame.loc[frame.index[-1], "content_hash"] = frame["content_hash"][0]
-    with pytest.raises(UsageError, match="same pixels stand under two people in different splits, 1 time"):
+    with pytest.raises(UsageError, match="same pixels are stored under two people in different splits, 1 time"):
         run_probe(frame, labels)
 
 

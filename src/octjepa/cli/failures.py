@@ -20,9 +20,9 @@ from octjepa.errors import OctjepaError
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _WHAT_TO_DO = {
     errno.ENOENT: "check the name, or make the folder first",
-    errno.ENOTDIR: "a file stands where a folder is needed: name another path",
-    errno.EISDIR: "a folder stands where a file is needed: name another path",
-    errno.EEXIST: "a file stands where a folder is needed: name another path",
+    errno.ENOTDIR: "there is a file where a folder is needed: name another path",
+    errno.EISDIR: "there is a folder where a file is needed: name another path",
+    errno.EEXIST: "there is a file where a folder is needed: name another path",
     errno.EACCES: "name a path that you may read, or write to if it is an output",
     errno.EPERM: "name a path that you may read, or write to if it is an output",
     errno.EROFS: "that file system is read-only: name an output elsewhere",

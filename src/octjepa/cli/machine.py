@@ -30,7 +30,7 @@ def doctor(
     print_checks(found, as_json)
     if not found["ok"]:
         failed = [check["name"] for check in found["checks"] if check["state"] == "failed"]
-        raise OctjepaError(f"failed: {', '.join(failed)}; what to do stands with each")
+        raise OctjepaError(f"failed: {', '.join(failed)}; what to do is printed with each")
 
 
 @app.command()

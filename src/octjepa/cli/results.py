@@ -78,7 +78,7 @@ def probe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reads labels from frozen features. Intervals are over people; baselines that know nothing stand beside."""
+    """Reads labels from frozen features. Intervals are over people; trivial baselines are reported beside."""
     from octjepa.embed.table import read_embeddings
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
@@ -168,7 +168,7 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes one HTML page of the results. It stands alone: what was read, trained and found."""
+    """Writes one HTML page of the results. It is one file: what was read, trained and found."""
     from octjepa.report import write_report
 
     written = {"report": str(write_report(source, out, card))}

@@ -1,4 +1,4 @@
-"""Whether a device multiplies bf16 in hardware, and the precision that `auto` stands for on it.
+"""Whether a device multiplies bf16 in hardware, and the precision that `auto` chooses on it.
 
 A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.6 times as long as in fp32 there (18
 against 43 volumes/s), so `auto` is fp32 on such a machine. For a CPU the instruction sets that torch reports are

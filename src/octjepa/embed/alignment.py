@@ -65,7 +65,7 @@ def result_names(encoders: Sequence[str], add_note: Callable[[str], None]) -> li
         while name in (*BASELINES, *names):
             name, number = f"{encoder}#{number}", number + 1
         if name != encoder:
-            add_note(f"the name {encoder!r} is taken: table {len(names) + 1} stands in the rows as {name!r}")
+            add_note(f"the name {encoder!r} is taken: table {len(names) + 1} is called {name!r}")
         names.append(name)
     return names
 

@@ -35,8 +35,8 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
     """Frozen features of OCT volumes.
 
     encoder: a run, a checkpoint, a weights file, a name of weights in the package, or a loaded encoder (such as
-        `load_encoder(...).untrained()`, the baseline). pool: one of `octjepa embed --pool`. store: a store, or where it
-        lies; texts are then ids of its volumes. batch: scans in one forward; it changes no value.
+        `load_encoder(...).untrained()`, the baseline). pool: one of `octjepa embed --pool`. store: a store or its
+        location; texts are then ids of its volumes. batch: scans in one forward; it changes no value.
 
     After `fit`: `encoder_`, the loaded `PretrainedEncoder`; `store_`, the opened store or None.
     """

@@ -66,7 +66,7 @@ class Target(Protocol):
 
 
 def make_target(target: str | Path) -> Target:
-    """Raises UsageError: a file stands there, or no access to the bucket."""
+    """Raises UsageError: there is a file, or no access to the bucket."""
     if remote.is_remote(target):
         return BucketTarget(str(target))
     folder = Path(target)

@@ -46,7 +46,7 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
 
 
 def _other(path: Path) -> dict[str, str]:
-    """Of other formats the whole scan is read: what they hold of a person stands anywhere in them."""
+    """Of other formats the whole scan is read: personal data may be anywhere in them."""
     format = recognise(path)
     if format is None:
         return {"kind": "unknown"}

@@ -17,10 +17,10 @@ _Mask = Bool[np.ndarray, "H W"]
 _STILL_FRAMES = 8  # fewer B-scans than these can be bright at one place by chance
 _STILL_BRIGHT = 140
 _STILL_RANGE = 24  # grey levels by which lossy compression moves a painted pixel
-_STILL_STEP = 60  # grey levels between ink and what lies two columns on
+_STILL_STEP = 60  # intensity levels between ink and the pixel two columns on
 _STILL_ENDS = 2  # places where it does, two rows high: those of a scale bar
 _STILL_PIXELS = 12  # painted pixels, at least
-_BRIGHT, _DARK = 200, 120  # ink (yellow text is 226 as grey) and what lies beside it
+_BRIGHT, _DARK = 200, 120  # ink (yellow text has intensity 226) and the pixels beside it
 _RUN = 4  # rows of a stroke, at least: capitals of the smallest legible type
 _EDGES = 10  # upright edges of one piece of text in one B-scan: five strokes
 _ALIGNED, _ALIGNED_ROWS = 7, 3  # so many of them begin within so few rows; of a folded sheet at most 5
@@ -77,7 +77,7 @@ def _still(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[_Mask | None, _Mask | No
 
 
 def _vertical_edges(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H V"]:
-    """Where a bright pixel and a dark one lie two columns apart."""
+    """Where a bright pixel and a dark one are two columns apart."""
     bright, dark = pixels >= _BRIGHT, pixels <= _DARK
     edges = bright[:, :, :-2] & dark[:, :, 2:]
     edges |= dark[:, :, :-2] & bright[:, :, 2:]

@@ -188,7 +188,7 @@ def _check_frames(header: Dataset) -> None:
         )
     if integer(header, "NumberOfFrames") > 1 or len(groups) > 1:
         return
-    if groups:  # a line scan has them too: its place in the stack is the first, and it stands alone in its series
+    if groups:  # a line scan has them too: its position in the stack is the first, and it is alone in its series
         content = (groups[0].get("FrameContentSequence") or [None])[0]
         placed = content is not None and integer(content, "InStackPositionNumber") > 1
     else:

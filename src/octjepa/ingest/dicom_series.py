@@ -38,7 +38,7 @@ _SHARED = (
     "SamplesPerPixel", "PhotometricInterpretation", "PixelRepresentation",
 )  # fmt: skip
 _READ = (*_SHARED, "SOPClassUID", "Modality", "NumberOfFrames", "SOPInstanceUID", "InstanceNumber")
-# Of a file's own header, what stands in a multi-frame file's functional groups.
+# Elements of a file's header that a multi-frame file has in its functional groups.
 _GROUPS = {
     "PlanePositionSequence": ("ImagePositionPatient",),
     "PlaneOrientationSequence": ("ImageOrientationPatient",),
@@ -49,7 +49,7 @@ _EVEN = 0.05  # relative deviation of gaps from their median below which no B-sc
 
 
 class Series(NamedTuple):
-    """`member` names the scan within its folder, whatever else comes to lie there; `names` of its files, sorted."""
+    """`member` identifies the scan within its folder, whatever other files are added; `names` of its files, sorted."""
 
     member: str
     names: tuple[str, ...]
@@ -162,7 +162,7 @@ def _numbers(headers: Sequence[Dataset]) -> list[int] | None:
 
 
 def _positions(headers: Sequence[Dataset]) -> np.ndarray | None:
-    """Positions in mm along the line that the B-scans lie on, or None where one is missing."""
+    """Positions in mm along the line through the B-scans, or None where one is missing."""
     found: list[list[float]] = []
     for header in headers:
         group = (header.get("PerFrameFunctionalGroupsSequence") or [_item()])[0]
@@ -193,7 +193,7 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
         if gaps.min() < 1e-4:
             raise rejection(
                 "single_frame_series",
-                f"{int((gaps < 1e-4).sum()) + 1} of its {count} files lie at the position of another: repeats, or two "
+                f"{int((gaps < 1e-4).sum()) + 1} of its {count} files have the position of another: repeats, or two "
                 "scans in one series; give each scan a folder of its own",
             )
         if np.abs(gaps - np.median(gaps)).max() <= _EVEN * np.median(gaps):

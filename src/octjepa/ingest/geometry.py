@@ -78,7 +78,7 @@ def is_plausible(axis: str, value: float | None) -> bool:
 
 
 def is_plausible_thickness(value: float) -> bool:
-    """Whether a slice thickness in mm can stand for the pitch of the B-scans."""
+    """Whether a slice thickness in mm can be taken for the pitch of the B-scans."""
     return LIMITS_MM["slice"][0] <= value <= MAX_THICKNESS_MM
 
 
@@ -110,7 +110,7 @@ def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometr
     uncertain = ["depth", "column"] if is_uncertain else []
     provenance = {"slice": "", "depth": source, "column": source}
     if pattern != "raster":
-        # The lines turn round one centre: the arc between neighbours, half way out, stands for a pitch.
+        # The lines rotate about one centre: the arc between neighbours, half way out, is taken as the pitch.
         pitch = float(np.pi * column * columns / 2 / (2 * frames))
         provenance["slice"] = "scan_pattern"
         order = _order_by_number(sources.frame_geometry, notes)

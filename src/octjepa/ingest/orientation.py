@@ -88,7 +88,7 @@ def _angle_spread_degrees(directions: np.ndarray) -> float:
 
 
 def localizer_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
-    """Whether each frame is no B-scan by its header: it is called another image, or lies across the others' plane."""
+    """Whether each frame is no B-scan by its header: it is called another image, or cuts the others' plane."""
     normals = frame_geometry.normals
     length = np.linalg.norm(normals, axis=1)
     known = np.isfinite(length) & (length > 1e-6)

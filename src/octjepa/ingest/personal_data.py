@@ -133,7 +133,7 @@ def _name_parts(name: str) -> set[str]:
 
 
 def is_placeholder(text: str) -> bool:
-    """Whether an id or name is a word that stands for "taken out", not for somebody."""
+    """Whether an id or name is a placeholder such as "anonymous", and identifies nobody."""
     return text.strip(" ^\0").lower() in _BLANK
 
 
@@ -141,7 +141,7 @@ def identifies_person(text: str, name: str, birth_date: str) -> bool:
     """Whether a text holds a part of the person's name, or the birth date in one of its usual spellings."""
     found = words(text)
     compact = "".join(found)
-    # A short part counts as a whole word only: "li" stands in many an id by chance.
+    # A short part counts as a whole word only: "li" is in many an id by chance.
     if any(part in found or (len(part) > 3 and part in compact) for part in _name_parts(name)):
         return True
     digits = re.sub(r"\D", "", text)
@@ -149,7 +149,7 @@ def identifies_person(text: str, name: str, birth_date: str) -> bool:
 
 
 def pseudonym(person_id: str) -> str:
-    """What stands for an id that holds a name or birth date; the same for the same id."""
+    """The pseudonym of an id that holds a name or birth date; the same for the same id."""
     return "p-" + hashlib.sha256(person_id.encode()).hexdigest()[:12]
 
 
@@ -177,7 +177,7 @@ def mask_part(part: str, people: Iterable[tuple[str, str]]) -> str:
 def mask_path(path: str, name: str, birth_date: str) -> str:
     """`path` with every folder or file name that tells who the person is replaced by "***"; the suffix stays.
 
-    Labs name folders after people; what enters index and ledger must not. As many parts come out as go in.
+    Labs name folders after people; index and quarantine must not. The number of parts stays.
     """
     person = (name, birth_date)
     return "/".join(

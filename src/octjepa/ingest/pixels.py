@@ -167,7 +167,7 @@ def _drop_unused_bits(values: np.ndarray, data: Dataset, layout: Layout, notes: 
     if layout.signed or overlay:
         notes.append("unused_bits_dropped")
         return shifted
-    notes.append("bits_stored_exceeded")  # the header understates the depth: nothing else lies in these bits
+    notes.append("bits_stored_exceeded")  # the header understates the depth: nothing else is in these bits
     return values
 
 

@@ -79,7 +79,7 @@ REASONS: dict[str, Reason] = {
     "size_implausible": Reason("its size in memory is beyond the limit", "check the spacing and the frame count"),
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
     "burned_in_text": Reason(
-        "painted text or lines lie on the retina or fill the B-scans", "export the scan without its overlays"
+        "painted text or lines cover the retina or fill the B-scans", "export the scan without its overlays"
     ),
     "frames_unrelated": Reason(
         "neighbouring B-scans are of several eyes, or their order is lost", "export each scan by itself, in its order"

@@ -54,7 +54,7 @@ class SiblingNames:
         return any(identifies_person(text, *person) for person in self._people(parts, len(parts) - 1))
 
     def _people(self, parts: tuple[str, ...], level: int) -> Iterator[Person]:
-        """Whose names may stand in the part at `level`."""
+        """The people whose names may be in the part at `level`."""
         for people in (self._children.get(parts[:level]), *(self._below.get(parts[:up]) for up in range(level + 1))):
             if people and len(people) <= _MAX_PEOPLE:
                 yield from people

@@ -2,7 +2,7 @@
 
 The sources that a user names become a sorted list of `SourceFile`s, the entries of the quarantine that are known before
 anything is read, and counts of what was left out. A file that holds several scans, such as a vendor's file of both
-eyes, stands for each of them.
+eyes, becomes a `SourceFile` for each of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Discovery", "SourceFile", "discover"]
 
 _LISTS = {".txt", ".lst"}
 _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
-# Reasons of which each entry may stand for any number of scans.
+# Reasons of which an entry may concern any number of scans.
 _WARNED = ("archive_not_expanded", "unreadable_folder", "path_escapes", "images_beside_scan")
 _CONCURRENT_FETCHES = 8
 _log = logging.getLogger(__name__)

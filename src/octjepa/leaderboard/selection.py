@@ -179,9 +179,7 @@ def selection_note(target: Target, person_ids: np.ndarray) -> str:
     """What a reader must know of the selection for `target`; "" if nothing."""
     why = _no_selection_reason(target)
     if why:
-        return (
-            f"{target.name}: {why}, so nothing was chosen: the newest checkpoint and the first pooling and probe stand"
-        )
+        return f"{target.name}: {why}, so nothing was chosen: newest checkpoint, first pooling and first probe are used"
     people = len(set(person_ids[target.indices["val"]].tolist()))
     if people < MIN_VAL_PEOPLE:
         return f"{target.name}: chosen on {people} validation people only, which says little about what is best"

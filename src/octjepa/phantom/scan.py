@@ -1,4 +1,4 @@
-"""How one scan lies on an eye: its position, tilt, motion and saccades, all drawn from the visit.
+"""The pose of one scan on an eye: its position, tilt, motion and saccades, all drawn from the visit.
 
 Two gentle ripples, of Bruch's membrane and of the choroid, belong to the eye but come from the draws of visit 0.
 """
@@ -17,7 +17,7 @@ from octjepa.volume import Laterality
 
 @dataclass(frozen=True)
 class ScanGeometry:
-    """How a scan lies on the eye: x and z in mm from the fovea, in stored order, and which of their ends is which."""
+    """The pose of a scan on the eye: x and z in mm from the fovea, in stored order, and the orientation of both."""
 
     x_mm: np.ndarray
     z_mm: np.ndarray
@@ -78,7 +78,7 @@ def draw_scan(seed: int, person: int, laterality: Laterality, dialect: Dialect, 
 
 
 def scan_geometry(draws: ScanDraws, laterality: Laterality, dialect: Dialect, size: Size) -> ScanGeometry:
-    """Where the scan with these draws lies."""
+    """The geometry of the scan with these draws."""
     grid = dialect.grid(size)
     (slices, _, columns), (dz, _, dx) = grid.shape, grid.spacing_mm
     off_z, off_x = map(float, draws.offset_mm)

@@ -74,7 +74,7 @@ def select_setting(
 
     Loss: log loss in which every class weighs the same, after the shift; mean squared error in regression. The shift is
     needed because with more features than volumes, class weights alone leave every unseen volume on the side of the
-    commoner class: an AUROC of 0.8 could stand beside a balanced accuracy of 0.5.
+    commoner class: an AUROC of 0.8 could come with a balanced accuracy of 0.5.
     """
     if not target.classes:
         return int(np.argmin([np.mean((truth - scores[:, 0]) ** 2) for scores in held_out])), np.zeros(1)

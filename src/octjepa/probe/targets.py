@@ -117,7 +117,7 @@ class Target:
 
 
 def check_people(frame: pd.DataFrame) -> list[str]:
-    """Notes on scans that stand under two people of one split.
+    """Notes on scans that are stored under two people of one split.
 
     Raises UsageError if a person, or a scan under two names, is in more than one split, or a side is empty.
     """
@@ -133,8 +133,8 @@ def check_people(frame: pd.DataFrame) -> list[str]:
     doubled = int((copies["split"].nunique() > 1).sum())
     if doubled:
         raise UsageError(
-            f"leak: the same pixels stand under two people in different splits, {doubled} time(s): one of them is a "
-            "duplicate; correct the ids, ingest and split again"
+            f"leak: the same pixels are stored under two people in different splits, {doubled} time(s): one of them is "
+            "a duplicate; correct the ids, ingest and split again"
         )
     for split in ("train", "test"):
         if split not in set(used["split"]):
@@ -142,7 +142,9 @@ def check_people(frame: pd.DataFrame) -> list[str]:
     twice = int((copies["person_id"].nunique() > 1).sum())
     if not twice:
         return []
-    return [f"the same pixels stand under two people in one split, {twice} time(s): intervals count them as two people"]
+    return [
+        f"the same pixels are stored under two people in one split, {twice} time(s): intervals count them as two people"
+    ]
 
 
 def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto") -> Target:

@@ -36,7 +36,7 @@ class MonitorRecipe(Section):
 
 
 class CheckpointRecipe(Section):
-    """Where and how often. dir null is off; a relative dir lies in the run folder."""
+    """Where and how often. dir null is off; a relative dir is in the run folder."""
 
     dir: Directory = machine("checkpoints")
     every_updates: Positive | None = machine(500)  # null: only at the end

@@ -4,7 +4,7 @@ Of a pretraining the held-out eyes of the token maps are shown, of a fine-tuning
 and wrongly; their number is limited by the cost, so that a page does not take long. Each eye has an en face map by
 whole columns and, for the B-scans of the strongest column, a map by depth. The stronger a cell's colour, the more the
 answer changes without it; cells that change no more than as many tokens at random stay clear, as do cells without
-tissue. All eyes of a page share one scale for each of the two maps, whose end never stands for less than a given
+tissue. All eyes of a page share one scale for each of the two maps, whose end is never less than a given
 change: a map of nothing has no colour.
 """
 
@@ -37,7 +37,7 @@ SCALE_EYES = 16
 LEVELS = 8  # of a colour's strength; the page's style holds one rule for each
 FLOP_PER_THREAD = 1e12  # that all maps of a page may cost: about 10 s of one core; 0.08e12 took 0.8 s
 _FLOP_ACCELERATOR = 1e15
-_LEAST = 0.05  # of the unit: the change that the full colour stands for at the least
+_LEAST = 0.05  # of the unit: the smallest change that is drawn in full colour
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def draw_maps(
 ) -> OcclusionMaps:
     """The pictures of `volumes`, at least one; every change is divided by `unit`. `recipe` is that of the encoder.
 
-    least: the change, before division, that the full colour stands for at the least.
+    least: the change, before division, that is drawn in full colour, at least.
     """
     from octjepa.tasks.occlusion import SCATTERED_DRAWS, patch_mm, region_radius
 

@@ -83,7 +83,7 @@ class DuplicateCheck:
             person, eye = self._owner_by_content[content]
             another = person != entry["person_id"]
             self.across_people += another
-            whose = ", which stands under another person id" if another else ""
+            whose = ", which is stored under another person id" if another else ""
             if eye and entry["eye"] and eye != entry["eye"]:
                 whose += (
                     f", and there as the other eye ({eye}; here {entry['eye']}): one of the two files is mislabelled"
@@ -225,9 +225,9 @@ def _ingest(
 
 
 def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read: Collection[str]) -> None:
-    """Masks in index and quarantine what files tell of the people in their siblings' paths and ids.
+    """Masks in index and quarantine names and birth dates that files state, in the paths and ids of their siblings.
 
-    `names` are those that this run `read`; of files that stand in the store, DICOM headers are read again.
+    `names` are those of the files `read` in this run; DICOM headers of files in the store are read again.
     """
     sources = {one.key: one for one in (*discovery.files, *(one.source for one in discovery.refused))}
     for entry in store.entries():
@@ -286,7 +286,7 @@ def _summary(
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
     for count, message in (
         (unknown, f"volumes of {store.location} have no person id: each counts as a person of its own, so that two "
-         "eyes of one person can come to stand in training and in test. Give a manifest.tsv with person_id and "
+         "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
          "filepath and ingest again."),
         (notes["extent_implausible"], "volumes are smaller or larger than any OCT (note extent_implausible): their "
          "spacing may be wrong and is marked uncertain. `octjepa inspect FILE` says where it comes from."),

@@ -261,7 +261,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     inner_band = _tissue_band(surfaces, shifts, slice_weights, ty, stored_h)  # [2, S, C]
     tissue = _band_mask(inner_band, stored_h) & covered
     if not tissue.any():
-        raise rejection("no_tissue", "the tissue band lies outside the stored height")
+        raise rejection("no_tissue", "the tissue band is outside the stored height")
     values = inner[tissue]
 
     # Into the stored size, padded where the scan is smaller; slices and columns are on the last two axes of maps.
@@ -315,7 +315,7 @@ def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: 
     )
     hidden = ((text > 0.5) & inside).any(axis=(1, 2))
     if hidden.any():
-        raise rejection("burned_in_text", f"text lies on the retina in {int(hidden.sum())} of {len(text)} B-scans")
+        raise rejection("burned_in_text", f"text covers the retina in {int(hidden.sum())} of {len(text)} B-scans")
 
 
 def _tissue_band(

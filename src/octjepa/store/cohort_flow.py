@@ -1,7 +1,7 @@
 """The cohort flow: how many people, eyes, volumes and files there are at each stage, by device and site.
 
 A `CohortFlow` describes a selection from the store (`octjepa.store.select`), a `SourceFlow` what became of the files
-that ingest found. Both hold counts alone, so that they can stand in a run folder and on a page.
+that ingest found. Both hold counts alone, so that they can be written into a run folder and a page.
 """
 
 from __future__ import annotations

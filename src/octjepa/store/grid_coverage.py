@@ -1,7 +1,7 @@
-"""How much of a scan's tissue lies outside the part of the grid that encoders read, axis by axis.
+"""How much of a scan's tissue is outside the part of the grid that encoders read, axis by axis.
 
 A scan may be wider than the grid (a field of 12 mm), longer (more B-scans) or its retina thicker (macular oedema).
-What lies outside is cut without a trace in the pixels, so each volume's index entry holds the shares that are cut,
+What is outside is cut without a trace in the pixels, so each volume's index entry holds the shares that are cut,
 and `octjepa plan --store` reports them for the cohort of a run.
 """
 
@@ -28,14 +28,14 @@ NOTE_DEPTH = 0.001  # so does one with more of its tissue outside in depth: what
 
 
 def share_of_positions_outside(positions_mm: Float[np.ndarray, " n"], count: int, spacing_mm: float) -> float:
-    """Share of native samples that lie beyond `count` canonical voxels of `spacing_mm` about 0."""
+    """Share of native samples beyond `count` canonical voxels of `spacing_mm` about 0."""
     return float((np.abs(positions_mm) > count * spacing_mm / 2 + 1e-9).mean())
 
 
 def share_of_depth_outside(
     ilm: Float[np.ndarray, "N C"], bottom: Float[np.ndarray, "N C"], first: int, last: int
 ) -> float:
-    """Share of the tissue between two surfaces, in depth indices, that lies outside `first`..`last`."""
+    """Share of the tissue between two surfaces, in depth indices, outside `first`..`last`."""
     above = np.minimum(first, bottom) - np.minimum(ilm, first)
     below = np.maximum(bottom, last) - np.maximum(last, ilm)
     thickness = np.maximum(bottom - ilm, 1e-6)

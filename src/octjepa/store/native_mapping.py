@@ -70,7 +70,7 @@ class NativeMap:
         return np.stack(native, axis=1)
 
     def to_canonical(self, native: Positions) -> Positions:
-        """Positions (slice, depth, column) of the native volume in the stored one; some lie outside its size."""
+        """Positions (slice, depth, column) of the native volume in the stored one; some are outside its size."""
         index, depth_index, columns = np.asarray(native, float).T
         (depth, _, width), (_, dy, dx) = self.preprocessing.stored_size, self.spacing_mm
         tz, ty, tx = self.preprocessing.target_spacing_mm

@@ -101,7 +101,7 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
         ("exclude_uncertain", "uncertain", "uncertain spacing of", data.exclude_uncertain),
     ):
         left_out = _has_code(table[column], codes)
-        # a default stands in the flow only where it leaves something out
+        # a default is listed only where it leaves something out
         if codes and (left_out.any() or codes != DataRecipe.model_fields[name].default):
             yield name, f"without {rule} {' or '.join(codes)}", ~left_out
 

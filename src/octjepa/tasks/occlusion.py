@@ -219,7 +219,7 @@ def occlude(
 def _regions(
     centres: np.ndarray, tokens: np.ndarray, radius: np.ndarray
 ) -> tuple[np.ndarray, Bool[np.ndarray, "regions k"]]:
-    """(centres, which tokens lie within `radius` of each) of the regions that do not hold every token."""
+    """(centres, which tokens are within `radius` of each) of the regions that do not hold every token."""
     inside = (np.abs(centres[:, None] - tokens[None]) <= radius).all(axis=-1)
     some = ~inside.all(axis=1)
     return centres[some], inside[some]

@@ -227,7 +227,7 @@ class FrozenTargetCheck:
         """After an update. Raises PretextAlarm after FROZEN_AFTER updates without a move."""
         now = self._weights(model)
         student_moved, target_moved = (not torch.equal(a, b) for a, b in zip(now, self._last, strict=True))
-        # below fp32's resolution a healthy target stands still too, so momentum near 1 does not count
+        # below fp32's resolution a healthy target does not move either, so momentum near 1 does not count
         if student_moved and not target_moved and momentum < 1.0 - 1e-5:
             self._still += 1
         elif target_moved:
@@ -270,7 +270,7 @@ class UnreadableVolumes:
         if runtime.rank == 0 and new:
             written = {entry["file"] for entry in self._quarantine.read() if entry["stage"] == "train"}
             for name, reason in new.items():
-                _log.warning("volume %s cannot be read; others stand in for it: %s", name, reason)
+                _log.warning("volume %s cannot be read; another volume takes its position: %s", name, reason)
                 if name not in written:  # the run may have been killed between the quarantine and metrics.jsonl
                     self._quarantine.append(quarantine_record(name, "", "train", "unreadable_file", reason))
         if len(self._known) > _MOST_UNREADABLE * self._volumes:

@@ -112,7 +112,7 @@ def without_augmentation(recipe: Recipe) -> Recipe:
 
 
 def summary_metrics(result: Mapping[str, float]) -> dict[str, Any]:
-    """The metrics of a validation that stand in a run's summary."""
+    """The metrics of a validation that are in a run's summary."""
     return {
         "loss": result["loss"],
         "cosine": result["cosine"],

@@ -80,7 +80,7 @@ def band_in_view(
 ) -> Int[np.ndarray, "2 d w"]:
     """First and last depth index of tissue in a view of whole-voxel moves; first > last where there is none.
 
-    Either may lie outside the view. Raises ValueError where the transform rotates or zooms: that needs `tissue_mask`.
+    Either may be outside the view. Raises ValueError where the transform rotates or zooms: that needs `tissue_mask`.
     """
     if not transform.moves_whole_voxels:
         raise ValueError("a band is no band any more after a rotation or zoom: use tissue_mask")

@@ -171,7 +171,7 @@ def _metaimage_data(path: Path, name: str) -> Path:
         raise rejection("unsupported_pixels", "its voxels are in a list of files; expected one")
     parts = {*PurePosixPath(name).parts, *PureWindowsPath(name).parts}
     if not name or ".." in parts or PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor:
-        raise rejection("broken_header", "its ElementDataFile lies outside its folder")
+        raise rejection("broken_header", "its ElementDataFile is outside its folder")
     data = path.parent / name
     if not data.is_file():
         suffix = data.suffix[:5] or "data"

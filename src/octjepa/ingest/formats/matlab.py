@@ -34,7 +34,7 @@ _DAMAGED = (
 )  # fmt: skip
 _HEADER_BYTES = 128
 _MATRIX, _COMPRESSED = 14, 15
-_DEFLATE_RATIO = 1032  # bytes that one byte of a deflate stream can stand for
+_DEFLATE_RATIO = 1032  # bytes that one byte of a deflate stream can expand to
 _MAX_TAGS = 64  # of one array: flags, shape, name and values are four or five
 _TAG_WINDOW = 1 << 16  # bytes at the start of a compressed array that hold its values' tag
 

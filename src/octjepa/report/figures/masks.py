@@ -107,7 +107,7 @@ def report_masks(recipe: Recipe, store: Store | None, volume_ids: Sequence[str] 
 
 def mask_chart(measured: Mapping[str, Any]) -> Markup:
     """The statistics of `mask_statistics.measure` as an element of the page."""
-    alt = "How often each position is hidden, how far targets lie, how well copying does"
+    alt = "How often each position is hidden, how far targets are from visible tokens, how well copying does"
     with svg.page_style("mask-report", 8):
         return svg.figure_svg(_statistics_figure(measured, svg.PAGE_COLOURS), alt, "mask-report")
 

@@ -152,7 +152,7 @@ def _report_small_validation(targets: Sequence[PreparedTarget], person_ids: np.n
     done = (
         "the tuned weights, and the decision between classes, are chosen on them all the same, which is noisy"
         if any(len(target.fit_target.indices["val"]) for target in targets)
-        else "the last weights stay, and the decision between classes lies where training put it"
+        else "the last weights stay, and the decision between classes is that of training"
     )
     of = " (of the rarest class)" if any(target.fit_target.classes for target in targets) else ""
     counts = ", ".join(f"{name} {count}" for name, count in few.items())

@@ -175,7 +175,7 @@ def _read_scan(source: Path) -> Dataset:
 def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Dataset:
     """What highdicom copies from a scan: identifiers and geometry, nothing of the patient.
 
-    A scan without positions of its B-scans gets a frame of reference of its own, in which they lie `spacing_mm` apart.
+    A scan without positions of its B-scans gets a frame of reference of its own, in which they are `spacing_mm` apart.
     """
     dz, dy, dx = (float(f"{one:.8g}") for one in spacing_mm)
     made, frames = Dataset(), int(scan.NumberOfFrames)

@@ -1,6 +1,6 @@
 """Figures of a head scan by scan, and over people with intervals.
 
-dice: voxels of the scan's own grid, weighted by their volume, all scans of a class together; what lies beyond the
+dice: voxels of the scan's own grid, weighted by their volume, all scans of a class together; what is beyond the
 stored volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid,
 mean over the scans where both are there. thickness_error_um: mean over A-scans of the absolute difference;
 etdrs_error_um: of the nine sectors' means.

@@ -39,7 +39,7 @@ class Wandb:
         )  # fmt: skip
 
         def begin(mode: str) -> Any:
-            # An absolute folder: W&B's own process may serve other programs, and stand in another place.
+            # An absolute folder: W&B's own process may serve other programs, and have another working folder.
             return wandb.init(
                 project=run.project, name=run.name, id=run_id, resume="allow", mode=mode,  # type: ignore[arg-type]
                 dir=str(run.folder.resolve()), config=dict(run.config), settings=settings, reinit="create_new",

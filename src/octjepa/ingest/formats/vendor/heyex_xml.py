@@ -104,7 +104,7 @@ def _named_picture(image: Element) -> str:
 
 
 def _picture_files(folder: Path, scans: list[Element], images: list[Element]) -> tuple[list[Path], tuple[str, ...]]:
-    """(the picture of each B-scan of `images`, notes); `scans` are all scans of the XML, whose pictures lie together.
+    """(the picture of each B-scan of `images`, notes); `scans`: all of the XML, whose pictures share a folder.
 
     Raises VolumeRejected frames_missing.
     """
