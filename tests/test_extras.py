@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from octjepa.extras import install_command
+from octjepa.errors import install_command
 
 
 class Installed:

@@ -6,6 +6,8 @@ where, what was expected and what to do. It never contains a person's name or bi
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,3 +77,21 @@ class VolumeRejected(OctjepaError):
     def __reduce__(self) -> tuple[type[VolumeRejected], tuple[str, str]]:
         # Worker processes send this exception home; Exception's own pickling loses the two arguments.
         return (VolumeRejected, (self.reason, self.detail))
+
+
+def install_command(extra: str) -> str:
+    """The command that adds `extra` to this installation of octjepa, for messages about a library that is missing.
+
+    In a checkout it installs from the checkout, with pinned versions: an index may hold another package of the name.
+    """
+    if _from_checkout():
+        return f'pip install -c constraints.txt -e ".[{extra}]", in the checkout'
+    return f'pip install "octjepa[{extra}]"'
+
+
+def _from_checkout() -> bool:
+    try:
+        origin = importlib.metadata.distribution("octjepa").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources, not installed
+        return True
+    return origin is not None and bool(json.loads(origin).get("dir_info", {}).get("editable"))

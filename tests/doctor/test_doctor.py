@@ -16,8 +16,7 @@ from command_line import call
 from octjepa.config import load_recipe
 from octjepa.doctor import inputs, install, machine
 from octjepa.doctor.checks import Check, Setup
-from octjepa.errors import UsageError
-from octjepa.extras import install_command
+from octjepa.errors import UsageError, install_command
 from octjepa.train.plan import plan
 from synthetic import MemoryStore, small_recipe
 from tiny_frames import CODED, frames

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octjepa.errors import CheckpointError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import CheckpointError, UsageError, install_command
 from octjepa.leaderboard import encoders
 from octjepa.leaderboard.encoders import ENCODERS, ExternalEncoder, is_external, load_external
 from octjepa.registry import Registry

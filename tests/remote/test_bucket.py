@@ -13,8 +13,7 @@ import pytest
 
 from bucket_servers import BUCKET, Bucket, bucket_of
 from faulty_proxy import Fault, FaultyProxy
-from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.remote import info, is_remote, join, list_objects, put, put_bytes, read_bytes, remove
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import connection

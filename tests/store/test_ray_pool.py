@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.ingest import SourceFile
 from octjepa.recipe import Preprocessing
 from worker_tasks import die_on_bad, obey

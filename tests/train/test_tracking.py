@@ -18,8 +18,7 @@ import pytest
 from PIL import Image
 
 from octjepa.config import science_hash
-from octjepa.errors import RecipeError
-from octjepa.extras import install_command
+from octjepa.errors import RecipeError, install_command
 from octjepa.files import read_json_lines
 from octjepa.recipe import TRACKERS
 from octjepa.train import loop

@@ -29,8 +29,7 @@ from scipy import ndimage
 
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import bench_recipe, one_thread, phantom_files
-from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.recipe import Preprocessing
 from octjepa.store import build_store
 

@@ -23,8 +23,7 @@ from octjepa.bench.step import UPDATES, Work, comparison, plain_adamw, plain_ste
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
-from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.objective.base import gather_tokens

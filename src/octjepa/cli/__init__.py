@@ -11,6 +11,6 @@ from __future__ import annotations
 
 # isort: off
 from octjepa.cli.root import app, main
-from octjepa.cli import data, training, results, tuning, segmentation, machine
+from octjepa.cli import data, training, results, tuning, machine
 
-__all__ = ["app", "data", "machine", "main", "results", "segmentation", "training", "tuning"]
+__all__ = ["app", "data", "machine", "main", "results", "training", "tuning"]

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from octjepa.doctor.checks import Check, Setup, register
-from octjepa.extras import install_command
+from octjepa.errors import install_command
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 from octjepa.train.tracking.base import NEEDS

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.doctor.checks import Check, Setup, register
-from octjepa.extras import install_command
+from octjepa.errors import install_command
 from octjepa.ingest.pixels import decode_pixels
 from octjepa.train.run_folder import code_hash
 

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from octjepa.checkpoint.location import Location
 from octjepa.checkpoint.pooling import pool_features
-from octjepa.errors import CheckpointError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import CheckpointError, UsageError, install_command
 from octjepa.registry import Registry
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"

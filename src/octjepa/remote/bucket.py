@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octjepa.errors import OctjepaError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.remote.address import Address, parse
 from octjepa.remote.retry import DamagedBody, RetryPolicy, is_absent, is_conflict, user_error, with_retries
 

@@ -18,8 +18,7 @@ from scipy.io import savemat
 import octjepa
 from eye_files import phantom, write_images, write_itk, write_sidecar, write_tiff
 from oct_dicom import make_dataset, save
-from octjepa.errors import VolumeRejected
-from octjepa.extras import install_command
+from octjepa.errors import VolumeRejected, install_command
 from octjepa.ingest import SourceFile, describe_file, read_volume
 from octjepa.ingest.formats import all_formats, is_scan_folder, recognise, suffixes
 

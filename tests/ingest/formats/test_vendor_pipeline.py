@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from oct_dicom import make_dataset, retina, save
-from octjepa.errors import VolumeRejected
-from octjepa.extras import install_command
+from octjepa.errors import VolumeRejected, install_command
 from octjepa.ingest import describe_file, discover, formats, read_volume
 from vendor_files import (
     bioptigen_bytes,

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.errors import UsageError
-from octjepa.extras import install_command
+from octjepa.errors import UsageError, install_command
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.dice import dice, mean_dice, voxel_counts
 from octjepa.tasks.segment.evaluation import hd95_mm

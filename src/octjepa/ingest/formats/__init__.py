@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from octjepa.extras import install_command
+from octjepa.errors import install_command
 from octjepa.ingest.dicom import lacks_preamble
 from octjepa.ingest.dicom_series import series_in
 from octjepa.ingest.formats.axes import with_axes

@@ -12,8 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.errors import CheckpointError, OctjepaError, UsageError
-from octjepa.extras import install_command
+from octjepa.errors import CheckpointError, OctjepaError, UsageError, install_command
 from octjepa.report.contents import read_contents
 from octjepa.report.viewer.scans import Scans
 from octjepa.store.contract import contract_differences

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
-from octjepa.errors import UsageError
-from octjepa.extras import install_command
+from octjepa.errors import UsageError, install_command
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts

@@ -23,8 +23,7 @@ from pydicom.dataset import Dataset
 from pydicom.errors import InvalidDicomError
 from pydicom.uid import generate_uid
 
-from octjepa.errors import UsageError
-from octjepa.extras import install_command
+from octjepa.errors import UsageError, install_command
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 MAX_CLASSES = 60

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.errors import UsageError, VolumeRejected
-from octjepa.extras import install_command
+from octjepa.errors import UsageError, VolumeRejected, install_command
 from octjepa.files import write_json
 from octjepa.ingest import read_volume
 from octjepa.locks import writer_lock

@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 
 from octjepa.checkpoint.location import Location
 from octjepa.config import science, science_hash
-from octjepa.extras import install_command
+from octjepa.errors import install_command
 from octjepa.files import Journal
 from octjepa.recipe import TRACKERS, Recipe
 from octjepa.train.tracking.base import NEEDS, TrackedRun, Tracker, in_one_line
