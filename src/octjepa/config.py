@@ -143,7 +143,7 @@ def _nearest(model: type[BaseModel], location: list[str]) -> str:
 
     for part in location[:-1]:
         kind = model.model_fields[part].annotation
-        model = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
+        model = next(part for part in (kind, *get_args(kind)) if isinstance(part, type) and issubclass(part, BaseModel))
     names = list(model.model_fields)
     close = difflib.get_close_matches(location[-1], names, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; known here: " + ", ".join(names)

@@ -46,7 +46,7 @@ def _made(folder: Path) -> Iterator[None]:
     """Makes `folder`; at the end those that were new and are still empty are removed. Raises UsageError."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder, new or not")
-    absent = [one for one in (folder, *folder.parents) if not one.exists()]
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except NotADirectoryError:

@@ -71,7 +71,9 @@ def named_by(folder: Path, file: str, text: str) -> Path | str:
         return folder / text
     location = join(text) if url else os.path.abspath(text)
     below = [*_named, *([] if url else [os.path.abspath(folder)])]
-    if not _everything and not any(location == one or location.startswith(one.rstrip("/") + "/") for one in below):
+    if not _everything and not any(
+        location == folder or location.startswith(folder.rstrip("/") + "/") for folder in below
+    ):
         raise OutsideError(
             f"{folder / file} names {text}, which is outside that folder and was not opened: if you trust who made the "
             "folder, name that place in the command or add --allow-outside"

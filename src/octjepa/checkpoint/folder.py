@@ -145,7 +145,9 @@ def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> No
     """
     complete, incomplete = split_folders(parent, MANIFEST, "step-")
     best = best_checkpoint(parent) if len(complete) > keep_last else None
-    abandoned = [one for one in incomplete if complete and location_name(one) < location_name(complete[-1])]
+    abandoned = [
+        checkpoint for checkpoint in incomplete if complete and location_name(checkpoint) < location_name(complete[-1])
+    ]
     for folder in complete[:-keep_last] + abandoned:
         permanent = folder in complete and keep_every is not None and update_number(folder) % keep_every == 0
         if folder != best and not permanent:

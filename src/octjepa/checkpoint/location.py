@@ -56,7 +56,7 @@ def split_folders(location: Location, marker: str, pattern: str) -> tuple[list[L
         paths = sorted(path for path in location.glob(f"{pattern}*") if path.is_dir())
         return [p for p in paths if (p / marker).is_file()], [p for p in paths if not (p / marker).is_file()]
     depth = len(location.split("/"))
-    parts = [one.url.split("/") for one in remote.list_objects(location)]
+    parts = [obj.url.split("/") for obj in remote.list_objects(location)]
     parts = [part for part in parts if len(part) == depth + 2 and part[depth].startswith(pattern)]
     complete = {part[depth] for part in parts if part[-1] == marker}
     rest = {part[depth] for part in parts} - complete
@@ -98,8 +98,8 @@ def remove(folder: Location, marker: str) -> None:
         shutil.rmtree(folder)
         return
     remote.remove(remote.join(folder, marker))
-    for one in remote.list_objects(folder):
-        remote.remove(one.url)
+    for obj in remote.list_objects(folder):
+        remote.remove(obj.url)
 
 
 def check_writable(location: Location) -> None:

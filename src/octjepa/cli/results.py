@@ -104,7 +104,7 @@ def probe(
     if not as_json:
         about = payload["protocol"]
         print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
-        used = ", ".join(f"{one['target']} {one['looks']}" for one in payload["uses"])
+        used = ", ".join(f"{use['target']} {use['looks']}" for use in payload["uses"])
         print(f"test set used, times with this one: {used}", file=sys.stderr)
 
 

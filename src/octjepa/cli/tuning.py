@@ -155,7 +155,7 @@ def segment(
     if is_head(recipe):
         from octjepa.tasks.segment.predict import segment_scans
 
-        if any(one is not None for one in (store, labels, classes, ledger)) or overrides:
+        if any(option is not None for option in (store, labels, classes, ledger)) or overrides:
             raise UsageError(
                 "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
             )

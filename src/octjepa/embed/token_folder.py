@@ -34,9 +34,9 @@ def check_folder(folder: Path) -> None:
     """Raises UsageError where `folder` cannot be used for tokens, or holds anything else."""
     if folder.is_dir():
         strange = [
-            one.name
-            for one in folder.iterdir()
-            if one.name not in (INDEX, LOCK) and not one.name.endswith((".npy", ".npy.tmp", f"{INDEX}.tmp"))
+            path.name
+            for path in folder.iterdir()
+            if path.name not in (INDEX, LOCK) and not path.name.endswith((".npy", ".npy.tmp", f"{INDEX}.tmp"))
         ]
         if strange:
             raise UsageError(f"{folder} holds {strange[0]} and more: give --tokens a new folder or one of tokens")

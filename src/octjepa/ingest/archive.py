@@ -63,7 +63,7 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
         **asdict(counts),
         "archives": len(archives),
         "left_out": dict(sorted(counts.left_out.items())),
-        "refused": [{key: printable(value) for key, value in asdict(one).items()} for one in counts.refused],
+        "refused": [{key: printable(value) for key, value in asdict(refusal).items()} for refusal in counts.refused],
         "dry_run": dry_run,
         "seconds": time.monotonic() - start,
     }
@@ -75,13 +75,16 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
 def _raise_refused(counts: _Counts, archives: int, summary: dict[str, Any]) -> None:
     """Raises TooManyLostError, or OctjepaError where nothing could be read."""
     lines = []
-    for one in counts.refused[:_REPORTED]:
-        path = f"{one.archive}: {one.member}" if one.member else one.archive
-        lines.append(f"  {printable(path)}  {one.reason}: {REFUSALS[one.reason]}{one.detail and f' ({one.detail})'}")
+    for refusal in counts.refused[:_REPORTED]:
+        path = f"{refusal.archive}: {refusal.member}" if refusal.member else refusal.archive
+        lines.append(
+            f"  {printable(path)}  {refusal.reason}: {REFUSALS[refusal.reason]}"
+            f"{refusal.detail and f' ({refusal.detail})'}"
+        )
     if len(counts.refused) > _REPORTED:
         lines.append(f"  and {len(counts.refused) - _REPORTED} more, with --json")
     table = "\n".join(lines)
-    if sum(not one.member for one in counts.refused) >= archives and not counts.written + counts.skipped:
+    if sum(not refusal.member for refusal in counts.refused) >= archives and not counts.written + counts.skipped:
         raise OctjepaError(f"nothing can be expanded:\n{table}\ncopy or download it again")
     raise TooManyLostError(
         f"expanded, but {len(counts.refused)} archives or members are refused:\n{table}\n"
@@ -113,7 +116,7 @@ def _find_archives(source: str, counts: _Counts) -> list[SourceFile]:
         ]
     if not found:
         raise UsageError(f"no ZIP archive in {printable(source)}: expected files called *.zip")
-    return sorted(found, key=lambda one: one.name)
+    return sorted(found, key=lambda archive: archive.name)
 
 
 def _expand_group(

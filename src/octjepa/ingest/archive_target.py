@@ -107,7 +107,7 @@ class FolderTarget:
     def is_free(self, path: str) -> bool:
         """Whether no part of the path is a file, or a link that leads out of the target."""
         parents = (self._folder / path).parents
-        above = next(one for one in parents if os.path.lexists(one) or one == self._folder)
+        above = next(parent for parent in parents if os.path.lexists(parent) or parent == self._folder)
         return above == self._folder or (above.is_dir() and above.resolve().is_relative_to(self._folder))
 
     def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
@@ -131,7 +131,7 @@ class BucketTarget:
 
     def __init__(self, url: str) -> None:
         self._url = remote.join(url)
-        self._sizes = {one.url.removeprefix(self._url).lstrip("/"): one.size for one in remote.list_objects(self._url)}
+        self._sizes = {obj.url.removeprefix(self._url).lstrip("/"): obj.size for obj in remote.list_objects(self._url)}
 
     @contextmanager
     def lock(self) -> Iterator[None]:

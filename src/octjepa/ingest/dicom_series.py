@@ -231,7 +231,7 @@ def _joined(headers: Sequence[Dataset], numbers: Sequence[int]) -> Dataset:
             raise rejection("truncated", f"{short} of {len(parts)} files hold less than a B-scan")
         first.PixelData = b"".join(parts)
     for name in ("PatientName", "PatientBirthDate"):  # what any file states of the person masks the scan's path
-        setattr(first, name, next((one[name].value for one in headers if one.get(name)), ""))
+        setattr(first, name, next((header[name].value for header in headers if header.get(name)), ""))
     first.NumberOfFrames = len(headers)
     first.PerFrameFunctionalGroupsSequence = groups
     return first
@@ -243,7 +243,7 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
     Raises VolumeRejected: single_frame_series, frames_missing, and what one file or the joined scan is refused for.
     """
     found = series_in(folder, sorted(child.name for child in folder.iterdir() if child.is_file()))
-    series = next((one for one in found if member in ("", one.member)), None)
+    series = next((candidate for candidate in found if member in ("", candidate.member)), None)
     if series is None:
         raise rejection("single_frame_series", f"no series of {MIN_FRAMES} B-scans is in the folder any more")
     headers = []
@@ -255,10 +255,12 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
     uid = headers[0].get("SeriesInstanceUID")
     others = (_facts(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name not in series.names)
     beside = {
-        integer(one, "InstanceNumber") for one in others if one is not None and one.get("SeriesInstanceUID") == uid
+        integer(header, "InstanceNumber")
+        for header in others
+        if header is not None and header.get("SeriesInstanceUID") == uid
     }
-    shared = [_shared(one) for one in headers]
-    if differing := [name for name in shared[0] if len({one[name] for one in shared}) > 1]:
+    shared = [_shared(header) for header in headers]
+    if differing := [name for name in shared[0] if len({fields[name] for fields in shared}) > 1]:
         raise rejection(
             "single_frame_series",
             f"{len(headers)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "

@@ -108,7 +108,7 @@ def _is_en_face(group: Dataset | None) -> bool:
         if kind and other_image([kind] if isinstance(kind, str) else kind):
             return True
     orientations = (_value(item, _OPHTHALMIC_ORIENTATION) for item in _items(group, _FRAME_LOCATION))
-    return any(str(one or "").strip().upper() == "TRANSVERSE" for one in orientations)
+    return any(str(orientation or "").strip().upper() == "TRANSVERSE" for orientation in orientations)
 
 
 def read_frame_geometry(header: Dataset, frames: int) -> FrameGeometry:

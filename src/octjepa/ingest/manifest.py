@@ -244,7 +244,7 @@ def find_manifest(folder: str, is_file: Callable[[str], bool]) -> str:
 def find_participants(folder: str, manifest: str, is_file: Callable[[str], bool]) -> str:
     """The table of people beside or above the manifest ("" for none), in `folder`, or in its retinal_oct/."""
     near = [dirname(manifest), dirname(dirname(manifest))] if manifest else []
-    folders = [one for one in (*near, folder, join(folder, "retinal_oct")) if not one.endswith(":")]
+    folders = [candidate for candidate in (*near, folder, join(folder, "retinal_oct")) if not candidate.endswith(":")]
     return _first_file(folders, PEOPLE_TABLES, is_file)
 
 

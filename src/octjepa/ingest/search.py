@@ -197,11 +197,11 @@ class Search:
         for number, series in enumerate(found, 1):
             row, differ = manifest.row_of_folder(listed or "", series.names) if manifest else (None, False)
             if manifest and listed is not None:
-                used_rows.update(join(listed, one) for one in series.names)
+                used_rows.update(join(listed, name) for name in series.names)
             source = self._listing.source(folder.path, name, row, is_folder=True)
             label = f"{name}#{number}" if len(found) > 1 else name
             self._add_scan(replace(source, name=label, member=series.member), manifest, differ)
-        return {one for series in found for one in series.names}
+        return {name for series in found for name in series.names}
 
     def _check_left_out(
         self, folder: str, below: str, scans: list[str], others: list[str], manifest: Manifest | None

@@ -78,9 +78,9 @@ class SourceFile:
         with ExitStack() as copies, TemporaryDirectory(prefix="octjepa-") as made:
             folder = Path(made, PurePosixPath(self.location).name) if is_folder else Path(made)
             folder.mkdir(exist_ok=True)
-            for one in self.objects:
-                copy = copies.enter_context(remote.local_copy(one))
-                (folder / PurePosixPath(one.url).name).symlink_to(copy)
+            for obj in self.objects:
+                copy = copies.enter_context(remote.local_copy(obj))
+                (folder / PurePosixPath(obj.url).name).symlink_to(copy)
             yield folder if is_folder else folder / PurePosixPath(self.location).name
 
     def state(self) -> tuple[int, int] | None:
@@ -91,8 +91,8 @@ class SourceFile:
         """
         if isinstance(self.location, str):
             found = self.objects or tuple(filter(None, [remote.info(self.location)]))
-            versions = sorted((one.url, one.size, one.version) for one in found)
-            return (sum(one.size for one in found), _hash_to_63_bits(versions)) if found else None
+            versions = sorted((obj.url, obj.size, obj.version) for obj in found)
+            return (sum(obj.size for obj in found), _hash_to_63_bits(versions)) if found else None
         try:
             stat = os.stat(self.location)
             if not self.location.is_dir():
@@ -100,10 +100,11 @@ class SourceFile:
                     name for name in companion_names(self.location.name) if self.location.with_name(name).is_file()
                 ]
                 others = [os.stat(self.location.with_name(name)) for name in names]
-                times = [one.st_mtime_ns for one in (stat, *others)]
-                return sum(one.st_size for one in (stat, *others)), _hash_to_63_bits(*times) if others else times[0]
+                times = [status.st_mtime_ns for status in (stat, *others)]
+                size = sum(status.st_size for status in (stat, *others))
+                return size, _hash_to_63_bits(*times) if others else times[0]
             with os.scandir(self.location) as entries:
-                files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in entries)
+                files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
             return sum(size for _, size, _ in files), _hash_to_63_bits(files)
         except OSError:
             return None
@@ -133,7 +134,7 @@ class Discovery:
     @property
     def missing(self) -> list[SourceFile]:
         """Files that a manifest or a list names and that are absent."""
-        return [one.source for one in self.refused if one.reason == "manifest_row_without_file"]
+        return [refusal.source for refusal in self.refused if refusal.reason == "manifest_row_without_file"]
 
     def refuse(self, location: Path | str, name: str, reason: str, detail: str) -> None:
         """Records a file that is not even opened."""

@@ -113,20 +113,20 @@ def _sort(found: Discovery) -> None:
             continue
         two_names = os.path.abspath(first.location) != os.path.abspath(file.location)
         found.ignored["link to a file that is read"] += two_names
-        unique[file.key] = max(first, file, key=lambda one: (one.row is not None, not is_link(one)))
+        unique[file.key] = max(first, file, key=lambda entry: (entry.row is not None, not is_link(entry)))
     found.ignored = +found.ignored  # without the kinds of which there are none
     found.files = sorted(
         unique.values(), key=lambda file: (suffix_of(file.name) not in _DICOM_SUFFIXES, file.name, str(file.location))
     )
-    refused = {(one.source.key, one.reason): one for one in found.refused}
-    found.refused = sorted(refused.values(), key=lambda one: (one.source.name, one.reason))
+    refused = {(refusal.source.key, refusal.reason): refusal for refusal in found.refused}
+    found.refused = sorted(refused.values(), key=lambda refusal: (refusal.source.name, refusal.reason))
 
 
 def _report(sources: Sequence[str | Path], found: Discovery) -> None:
     """Warns of what a person must act on before all can be read. Raises UsageError where there is nothing to read."""
     messages = {
         code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}"
-        for code, count in Counter(one.reason for one in found.refused).items()
+        for code, count in Counter(refusal.reason for refusal in found.refused).items()
     }
     if not found.files:
         where = ", ".join(printable(str(source)) for source in sources)
@@ -180,7 +180,7 @@ def _list_scans(path: Path, name: str) -> tuple[str, ...] | None:
 
 def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
     """As `_list_scans`, of an object; the answer is cached for as long as the object stays the same."""
-    found = next(one for one in file.objects if one.url == file.location)
+    found = next(obj for obj in file.objects if obj.url == file.location)
     digest = hashlib.sha256("\x1f".join((found.url, found.version, str(found.size))).encode()).hexdigest()
     cached = remote.cache_folder("scans") / f"{digest[:32]}.json"
     try:

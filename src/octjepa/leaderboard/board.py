@@ -122,20 +122,22 @@ def run_board(
     if store is not None:
         _check_before_embedding(store, labels, targets, task, level, by_tokens)
     candidates = _without_leaks(embed_entries(entries, store, folder, by_tokens), board)
-    names = {one.entry.name for one in candidates}
+    names = {candidate.entry.name for candidate in candidates}
     if reference is not None and reference not in (*names, *BASELINES):
         raise UsageError(f"{reference} was left out, so nothing can be compared with it: name another --reference")
     board.reference = reference or UNTRAINED
-    tables = align_tables([one.table for one in candidates], board)
+    tables = align_tables([candidate.table for candidate in candidates], board)
     volumes = tables[0].frame
     board.add_notes(check_people(volumes))
     cases = group_cases(volumes, level, "features")
     board.protocol = cases.about
-    candidates = [replace(one, table=cases.aggregate(table)) for one, table in zip(candidates, tables, strict=True)]
+    candidates = [
+        replace(candidate, table=cases.aggregate(table)) for candidate, table in zip(candidates, tables, strict=True)
+    ]
     frame = candidates[0].table.frame
     token_ids = token_volumes(cases, volumes) if by_tokens else None
     board.add_notes(labels.notes)
-    for name in dict.fromkeys(one.entry.name for one in candidates if one.external):
+    for name in dict.fromkeys(candidate.entry.name for candidate in candidates if candidate.external):
         board.add_note(
             f"{name}: its files do not say what it was pretrained on, so a leak of test people cannot be checked"
         )
@@ -228,11 +230,12 @@ def _join_targets(
 
 
 def _without_leaks(candidates: Sequence[EmbeddedCandidate], board: Board) -> list[EmbeddedCandidate]:
-    for one in candidates:
-        if one.table.leaked:
-            what = f"{one.entry.label} was pretrained on eyes of {one.table.leaked} people who are now in val or test"
+    for candidate in candidates:
+        if candidate.table.leaked:
+            label, people = candidate.entry.label, candidate.table.leaked
+            what = f"{label} was pretrained on eyes of {people} people who are now in val or test"
             board.add_fault("leaked_person", f"{what}: its figures would be too good, so it is left out")
-    clean = [one for one in candidates if not one.table.leaked]
+    clean = [candidate for candidate in candidates if not candidate.table.leaked]
     if not clean:
         leaks = "\n  ".join(fault["what"] for fault in board.faults)
         raise UsageError(
@@ -277,10 +280,10 @@ def _test_target(
         if is_baseline(row.name):
             continue
         board.trainings += row.training_figures()
-        for one in row.trainings:
-            if sentence := constant_prediction(one, target):
+        for training in row.trainings:
+            if sentence := constant_prediction(training, target):
                 board.add_fault("constant_predictor", sentence)
-            board.details.append(training_details(one, target, frame, draws, seed))
+            board.details.append(training_details(training, target, frame, draws, seed))
     return rows
 
 
@@ -314,6 +317,6 @@ def _rows(
     trainings.append(Training.constant("majority", majority_predictions(target)))
     people = person_ids[target.indices["test"]].tolist()
     return [
-        LeaderboardRow(name, [one for one in trainings if one.name == name], target, draws, people)
-        for name in dict.fromkeys(one.name for one in trainings)
+        LeaderboardRow(name, [training for training in trainings if training.name == name], target, draws, people)
+        for name in dict.fromkeys(training.name for training in trainings)
     ]

@@ -92,7 +92,7 @@ class LeaderboardRow:
     def estimates(self, metric: str) -> list[Estimate]:
         """The figure of every seed."""
         if metric not in self._estimates:
-            self._estimates[metric] = [self._estimate(metric, one.evaluated.test) for one in self.trainings]
+            self._estimates[metric] = [self._estimate(metric, training.evaluated.test) for training in self.trainings]
         return self._estimates[metric]
 
     def _estimate(self, metric: str, predictions: Predictions) -> Estimate:
@@ -106,7 +106,9 @@ class LeaderboardRow:
         """A figure for every metric: the mean over seeds, its interval, and the spread of the seeds apart from it."""
         probe, pool = (
             ", ".join(dict.fromkeys(part for part in parts if part))
-            for parts in zip(*((one.option.probe, one.option.pool) for one in self.trainings), strict=True)
+            for parts in zip(
+                *((training.option.probe, training.option.pool) for training in self.trainings), strict=True
+            )
         )
         figures = []
         for metric in self.metrics:
@@ -125,12 +127,12 @@ class LeaderboardRow:
         """Every seed with what validation selected for it."""
         return [
             {
-                "name": one.name, "seed": one.seed, "target": self.target.name, "metric": self.primary_metric,
-                "checkpoint": one.option.checkpoint, "pool": one.option.pool, "probe": one.option.probe,
-                "setting": one.evaluated.fit.setting, "validation": one.validation,
+                "name": training.name, "seed": training.seed, "target": self.target.name, "metric": self.primary_metric,
+                "checkpoint": training.option.checkpoint, "pool": training.option.pool, "probe": training.option.probe,
+                "setting": training.evaluated.fit.setting, "validation": training.validation,
                 **{key: estimate.as_dict()[key] for key in ("value", "low", "high")},
             }
-            for one, estimate in zip(self.trainings, self.estimates(self.primary_metric), strict=True)
+            for training, estimate in zip(self.trainings, self.estimates(self.primary_metric), strict=True)
         ]  # fmt: skip
 
     def difference(self, reference: LeaderboardRow) -> dict[str, Any]:
@@ -167,13 +169,15 @@ def compare(rows: Sequence[LeaderboardRow], reference: str) -> list[dict[str, An
     for row in rows:
         if row.target.name not in references:
             raise UsageError(
-                f"no row {reference!r} to compare with: rows are {', '.join(dict.fromkeys(one.name for one in rows))}"
+                f"no row {reference!r} to compare with: rows are {', '.join(dict.fromkeys(row.name for row in rows))}"
             )
         if row.name != reference and not is_baseline(row.name):
             differences.append(row.difference(references[row.target.name]))
     for name, corrected in (("p_holm", holm), ("q_bh", benjamini_hochberg)):
-        for one, value in zip(differences, corrected([one["p"] for one in differences]), strict=True):
-            one[name] = value
+        for difference, value in zip(
+            differences, corrected([difference["p"] for difference in differences]), strict=True
+        ):
+            difference[name] = value
     return differences
 
 
@@ -196,7 +200,7 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any
         if known:
             strongest = next(row for row in members if row.name == max(known, key=lambda baseline: known[baseline]))
             differences += [row.difference(strongest) for row in members if not is_baseline(row.name)]
-    return [{key: value for key, value in one.items() if key not in ("p", "p_of")} for one in differences]
+    return [{key: value for key, value in difference.items() if key not in ("p", "p_of")} for difference in differences]
 
 
 def training_details(

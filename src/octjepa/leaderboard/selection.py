@@ -120,8 +120,10 @@ def feature_views(candidates: Sequence[EmbeddedCandidate]) -> dict[tuple[str, in
     for one of another architecture.
     """
     views: dict[tuple[str, int], list[FeatureView]] = {}
-    for one in candidates:
-        views.setdefault((one.entry.name, one.entry.seed), []).append((one.candidate.label, one, "vector"))
+    for candidate in candidates:
+        views.setdefault((candidate.entry.name, candidate.entry.seed), []).append(
+            (candidate.candidate.label, candidate, "vector")
+        )
     first = candidates[0]
     untrained: list[EmbeddedCandidate] = []
     for one in candidates:
@@ -194,20 +196,20 @@ def select_option(options: Sequence[Option], target: Target, selection: Selectio
     if not options:
         raise UsageError(f"{target.name}: nothing to choose from")
     if _no_selection_reason(target):
-        last = next(one for one in options if one.checkpoint == options[-1].checkpoint)
-        return Choice(last, None, [(one.label, None) for one in options])
+        last = next(option for option in options if option.checkpoint == options[-1].checkpoint)
+        return Choice(last, None, [(option.label, None) for option in options])
     if len(options) == 1:
         return Choice(options[0], None, [(options[0].label, None)])
     shown = without_test(target)
     figures, spaces = [], dict[int, FeatureSpace]()
-    for one in options:
-        if one.tokens is None and id(one.features) not in spaces:  # the probes of one pooling share it
-            spaces = {id(one.features): feature_space(one.features, shown)}
-        fit = one.fit(shown, selection, spaces.get(id(one.features)))
+    for option in options:
+        if option.tokens is None and id(option.features) not in spaces:  # the probes of one pooling share it
+            spaces = {id(option.features): feature_space(option.features, shown)}
+        fit = option.fit(shown, selection, spaces.get(id(option.features)))
         figures.append(metric_value(PRIMARY_METRIC[target.task], fit.predictions))
     best = int(np.nanargmax(np.where(np.isfinite(figures), figures, -np.inf)))
     scored = [
-        (one.label, figure if np.isfinite(figure) else None) for one, figure in zip(options, figures, strict=True)
+        (option.label, figure if np.isfinite(figure) else None) for option, figure in zip(options, figures, strict=True)
     ]
     return Choice(options[best], figures[best], scored)
 

@@ -155,7 +155,7 @@ def benjamini_hochberg(p: Sequence[float | None]) -> list[float | None]:
 
 
 def _over_family(p: Sequence[float | None], adjust: Callable[[np.ndarray], np.ndarray]) -> list[float | None]:
-    known = [index for index, one in enumerate(p) if one is not None]
+    known = [index for index, value in enumerate(p) if value is not None]
     values = np.array([p[index] for index in known], dtype=np.float64)
     if ((values < 0) | (values > 1) | np.isnan(values)).any():
         raise UsageError("a family of comparisons holds a p-value outside 0..1")

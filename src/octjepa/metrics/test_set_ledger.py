@@ -145,7 +145,7 @@ def record_use(
     """
     check_writable(folder)
     file = folder / f"{test_set[:32]}{SUFFIX}"
-    keys = sorted({hashlib.sha256(one.encode()).hexdigest()[:16] for one in measured})
+    keys = sorted({hashlib.sha256(identity.encode()).hexdigest()[:16] for identity in measured})
     line = {"command": command, "target": target, "rows": len(measured), "measured": keys}
     line |= {"use": use_id} if use_id else {}
     try:
@@ -154,7 +154,7 @@ def record_use(
             with suppress(OSError):  # some network disks know no locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
             uses = _read(file)
-            known = [{name: value for name, value in one.items() if name != "when"} for one in uses]
+            known = [{name: value for name, value in use.items() if name != "when"} for use in uses]
             number = known.index(line) if use_id and line in known else len(uses)
             if number == len(uses):
                 _append(handle, {"when": datetime.now(UTC).isoformat(timespec="seconds"), **line})

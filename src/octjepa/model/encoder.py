@@ -97,7 +97,7 @@ class Encoder(nn.Module):
         else:
             tables = rope_tables(coordinates, self.width // self.heads, self.positions == "rope_tiled", self.rope)
         *early, last = self.blocks.intermediate_features(tokens, tables, depths)
-        normed = [F.layer_norm(one.float(), (self.width,), eps=NORM_EPS) for one in early]
+        normed = [F.layer_norm(features.float(), (self.width,), eps=NORM_EPS) for features in early]
         return torch.cat([*normed, self.norm(last)], dim=-1)  # [b, t, w * depths]
 
     def forward(

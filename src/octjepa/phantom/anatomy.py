@@ -58,7 +58,7 @@ class Anatomy:
         columns = (home.nasal * self.u_mm - home.x_mm[0]) / (home.x_mm[1] - home.x_mm[0])
         where = np.stack([rows if sigma[0] > 0 else np.rint(rows), columns])
         flat = field.reshape(-1, *home.shape)
-        read = [map_coordinates(one, where, order=1, mode="nearest") for one in flat]
+        read = [map_coordinates(values, where, order=1, mode="nearest") for values in flat]
         return np.stack(read).reshape(*leading, *self.u_mm.shape)
 
 

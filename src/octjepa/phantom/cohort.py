@@ -125,8 +125,8 @@ def write_cohort(
         participants = participant_rows(seed, people, devices, split_shares, difficulty, visit)
         write_tables(out, written, participants, TRUTH_COLUMNS)
         if broken:
-            write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (one.broken for one in written))
-    return {"people": people, "volumes": good, "files": sum(one.files for one in written), "broken": broken}
+            write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (eye.broken for eye in written))
+    return {"people": people, "volumes": good, "files": sum(eye.files for eye in written), "broken": broken}
 
 
 def _device(defect: Defect, devices: Sequence[str], index: int) -> str:
@@ -158,8 +158,8 @@ def write_eyes(out: Path, tasks: list[EyeTask], workers: int) -> list[WrittenEye
     (out / "truth").mkdir(parents=True, exist_ok=True)
     written: list[WrittenEye] = []
     with bar("phantom eyes", len(tasks), "eyes") as progress:
-        for one in _run(tasks, workers):
-            written.append(one)
+        for eye in _run(tasks, workers):
+            written.append(eye)
             progress.advance()
     return written
 
@@ -168,9 +168,9 @@ def write_tables(
     out: Path, written: Sequence[WrittenEye], participants: Iterable[dict[str, Any]], truth_columns: Sequence[str]
 ) -> None:
     """Writes manifest, participants and truth of the eyes of a folder."""
-    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (one.manifest for one in written))
+    write_tsv(out / "retinal_oct" / "manifest.tsv", MANIFEST_COLUMNS, (eye.manifest for eye in written))
     write_tsv(out / "participants.tsv", PARTICIPANT_COLUMNS, participants)
-    write_tsv(out / "truth" / "eyes.tsv", truth_columns, (one.truth for one in written))
+    write_tsv(out / "truth" / "eyes.tsv", truth_columns, (eye.truth for eye in written))
 
 
 def _run(tasks: list[EyeTask], workers: int) -> Iterator[WrittenEye]:

@@ -92,11 +92,11 @@ def limit_prepared(
 ) -> tuple[list[PreparedTarget], list[str]]:
     """`limit_target` of every target, with its selection; and why targets are left out at this count."""
     limited, reasons = [], []
-    for one in prepared:
+    for prepared_target in prepared:
         try:
-            target = limit_target(one.fit_target, person_ids, count, seed)
+            target = limit_target(prepared_target.fit_target, person_ids, count, seed)
         except TooFewLabelsError as error:
             reasons.append(str(error))
             continue
-        limited.append(replace(one, fit_target=target, selection=plan_selection(target, person_ids, seed)))
+        limited.append(replace(prepared_target, fit_target=target, selection=plan_selection(target, person_ids, seed)))
     return limited, reasons

@@ -108,11 +108,11 @@ class ProbeTask(SupervisedTask[ProbeBatch]):
             shuffled = keys.generator(self.seed, "probe order", epoch).permutation(self.train)
             for step in range(0, len(shuffled), _BATCH):
                 volumes = shuffled[step : step + _BATCH]
-                members = {one: fit.in_train[volumes] for one, fit in self.fits.items() if not one.done}
+                members = {learner: fit.in_train[volumes] for learner, fit in self.fits.items() if not learner.done}
                 used = np.any(list(members.values()), axis=0)
                 features = self.read(volumes[used]) if used.any() else None
                 yield ProbeBatch(
-                    epoch, step, volumes[used], features, {one: mask[used] for one, mask in members.items()}
+                    epoch, step, volumes[used], features, {learner: mask[used] for learner, mask in members.items()}
                 )
 
     def losses(self, learner: Learner, batch: ProbeBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
@@ -187,7 +187,9 @@ def attentive(
 
 def _token_scale(volumes: Iterable[np.ndarray]) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
     """Mean and standard deviation of each feature over the tokens of `volumes`, one volume in memory at a time."""
-    sums = [(len(one), one.sum(axis=0), (one**2).sum(axis=0)) for one in (v.astype(np.float64) for v in volumes)]
+    sums = [
+        (len(tokens), tokens.sum(axis=0), (tokens**2).sum(axis=0)) for tokens in (v.astype(np.float64) for v in volumes)
+    ]
     count, total, squares = (sum(part) for part in zip(*sums, strict=True))
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 1e-12))

@@ -179,8 +179,8 @@ def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
         found = files.find(address.path, withdirs=False, detail=True, **({} if recursive else {"maxdepth": 1}))
         if not found:
             _check_bucket(files, address)  # an absent bucket lists like an empty folder
-        objects = [one for one in found.values() if one["type"] == "file" and not one["name"].endswith("/")]
-        return sorted((_object(address, one) for one in objects), key=lambda one: one.url)
+        objects = [info for info in found.values() if info["type"] == "file" and not info["name"].endswith("/")]
+        return sorted((_object(address, info) for info in objects), key=lambda info: info.url)
 
     return _call(work, "list", address) or []
 

@@ -118,7 +118,7 @@ def _classes(error: BaseException) -> set[str]:
 def out_of_open_files(error: BaseException) -> bool:
     """True where no socket could be opened because too many files are open; botocore hides the cause in its context."""
     links = [one for link in _chain(error) for one in (link, link.__context__)]
-    return any(isinstance(one, OSError) and one.errno in {errno.EMFILE, errno.ENFILE} for one in links)
+    return any(isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE} for error in links)
 
 
 def is_transient(error: BaseException) -> bool:

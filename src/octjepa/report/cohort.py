@@ -99,7 +99,10 @@ def summarise_cohort(store: Store) -> Cohort:
     sources = source_flow(store)
     rasters = table[table["pattern"] == "raster"]
     other = Counter(text_column(table.loc[table["pattern"] != "raster", "pattern"]))
-    refused = {kind: {one.reason: one.files for one in sources.refused if one.lost == kind} for kind in (True, False)}
+    refused = {
+        kind: {refusal.reason: refusal.files for refusal in sources.refused if refusal.lost == kind}
+        for kind in (True, False)
+    }
     accepted = sources.accepted
     stages = [
         FlowStage(sources.found, "files found or listed", (), _exclusions(("side files ignored", sources.ignored))),
@@ -255,4 +258,4 @@ def accepted_files(store: Store) -> list[AcceptedFile]:
         )
         for row in records(table.assign(format=text_column(table["format"])))
     ]  # fmt: skip
-    return sorted(files, key=lambda one: (one.row["device"], one.file))
+    return sorted(files, key=lambda file: (file.row["device"], file.file))

@@ -178,9 +178,9 @@ def _left_out(store: Store) -> list[str]:
     if not sources.refused:
         return [f"{text} Nothing was refused."]
     rows = [
-        (one.reason, str(one.files), "lost" if one.lost else "rightly", reason_meaning(one.reason)[0],
-         _listed(one.by_device))
-        for one in sources.refused
+        (refusal.reason, str(refusal.files), "lost" if refusal.lost else "rightly", reason_meaning(refusal.reason)[0],
+         _listed(refusal.by_device))
+        for refusal in sources.refused
     ]  # fmt: skip
     return [text, _table(("reason", "files", "left out", "meaning", "by device, as far as the path shows"), rows)]
 
@@ -220,7 +220,7 @@ def _personal(store: Store) -> str:
     fields = store.describe()["personal_data"]
     if not fields:
         return "No field of personal data was found in the files that are in it."
-    rows = [(name, str(one["kind"]), str(one["files"])) for name, one in fields.items()]
+    rows = [(name, str(counts["kind"]), str(counts["files"])) for name, counts in fields.items()]
     text = "The source files hold these; their values are not in the store. The study's own ids of people are its keys."
     return f"{text}\n\n" + _table(("field", "kind", "files"), rows)
 

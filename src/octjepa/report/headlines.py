@@ -198,7 +198,7 @@ def strongest_baseline_headline(
     if best["name"] == (paired.get("reference") or "untrained"):
         return []  # the paired difference above is the one to the strongest
     title, name = f"Trained minus {best['name']}", str(best["name"]).replace("_", " ")
-    pair = next((one for one in differences if one.get("reference") == best["name"]), None)
+    pair = next((difference for difference in differences if difference.get("reference") == best["name"]), None)
     if pair is not None:
         words = Contrast(
             title, "The probe on the trained encoder scores {0} than", f"{name}, the strongest baseline,",

@@ -217,9 +217,9 @@ def draw_maps(
 
     max_en_face, max_b_scan = (
         max(least, *(float(np.nanmax(np.abs(values))) for values in maps))
-        for maps in zip(*((one.occlusion.en_face, one.occlusion.b_scan) for one in volumes), strict=True)
+        for maps in zip(*((volume.occlusion.en_face, volume.occlusion.b_scan) for volume in volumes), strict=True)
     )
-    pictures = tuple(_picture(store, one, recipe, max_en_face, max_b_scan, unit) for one in volumes)
+    pictures = tuple(_picture(store, volume, recipe, max_en_face, max_b_scan, unit) for volume in volumes)
     z, y, x = ((2 * n + 1) * size for n, size in zip(region_radius(patch_mm(recipe)), patch_mm(recipe), strict=True))
     return OcclusionMaps(pictures, max_en_face / unit, max_b_scan / unit, (z, x), (z, y, x), SCATTERED_DRAWS)
 

@@ -64,7 +64,7 @@ def section(name: str, title: str, what: str, kinds: tuple[Kind, ...] = _ALL) ->
 def build_sections(contents: Contents) -> dict[str, Section]:
     """Every section of the page about `contents`, by name and in order."""
     sections: dict[str, Section] = {}
-    registered = {name: one for name, one in _SECTIONS.items() if contents.kind in one.kinds}
+    registered = {name: section for name, section in _SECTIONS.items() if contents.kind in section.kinds}
     with bar("report", len(registered), "section") as progress:
         for name, one in registered.items():
             title = "Test" if name == "probe" and contents.kind not in _PRETRAINED else one.title

@@ -229,7 +229,8 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read
 
     `names` are those of the files `read` in this run; DICOM headers of files in the store are read again.
     """
-    sources = {one.key: one for one in (*discovery.files, *(one.source for one in discovery.refused))}
+    refused_files = (refusal.source for refusal in discovery.refused)
+    sources = {file.key: file for file in (*discovery.files, *refused_files)}
     for entry in store.entries():
         source = sources.get(file_key(entry))
         named = source is not None and isinstance(source.location, Path) and "PatientName" in str(entry["personal"])

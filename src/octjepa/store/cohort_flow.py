@@ -62,14 +62,14 @@ class CohortFlow:
         """The flow that `to_json` gave."""
 
         def by_value(counts: Mapping[str, Any]) -> dict[str, Counts]:
-            return {name: Counts(**one) for name, one in counts.items()}
+            return {name: Counts(**count) for name, count in counts.items()}
 
         return cls(tuple(
             Stage(
-                one["name"], one["why"], Counts(**one["left"]), Counts(**one["lost"]), by_value(one["by_device"]),
-                by_value(one["by_site"]),
+                stage["name"], stage["why"], Counts(**stage["left"]), Counts(**stage["lost"]),
+                by_value(stage["by_device"]), by_value(stage["by_site"]),
             )
-            for one in stages
+            for stage in stages
         ))  # fmt: skip
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ class SourceFlow:
     @property
     def scans(self) -> int:
         """Files that were read, or tried, or listed in a manifest."""
-        return self.accepted.files + sum(one.files for one in self.refused)
+        return self.accepted.files + sum(refusal.files for refusal in self.refused)
 
     @property
     def found(self) -> int:
@@ -171,7 +171,7 @@ class SourceFlow:
     @property
     def lost(self) -> int:
         """Files that were refused but should have become volumes."""
-        return sum(one.files for one in self.refused if one.lost)
+        return sum(refusal.files for refusal in self.refused if refusal.lost)
 
 
 def source_flow(store: Store) -> SourceFlow:
@@ -194,7 +194,7 @@ def source_flow(store: Store) -> SourceFlow:
         )
         for reason, by_device in devices.items()
     ]
-    refused.sort(key=lambda one: (not one.lost, -one.files, one.reason))
+    refused.sort(key=lambda refusal: (not refusal.lost, -refusal.files, refusal.reason))
     ignored = sum((Counter(counts) for counts in _read_ignored(store.path).values()), Counter())
     return SourceFlow(dict(sorted(ignored.items())), tuple(refused), count_entries(store.table))
 

@@ -95,10 +95,10 @@ def cohort_coverage(table: pd.DataFrame, volume_ids: Sequence[str], preprocessin
         "column": (chosen["native_w"] * chosen["spacing_x_mm"] / tx, w),
     }
     return {
-        **{axis: float(np.mean([one[f"outside_{axis}"] for one in shares])) for axis in AXES},
+        **{axis: float(np.mean([share[f"outside_{axis}"] for share in shares])) for axis in AXES},
         "volumes": len(chosen),
-        "field_cut": sum(field_outside(one) > NOTE_FIELD for one in shares),
-        "depth_cut": sum(one["outside_depth"] > NOTE_DEPTH for one in shares),
+        "field_cut": sum(field_outside(share) > NOTE_FIELD for share in shares),
+        "depth_cut": sum(share["outside_depth"] > NOTE_DEPTH for share in shares),
         "image_size_needed": {
             axis: max(int(np.ceil(np.percentile(extent, 95) - 0.05)), now) for axis, (extent, now) in extents.items()
         },

@@ -63,7 +63,7 @@ def check_not_empty(selection: Selection, store: Store, split: str) -> None:
     if selection.volume_ids:
         return
     stages = selection.flow.stages
-    emptied = next((one for one in stages if not one.left.volumes), stages[-1])
+    emptied = next((stage for stage in stages if not stage.left.volumes), stages[-1])
     raise UsageError(
         f"no volume of split {split!r} is left of store {store.location}: {emptied.why} took out the last "
         f"{emptied.lost.volumes}.\n"

@@ -167,9 +167,11 @@ def predict_without(
     for count in np.unique(counts):
         sets = np.flatnonzero(counts == count)
         for some in np.split(sets, range(batch, len(sets), batch)):
-            index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[one]) for one in some])).to(patches.device)
+            index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[number]) for number in some])).to(
+                patches.device
+            )
             outputs |= zip(some.tolist(), predict(patches[index], positions[index]).cpu().double().numpy(), strict=True)
-    return np.stack([outputs[one] for one in range(len(left_out))])
+    return np.stack([outputs[number] for number in range(len(left_out))])
 
 
 def occlude(

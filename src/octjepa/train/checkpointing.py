@@ -212,7 +212,11 @@ def go_back(
         known = (
             []
             if checkpoint_dir is None
-            else [one for one in folder.list_checkpoints(checkpoint_dir) if folder.update_number(one) <= first]
+            else [
+                checkpoint
+                for checkpoint in folder.list_checkpoints(checkpoint_dir)
+                if folder.update_number(checkpoint) <= first
+            ]
         )
         if checkpoint_dir is None or not known:
             raise OctjepaError(_cannot_go_back(first, "and there is no checkpoint before them"))

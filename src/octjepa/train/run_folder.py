@@ -89,9 +89,9 @@ def record_code_change(out: Path, update: int) -> None:
     about, now = _read_json(out / _RUN_FILE), code_and_versions()
     before = about.get("continued", [about])[-1]
     changed = [
-        f"{name} {before['versions'].get(name)} -> {one}"
-        for name, one in now["versions"].items()
-        if before["versions"].get(name) != one
+        f"{name} {before['versions'].get(name)} -> {version}"
+        for name, version in now["versions"].items()
+        if before["versions"].get(name) != version
     ]
     if before["code_hash"] != now["code_hash"]:
         changed.append(f"code of octjepa {before['code_hash'][:12]} -> {now['code_hash'][:12]}")

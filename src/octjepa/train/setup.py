@@ -90,7 +90,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     cohort, dataset = choose_cohort(store, recipe)
     training_ids, validation_ids = cohort.train.volume_ids, cohort.val.volume_ids
     hashes = data_hash(store, training_ids), data_hash(store, validation_ids), chunks_hash(store, training_ids, recipe)
-    check_same_run(runtime, recipe, "-".join(one[:8] for one in hashes))
+    check_same_run(runtime, recipe, "-".join(digest[:8] for digest in hashes))
     total = total_updates(recipe.train, len(training_ids))
     lr_curve(recipe.train, total)  # raises where it is not positive
     checkpoint_dir = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)

@@ -117,7 +117,7 @@ def _most_precise_death(error: BaseException) -> str:
     while link is not None:
         deaths += _DEATH.findall(str(link) + ".")
         link = link.__cause__ or link.__context__
-    return next((one for one in deaths if _is_precise(one)), deaths[0])
+    return next((death for death in deaths if _is_precise(death)), deaths[0])
 
 
 def _explain(death: str) -> str:

@@ -189,7 +189,7 @@ def recognise(path: Path) -> str | None:
 
 def is_experimental(format: str) -> bool:
     """Whether built files alone have proved the reader of a format, or of its variants ("topcon_fda" of "topcon")."""
-    return any(one.experimental for one in all_formats() if f"{format}_".startswith(f"{one.name}_"))
+    return any(known.experimental for known in all_formats() if f"{format}_".startswith(f"{known.name}_"))
 
 
 def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:

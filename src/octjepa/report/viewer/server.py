@@ -71,7 +71,7 @@ def open_scans(source: str | Path) -> Scans:
     contents = read_contents(source)
     training = contents.training
     if contents.store is None:
-        reasons = "; ".join(one.reason for one in contents.missing_parts("the store"))
+        reasons = "; ".join(missing.reason for missing in contents.missing_parts("the store"))
         named = "" if training is None else f" at {training.about.get('store')}, as it names it"
         raise UsageError(f"{source} has no store to show{named} ({reasons}): give the store itself")
     if contents.store.table.empty:
@@ -79,7 +79,7 @@ def open_scans(source: str | Path) -> Scans:
     if contents.kind == "store":
         return Scans(contents.store, None)
     if training is None or contents.kind == "segmentation":
-        reasons = "; ".join(f"{one.part}: {one.reason}" for one in contents.missing_parts("the run"))
+        reasons = "; ".join(f"{missing.part}: {missing.reason}" for missing in contents.missing_parts("the run"))
         return Scans(contents.store, None, reasons or f"a {contents.kind} has no token maps and masks of its own")
     from octjepa.checkpoint import load_encoder
 

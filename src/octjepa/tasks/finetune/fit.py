@@ -162,7 +162,7 @@ def _finetune(
     table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
     used = _measured(data, tuned, table)
     runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found, out))
-    test = {one.name: (predict_split(one.network, data, store, "test", runtime), one.shifts) for one in tuned}
+    test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
     payload: list[dict[str, Any]] = []
 
     def finish() -> None:
@@ -236,7 +236,7 @@ def _frozen_embeddings(
 
 def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
     """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
-    read = [f"{weights_hash(one.network.pretrained)} {TUNED}" for one in tuned]
+    read = [f"{weights_hash(run.network.pretrained)} {TUNED}" for run in tuned]
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in feature_sets([("", table)], (POOL,))]
     return dict.fromkeys(data.test_sets, read)
 

@@ -143,7 +143,9 @@ def open_folder(
         "kind": KIND,
         "name": recipe.name,
         "encoder": encoder.name,
-        "targets": [{"target": one.name, "task": one.task, "classes": list(one.classes)} for one in targets],
+        "targets": [
+            {"target": target.name, "task": target.task, "classes": list(target.classes)} for target in targets
+        ],
         "level": recipe.level,
         **unchanged,
         "contract_hash": science_hash(encoder.recipe.preprocessing),
@@ -200,14 +202,14 @@ def describe(out: Path) -> dict[str, Any]:
     about, results = read_about(out), read_results(out)
     shown: dict[str, Any] = {
         **{key: about[key] for key in ("kind", "name", "encoder")},
-        "targets": [{key: one[key] for key in ("target", "task", "classes")} for one in about.get("targets", ())],
+        "targets": [{key: target[key] for key in ("target", "task", "classes")} for target in about.get("targets", ())],
         "level": about.get("level"),
         "volumes": {split: about["volumes"][split] for split in ("train", "val", "test")},
     }
     if results is None:
         shown |= {"finished": False, **_progress(out, load_recipe(out / "recipe.yaml"))}
     else:
-        choice = next(one for one in results["choices"] if one["probe"] == "tuned")
+        choice = next(choice for choice in results["choices"] if choice["probe"] == "tuned")
         several = len({pair["target"] for pair in results["paired"]}) > 1
         shown |= {
             "finished": True,

@@ -124,30 +124,30 @@ class TunedNetwork(nn.Module):
     @torch.no_grad()
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
         """`pooled` of whole volumes as embedding sees them (no augmentation, all tissue), not standardised."""
-        return torch.cat([pooled(one.features) for one in self._whole(volumes)])
+        return torch.cat([pooled(tokens.features) for tokens in self._whole(volumes)])
 
     @torch.no_grad()
     def predict_with_distance(self, volumes: Sequence[CanonicalVolume]) -> tuple[list[Float[Tensor, "b _"]], Tensor]:
         """`predict`, and the `distance` of each volume."""
         each, distances = [], []
-        for one in self._whole(volumes):
-            each.append(self.head_outputs(one))
-            distances.append(self.distance(pooled(one.features)))
+        for tokens in self._whole(volumes):
+            each.append(self.head_outputs(tokens))
+            distances.append(self.distance(pooled(tokens.features)))
         return [torch.cat(outputs) for outputs in zip(*each, strict=True)], torch.cat(distances)
 
     @torch.no_grad()
     def predict(self, volumes: Sequence[CanonicalVolume]) -> list[Float[Tensor, "b _"]]:
         """`head_outputs` of whole volumes as embedding sees them."""
-        each = [self.head_outputs(one) for one in self._whole(volumes)]
+        each = [self.head_outputs(tokens) for tokens in self._whole(volumes)]
         return [torch.cat(outputs) for outputs in zip(*each, strict=True)]
 
     def _whole(self, volumes: Sequence[CanonicalVolume]) -> Iterator[TokenBatch]:
         """The tokens of each volume, which differ in number."""
         device = self.mean.device
-        for one in self.pretrained.encode_volumes(volumes):
-            coordinates = torch.from_numpy(grid_coordinates(one.grid_index, one.grid)[None])
+        for tokens in self.pretrained.encode_volumes(volumes):
+            coordinates = torch.from_numpy(grid_coordinates(tokens.grid_index, tokens.grid)[None])
             valid = torch.ones(coordinates.shape[:2], dtype=torch.bool, device=device)
-            yield TokenBatch(torch.from_numpy(one.features[None]).to(device), coordinates.to(device), valid)
+            yield TokenBatch(torch.from_numpy(tokens.features[None]).to(device), coordinates.to(device), valid)
 
     def unfreeze(self, blocks: int) -> None:
         """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it."""

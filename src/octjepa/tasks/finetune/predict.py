@@ -166,7 +166,9 @@ class TunedModel:
         # One at a time: a case has few scans, and a volume in memory is large.
         outputs = [self.network.predict([self._prepared(scan)]) for scan in scans]
         return {
-            head.target: case_prediction(head, np.stack([one[number][0].double().cpu().numpy() for one in outputs]))
+            head.target: case_prediction(
+                head, np.stack([output[number][0].double().cpu().numpy() for output in outputs])
+            )
             for number, head in enumerate(self.heads)
         }
 
@@ -210,7 +212,7 @@ def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedMod
     if not isinstance(about, dict):
         raise WrongCheckpointError(f"{folder} holds no tuned heads: give the folder that octjepa finetune wrote")
     try:
-        heads = [HeadSpec.from_json(one) for one in about["heads"]]
+        heads = [HeadSpec.from_json(head) for head in about["heads"]]
         level, devices = str(about["settings"]["level"]), list(about["devices"])
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{folder} is damaged: its manifest does not describe the heads") from None

@@ -46,7 +46,7 @@ def write_bscans(
     scans: Sequence[ScanFigures],
 ) -> list[dict[str, Any]]:
     """Writes `WHICH_PART` arrays [H, W] of the stored geometry to `path`; returns what each shows, for results.json."""
-    test, figures = labelled.in_split("test"), [mean_dice(one.counts) for one in scans]
+    test, figures = labelled.in_split("test"), [mean_dice(scan.counts) for scan in scans]
     arrays: dict[str, np.ndarray] = {}
     shown = []
     for which, index in median_and_lowest(figures).items():

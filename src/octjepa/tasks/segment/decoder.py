@@ -116,12 +116,14 @@ class DecoderHead:
             self.prior.scores(volume.pixels.shape)[(slice(None), *window_slices(corner, self.recipe))]
             for volume, corner in zip(volumes, at, strict=True)
         ])  # fmt: skip
-        with torch.set_grad_enabled(learning and any(one.requires_grad for one in self.network.parameters())):
+        with torch.set_grad_enabled(
+            learning and any(parameter.requires_grad for parameter in self.network.parameters())
+        ):
             features = [own.float() for own in encode(self.network, windows)]
         if self.blind:
             features = [torch.zeros_like(own) for own in features]
-        index = [torch.from_numpy(one.index).to(device) for one in windows]
-        image = torch.from_numpy(np.stack([one.image for one in windows])[:, None]).to(device)
+        index = [torch.from_numpy(window.index).to(device) for window in windows]
+        image = torch.from_numpy(np.stack([window.image for window in windows])[:, None]).to(device)
         scores: Tensor = self.decoder(features, index, image)
         return scores + torch.from_numpy(np.log(shares + _MIN_SHARE).astype(np.float32)).to(device)
 

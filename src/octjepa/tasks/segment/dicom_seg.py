@@ -92,9 +92,11 @@ def referenced_scan(path: Path) -> str:
 def segment_names(path: Path) -> tuple[str, ...]:
     """Labels of the segments 1, 2, ... Raises UsageError: damaged, more than 60, not numbered from 1."""
     try:
-        segments = sorted(_header(path, ["SegmentSequence"]).SegmentSequence, key=lambda one: int(one.SegmentNumber))
-        names = tuple(str(one.SegmentLabel) for one in segments)
-        numbers = [int(one.SegmentNumber) for one in segments]
+        segments = sorted(
+            _header(path, ["SegmentSequence"]).SegmentSequence, key=lambda segment: int(segment.SegmentNumber)
+        )
+        names = tuple(str(segment.SegmentLabel) for segment in segments)
+        numbers = [int(segment.SegmentNumber) for segment in segments]
     except (InvalidDicomError, OSError, AttributeError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from None
     if numbers != list(range(1, len(numbers) + 1)) or len(names) > MAX_CLASSES:
@@ -176,7 +178,7 @@ def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Data
 
     A scan without positions of its B-scans gets a frame of reference of its own, in which they are `spacing_mm` apart.
     """
-    dz, dy, dx = (float(f"{one:.8g}") for one in spacing_mm)
+    dz, dy, dx = (float(f"{mm:.8g}") for mm in spacing_mm)
     made, frames = Dataset(), int(scan.NumberOfFrames)
     for name in (*_IDENTIFIERS, "Rows", "Columns", "NumberOfFrames"):
         setattr(made, name, getattr(scan, name))
@@ -188,7 +190,7 @@ def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Data
     measures = _item(PixelSpacing=[dy, dx], SliceThickness=dz, SpacingBetweenSlices=dz)
     orientation = _functional_group(scan, None, "PlaneOrientationSequence")
     positions = [_functional_group(scan, frame, "PlanePositionSequence") for frame in range(frames)]
-    distinct = {tuple(map(float, one.ImagePositionPatient)) for one in positions if one is not None}
+    distinct = {tuple(map(float, frame.ImagePositionPatient)) for frame in positions if frame is not None}
     if orientation is None or len(distinct) < frames or not scan.get("FrameOfReferenceUID"):
         made.FrameOfReferenceUID = generate_uid()
         orientation = _item(ImageOrientationPatient=[1.0, 0.0, 0.0, 0.0, 1.0, 0.0])

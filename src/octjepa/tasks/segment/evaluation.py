@@ -51,9 +51,9 @@ def evaluate_scan(
     spacing, classes = truth.native.spacing_mm, len(scores) - 1
     native = scores_to_scan(scores, truth.native)
     both = (native != UNLABELLED) & (truth.codes != UNLABELLED)
-    native, codes = (np.where(both, one, np.uint8(UNLABELLED)) for one in (native, truth.codes))
-    maps = [thickness_um(one, classes, spacing[1]) for one in (native, codes)]
-    sectors = [etdrs_means(one, (spacing[0], spacing[2]), truth.scan) for one in maps]
+    native, codes = (np.where(both, segmentation, np.uint8(UNLABELLED)) for segmentation in (native, truth.codes))
+    maps = [thickness_um(segmentation, classes, spacing[1]) for segmentation in (native, codes)]
+    sectors = [etdrs_means(thickness, (spacing[0], spacing[2]), truth.scan) for thickness in maps]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN, as they are meant to be
         errors = [np.nanmean(np.abs(a - b).reshape(classes, -1), axis=1) for a, b in (maps, sectors)]
@@ -74,8 +74,12 @@ def hd95_mm(
 
     predicted = np.where(true == UNLABELLED, np.uint8(0), predicted)
     codes = range(1, classes + 1)
-    one_hot = [torch.from_numpy(np.stack([one == code for code in codes])[None]) for one in (predicted, true)]
-    there = np.array([[bool((one == code).any()) for code in codes] for one in (predicted, true)]).all(axis=0)
+    one_hot = [
+        torch.from_numpy(np.stack([segmentation == code for code in codes])[None]) for segmentation in (predicted, true)
+    ]
+    there = np.array(
+        [[bool((segmentation == code).any()) for code in codes] for segmentation in (predicted, true)]
+    ).all(axis=0)
     result = np.full(classes, np.nan)
     if there.any():
         some = torch.from_numpy(np.flatnonzero(there))
@@ -97,8 +101,8 @@ class HeadEstimates:
     ) -> None:
         self.people, self.classes, self.draws = list(people), tuple(classes), draws
         digest = hashlib.sha256()
-        for one in labels:
-            digest.update(np.ascontiguousarray(one).data)
+        for segmentation in labels:
+            digest.update(np.ascontiguousarray(segmentation).data)
         self.label_hash = digest.hexdigest()
         self.estimates: dict[tuple[str, str, str], Estimate] = {}
 
@@ -107,7 +111,7 @@ class HeadEstimates:
 
         The people of an estimate are those whose truth holds the class, or any.
         """
-        counts, errors = np.stack([one.counts for one in scans]), np.stack([one.errors for one in scans])
+        counts, errors = np.stack([scan.counts for scan in scans]), np.stack([scan.errors for scan in scans])
         true = counts[:, :, 2]
         present = np.flatnonzero(true.any(axis=0))
         for number, metric in enumerate(METRICS):
@@ -164,7 +168,7 @@ def report_classes(
     name: str, scans: Sequence[ScanFigures], classes: Sequence[str], people: Sequence[str], findings: Findings
 ) -> None:
     """Reports classes that the test scans hold and the head never predicts, that few people have, that none holds."""
-    counts = np.stack([one.counts for one in scans])
+    counts = np.stack([scan.counts for scan in scans])
     present, everybody = counts[:, :, 2].sum(axis=0) > 0, len(set(people))
     for index, label in enumerate(classes):
         predicted_mm3, few = float(counts[:, index, 1].sum()), people_with(people, counts[:, [index], 2])

@@ -211,9 +211,9 @@ def _write_etdrs(
     """An entry per test scan, class and sector, predicted and true, with what the centre and the vertical rest on."""
     columns = ("volume_id", "eye", "class", "sector", "predicted_um", "true_um", "centre", "vertical")
     entries = [
-        (volume["volume_id"], volume["eye"], name, sector, float(one.predicted_etdrs[number, index]),
-         float(one.true_etdrs[number, index]), truth.centre_from, truth.vertical_from)
-        for volume, one, truth in zip(labelled.in_split("test"), scans, truths, strict=True)
+        (volume["volume_id"], volume["eye"], name, sector, float(figures.predicted_etdrs[number, index]),
+         float(figures.true_etdrs[number, index]), truth.centre_from, truth.vertical_from)
+        for volume, figures, truth in zip(labelled.in_split("test"), scans, truths, strict=True)
         for number, name in enumerate(labelled.classes)
         for index, sector in enumerate(SECTORS)
     ]  # fmt: skip

@@ -76,7 +76,10 @@ class LabelledVolumes:
         for split in SPLITS:
             volumes = self.in_split(split)
             codes = [set(np.unique(self.stored[volume["volume_id"]]).tolist()) for volume in volumes]
-            holding = {name: sum(code in one for one in codes) for code, name in enumerate(self.classes, start=1)}
+            holding = {
+                name: sum(code in volume_codes for volume_codes in codes)
+                for code, name in enumerate(self.classes, start=1)
+            }
             people = len({volume["person_id"] for volume in volumes})
             counts[split] = {"volumes": len(volumes), "people": people, "holding": holding}
         return counts

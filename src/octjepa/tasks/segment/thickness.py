@@ -74,8 +74,8 @@ def etdrs_means(
     means = np.full((len(thickness), len(SECTORS)), np.nan)
     cell = spacing_mm[0] * spacing_mm[1]
     for index in range(len(SECTORS)):
-        for number, one in enumerate(thickness):
-            values = one[(sector == index) & np.isfinite(one)]
+        for number, class_thickness in enumerate(thickness):
+            values = class_thickness[(sector == index) & np.isfinite(class_thickness)]
             if len(values) * cell >= MIN_AREA_SHARE * areas[index]:
                 means[number, index] = values.mean()
     return means

@@ -78,9 +78,9 @@ def encode(network: nn.Module, windows: Sequence[Window]) -> list[Float[Tensor, 
     """Features of each window's tokens, on the network's device; windows of equal counts share a forward pass."""
     device = next(network.parameters()).device
     found: dict[int, Tensor] = {}
-    for numbers in equal_counts([len(one.index) for one in windows]):
+    for numbers in equal_counts([len(window.index) for window in windows]):
         some = [windows[number] for number in numbers]
-        patches, positions = (np.stack([getattr(one, name) for one in some]) for name in ("patches", "positions"))
+        patches, positions = (np.stack([getattr(window, name) for window in some]) for name in ("patches", "positions"))
         features = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
         found.update(zip(numbers, features, strict=True))
     return [found[number] for number in range(len(windows))]
