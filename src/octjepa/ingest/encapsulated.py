@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Shaped, UInt16
 
 from octjepa.ingest.reasons import error_origin, rejection
 
@@ -125,8 +126,8 @@ class FrameDecoder:
         plugin = next((plugin for part, plugin in wanted.items() if part in syntax.name), "")
         self._plugin = plugin if plugin in self._decoder.available_plugins else ""
 
-    def __call__(self, encoded: bytes, stream: StreamHeader | None) -> np.ndarray:
-        """[H, W] or [H, W, 3]. Raises whatever the C library makes of the bytes."""
+    def __call__(self, encoded: bytes, stream: StreamHeader | None) -> Shaped[np.ndarray, "H W *colour"]:
+        """One frame. Raises whatever the C library makes of the bytes."""
         from pydicom.encaps import encapsulate
 
         layout = self._layout
@@ -159,7 +160,7 @@ class FrameDecoder:
         return array
 
 
-def _jpeg_12_bit(encoded: bytes, layout: Layout) -> np.ndarray:
+def _jpeg_12_bit(encoded: bytes, layout: Layout) -> UInt16[np.ndarray, "H W"]:
     """Extended JPEG of 12 bits, which no plugin of pydicom's takes; gdcm's own codec does."""
     import gdcm
 
@@ -203,8 +204,10 @@ def _fault(fragment: bytes, stream: StreamHeader | None, layout: Layout) -> str:
     return ""
 
 
-def decode_frames(encoded: list[bytes], syntax: Any, layout: Layout) -> tuple[np.ndarray, list[int]]:
-    """(values [F, H, W] or [F, H, W, 3], the frames that did not decode and hold zeros).
+def decode_frames(
+    encoded: list[bytes], syntax: Any, layout: Layout
+) -> tuple[Shaped[np.ndarray, "F H W *colour"], list[int]]:
+    """(values, of colour images with a last axis of 3; indices of the frames that did not decode and hold zeros).
 
     Raises VolumeRejected: no_decoder, header_contradicts_pixels, scrambled_pixels, wrong_transfer_syntax,
     frames_broken.

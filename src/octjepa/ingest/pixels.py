@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8, UInt16
 
 from octjepa.ingest.encapsulated import ITEM, decode_frames, split_frames
 from octjepa.ingest.reasons import rejection
@@ -117,8 +117,8 @@ def _check_frame_count(data: Dataset, found: int, notes: list[str]) -> int:
     return found
 
 
-def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
-    """Uncompressed values [F, H, W] or [F, H, W, 3]; padding and a wrong NumberOfFrames are noted.
+def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.ndarray, "F H W *colour"]:
+    """Uncompressed values, of colour images with a last axis of 3; padding and a wrong NumberOfFrames are noted.
 
     Raises VolumeRejected: wrong_transfer_syntax, frames_missing, header_contradicts_pixels, size_implausible.
     """
@@ -155,7 +155,9 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
     return values.reshape(frames, layout.rows, layout.columns, 3)
 
 
-def _drop_unused_bits(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> np.ndarray:
+def _drop_unused_bits(
+    values: Shaped[np.ndarray, "F H W"], data: Dataset, layout: Layout, notes: list[str]
+) -> Shaped[np.ndarray, "F H W"]:
     """The values without the bits above BitsStored, which may hold an old overlay, or lack the sign's extension."""
     spare = layout.allocated - layout.stored
     if not spare:
@@ -171,7 +173,7 @@ def _drop_unused_bits(values: np.ndarray, data: Dataset, layout: Layout, notes: 
     return values
 
 
-def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
+def _check_rows_and_columns(values: Shaped[np.ndarray, "F H W"], layout: Layout) -> None:
     """Swapped rows and columns keep the number of bytes, and shear every B-scan into stripes.
 
     Raises VolumeRejected header_contradicts_pixels where pixels `rows` apart differ clearly less than pixels `columns`
@@ -194,8 +196,10 @@ def _check_rows_and_columns(values: np.ndarray, layout: Layout) -> None:
         )
 
 
-def _to_greyscale(values: np.ndarray, layout: Layout, notes: list[str]) -> np.ndarray:
-    """[F, H, W] intensities of greyscale stored as colour; frame by frame, for colour takes thrice the memory."""
+def _to_greyscale(
+    values: Shaped[np.ndarray, "F H W *colour"], layout: Layout, notes: list[str]
+) -> Shaped[np.ndarray, "F H W"]:
+    """Intensities of greyscale that is stored as colour; frame by frame, for colour takes thrice the memory."""
     if values.ndim == 3:
         return values
     notes.append("rgb_to_grey")
@@ -245,7 +249,9 @@ def _rescaling(data: Dataset, frames: int) -> list[tuple[float, float]]:
     return []
 
 
-def _to_8bit(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]) -> UInt8[np.ndarray, "F H W"]:
+def _to_8bit(
+    values: Shaped[np.ndarray, "F H W"], data: Dataset, layout: Layout, notes: list[str]
+) -> UInt8[np.ndarray, "F H W"]:
     """Signed, deep, inverted and rescaled intensities to 8 bit; each change is noted.
 
     Deep data are scaled by the power of two that holds their largest value, so that 12 bits in 16 do not go dark. A
@@ -278,8 +284,10 @@ def _to_8bit(values: np.ndarray, data: Dataset, layout: Layout, notes: list[str]
     return np.ascontiguousarray(values)
 
 
-def _apply_rescaling(values: np.ndarray, rescaling: list[tuple[float, float]]) -> np.ndarray:
-    """[F, H, W] Every frame by its own (slope, intercept), on a common scale of 16 bit."""
+def _apply_rescaling(
+    values: Shaped[np.ndarray, "F H W"], rescaling: list[tuple[float, float]]
+) -> UInt16[np.ndarray, "F H W"]:
+    """Every frame by its own (slope, intercept), on a common scale of 16 bit."""
     ends = [
         sorted((slope * float(frame.min()) + offset, slope * float(frame.max()) + offset))
         for frame, (slope, offset) in zip(values, rescaling, strict=True)

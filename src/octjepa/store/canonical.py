@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int16, UInt8
+from jaxtyping import Bool, Float, Int16, Shaped, UInt8
 
 from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejection
@@ -112,7 +112,10 @@ def _check_size(volume: OCTVolume, preprocessing: Preprocessing, columns: int) -
 
 
 def resample_in_plane(
-    pixels: UInt8[np.ndarray, "D H W"], volume: OCTVolume, preprocessing: Preprocessing, columns_mm: np.ndarray
+    pixels: UInt8[np.ndarray, "D H W"],
+    volume: OCTVolume,
+    preprocessing: Preprocessing,
+    columns_mm: Float[np.ndarray, " C"],
 ) -> Float[np.ndarray, "D R C"]:
     """Every B-scan at canonical depth spacing (whole native height, R) and at `columns_mm` (C)."""
     from scipy.sparse import csr_array
@@ -140,7 +143,7 @@ def _sparse_note(
     return (f"{SPARSE_NOTE}={seen}",) if is_sparse else ()
 
 
-def _covered_range(positions_mm: np.ndarray, extent_mm: float) -> slice:
+def _covered_range(positions_mm: Float[np.ndarray, " N"], extent_mm: float) -> slice:
     """The slice of `positions_mm` (rising) within a scan of `extent_mm` about 0; at least one position."""
     inside = np.flatnonzero(np.abs(positions_mm) <= extent_mm / 2 + 1e-9)
     if not len(inside):
@@ -149,7 +152,9 @@ def _covered_range(positions_mm: np.ndarray, extent_mm: float) -> slice:
     return slice(int(inside[0]), int(inside[-1]) + 1)
 
 
-def _shift_field(bm: np.ndarray, fit: RobustSurface, preprocessing: Preprocessing) -> Int16[np.ndarray, "D W"]:
+def _shift_field(
+    bm: Float[np.ndarray, "D W"], fit: RobustSurface, preprocessing: Preprocessing
+) -> Int16[np.ndarray, "D W"]:
     """Whole depth indices by which each A-scan moves down, so that the fitted Bruch's membrane is at the anchor."""
     ty = preprocessing.target_spacing_mm[1]
     anchor = round(preprocessing.axial_anchor * (preprocessing.stored_size[1] - 1))
@@ -161,8 +166,10 @@ def _shift_field(bm: np.ndarray, fit: RobustSurface, preprocessing: Preprocessin
     return np.rint(anchor - surface - fit.offsets[:, None]).astype(np.int16)
 
 
-def _flatten(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray]:
-    """(shifted image [D, height, C], mask of the same shape: True where the scan has a voxel)."""
+def _flatten(
+    image: Float[np.ndarray, "D R C"], shifts: Int16[np.ndarray, "D C"], height: int
+) -> tuple[Float[np.ndarray, "D H C"], Bool[np.ndarray, "D H C"]]:
+    """(image shifted down by `shifts`, H = `height`; whether the scan has a voxel there)."""
     depth, height_before, columns = image.shape
     # Flat indices into `image`, built in place: an int64 array of [D, height, C] is large.
     position = np.arange(height)[None, :, None] - shifts[:, None, :].astype(np.int64)
@@ -173,14 +180,16 @@ def _flatten(image: Float[np.ndarray, "D R C"], shifts: np.ndarray, height: int)
     return image.reshape(-1).take(position), valid
 
 
-def _average_slices(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """`matrix` [T, D] applied to the first axis of `values` [D, ...]."""
+def _average_slices(
+    matrix: Float[np.ndarray, "T D"], values: Shaped[np.ndarray, "D ..."]
+) -> Float[np.ndarray, "T ..."]:
+    """`matrix` of `resampling_matrix` applied to the slice axis of `values`."""
     flat = values.reshape(len(values), -1)
     return (matrix @ flat.astype(np.float32, copy=False)).reshape(len(matrix), *values.shape[1:])
 
 
 def rescale_to_8_bit(
-    image: np.ndarray, valid: np.ndarray, percentiles: tuple[float, float]
+    image: Float[np.ndarray, "D H W"], valid: Bool[np.ndarray, "D H W"], percentiles: tuple[float, float]
 ) -> UInt8[np.ndarray, "D H W"]:
     """Scales intensities between two percentiles to 0..255. Raises VolumeRejected no_tissue where nothing is valid."""
     if not valid.any():
@@ -193,6 +202,7 @@ def rescale_to_8_bit(
 
 
 def _band_mask(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray, "D H W"]:
+    """Whether each voxel is within the band; H = `height`."""
     depth_index = np.arange(height)[None, :, None]
     return (depth_index >= band[0][:, None, :]) & (depth_index <= band[1][:, None, :]) & (band[0] >= 0)[:, None, :]
 
@@ -319,9 +329,13 @@ def _check_text(text: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: 
 
 
 def _tissue_band(
-    surfaces: Surfaces, shifts: np.ndarray, slice_weights: np.ndarray, depth_mm: float, height: int
+    surfaces: Surfaces,
+    shifts: Int16[np.ndarray, "D C"],
+    slice_weights: Float[np.ndarray, "T D"],
+    depth_mm: float,
+    height: int,
 ) -> Int16[np.ndarray, "2 T C"]:
-    """First and last depth index of tissue at the canonical slices."""
+    """(first, last) depth index of tissue at the T canonical slices, from surfaces of the D native ones."""
     ilm = _average_slices(slice_weights, surfaces.ilm + shifts)
     bm = _average_slices(slice_weights, surfaces.bm + shifts)
     bottom = bm + BAND_BELOW_BRUCH_MM / depth_mm

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
@@ -39,13 +40,13 @@ _VOLUMES_OF_VENDOR = 4  # at least, for metrics of its own
 class MonitorSet:
     """One fixed sample of each volume, in part background, and `VIEWS` training views of each for LiDAR.
 
-    `device_of` names the device of each volume [b]; `layers` are the retinal layers of all grid cells [b, grid].
+    `device_of` names the device of each volume [b]; `layers` are the retinal layers of all grid cells.
     """
 
     batch: Batch
     draws: tuple[Batch, ...]
     device_of: tuple[str, ...]
-    layers: Tensor
+    layers: Int[Tensor, "b grid"]
 
     @classmethod
     def choose(cls, store: Store, recipe: Recipe, ids: Sequence[str], count: int) -> MonitorSet:
@@ -70,18 +71,20 @@ class MonitorSet:
         return cls(batch, draws, tuple(str(device[v.volume_id]) for v in volumes), layers)
 
     @cached_property
-    def tissue(self) -> Tensor:
-        """[b, t], True for tokens that hold tissue."""
+    def tissue(self) -> Bool[Tensor, "b t"]:
+        """Whether each token holds tissue."""
         return self.batch.tissue >= TISSUE_SHARE
 
     @cached_property
-    def layer(self) -> Tensor:
-        """[b, t], the retinal layer of each token, -1 for none."""
+    def layer(self) -> Int[Tensor, "b t"]:
+        """The retinal layer of each token, -1 for none."""
         return torch.gather(self.layers, 1, self.batch.grid_index)
 
 
-def _subsample(features: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(at most `_TOKENS` of the chosen tokens' features [n, width], their index into b * t), evenly spread."""
+def _subsample(
+    features: Float[Tensor, "b t w"], chosen: Bool[Tensor, "b t"]
+) -> tuple[Float[Tensor, "n w"], Int[Tensor, " n"]]:
+    """(at most `_TOKENS` of the chosen tokens' features, their index into b * t), evenly spread."""
     index = chosen.flatten().nonzero()[:, 0]
     index = index[:: max(1, math.ceil(len(index) / _TOKENS))]
     return features.flatten(0, 1)[index], index
@@ -133,23 +136,24 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     return values
 
 
-def _layer_accuracy(features: Tensor, layer: Tensor) -> float:
+def _layer_accuracy(features: Float[Tensor, "b t w"], layer: Int[Tensor, "b t"]) -> float:
+    """Balanced accuracy of classifying the retinal layer of tokens by their features (`rank_metrics.separability`)."""
     tokens, index = _subsample(features, layer >= 0)
     return rank_metrics.separability(tokens, layer.flatten()[index])
 
 
 class _Features(NamedTuple):
-    """Features of every monitored token [b, t, width], and the cosine of hidden ones [b, m] with their prediction."""
+    """Features of every monitored token, and the cosine of hidden ones with their prediction."""
 
-    teacher: Tensor
-    student: Tensor
-    cosine: Tensor
-    target: Tensor
-    grid_index: Tensor
+    teacher: Float[Tensor, "b t w"]
+    student: Float[Tensor, "b t w"]
+    cosine: Float[Tensor, "b m"]
+    target: Int[Tensor, "b m"]
+    grid_index: Int[Tensor, "b t"]
     update: int
 
-    def metrics(self, chosen: Tensor) -> dict[str, float]:
-        """Metrics of the tokens `chosen` [b, t] by name; none of fewer than eight."""
+    def metrics(self, chosen: Bool[Tensor, "b t"]) -> dict[str, float]:
+        """Metrics of the tokens `chosen` by name; none of fewer than eight."""
         if chosen.sum() < 8:
             return {}
         tokens, index = _subsample(self.teacher, chosen)

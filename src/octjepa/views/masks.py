@@ -53,8 +53,12 @@ def sample_mask(
 
 
 def _hiding_order(
-    grid_positions: np.ndarray, grid: tuple[int, int, int], family: str, count: int, rng: np.random.Generator
-) -> np.ndarray:
+    grid_positions: Int[np.ndarray, "t 3"],
+    grid: tuple[int, int, int],
+    family: str,
+    count: int,
+    rng: np.random.Generator,
+) -> Int[np.ndarray, " t"]:
     """All tokens in the order in which shapes hide them; ties, and tokens that no shape reached, in random order."""
     if family == "random":
         return rng.permutation(len(grid_positions))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from octjepa import keys
 from octjepa.recipe import Recipe
@@ -134,8 +134,8 @@ def _augmentations(
 
 
 def _patch_view(
-    view: np.ndarray,
-    index: np.ndarray,
+    view: UInt8[np.ndarray, "d h w"],
+    index: Int[np.ndarray, " k"],
     recipe: Recipe,
     augmentation: intensity.IntensityAugmentation,
     volume: CanonicalVolume,
