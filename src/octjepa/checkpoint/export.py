@@ -98,6 +98,7 @@ def _safetensors(encoder: PretrainedEncoder) -> dict[str, Content]:
 
 
 def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
+    """The files of a `transformers` export by name. Raises UsageError where VJEPA2Model cannot be the encoder."""
     recipe = encoder.recipe
     try:
         weights = to_vjepa2(encoder.encoder, recipe.tokens.patch_size)
@@ -130,6 +131,7 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
 
 
 def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
+    """The files of an ONNX export by name."""
     from octjepa.checkpoint.graph import graph_of
 
     recipe = encoder.recipe
@@ -149,6 +151,7 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
 
 
 def _contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) -> str:
+    """preprocessing.json: what an input must have undergone."""
     recipe = encoder.recipe
     contract: dict[str, Any] = {
         "preprocessing": recipe.preprocessing.model_dump(mode="json"),

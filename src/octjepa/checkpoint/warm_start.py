@@ -63,6 +63,7 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
 
 
 def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, size: str) -> None:
+    """Raises UsageError where stem, shapes or number of heads of the weights differ from those of the model."""
     own = model.context_encoder.state_dict()
     if ("embed.weight" in own) != ("embed.weight" in weights):
         stem, other = ("linear", "patch_mlp") if "embed.weight" in own else ("patch_mlp", "linear")

@@ -146,6 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    """A value of a result as text for a terminal."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, int):

@@ -114,6 +114,7 @@ def predict(
 
 
 def _segment(head: str, checkpoint: str | None, sources: list[str] | None, out: Path, as_json: bool) -> None:
+    """`octjepa predict` with a segmentation head."""
     from octjepa.ingest.sources import discover
     from octjepa.tasks.segment.predict import segment_scans
 

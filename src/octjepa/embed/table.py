@@ -95,6 +95,7 @@ class Embeddings:
 
 
 def _check(table: Embeddings, where: str) -> None:
+    """Raises UsageError where an embedding table breaks a rule of the module; `where` begins the message."""
     frame = table.frame
     missing = [name for name in KEY_COLUMNS if name not in frame.columns]
     if missing:

@@ -96,6 +96,7 @@ def check_anatomy(header: Dataset) -> None:
 
 
 def _check(header: Dataset) -> None:
+    """Raises VolumeRejected: not_structural_oct, not_retina."""
     kind = header.get("ImageType") or ()
     if what := other_image([kind] if isinstance(kind, str) else kind):
         raise rejection("not_structural_oct", f"ImageType says {what}; expected structural B-scans")

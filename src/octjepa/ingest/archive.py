@@ -140,6 +140,7 @@ def _expand_group(
 
 
 def _plan(archive: SourceFile, claimed: ClaimedPaths, counts: _Counts) -> ArchivePlan | None:
+    """What to unpack from an archive; None, and a refusal in `counts`, where it cannot be read."""
     with archive.local() as path:
         try:
             with ZipFile(path) as opened:

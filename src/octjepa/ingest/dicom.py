@@ -282,6 +282,7 @@ def _institution(header: Dataset) -> str:
 
 
 def _header_fields(header: Dataset) -> HeaderFields:
+    """Identity and acquisition, verbatim."""
     return HeaderFields(
         person_id=_text(header, "PatientID"),
         person_name=_text(header, "PatientName"),

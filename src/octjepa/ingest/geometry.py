@@ -104,6 +104,7 @@ def resolve_geometry(sources: SpacingSources, shape: Shape, pattern: Pattern) ->
 
 
 def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometry:
+    """As `resolve_geometry`, without the check of the extent."""
     frames, _, columns = shape
     notes: list[str] = []
     depth, column, source, is_uncertain = _pixel_spacing(sources, notes)

@@ -97,6 +97,7 @@ def parse_region(text: str) -> str:
 
 
 def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | None, str]:
+    """(eye, the source that states it) from texts by source; disagreement and absence are noted."""
     stated = {source: eye for source, text in sources.items() if (eye := parse_laterality(text)) is not None}
     if not stated:
         notes.append("laterality_unknown")
@@ -140,6 +141,7 @@ def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
 
 
 def _header_person(header: HeaderFields, notes: list[str]) -> str:
+    """The person id of the header, pseudonymised where it holds a name; "" for none and for a placeholder."""
     person = clean_person_id(header.person_id)
     if person and is_placeholder(person):
         notes.append("person_id_placeholder")  # every file of an export may carry it: it is nobody's

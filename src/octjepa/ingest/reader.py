@@ -74,6 +74,7 @@ def read_volume(
 
 
 def _recognise_format(path: Path) -> str:
+    """The name of the format. Raises VolumeRejected: unknown_format, empty_file."""
     format = recognise(path)
     if format is not None:
         return format

@@ -155,6 +155,7 @@ def benjamini_hochberg(p: Sequence[float | None]) -> list[float | None]:
 
 
 def _over_family(p: Sequence[float | None], adjust: Callable[[np.ndarray], np.ndarray]) -> list[float | None]:
+    """`adjust` applied to the p-values that are known. Raises UsageError for one outside 0..1."""
     known = [index for index, value in enumerate(p) if value is not None]
     values = np.array([p[index] for index in known], dtype=np.float64)
     if ((values < 0) | (values > 1) | np.isnan(values)).any():

@@ -110,6 +110,7 @@ def _listed(names: pd.Index) -> str:
 
 
 def _eyes(column: pd.Series, path: Path, name: str) -> pd.Series:
+    """The eye of each row, "OD", "OS" or "" for both. Raises UsageError for any other text."""
     text = column.str.strip().str.lower()
     mapped = text.map(lambda value: "" if value in MISSING else _EYES.get(value))
     unknown = sorted(set(column[mapped.isna()]))
@@ -124,6 +125,7 @@ def _eyes(column: pd.Series, path: Path, name: str) -> pd.Series:
 def _unique(
     people: pd.Series, eyes: pd.Series, column: pd.Series, target: str, path: Path, notes: list[str]
 ) -> dict[tuple[str, str], str]:
+    """{(person, eye): label text}, with notes on repeated and missing labels. Raises UsageError where two differ."""
     found: dict[tuple[str, str], str] = {}
     disagreeing: set[tuple[str, str]] = set()
     repeated = missing = 0

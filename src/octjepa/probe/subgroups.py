@@ -167,6 +167,7 @@ def _without_group(target: Target, groups: np.ndarray, group: str) -> Target:
 
 
 def _why_not_measurable(target: Target, others: Target, person_ids: np.ndarray) -> str:
+    """Why a group cannot be tested by a model trained on the others; "" where it can."""
     people = len(set(person_ids[others.indices["test"]].tolist()))
     if people < MIN_PEOPLE:
         return f"{people} test people, at least {MIN_PEOPLE} are needed"

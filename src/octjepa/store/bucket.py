@@ -83,6 +83,7 @@ class BucketStorage:
         raise OctjepaError(f"the index of {self.url} changes faster than it can be read: try again in a minute")
 
     def _download_index(self, objects: list[remote.RemoteObject], folder: Path) -> Path:
+        """Downloads the index into `folder`, whole or not at all; old copies are removed. Raises OctjepaError."""
         for old in self._cache.iterdir():
             if old.name != "writing" and time.time() - old.stat().st_mtime > _OLD_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)

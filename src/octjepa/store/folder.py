@@ -80,6 +80,7 @@ class Store:
         self._load(folder)
 
     def _load(self, folder: Path) -> None:
+        """Reads the index from `folder`, with the journals of an ingest that was killed."""
         import pandas as pd
 
         self.path = folder
@@ -192,6 +193,7 @@ class Store:
         return self._read(volume_id, self.storage.verify)
 
     def _read(self, volume_id: str, verify: bool) -> CanonicalVolume:
+        """As `read`; `verify`: with the comparison of the hash."""
         entry = self.index.volumes.get(volume_id)
         if entry is None:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")

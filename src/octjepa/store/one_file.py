@@ -129,6 +129,7 @@ def _display_name(volume: OCTVolume, source: SourceFile) -> str:
 def _entry(
     volume: OCTVolume, result: CanonicalisationResult, source: SourceFile, file_state: FileState
 ) -> dict[str, Any]:
+    """The index entry of a volume: the columns of `octjepa.store.index`."""
     notes = (*volume.notes, *result.notes)
     name = _display_name(volume, source)
     dz, dy, dx = volume.spacing_mm

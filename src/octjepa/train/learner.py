@@ -161,6 +161,7 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
 
 
 def _load_state(state: Location, learner: Learner, fingerprint: str) -> int:
+    """Fills `learner` from a saved state and returns its update. Raises WrongCheckpointError: another fingerprint."""
     about = read_manifest(state)
     if about["fingerprint"] != fingerprint:
         raise WrongCheckpointError(

@@ -78,6 +78,7 @@ class MetricsBuffer:
         self._pending, self.must_go_back, self.skipped = None, False, skipped
 
     def _write(self, pending: _Pending | None) -> None:
+        """Writes the line of an update whose metrics have arrived; the guard and the alarms follow it."""
         if pending is None or self.must_go_back:  # updates after too many skipped ones will be taken back
             return
         if pending.copied is not None:

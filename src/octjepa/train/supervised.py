@@ -239,6 +239,7 @@ def take_step(learner: Learner, loss: Tensor, norm_limit: float, clip_norm: floa
 def _validate(
     task: SupervisedTask[Any], active: Sequence[Learner], update: int, journal: Journal | None, progress: Bar
 ) -> None:
+    """Validation losses of the active learners, to the learners, the journal and the progress bar."""
     losses = task.validate(active)
     for learner, loss in zip(active, losses, strict=True):
         if loss is not None:
@@ -278,6 +279,7 @@ class _LateFigures:
     def _settle(
         self, sent: tuple[int, list[Learner], Tensor | None, torch.Event | None, dict[str, Any]] | None
     ) -> None:
+        """Waits for the figures of an update, passes them to the learners and writes them into the journal."""
         if sent is None:
             return
         update, learners, host, event, values = sent

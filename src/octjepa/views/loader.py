@@ -237,6 +237,7 @@ def validation_batches(samples: ValidationDataset, batch: int) -> Iterator[Batch
 
 
 def _loader(dataset: Dataset[LoadedSample], positions: Sequence[range], workers: int) -> Iterator[Batch]:
+    """Batches of `dataset` at `positions`, in order; errors of worker processes are translated."""
     loader: DataLoader[Batch] = DataLoader(
         dataset,  # type: ignore[arg-type] # collate makes Batches of Items
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists

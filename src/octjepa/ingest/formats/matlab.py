@@ -61,6 +61,7 @@ def check_lengths(path: Path) -> None:
 
 
 def _check_compressed(file: BinaryIO, length: int, order: str) -> None:
+    """Raises ValueError where the compressed element at the position of `file` announces more than it can hold."""
     head = zlib.decompressobj().decompress(file.read(min(length, _TAG_WINDOW)), _TAG_WINDOW)
     if len(head) < 8:
         raise ValueError("a compressed element is empty")

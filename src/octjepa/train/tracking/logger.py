@@ -73,6 +73,7 @@ class TrackerThread:
             self._warn("did not take everything in time; the rest is left out")
 
     def _send(self, job: Callable[[Tracker], None] | None) -> None:
+        """Queues a job for the thread, which the first one starts; where the queue is full, it warns instead."""
         if self._failed.is_set():
             return
         if self._thread is None:

@@ -38,6 +38,7 @@ def draw(batch: Batch, recipe: Recipe) -> UInt8[np.ndarray, "H W 3"]:
 
 
 def _draw_sample(batch: Batch, sample: int, recipe: Recipe, slabs: np.ndarray) -> list[UInt8[np.ndarray, "H W 3"]]:
+    """The two strips of one sample."""
     index, context, target = (field[sample].numpy() for field in (batch.grid_index, batch.context, batch.target))
     visible = np.isin(np.arange(len(index)), context)
     predicted = np.isin(np.arange(len(index)), target)

@@ -36,6 +36,7 @@ _CONTEXT = "OphthalmicAcquisitionContext"
 
 
 def _root(path: Path) -> Element:
+    """The root element of an export. Raises VolumeRejected: size_implausible, broken_header, truncated."""
     if file_size(path) > _MAX_XML_BYTES:
         raise rejection("size_implausible", f"an XML of more than {_MAX_XML_BYTES >> 20} MiB")
     raw = path.read_bytes()
