@@ -135,7 +135,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
-    """The result of one task. Raises UsageError: its machine does not see store or sources; OctjepaError: Ray failed."""
+    """The result of one task. Raises UsageError: its machine sees no store or no sources; OctjepaError: Ray failed."""
     lost = (
         ray.exceptions.WorkerCrashedError,
         ray.exceptions.NodeDiedError,

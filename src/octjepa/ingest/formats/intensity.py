@@ -58,7 +58,7 @@ def _refuse_labels(values: np.ndarray) -> None:
 
 
 def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "..."]:
-    """Floats to 8 bit: whole numbers in 0..255 as they are, others scaled; infinities become the extremes, NaN the minimum.
+    """Floats to 8 bit: whole numbers in 0..255 as they are, others scaled; NaN becomes the minimum.
 
     Raises VolumeRejected unsupported_pixels: one value only, or none that is finite.
     """
