@@ -1,8 +1,9 @@
-"""Lines and files of src by package, and of the reading set: what one reads from `octjepa pretrain` to the loss.
+"""Lines and files of src by package, and of two reading sets: what one reads to understand the whole path of something.
 
     .venv/bin/python -m benchmarks reading_set [--json]
 
-The reading set is stated here, in the order of reading; the command fails where a file of it is missing.
+One goes from `octjepa pretrain` to the loss of an update, the other from a DICOM file by ingest, store, embedding and
+probe to a figure. They are stated here in the order of reading; the command fails where a file of them is missing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,54 @@ READING_SET = (
 )
 
 
+SCAN_TO_FIGURE = (
+    "cli/data.py",  # octjepa ingest
+    "store/build.py",  # the job
+    "ingest/sources.py",  # which files
+    "ingest/listing.py",
+    "ingest/search.py",
+    "ingest/manifest.py",
+    "ingest/source_file.py",
+    "store/one_file.py",  # what a worker does with one of them
+    "ingest/reader.py",  # a file to a volume
+    "ingest/formats/__init__.py",
+    "ingest/dicom.py",
+    "ingest/frames.py",
+    "ingest/raw_scan.py",
+    "ingest/pixels.py",
+    "ingest/encapsulated.py",
+    "ingest/identity.py",
+    "ingest/orientation.py",
+    "ingest/geometry.py",
+    "ingest/protocols.py",
+    "volume.py",
+    "store/canonical.py",  # a volume on the canonical grid
+    "store/fill.py",
+    "store/resample.py",
+    "store/surfaces.py",
+    "store/storage.py",
+    "store/folder.py",
+    "store/index.py",
+    "cli/results.py",  # octjepa embed, octjepa probe
+    "embed/embedding.py",
+    "embed/shard.py",
+    "checkpoint/encoder.py",
+    "checkpoint/pooling.py",
+    "embed/table.py",
+    "probe/probe.py",
+    "probe/labels.py",
+    "probe/targets.py",
+    "probe/aggregation.py",
+    "probe/features.py",
+    "probe/linear_knn.py",
+    "probe/calibration.py",
+    "probe/results.py",
+    "metrics/scores.py",
+    "metrics/bootstrap.py",  # the figure and its interval
+    "metrics/intervals.py",
+)
+
+
 def count_lines(path: Path) -> int:
     """Lines of one file."""
     return len(path.read_text(encoding="utf-8").splitlines())
@@ -49,27 +98,34 @@ def count_packages(root: Path = ROOT) -> dict[str, tuple[int, int]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the two tables; exit code 1 where a file of the reading set is missing."""
-    missing = [name for name in READING_SET if not (ROOT / name).is_file()]
+    """Prints the tables; exit code 1 where a file of a reading set is missing."""
+    missing = [name for name in READING_SET + SCAN_TO_FIGURE if not (ROOT / name).is_file()]
     if missing:
         print(f"reading_set: {', '.join(missing)} is not in {ROOT}: state the new file here", file=sys.stderr)
         return 1
     packages = count_packages()
-    reading = {name: count_lines(ROOT / name) for name in READING_SET}
+    sets = {
+        name: {file: count_lines(ROOT / file) for file in files}
+        for name, files in (("reading_set", READING_SET), ("scan_to_figure", SCAN_TO_FIGURE))
+    }
     src = {
         name: sum(column) for name, column in zip(("lines", "files"), zip(*packages.values(), strict=True), strict=True)
     }
     if arguments == ["--json"]:
         named = {package: {"lines": lines, "files": files} for package, (lines, files) in packages.items()}
-        total = {"lines": sum(reading.values()), "files": len(reading)}
-        print(json.dumps({"src": src, "packages": named, "reading_set": {**total, "by_file": reading}}))
+        counted = {
+            name: {"lines": sum(files.values()), "files": len(files), "by_file": files} for name, files in sets.items()
+        }
+        print(json.dumps({"src": src, "packages": named, **counted}))
         return 0
     for package, (lines, files) in packages.items():
-        print(f"{package:22}{lines:7} lines {files:5} files")
-    print(f"{'src':22}{src['lines']:7} lines {src['files']:5} files\n")
-    for name, lines in reading.items():
-        print(f"{name:22}{lines:7} lines")
-    print(f"{'reading set':22}{sum(reading.values()):7} lines {len(reading):5} files")
+        print(f"{package:28}{lines:7} lines {files:5} files")
+    print(f"{'src':28}{src['lines']:7} lines {src['files']:5} files")
+    for name, reading in sets.items():
+        print()
+        for file, lines in reading.items():
+            print(f"{file:28}{lines:7} lines")
+        print(f"{name:28}{sum(reading.values()):7} lines {len(reading):5} files")
     return 0
 
 

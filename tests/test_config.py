@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from octjepa.config import load_recipe, parse_yaml, recipe_from, recipe_names, science_hash, to_yaml
+from octjepa.config import PRETRAINING, load_recipe, parse_yaml, science_hash, to_yaml
 from octjepa.errors import RecipeError
 from octjepa.recipe import CheckpointRecipe, MachineRecipe, Preprocessing, Recipe
 
@@ -245,15 +245,15 @@ def test_a_recipe_cannot_be_changed_in_position(minimal: Path) -> None:
 
 def test_the_reference_recipes_are_shipped() -> None:
     reference = {"smoke_test", "pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain"}
-    assert reference <= set(recipe_names())
+    assert reference <= set(PRETRAINING.names())
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", PRETRAINING.names())
 def test_every_shipped_recipe_loads_and_is_called_like_its_file(name: str) -> None:
     assert load_recipe(name).name == name
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", PRETRAINING.names())
 def test_a_resolved_recipe_reads_back_equal(tmp_path: Path, name: str) -> None:
     recipe = load_recipe(name)
     again = load_recipe(written(tmp_path, to_yaml(recipe)))
@@ -346,4 +346,4 @@ def test_token_and_mask_counts_of_the_minimal_recipe(minimal: Path) -> None:
 
 def test_plain_data_is_refused_under_the_name_it_came_by() -> None:
     with pytest.raises(RecipeError, match=re.escape("recipe a checkpoint's recipe is refused")):
-        recipe_from({"name": "x"}, "a checkpoint's recipe")
+        PRETRAINING.read({"name": "x"}, "a checkpoint's recipe")

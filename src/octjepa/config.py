@@ -152,19 +152,9 @@ def _nearest(model: type[BaseModel], location: list[str]) -> str:
 PRETRAINING = RecipeKind(Recipe, Path(str(files("octjepa"))) / "recipes", "recipe", "train.base_lr=1e-4")
 
 
-def recipe_names() -> list[str]:
-    """Names of the pretraining recipes that come with the package."""
-    return PRETRAINING.names()
-
-
 def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe of pretraining, as `RecipeKind.load`. Raises RecipeError."""
     return PRETRAINING.load(name_or_path, overrides)
-
-
-def recipe_from(data: dict[str, Any], where: str) -> Recipe:
-    """Plain data -> Recipe. Raises RecipeError listing every fault at once."""
-    return PRETRAINING.read(data, where)
 
 
 def stored_recipe(data: dict[str, Any], where: str) -> Recipe:

@@ -89,9 +89,9 @@ def test_every_shipped_recipe_plans(recipe: str) -> None:
 
 
 def test_no_recipe_is_left_out_here() -> None:
-    from octjepa.config import recipe_names
+    from octjepa.config import PRETRAINING
 
-    assert set(recipe_names()) == set(RECIPES)
+    assert set(PRETRAINING.names()) == set(RECIPES)
 
 
 def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from octjepa.config import load_recipe, recipe_names
+from octjepa.config import PRETRAINING, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
@@ -76,9 +76,9 @@ def test_commands_options_and_recipes_exist(cli_commands: dict[str, Any]) -> Non
                 option = word.strip("[]").partition("=")[0]
                 assert not option.startswith("--") or option in known, f"{message}: no option {option}"
                 if option == "--recipe" and re.fullmatch(r"[a-z][a-z0-9_]*", rest[number + 1]):
-                    assert rest[number + 1] in recipe_names(), f"{message}: no recipe {rest[number + 1]}"
+                    assert rest[number + 1] in PRETRAINING.names(), f"{message}: no recipe {rest[number + 1]}"
             if verb in {"pretrain", "plan"} and rest and re.fullmatch(r"[a-z][a-z0-9_]*", rest[0]):
-                assert rest[0] in recipe_names(), f"{message}: no recipe {rest[0]}"
+                assert rest[0] in PRETRAINING.names(), f"{message}: no recipe {rest[0]}"
                 given = re.findall(r"""["']?([a-z_]+\.[a-z_]+=(?:\[[^\]]*\]|[^\s"'.]+))["']?""", line)
                 load_recipe(rest[0], given)  # refuses a key or a value that is none
             if verb == "finetune" and rest and re.fullmatch(r"[a-z][a-z0-9_]*", rest[0]):

@@ -14,7 +14,7 @@ import torch
 from bucket_servers import Bucket, bucket_of, s3_server
 from faulty_proxy import Fault
 from oct_dicom import make_dataset, retina, save
-from octjepa.config import recipe_from
+from octjepa.config import PRETRAINING
 from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
 from octjepa.remote import join
@@ -31,7 +31,7 @@ SHARE = 0.05
 
 
 def recipe_of(**machine: Any) -> Recipe:
-    return recipe_from(
+    return PRETRAINING.read(
         {
             "name": "failing",
             "data": {"strategy": "multi_domain"},

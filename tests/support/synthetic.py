@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from octjepa.config import recipe_from
+from octjepa.config import PRETRAINING
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.storage import DiskStorage
@@ -24,7 +24,7 @@ def small_recipe(**sections: dict) -> Recipe:
     }
     for name, values in sections.items():
         data[name] = {**data.get(name, {}), **values}
-    return recipe_from(data, "of the test")
+    return PRETRAINING.read(data, "of the test")
 
 
 def volume(preprocessing: Preprocessing, number: int = 0) -> CanonicalVolume:

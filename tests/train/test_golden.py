@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.config import recipe_from
+from octjepa.config import PRETRAINING
 from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.objective.methods.vjepa import VJEPA
@@ -49,7 +49,7 @@ TOLERANCE = 1e-4
 
 
 def recipe_of(objective: dict[str, Any]) -> Recipe:
-    return recipe_from(
+    return PRETRAINING.read(
         {
             "name": "golden",
             "data": {"strategy": "multi_domain"},

@@ -27,18 +27,8 @@ _DEVICE_WORDS = {
     "cirrus": "zeiss_cirrus",
     "zeiss": "zeiss_cirrus",
 }
-_EYES: dict[str, Laterality] = {
-    "R": "OD",
-    "RIGHT": "OD",
-    "OD": "OD",
-    "RE": "OD",
-    "RECHTS": "OD",
-    "L": "OS",
-    "LEFT": "OS",
-    "OS": "OS",
-    "LE": "OS",
-    "LINKS": "OS",
-}
+_RIGHT, _LEFT = ("R", "RIGHT", "OD", "RE", "RECHTS"), ("L", "LEFT", "OS", "LE", "LINKS")
+_EYES: dict[str, Laterality] = {**dict.fromkeys(_RIGHT, "OD"), **dict.fromkeys(_LEFT, "OS")}
 _FOUR = re.compile(r"\d{4}")
 _NO_YEAR = re.compile(r"(?!19|20)\d{4}")
 _PREFIX = re.compile(r"\s*AI-?READI", re.IGNORECASE)

@@ -206,13 +206,16 @@ def collate(items: Sequence[LoadedSample]) -> Batch:
     """Samples stacked along a new batch axis."""
     ids, samples, unreadable, retried = zip(*items, strict=True)
     *fields, further_masks = zip(*samples, strict=True)
-    *tokens, context, target = (torch.from_numpy(np.stack(field)) for field in fields)
+    context_view, target_view, positions, grid_index, tissue, context, target = (
+        torch.from_numpy(np.stack(field)) for field in fields
+    )
     for mask in zip(*further_masks, strict=True):  # the same number of every sample
         further_context, further_target = (torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True))
         context, target = torch.cat([context, further_context]), torch.cat([target, further_target])  # [r, n], [r, m]
     return Batch(
-        *tokens, context, target, tuple(ids), tuple(pair for pairs in unreadable for pair in pairs), sum(retried)
-    )
+        context_view, target_view, positions, grid_index, tissue, context, target, tuple(ids),
+        tuple(pair for pairs in unreadable for pair in pairs), sum(retried),
+    )  # fmt: skip
 
 
 def training_batches(
