@@ -137,7 +137,7 @@ class ProbeTask(SupervisedTask[ProbeBatch]):
 
 
 @PROBES.register("mlp")
-def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 0.0, seed: int = 0) -> ProbeFit:
+def mlp(space: FeatureSpace, target: Target, selection: Selection, smoothing: float = 0.0, seed: int = 0) -> ProbeFit:
     """MLP on pooled features, one hidden layer of 64."""
     volumes = np.concatenate([target.indices[split] for split in ("train", "val", "test")])
     features = space.train.shape[1]
@@ -150,8 +150,11 @@ def mlp(space: FeatureSpace, target: Target, how: Selection, smoothing: float = 
         return torch.from_numpy(table[position[some]])
 
     train = np.sort(target.indices["train"])
-    (probed,) = _fit(read, [target], [how], train, lambda task, n: MLP(features, task, n), "mlp", smoothing, seed)
-    return probed
+
+    def build(task: Task, classes: int) -> nn.Module:
+        return MLP(features, task, classes)
+
+    return _fit(read, [target], [selection], train, build, "mlp", smoothing, seed)[0]
 
 
 @TOKEN_PROBES.register("attentive")
@@ -161,7 +164,7 @@ def attentive(
     volume_ids: Sequence[str],
     train: Volumes,
     targets: Sequence[Target],
-    hows: Sequence[Selection],
+    selections: Sequence[Selection],
     smoothing: float = 0.0,
     seed: int = 0,
 ) -> list[ProbeFit]:
@@ -182,7 +185,7 @@ def attentive(
     def build(task: Task, classes: int) -> nn.Module:
         return AttentiveProbe(mean, std, task, classes)
 
-    return _fit(read, targets, hows, train, build, "attentive", smoothing, seed)
+    return _fit(read, targets, selections, train, build, "attentive", smoothing, seed)
 
 
 def _token_scale(volumes: Iterable[np.ndarray]) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
@@ -217,7 +220,7 @@ def predictions(read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volume
 def _fit(
     read: Read,
     targets: Sequence[Target],
-    hows: Sequence[Selection],
+    selections: Sequence[Selection],
     train: Volumes,
     build: Build,
     kind: str,
@@ -234,20 +237,20 @@ def _fit(
         table = 1 + max(int(rows.max(initial=0)) for rows in (train, *(v for t in targets for v in t.indices.values())))
         fits = [
             fit
-            for target, how in zip(targets, hows, strict=True)
-            for fit in _fits(target, how, build, kind, epoch_updates, seed, table)
+            for target, selection in zip(targets, selections, strict=True)
+            for fit in _fits(target, selection, build, kind, epoch_updates, seed, table)
         ]
         task = ProbeTask(read, fits, train, smoothing, seed)
         train_supervised(task, [fit.learner for fit in fits], settings, Runtime("fp32"))
     held_out = dict(zip(fits, predictions(read, fits, [fit.held_out for fit in fits]), strict=True))
     test = dict(zip(fits, predictions(read, fits, [fit.target.indices["test"] for fit in fits]), strict=True))
-    probed = []
-    for target, how in zip(targets, hows, strict=True):
+    probe_fits = []
+    for target, selection in zip(targets, selections, strict=True):
         own = [fit for fit in fits if fit.target is target]
         shift = np.zeros(max(1, len(target.classes)))
-        if how.by == "val":
+        if selection.by == "val":
             _, shift = select_setting(target, target.values["val"], [held_out[own[0]]])
-        elif how.by == "cv":
+        elif selection.by == "cv":
             order = np.argsort(np.concatenate([fit.held_out for fit in own]))
             of_train = np.concatenate([held_out[fit] for fit in own])[order]  # of the training volumes, ascending
             back = np.argsort(np.argsort(target.indices["train"]))
@@ -256,14 +259,14 @@ def _fit(
         epochs = [
             (fit.learner.best_update if len(fit.held_out) else fit.learner.updates) // epoch_updates for fit in own
         ]
-        probed.append(
+        probe_fits.append(
             ProbeFit(calibrated_predictions(target, mean, shift), float(np.mean(epochs)), epochs.count(EPOCHS))
         )
-    return probed
+    return probe_fits
 
 
 def _fits(
-    target: Target, how: Selection, build: Build, kind: str, epoch_updates: int, seed: int, table: int
+    target: Target, selection: Selection, build: Build, kind: str, epoch_updates: int, seed: int, table: int
 ) -> Iterator[NetworkFit]:
     """A network for the whole training split, or one for each fold, which it never sees; `table` counts all volumes."""
     train, values = target.indices["train"], target.values["train"]
@@ -271,8 +274,8 @@ def _fits(
     for split in ("train", "val"):
         truth[target.indices[split]] = target.values[split]
     parts: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(len(train), bool), target.indices["val"])]
-    if how.by == "cv":
-        parts = [(how.folds != number, train[how.folds == number]) for number in np.unique(how.folds)]
+    if selection.by == "cv":
+        parts = [(selection.folds != number, train[selection.folds == number]) for number in np.unique(selection.folds)]
     for number, (inside, outside) in enumerate(parts):
         name = f"{kind} {target.name} {number}"
         torch.manual_seed(keys.key(seed, "probe", name))
@@ -283,7 +286,7 @@ def _fits(
             weight = torch.from_numpy(class_weights(values[inside], len(target.classes)).astype(np.float32))
         else:
             scale = float(values[inside].mean()), float(values[inside].std()) or 1.0
-        held_out = outside if how.by != "fixed" else outside[:0]
+        held_out = outside if selection.by != "fixed" else outside[:0]
         epochs = EPOCHS if len(held_out) else UNWATCHED_EPOCHS
         learner = Learner(name, network, optimizer, epochs * epoch_updates, patience=PATIENCE)
         yield NetworkFit(target, learner, np.isin(np.arange(table), train[inside]), held_out, truth, weight, scale)
