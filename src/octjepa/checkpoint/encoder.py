@@ -37,8 +37,8 @@ from octjepa.volume import OCTVolume
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 FORWARD_TOKENS = 8192  # of all volumes in a forward pass: memory is bounded whatever the grid
 TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
-PREFIXES = {"target": "target_encoder.", "student": "context_encoder."}  # of the two encoders' weights
 Which = Literal["target", "student"]
+PREFIXES: dict[Which, str] = {"target": "target_encoder.", "student": "context_encoder."}  # of their weights' names
 _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
 
 
@@ -186,9 +186,7 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
 
 def _named_encoder(name: Any, recipe: Recipe, weights: Mapping[str, torch.Tensor]) -> Which:
     """The encoder that the checkpoint names; of an exported or a tuned one, the only one there is."""
-    present: list[Which] = [
-        which for which, prefix in PREFIXES.items() if any(key.startswith(prefix) for key in weights)
-    ]  # type: ignore[misc]
+    present = [which for which, prefix in PREFIXES.items() if any(key.startswith(prefix) for key in weights)]
     if len(present) == 1:
         return present[0]
     return "student" if (name or recipe.exported_encoder) == "student" else "target"
