@@ -1,6 +1,7 @@
 """Reads a recipe by name or path, with dotted overrides, into a frozen model, or raises a `RecipeError` with reasons.
 
 YAML 1.1 reads `1e-4` as text; the loader here reads it as the number it is (YAML 1.2). A key given twice is refused.
+A file may extend another recipe: `extends: tiny_cpu`, or a path relative to the file; its own keys take precedence.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from octjepa.errors import RecipeError
 from octjepa.recipe import Recipe
 
 Model = TypeVar("Model", bound=BaseModel)
+_SUFFIXES = {".yaml", ".yml"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,14 +86,39 @@ class RecipeKind(Generic[Model]):
             self._apply(data, override)
         return self.read(data, str(name_or_path))
 
-    def parse(self, name_or_path: str | Path) -> dict[str, Any]:
-        """The keys of a recipe's file and its name, unchecked. Raises RecipeError: no such recipe, not YAML."""
+    def parse(self, name_or_path: str | Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+        """The keys of a recipe's file, those of the recipes that it extends below them, and its name; unchecked.
+
+        Raises RecipeError: no such recipe, not YAML, a recipe that extends itself.
+        """
+        path = self.path_of(name_or_path)
+        if path.resolve() in extended_by:
+            circle = " -> ".join(one.name for one in (*extended_by, path))
+            raise RecipeError(f"{path} extends itself ({circle}): take one `extends` out")
+        data = self._read(path)
+        base = data.pop("extends", None)
+        if base is not None:
+            if not isinstance(base, str):
+                raise RecipeError(f"{path}: extends names one recipe, by its name or path, not {base!r}")
+            beside = path.parent / base  # absolute paths stay
+            found = beside if beside.suffix in _SUFFIXES else base
+            below = self.parse(found, (*extended_by, path.resolve()))
+            below.pop("name")
+            data = _merged(below, data)
+        data.setdefault("name", path.stem)
+        return data
+
+    def path_of(self, name_or_path: str | Path) -> Path:
+        """The file of a recipe. Raises RecipeError where there is none."""
         path = Path(name_or_path)
-        if path.suffix not in {".yaml", ".yml"}:
+        if path.suffix not in _SUFFIXES:
             path = self.folder / f"{name_or_path}.yaml"
         if not path.is_file():
             expected = f"give the path of a .yaml file, {self.alternative}or one of {', '.join(self.names())}"
             raise RecipeError(f"no {self.noun} {str(name_or_path)!r}: {expected}")
+        return path
+
+    def _read(self, path: Path) -> dict[str, Any]:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +126,6 @@ class RecipeKind(Generic[Model]):
         data = parse_yaml(text, str(path))
         if not isinstance(data, dict):
             raise RecipeError(f"{path} holds {type(data).__name__}, expected a mapping of the keys of a {self.noun}")
-        data.setdefault("name", path.stem)
         return data
 
     def read(self, data: dict[str, Any], where: str) -> Model:
@@ -123,6 +149,15 @@ class RecipeKind(Generic[Model]):
             if not isinstance(section, dict):
                 raise RecipeError(f"override {override!r}: {part!r} is a value, not a section")
         section[parts[-1]] = parse_yaml(text, f"override {override!r}") if text.strip() else None
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`below` with the keys of `above`, section by section; anything but a section is replaced as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _merged(below[key], value) if both else value
+    return merged
 
 
 def _fault(model: type[BaseModel], item: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def print_checks(payload: Mapping[str, Any], as_json: bool) -> None:
             lines.append(("", "", f"expected: {check['expected']}"))
         if check["to_do"]:
             lines.append(("", "", check["to_do"]))
-    _print_table(lines)
+    print_table(lines)
     sys.stdout.flush()
 
 
@@ -115,10 +115,10 @@ def _print_probe_table(results: Sequence[Mapping[str, Any]], primary: Collection
         (*(str(result[key]) for key in columns), interval(result), str(result["n"]))
         for result in sorted(chosen, key=order)
     ]
-    _print_table([(*columns, "value [95 %]", "n"), *cells])
+    print_table([(*columns, "value [95 %]", "n"), *cells])
 
 
-def _print_table(lines: Iterable[Sequence[str]]) -> None:
+def print_table(lines: Iterable[Sequence[str]]) -> None:
     """Aligned columns, never wrapped: the output may be piped."""
     lines = list(lines)
     from rich.console import Console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -29,7 +30,6 @@ app = typer.Typer(
     cls=Verbs,
     help="From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,5 +57,12 @@ def _octjepa(
     show: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also tell on stderr what was chosen and what is tried again.")
+    ] = False,
 ) -> None:
     """From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check."""
+    if verbose:
+        log = logging.getLogger("octjepa")
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler())
