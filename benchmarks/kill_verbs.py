@@ -5,6 +5,7 @@
 Inputs are small (tests/support/verbs.py), so that hundreds of lives take an hour. Each life is a forked process that
 runs the command; then the same command runs undisturbed (`finetune` with --resume where it had begun). At the end all
 files are compared with those of a run that was never touched, times left out, and nothing hidden may be left.
+Counts are saved after every life, and the same command goes on with those that are missing.
 
     at_every_write     kill -9 right before the n-th write of a life, for every n
     full_disk          every write from the n-th on fails with ENOSPC: one line for the user, then the same again
@@ -38,6 +39,7 @@ from octjepa.files import write_json
 from verbs import Inputs, Verb, differences, import_all, left_over
 
 Cell = dict[str, Any]
+Save = Callable[[], None]
 
 
 class Matrix:
@@ -61,9 +63,6 @@ class Matrix:
         life.mkdir()
         return life
 
-    def _cell(self) -> Cell:
-        return {"lives": 0, "ends_that_differ": 0, "unclear": 0, "hangs": 0, "first_fault": ""}
-
     def _check(self, found: Cell, life: Path, disturbed: End, is_clear: bool) -> None:
         """Counts one disturbed life: begins the command again and compares what it ends with."""
         again = self._live(life)
@@ -79,22 +78,29 @@ class Matrix:
         shutil.rmtree(life)
 
     def at_writes(
-        self, disturb: Callable[[Path, int], Callable[[], None]], step: int, is_clear: Callable[[End], bool]
-    ) -> Cell:
-        """A life for every write, or every `step`-th."""
-        found, number = self._cell(), 0
-        while True:
-            life = self._new_life()
+        self,
+        found: Cell,
+        save: Save,
+        disturb: Callable[[Path, int], Callable[[], None]],
+        step: int,
+        is_clear: Callable[[End], bool],
+    ) -> None:
+        """A life for every write, or every `step`-th, on from the last one in `found`."""
+        while "writes" not in found:
+            life, number = self._new_life(), found["lives"] * step
             end = self._live(life, disturb(life, number))
             if end.code == 0 and not differences(life, self.whole):  # it ended before its n-th write: all are done
                 shutil.rmtree(life)
-                return found | {"writes": number}
-            self._check(found, life, end, is_clear(end))
-            number += step
+                found["writes"] = number
+            else:
+                self._check(found, life, end, is_clear(end))
+            save()
 
-    def at_random(self, signal_number: int, lives: int, is_clear: Callable[[End], bool]) -> Cell:
+    def at_random(
+        self, found: Cell, save: Save, signal_number: int, lives: int, is_clear: Callable[[End], bool]
+    ) -> None:
         """Signals at random moments until `lives` have met a living process."""
-        found = self._cell()
+        self.rng = random.Random(f"{self.verb.name} {signal_number} {found['lives']}")
         while found["lives"] < lives:
             life, after = self._new_life(), self.rng.uniform(0, self.seconds)
             end = self._live(life, after_seconds=after, number=signal_number)
@@ -103,14 +109,15 @@ class Matrix:
                 self.seconds = 0.8 * self.seconds + 0.2 * end.seconds
             else:
                 self._check(found, life, end, is_clear(end))
-        return found
+                save()
 
-    def once(self, before: Callable[[], None], is_clear: Callable[[End], bool]) -> Cell:
+    def once(self, found: Cell, save: Save, before: Callable[[], None], is_clear: Callable[[End], bool]) -> None:
         """One life with `before`."""
-        found, life = self._cell(), self._new_life()
-        end = self._live(life, before)
-        self._check(found, life, end, is_clear(end))
-        return found
+        if not found["lives"]:
+            life = self._new_life()
+            end = self._live(life, before)
+            self._check(found, life, end, is_clear(end))
+            save()
 
 
 def is_killed(end: End) -> bool:
@@ -123,28 +130,32 @@ def is_stopped(end: End) -> bool:
     return "Traceback" not in end.message and (end.code == -signal.SIGHUP or (end.code == 143 and bool(end.message)))
 
 
-def measure(verb: Verb, work: Path, kills: int, step: int, save: Callable[[dict[str, Any]], None]) -> None:
-    """All cells of a verb, each saved as soon as it is full."""
+def measure(verb: Verb, work: Path, kills: int, step: int, known: dict[str, Any], save: Save) -> None:
+    """Fills the cells of a verb in `known`, and saves after each life."""
     matrix = Matrix(verb, work)
-    found: dict[str, Any] = {"every_nth_write": step, "seconds_of_an_untouched_life": round(matrix.seconds, 2)}
+    if known.get("every_nth_write") != step:
+        known.clear()
+    known |= {"every_nth_write": step, "seconds_of_an_untouched_life": round(matrix.seconds, 2)}
 
-    def refused(number: int) -> Callable[[], Cell]:
-        return lambda: matrix.at_writes(lambda life, n: fail_from_write(life, n, number), step, lambda end: end.clear)
+    def refused(number: int) -> Callable[[Cell], None]:
+        return lambda cell: matrix.at_writes(
+            cell, save, lambda life, n: fail_from_write(life, n, number), step, lambda end: end.clear
+        )
 
-    cells: dict[str, Callable[[], Cell]] = {
-        "at_every_write": lambda: matrix.at_writes(die_at_write, step, is_killed),
+    cells: dict[str, Callable[[Cell], None]] = {
+        "at_every_write": lambda cell: matrix.at_writes(cell, save, die_at_write, step, is_killed),
         "full_disk": refused(errno.ENOSPC),
         "no_rights": refused(errno.EACCES),
-        "open_files": lambda: matrix.once(few_open_files(64), lambda end: end.code == 0 or end.clear),
-        "closed_output": lambda: matrix.once(close_stdout, lambda end: "Traceback" not in end.message),
-        "hung_up": lambda: matrix.at_random(signal.SIGHUP, max(1, kills // 10), is_stopped),
-        "at_random_moments": lambda: matrix.at_random(signal.SIGKILL, kills, is_killed),
+        "open_files": lambda cell: matrix.once(cell, save, few_open_files(64), lambda end: end.code == 0 or end.clear),
+        "closed_output": lambda cell: matrix.once(cell, save, close_stdout, lambda end: "Traceback" not in end.message),
+        "hung_up": lambda cell: matrix.at_random(cell, save, signal.SIGHUP, max(1, kills // 10), is_stopped),
+        "at_random_moments": lambda cell: matrix.at_random(cell, save, signal.SIGKILL, kills, is_killed),
     }
-    for name, cell in cells.items():
+    for name, fill in cells.items():
         started = time.monotonic()
-        found[name] = cell()
-        save(found)
-        print(f"{verb.name} {name} {time.monotonic() - started:.0f} s: {json.dumps(found[name])}", flush=True)
+        cell = known.setdefault(name, {"lives": 0, "ends_that_differ": 0, "unclear": 0, "hangs": 0, "first_fault": ""})
+        fill(cell)
+        print(f"{verb.name} {name} {time.monotonic() - started:.0f} s: {json.dumps(cell)}", flush=True)
 
 
 def main() -> None:
@@ -161,13 +172,17 @@ def main() -> None:
         verbs = Inputs.make(work / "inputs").verbs()
         import_all()
         for verb in given.verb or verbs:
+            found = _read(given.out).get(verb, {})
 
-            def save(found: dict[str, Any], verb: str = verb) -> None:
+            def save(found: dict[str, Any] = found, verb: str = verb) -> None:
                 if given.out:  # read anew: verbs may be measured by several processes
-                    known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
-                    write_json(given.out, known | {verb: found})
+                    write_json(given.out, _read(given.out) | {verb: found})
 
-            measure(verbs[verb], work / verb, given.kills, given.step, save)
+            measure(verbs[verb], work / verb, given.kills, given.step, found, save)
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
 
 
 if __name__ == "__main__":
