@@ -10,10 +10,12 @@ import pytest
 from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, generate_uid
 
+from bucket_servers import Bucket
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
 from octjepa.ingest import describe_file, discover, read_volume
 from octjepa.recipe import Preprocessing
+from octjepa.remote import join, put_bytes
 from octjepa.store import Store, build_store
 
 PIXELS = retina(8)
@@ -174,3 +176,25 @@ def test_folders_of_whole_scans_are_no_series(tmp_path: Path) -> None:
     for number in range(5):
         save(make_dataset(retina(6, seed=number)), tmp_path / "set" / f"{number}.dcm")
     assert len(discover([tmp_path / "set"]).files) == 5
+
+
+def test_a_series_in_a_bucket_is_read_as_from_a_folder(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write(tmp_path / "P7", plain, list(range(8)))
+    whole = save(make_dataset(PIXELS), tmp_path / "P8.dcm")
+    for path in folder.iterdir():
+        put_bytes(path.read_bytes(), join(bucket.url, "set", "P7", path.name))
+    for number in range(5):
+        put_bytes(whole.read_bytes(), join(bucket.url, "set", "P8", f"{number}.dcm"))
+    found = discover([join(bucket.url, "set")]).files
+    assert [file.name for file in found] == ["P7", *(f"P8/{number}.dcm" for number in range(5))]
+    with found[0].local() as path:
+        volume = read_volume(path, dataset_path=found[0].dataset_path, member=found[0].member)
+    np.testing.assert_array_equal(volume.pixels, PIXELS)
+    assert "assembled_from_files=8" in volume.notes
+    before = found[0].state()
+    bucket.proxy.requests.clear()
+    again = discover([join(bucket.url, "set")]).files
+    assert (again[0].key, again[0].state()) == (found[0].key, before)
+    assert len(bucket.proxy.requests) <= 8  # the headers are not fetched again
+    put_bytes((folder / "IM0").read_bytes() + b"\0\0", join(bucket.url, "set", "P7", "IM0"))
+    assert discover([join(bucket.url, "set")]).files[0].state() != before

@@ -84,6 +84,13 @@ def test_deep_signed_inverted_and_coloured_greys(tmp_path: Path) -> None:
     ds.RescaleSlope, ds.RescaleIntercept = 2, -5
     assert "rescaled" in read_volume(save(ds, tmp_path / "e.dcm")).notes
 
+    padded = twelve.astype(np.int16)
+    padded[:, :3] = -32768  # what PixelPaddingValue usually is
+    volume = read_volume(save(make_dataset(padded), tmp_path / "f.dcm"))
+    assert {"scaled_from_12_bit", "fill_value"} <= set(volume.notes)
+    assert np.abs(volume.pixels.astype(int) - PIXELS)[:, 3:].max() <= 1
+    assert not volume.pixels[:, :3].any()
+
 
 def test_one_broken_frame_is_a_recorded_gap_and_two_are_too_many(tmp_path: Path) -> None:
     frames = encode(PIXELS, JPEG2000Lossless)

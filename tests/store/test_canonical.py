@@ -122,6 +122,41 @@ def test_registration_fill_changes_neither_band_nor_contrast() -> None:
     assert made.volume.pixels[:, :20].max() < 120
 
 
+def test_a_black_vitreous_is_no_fill() -> None:
+    """A threshold or a mask sets all above the retina to zero; nothing of it lies in the tissue's brightness."""
+    from octjepa.store.canonical import canonicalise
+
+    clean = eye(curve=10)
+    x = np.linspace(-1, 1, COLUMNS)
+    ilm = BRUCH_ROW - 31 + 10 * x**2 + 0.3 * np.arange(FRAMES)[:, None]
+    above = np.arange(ROWS)[None, :, None] < ilm[:, None]
+    black = np.where(above, 0, np.maximum(clean.pixels, 8)).astype(np.uint8)
+    made, reference = canonicalise(eye(pixels=black), PREPROCESSING), canonicalise(clean, PREPROCESSING)
+    assert "fill_masked" not in made.notes
+    inside = made.volume.band[0] >= 0
+    assert np.abs(made.volume.band.astype(int) - reference.volume.band)[:, inside].mean() < 1
+    noisy = np.maximum(clean.pixels, 8)  # a background that is not dark, with fill above it
+    noisy[:, :30] = 0
+    filled = canonicalise(eye(pixels=noisy), PREPROCESSING)
+    assert "fill_masked" in filled.notes
+
+
+def test_white_fill_below_full_scale_is_removed() -> None:
+    """Of signed data, or of 12 bits in 16: the largest value of the volume, but not 255 after scaling."""
+    from octjepa.store.canonical import canonicalise
+
+    clean = eye()
+    pixels = (clean.pixels * 0.6).astype(np.uint8)
+    corner = np.add.outer(np.arange(ROWS) * 3, np.arange(COLUMNS)) < 90
+    pixels[:, corner] = 200
+    made, reference = canonicalise(eye(pixels=pixels), PREPROCESSING), canonicalise(clean, PREPROCESSING)
+    assert "fill_masked" in made.notes
+    inside = made.volume.band[0] >= 0
+    assert np.abs(made.volume.band.astype(int) - reference.volume.band)[:, inside].mean() < 1
+    pixels[:, corner] = 20
+    assert "fill_masked" not in canonicalise(eye(pixels=pixels), PREPROCESSING).notes
+
+
 def test_blank_frames_are_left_out_and_mostly_blank_scans_refused() -> None:
     from octjepa.store.canonical import canonicalise
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,13 +49,17 @@ _EVEN = 0.05  # relative deviation of gaps from their median below which no B-sc
 
 
 class Series(NamedTuple):
-    """`member` identifies the scan within its folder, whatever other files are added; `names` of its files, sorted."""
+    """`member` names the scan within its folder, whatever other files are added; `names` of its files, sorted.
+
+    `beside` are the folder's other files of the same series, such as its localizer.
+    """
 
     member: str
     names: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
 
-def _facts(path: Path) -> Dataset | None:
+def series_facts(path: Path) -> Dataset | None:
     """The elements by which files are joined, of a DICOM image of any kind; None for another file."""
     from pydicom.filereader import read_partial
     from pydicom.tag import Tag
@@ -80,19 +84,31 @@ def _is_single(facts: Dataset | None) -> bool:
 
 def series_in(folder: Path, names: Sequence[str]) -> list[Series]:
     """The scans of which `folder` holds a file per B-scan, four at least, sorted by their first name."""
-    candidates = [name for name in names if not name.startswith(".") and _may_be_dicom(name)]
-    if len(candidates) < MIN_FRAMES:
+    if sum(map(may_be_b_scan, names)) < MIN_FRAMES:
         return []
     try:
-        smallest = sorted(candidates, key=lambda name: os.path.getsize(folder / name))[:_PEEKED]
+        sizes = {name: os.path.getsize(folder / name) for name in names if may_be_b_scan(name)}
     except OSError:
         return []
-    if not any(_is_single(_facts(folder / name)) for name in smallest):
+    return find_series(sizes, lambda some: [series_facts(folder / name) for name in some])
+
+
+def find_series(
+    sizes: Mapping[str, int], facts_of: Callable[[Sequence[str]], Sequence[Dataset | None]], peeked: int = _PEEKED
+) -> list[Series]:
+    """The scans among files of which `sizes` holds the bytes, by name; `facts_of` some of them is `series_facts`.
+
+    Where none of the `peeked` smallest is a single B-scan, the others are not opened.
+    """
+    if not any(map(_is_single, facts_of(sorted(sizes, key=lambda name: (sizes[name], name))[:peeked]))):
         return []
     found: defaultdict[str, defaultdict[tuple[str, ...], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in sorted(candidates):
-        facts = _facts(folder / name)
-        if facts is not None and _is_single(facts):
+    every: defaultdict[str, list[str]] = defaultdict(list)  # names of all files of a series, whatever they hold
+    for name, facts in zip(sorted(sizes), facts_of(sorted(sizes)), strict=True):
+        if facts is None:
+            continue
+        every[str(facts.get("SeriesInstanceUID") or "")].append(name)
+        if _is_single(facts):
             key = tuple(_shared(facts).values())
             found[str(facts.SeriesInstanceUID)][key].setdefault(str(facts.get("SOPInstanceUID") or name), name)
     made = []
@@ -101,14 +117,16 @@ def series_in(folder: Path, names: Sequence[str]) -> list[Series]:
         if not whole and len(groups) >= MIN_FRAMES:  # what keeps its files apart, their reading says
             whole = {(uid,): {name: name for files in groups.values() for name in files.values()}}
         for key, files in whole.items():
-            made.append(Series(hashlib.sha256(repr((uid, key)).encode()).hexdigest()[:12], tuple(files.values())))
+            mine = tuple(files.values())
+            beside = tuple(name for name in every[uid] if name not in mine)
+            made.append(Series(hashlib.sha256(repr((uid, key)).encode()).hexdigest()[:12], mine, beside))
     return sorted(made, key=lambda series: series.names[0])
 
 
-def _may_be_dicom(name: str) -> bool:
-    """By its suffix: none, DICOM's own, or a number, as in a UID."""
+def may_be_b_scan(name: str) -> bool:
+    """By its name: not hidden, and with no suffix, DICOM's own, or a number, as in a UID."""
     suffix = Path(name).suffix.lower()
-    return suffix in _SUFFIXES or suffix[1:].isdigit()
+    return not name.startswith(".") and (suffix in _SUFFIXES or suffix[1:].isdigit())
 
 
 def _shared(facts: Dataset) -> dict[str, str]:
@@ -252,13 +270,8 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
             headers.append(read_with_pixels(folder / name, _check_single))
         except VolumeRejected as error:
             raise rejection(error.reason, f"file {number} of {len(series.names)}: {error.detail}") from None
-    uid = headers[0].get("SeriesInstanceUID")
-    others = (_facts(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name not in series.names)
-    beside = {
-        integer(header, "InstanceNumber")
-        for header in others
-        if header is not None and header.get("SeriesInstanceUID") == uid
-    }
+    others = (series_facts(folder / name) for name in series.beside)
+    beside = {integer(header, "InstanceNumber") for header in others if header is not None}
     shared = [_shared(header) for header in headers]
     if differing := [name for name in shared[0] if len({fields[name] for fields in shared}) > 1]:
         raise rejection(

@@ -20,9 +20,10 @@ from typing import Protocol
 from octjepa import remote
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import formats
-from octjepa.ingest.dicom_series import Series, series_in
+from octjepa.ingest.dicom_series import Series, may_be_b_scan, series_in
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
 from octjepa.ingest.manifest import ManifestRow
+from octjepa.ingest.remote_series import series_of_objects
 from octjepa.ingest.source_file import SourceFile
 
 Refuse = Callable[[str, str, str], None]  # path, reason code, detail
@@ -78,7 +79,7 @@ class Listing(Protocol):
         """Whether the files called `names` in a folder are the B-scan images of one scan."""
 
     def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
-        """The scans of which a folder holds a DICOM file per B-scan; none in a bucket."""
+        """The scans of which a folder holds a DICOM file per B-scan. Raises ResourceError: no room for a copy."""
 
     def location(self, path: str) -> Path | str:
         """What a reader opens: a path on a disk, or an address in a bucket."""
@@ -86,8 +87,10 @@ class Listing(Protocol):
     def name_outside(self, path: str) -> str:
         """What to call a file that is not below the searched root."""
 
-    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile:
-        """The `SourceFile` of a file, or of a folder that is one scan."""
+    def source(
+        self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False, series: Series | None = None
+    ) -> SourceFile:
+        """The scan at `path`, a folder of images or of the B-scans of `series` where `is_folder`."""
 
 
 class LocalListing:
@@ -158,7 +161,9 @@ class LocalListing:
     def name_outside(self, path: str) -> str:
         return basename(path)
 
-    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile:
+    def source(
+        self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False, series: Series | None = None
+    ) -> SourceFile:
         return SourceFile(Path(path), name, row)
 
 
@@ -238,7 +243,9 @@ class BucketListing:
         return formats.is_scan_folder(Path(basename(folder)), names)
 
     def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
-        return ()  # it would take a request for each file
+        return series_of_objects(
+            {name: found for name in names if may_be_b_scan(name) and (found := self._object(join(folder, name)))}
+        )
 
     def location(self, path: str) -> str:
         return path
@@ -246,9 +253,13 @@ class BucketListing:
     def name_outside(self, path: str) -> str:
         return path.partition("://")[2].partition("/")[2]
 
-    def source(self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False) -> SourceFile:
-        """With the objects that have to be fetched together: companions of a file, the images of a folder."""
-        if is_folder:
+    def source(
+        self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False, series: Series | None = None
+    ) -> SourceFile:
+        """With the objects that have to be fetched together: companions of a file, images or B-scans of a folder."""
+        if series is not None:
+            parts = [join(path, one) for one in (*series.names, *series.beside)]
+        elif is_folder:
             parts = [file for file in self._files(path) if suffix_of(file) in IMAGES | {".json"}]
         else:
             folder = dirname(path)

@@ -14,6 +14,7 @@ from jaxtyping import Shaped, UInt8, UInt16
 
 from octjepa.ingest.encapsulated import ITEM, decode_frames, split_frames
 from octjepa.ingest.reasons import rejection
+from octjepa.ingest.value_range import range_without_marks, scale_to_bytes
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -269,15 +270,14 @@ def _to_8bit(
     if values.dtype.kind == "i":
         notes.append("signed")
     if values.dtype != np.uint8:
-        low = int(values.min()) if values.dtype.kind == "i" else 0
-        bits = max(8, (int(values.max()) - low).bit_length())
+        low, high = (int(end) for end in range_without_marks(values))
+        low = low if values.dtype.kind == "i" else 0
+        if values.min() < low or values.max() > high:
+            notes.append("fill_value")
+        bits = max(8, (high - low).bit_length())
         if layout.allocated == 16:
             notes.append(f"scaled_from_{bits}_bit")
-        factor = np.float32(255.0 / (2**bits - 1))
-        scaled = np.empty(values.shape, np.uint8)
-        for out, frame in zip(scaled, values, strict=True):
-            out[...] = np.round((frame.astype(np.float32) - low) * factor)
-        values = scaled
+        values = scale_to_bytes(values, low, high, 2**bits - 1)
     if (layout.photometric == "MONOCHROME1") != negative:
         notes.append("inverted")
         values = 255 - values

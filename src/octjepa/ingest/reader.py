@@ -33,6 +33,7 @@ from octjepa.ingest.personal_data import mask_path
 from octjepa.ingest.protocols import protocol_spacing
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan
 from octjepa.ingest.reasons import REASONS, error_origin, rejection
+from octjepa.ingest.scan_direction import align_columns
 from octjepa.volume import AXES, OCTVolume
 
 SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option
@@ -110,6 +111,8 @@ def assemble(
         notes.append(f"circle_frames_dropped={int(circular.sum())}")
         frame_geometry, pixels = frame_geometry.take(~circular), pixels[~circular]
         _check_frames(len(pixels), "straight B-scans")
+    if pattern == "raster" and "axes_transposed" not in notes:
+        pixels, frame_geometry = align_columns(pixels, frame_geometry, notes)
     frames, depth, columns = pixels.shape
     sources = SpacingSources(
         frame_geometry=frame_geometry,

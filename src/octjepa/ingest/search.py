@@ -198,7 +198,7 @@ class Search:
             row, differ = manifest.row_of_folder(listed or "", series.names) if manifest else (None, False)
             if manifest and listed is not None:
                 used_rows.update(join(listed, name) for name in series.names)
-            source = self._listing.source(folder.path, name, row, is_folder=True)
+            source = self._listing.source(folder.path, name, row, is_folder=True, series=series)
             label = f"{name}#{number}" if len(found) > 1 else name
             self._add_scan(replace(source, name=label, member=series.member), manifest, differ)
         return {name for series in found for name in series.names}

@@ -43,7 +43,7 @@ class DataRecipe(Section):
     min_spacing_mm: Limits3 | None = None  # (dz, dy, dx) of the native scan; null leaves an axis free
     max_spacing_mm: Limits3 | None = None
     min_quality: Share | None = None
-    exclude_notes: tuple[Word, ...] = ("sparse_slices",)  # note codes; [] also takes rasters of a few lines
+    exclude_notes: tuple[Word, ...] = ("sparse_slices", "vertical_lines")  # note codes; [] also takes such rasters
     exclude_uncertain: tuple[Axis, ...] = ()  # axes whose spacing must not be uncertain
     one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # keeps the volume of best quality
     max_samples: Positive | None = None

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int16, Shaped, UInt8
 
 from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.reasons import rejection
+from octjepa.ingest.scan_direction import VERTICAL_NOTE
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import intensity_beside_mask, remove_fill
 from octjepa.store.grid_coverage import coverage_notes, shares_outside
@@ -287,7 +288,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     enface_image[slices, columns] = mean_en_face(inner, tissue)
 
     left = volume.laterality == "OS"
-    mirrored = preprocessing.orientation == "OD" and left
+    mirrored = preprocessing.orientation == "OD" and left and VERTICAL_NOTE not in volume.notes
     if mirrored:
         stored, band = np.ascontiguousarray(stored[..., ::-1]), np.ascontiguousarray(band[..., ::-1])
         stored_shifts = np.ascontiguousarray(stored_shifts[..., ::-1])

@@ -63,6 +63,23 @@ def test_deep_signed_and_float_values_become_bytes(tmp_path: Path) -> None:
     assert np.array_equal(volume.pixels[1:], PIXELS[1:])
 
 
+def test_marks_of_what_was_not_measured_do_not_squeeze_the_scan(tmp_path: Path) -> None:
+    """The least short, the largest of 16 bits, the largest float: the scan keeps its scale, the mark becomes an end."""
+    marked = np.zeros(PIXELS.shape, bool)
+    marked[:, :4] = True
+    twelve = PIXELS.astype(np.int32) * 16
+    for name, values, white in (
+        ("short", np.where(marked, -32768, twelve).astype(np.int16), False),
+        ("most", np.where(marked, 65535, twelve).astype(np.uint16), True),
+        ("float", np.where(marked, np.finfo(np.float32).max, PIXELS / np.float32(255)).astype(np.float32), True),
+        ("minus", np.where(marked, -999, PIXELS / 255), False),
+    ):
+        volume = read_volume(npy(tmp_path / f"{name}.npy", values), spacing_mm=SPACING)
+        assert "fill_value" in volume.notes, name
+        assert np.abs(volume.pixels.astype(int) - PIXELS)[~marked].max() <= 1, name
+        assert set(np.unique(volume.pixels[marked])) == {255 if white else 0}, name
+
+
 def test_values_that_are_no_scan(tmp_path: Path) -> None:
     labels = (PIXELS // 32).astype(np.uint8)
     for name, values, words in (

@@ -10,6 +10,7 @@ from jaxtyping import Float, Num, UInt8
 
 from octjepa.ingest.pixels import MAX_BYTES
 from octjepa.ingest.reasons import rejection
+from octjepa.ingest.value_range import range_without_marks, scale_to_bytes
 
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
 FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.store.fill` masks it
@@ -79,13 +80,11 @@ def _from_floats(values: np.ndarray, notes: list[str]) -> UInt8[np.ndarray, "...
         notes.append("scaled_from_float")
     if high == low:
         raise rejection("unsupported_pixels", "every voxel has the same value")
-    intensities = np.empty(values.shape, np.uint8)
-    for index, part in enumerate(values):  # a frame at a time: the copy in floats stays small
-        frame = part.astype(np.float64)
-        if missing:
-            frame = np.nan_to_num(frame, nan=low, posinf=high, neginf=low)
-        intensities[index] = np.rint((frame - low) * (255 / (high - low)))
-    return intensities
+    if missing:
+        values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
+    if not whole:
+        low, high = _without_marks(present, notes)
+    return scale_to_bytes(values, low, high, high - low)
 
 
 def to_uint8(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.ndarray, "A B C"]:
@@ -104,19 +103,22 @@ def to_uint8(values: Num[np.ndarray, "A B C"], notes: list[str]) -> UInt8[np.nda
         return _from_floats(values, notes)
     if values.dtype == np.uint8:
         return np.asarray(values)
-    low, high = int(values.min()), int(values.max())
-    if low < 0:
+    if values.min() < 0:
         notes.append("signed")
-    else:
-        low = 0
+    low, high = (int(end) for end in _without_marks(values, notes))
+    low = min(low, 0)
     bits = max(8, (high - low).bit_length())
     if bits > 8:
         notes.append(f"scaled_from_{bits}_bit")
-    factor = 255.0 / (2**bits - 1)
-    intensities = np.empty(values.shape, np.uint8)
-    for index, part in enumerate(values):
-        intensities[index] = np.round((part.astype(np.float64) - low) * factor)
-    return intensities
+    return scale_to_bytes(values, low, high, 2**bits - 1)
+
+
+def _without_marks(values: np.ndarray, notes: list[str]) -> tuple[float, float]:
+    """The range of the values, with the note `fill_value` where marks of what was not measured are outside it."""
+    low, high = range_without_marks(values)
+    if values.min() < min(low, 0) or values.max() > high:
+        notes.append("fill_value")
+    return low, high
 
 
 def heyex_display(linear: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:

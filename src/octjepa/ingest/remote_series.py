@@ -1,0 +1,59 @@
+"""Scans of which a folder in a bucket holds one DICOM file per B-scan: found by headers, as on a disk.
+
+A header is read from a copy of its file in the cache, which reading the scan needs anyway. Folders of volumes cost
+nothing, for their files are larger than a B-scan; the answer is remembered for as long as the objects stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from octjepa import remote
+from octjepa.errors import OctjepaError, ResourceError
+from octjepa.ingest.dicom_series import Series, find_series, series_facts
+from octjepa.ingest.formats.sequence import MIN_FRAMES
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+_BYTES = (1 << 10, 2 << 20)  # of a file with one B-scan: 1536 x 1024 pixels of 8 bits, 992 x 1024 of 16
+_PEEKED = 3  # files of a folder: a localizer may be among the smallest
+_CONCURRENT_FETCHES = 8
+
+
+def series_of_objects(objects: Mapping[str, remote.RemoteObject]) -> list[Series]:
+    """The scans among the objects of one folder, by their names. Raises ResourceError: no room for a copy."""
+    small = {name: found for name, found in objects.items() if _BYTES[0] <= found.size <= _BYTES[1]}
+    if len(small) < MIN_FRAMES:
+        return []
+    versions = sorted((found.url, found.version, found.size) for found in small.values())
+    cached = remote.cache_folder("series") / f"{hashlib.sha256(repr(versions).encode()).hexdigest()[:32]}.json"
+    try:
+        remembered = json.loads(cached.read_text(encoding="utf-8"))
+        return [Series(member, tuple(names), tuple(beside)) for member, names, beside in remembered]
+    except (OSError, ValueError, TypeError):
+        pass  # not looked for before
+    absent: list[str] = []
+
+    def facts(name: str) -> Dataset | None:
+        try:
+            with remote.local_copy(small[name]) as path:
+                return series_facts(path)
+        except ResourceError:
+            raise
+        except OctjepaError:  # reading it raises the same, for the quarantine
+            absent.append(name)
+            return None
+
+    with ThreadPoolExecutor(_CONCURRENT_FETCHES) as pool:
+        sizes = {name: found.size for name, found in small.items()}
+        series = find_series(sizes, lambda names: list(pool.map(facts, names)), _PEEKED)
+    if not absent:
+        with suppress(OSError):
+            cached.write_text(json.dumps(series), encoding="utf-8")
+    return series
