@@ -18,9 +18,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
+from fuzz_content import KINDS, Expected, content_case
+
 from oct_dicom import make_dataset, put_frames, retina, use_syntax
 from vendor_files import bioptigen_bytes, e2e_bytes, lines, topcon_bytes, topcon_jpegs, vol_bytes
 
+CONTENT_SHARE = 0.1  # of the cases are whole files of another content
 OPTION_MM = (0.05, 0.0026, 0.0117)  # the user's word, for formats that do not know their spacing
 
 
@@ -48,6 +51,7 @@ class Case:
     what: str
     content: bytes
     span: tuple[int, int]
+    expected: Expected | None = None  # of a change of content
 
 
 def _dicom(name: str, change: Callable[[Any, np.ndarray], None], pixels: np.ndarray | None = None) -> Base:
@@ -362,6 +366,11 @@ def _items(frames: list[bytes]) -> bytes:
 
 def make_case(number: int, bases: list[Base]) -> Case:
     """The damaged file of this number. A damage that cannot be written (pydicom refuses) becomes one of bytes."""
+    chance = random.Random(f"octjepa content {number}")
+    if chance.random() < CONTENT_SHARE:
+        kind = chance.choice(KINDS)
+        what, content, expected = content_case(chance, kind)
+        return Case(number, Base(f"content {kind}", content, ".dcm"), what, content, (0, len(content)), expected)
     chance = random.Random(f"octjepa {number}")
     base = bases[chance.randrange(len(bases))]
     if base.dicom and chance.random() < 0.5:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
 from pydicom.dataset import Dataset
 
+from drawn_eyes import fundus_picture
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import VolumeRejected
 from octjepa.ingest import describe_file, read_volume
+from octjepa.ingest.raw_scan import FrameGeometry, RawScan
+from octjepa.ingest.reader import assemble
+from octjepa.phantom import DEVICES
+from octjepa.volume import OCTVolume
+from shaped_eye import shaped_eye
 
+SOURCE = PurePath("set/scan")
 PIXELS = retina()
 
 
@@ -119,3 +126,30 @@ def test_a_localizer_as_first_frame_is_dropped_and_many_are_refused(how: str, tm
             mark_frame(ds, index, how)
         with pytest.raises(VolumeRejected, match="not_structural_oct: 4 of 10 frames are en face"):
             read_volume(save(ds, tmp_path / "scan.dcm"))
+
+
+def stored_first(device: str, first: np.ndarray | None) -> OCTVolume:
+    """A phantom eye, with `first` as its first frame where there is one, and no word of it in the header."""
+    pixels = shaped_eye(device, seed=3).volume.pixels[:12]
+    pixels = pixels if first is None else np.concatenate([first[None], pixels])
+    return assemble(RawScan("built", pixels, FrameGeometry.unknown(len(pixels)), spacing_mm=(0.2, 0.004, 0.03)), SOURCE)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_picture_as_first_frame_is_dropped_by_its_content_alone(device: str) -> None:
+    clean = stored_first(device, None)
+    assert not [note for note in clean.notes if "localizer" in note]
+    _, height, width = clean.shape
+    volume = stored_first(device, fundus_picture(height, width))
+    assert {"localizer_by_content", "localizers_dropped=1"} <= set(volume.notes)
+    np.testing.assert_array_equal(volume.pixels, clean.pixels)
+    vitreous = np.resize(clean.pixels[0, :10], (height, width))  # a blink
+    jumped = np.roll(clean.pixels[0], height // 3, axis=0)  # a B-scan far off in depth
+    for first in (vitreous, jumped, clean.pixels[-1], np.zeros_like(vitreous)):
+        assert not [note for note in stored_first(device, first).notes if "localizer" in note]
+
+
+@pytest.mark.data
+def test_no_real_scan_loses_a_frame_by_content(real_scans: Path) -> None:
+    for path in sorted(real_scans.glob("*.dcm")):
+        assert not [note for note in read_volume(path).notes if "localizer" in note], path.name

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from drawn_eyes import CORNEA, RODENT, bent, with_instrument
 from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.volume import OCTVolume
-from shaped_eye import SHAPES, as_volume, shaped_eye
+from shaped_eye import SHAPES, shaped_eye
 
 
 def of_frames(device: str, frames: Sequence[np.ndarray]) -> OCTVolume:
@@ -66,7 +67,7 @@ def test_repeats_of_each_position_are_noted(times: int) -> None:
 def test_one_eye_in_order_is_neither_refused_nor_noted(shape: str) -> None:
     device = DEVICES[SHAPES.index(shape) % len(DEVICES)]
     result = made(shaped_eye(device, shape, seed=3).volume)
-    assert not [note for note in result.notes if "neighbours" in note or "repeats" in note]
+    assert not [note for note in result.notes if "neighbours" in note or "repeats" in note or "object" in note]
     assert result.measurements["retina_score"] == 1
 
 
@@ -78,30 +79,18 @@ def test_sparse_lines_and_noise_are_not_taken_for_many_eyes() -> None:
     made(replace(volume, pixels=np.clip(volume.pixels * 0.35 + noise, 0, 255).astype(np.uint8), content_hash=""))
 
 
-def bent(front_mm: float, back_mm: float, thick_mm: float, towards: int) -> OCTVolume:
-    """Two bright spherical surfaces with tissue between them; `towards` 1: the middle is highest."""
-    rng = np.random.default_rng(0)
-    depth, height, width = 24, 300, 200
-    (dz, dy, dx) = 0.2, 0.0078, 0.02
-    z, x = (np.arange(depth) - 11.5) * dz, (np.arange(width) - 99.5) * dx
-    square = z[:, None] ** 2 + x**2
-    apex = 0.3 if towards > 0 else 1.3
-    top = apex + towards * (front_mm - np.sqrt(front_mm**2 - square))
-    bottom = apex + thick_mm + towards * (back_mm - np.sqrt(back_mm**2 - square))
-    row = np.arange(height)[None, :, None] * dy
-    inside = (row >= top[:, None]) & (row < bottom[:, None])
-    pixels = np.where(inside, 70.0, 8.0)
-    for surface, level in ((top + 0.02, 130), (bottom, 90)):
-        pixels += level * np.exp(-(((row - surface[:, None]) / 0.012) ** 2))
-    pixels *= rng.gamma(4, 0.25, pixels.shape)
-    return as_volume(np.clip(pixels + rng.normal(6, 4, pixels.shape), 0, 255).astype(np.uint8), (dz, dy, dx))
-
-
 def test_a_cornea_is_refused_by_its_shape() -> None:
     with pytest.raises(VolumeRejected, match=r"not_retina: .*score 0\.00.*bend towards the vitreous, as a cornea"):
-        made(bent(7.8, 6.5, 0.53, 1))
+        made(bent(*CORNEA))
 
 
 def test_the_eye_of_a_small_animal_is_refused_by_its_shape() -> None:
     with pytest.raises(VolumeRejected, match=r"not_retina: .*bend towards the sclera, as the retina of a small animal"):
-        made(bent(3.2, 3.4, 0.25, -1))
+        made(bent(*RODENT))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_instrument_above_the_retina_is_noted(device: str) -> None:
+    volume = shaped_eye(device, seed=3).volume
+    result = made(replace(volume, pixels=with_instrument(volume.pixels, 9, 14), content_hash=""))
+    assert "object_in_vitreous=5" in result.notes

@@ -13,6 +13,7 @@ from index_entries import index_entry, store_of
 from octjepa.recipe import Preprocessing
 from octjepa.store.canonical import canonicalise
 from octjepa.store.grid_coverage import cohort_coverage, share_of_depth_outside
+from octjepa.store.note_warnings import note_warnings
 from shaped_eye import shaped_eye
 
 COLUMNS = ("outside_slice", "outside_depth", "outside_column")
@@ -74,3 +75,11 @@ def test_plan_reports_what_the_cohort_loses_and_what_would_hold_it(tmp_path: Pat
 def test_a_store_of_older_volumes_reports_nothing(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(0, split="train")])
     assert cohort_coverage(store.table, list(store.table["volume_id"]), Preprocessing()) == {}
+
+
+def test_an_ingest_of_wide_fields_says_what_is_cut_and_why_no_other_window_is_taken() -> None:
+    told = {message: count for count, message in note_warnings({"field_outside": 3, "depth_outside": 1}) if count}
+    assert sorted(told.values()) == [1, 3]
+    for message in told:
+        assert "a recipe decides it" in message
+        assert "octjepa plan RECIPE --store STORE" in message

@@ -11,7 +11,10 @@ import pytest
 from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import CanonicalisationResult, canonicalise
+from octjepa.store.canonical import CanonicalisationResult, canonicalise, resample_in_plane
+from octjepa.store.plausibility import implausible_share
+from octjepa.store.resample import centred_positions
+from octjepa.store.surfaces import Surfaces, find_surfaces
 from octjepa.volume import OCTVolume
 from shaped_eye import as_volume, shaped_eye
 
@@ -172,3 +175,32 @@ def test_an_ilm_torn_by_noise_is_repaired_and_what_is_left_lowers_the_quality(mo
     assert float(result.measurements["torn_share"]) == pytest.approx(repaired, abs=0.06)
     assert result.quality > 0
     assert canonicalise(eye.volume, Preprocessing()).measurements["torn_share"] == 0
+
+
+def looked_at(volume: OCTVolume) -> tuple[np.ndarray, Surfaces, np.ndarray]:
+    """(in-plane canonical B-scans, their surfaces, their positions in mm)."""
+    preprocessing = Preprocessing()
+    _, ty, tx = preprocessing.target_spacing_mm
+    columns_mm = centred_positions(int(volume.shape[2] * volume.spacing_mm[2] / tx), tx)
+    image = resample_in_plane(volume.pixels, volume, preprocessing, columns_mm)
+    return image, find_surfaces(image, ty, tx), centred_positions(len(image), volume.spacing_mm[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_surfaces_that_follow_a_wrong_layer_smoothly_are_implausible(device: str) -> None:
+    _, ty, tx = Preprocessing().target_spacing_mm
+    image, found, positions = looked_at(shaped_eye(device, seed=3).volume)
+    assert implausible_share(image, found, positions, ty, tx) < 0.005
+    at_the_rpe = replace(found, ilm=found.bm - 0.07 / ty)
+    assert implausible_share(image, at_the_rpe, positions, ty, tx) > 0.95
+    in_the_middle = replace(found, ilm=found.ilm + 0.45 * (found.bm - found.ilm))
+    assert implausible_share(image, in_the_middle, positions, ty, tx) > 0.6
+    half = replace(found, ilm=np.where(np.arange(len(image))[:, None] < 14, at_the_rpe.ilm, found.ilm))
+    assert implausible_share(image, half, positions, ty, tx) == pytest.approx(14 / len(image), abs=0.06)
+
+
+@pytest.mark.parametrize("shape", ["macular_hole", "subretinal_fluid", "geographic_atrophy", "epiretinal_membrane"])
+def test_sick_retinas_are_plausible(shape: str) -> None:
+    assert (
+        float(made(shaped_eye("heidelberg_spectralis", shape, seed=3).volume).measurements["implausible_share"]) < 0.02
+    )

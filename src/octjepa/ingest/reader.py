@@ -30,6 +30,7 @@ from octjepa.ingest.orientation import (
     localizer_frames,
 )
 from octjepa.ingest.personal_data import mask_path
+from octjepa.ingest.picture_frames import picture_frames
 from octjepa.ingest.protocols import protocol_spacing
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan
 from octjepa.ingest.reasons import REASONS, error_origin, rejection
@@ -155,11 +156,14 @@ def assemble(
 
 
 def _drop_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeometry]:
-    """The scan without frames that are a localizer by its header, and its geometry.
+    """The scan without frames that are a localizer by its header, else by their content, and its geometry.
 
     Raises VolumeRejected: not_structural_oct, too_few_frames.
     """
     others = localizer_frames(scan.frame_geometry)
+    if not others.any() and (pictures := picture_frames(scan.pixels)).any():
+        others = pictures
+        notes.append("localizer_by_content")
     if not others.any():
         return scan, scan.frame_geometry
     if others.sum() > MAX_LOCALIZERS:

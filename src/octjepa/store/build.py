@@ -25,12 +25,13 @@ from octjepa.ingest.personal_data import count_fields, pseudonym, read_name_and_
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.progress import bar
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import SPARSE_NOTE, volume_id
+from octjepa.store.canonical import volume_id
 from octjepa.store.cohort_flow import record_ignored
 from octjepa.store.folder import Store
 from octjepa.store.index import file_key, people_unknown
 from octjepa.store.leaks import connected
 from octjepa.store.near_duplicates import near_duplicates_across_people
+from octjepa.store.note_warnings import note_warnings
 from octjepa.store.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.ray_pool import ray_results
 from octjepa.store.split import split_the_rest
@@ -289,10 +290,7 @@ def _summary(
         (unknown, f"volumes of {store.location} have no person id: each counts as a person of its own, so that two "
          "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
          "filepath and ingest again."),
-        (notes["extent_implausible"], "volumes are smaller or larger than any OCT (note extent_implausible): their "
-         "spacing may be wrong and is marked uncertain. `octjepa inspect FILE` says where it comes from."),
-        (notes[SPARSE_NOTE], "volumes are rasters of a few lines or of lines far apart (note sparse_slices): recipes "
-         "leave them out, unless data.exclude_notes=[] asks for them."),
+        *note_warnings(notes),
         (several_sites, f"person ids of {store.location} come from several institutions: two people may share an id. "
          "Where they do, give a manifest.tsv with ids of their own and ingest again."),
     ):  # fmt: skip

@@ -24,6 +24,7 @@ from octjepa.store.neighbours import check_neighbours
 from octjepa.store.quality import check_layered, score_quality, structured_frames
 from octjepa.store.resample import centred_positions, resampling_matrix
 from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, fit_surface
+from octjepa.store.vitreous_objects import vitreous_notes
 from octjepa.volume import OCTVolume
 
 CANONICAL_VERSION = 2  # counts up whenever the same file would give other pixels, band or measurements
@@ -247,7 +248,8 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         _check_text(painted, surfaces, ty)
     fit = fit_surface(surfaces.bm, ty)
     retina_score = score_retina(surfaces, fit, ty, tx)
-    quality = score_quality(image, surfaces, fit, ty, tx, 1 - float(usable.mean()), filled)
+    quality = score_quality(image, surfaces, fit, ty, tx, positions, 1 - float(usable.mean()), filled)
+    notes += vitreous_notes(image, surfaces, fit, ty, tx)
     if volume.pattern == "raster":
         notes += check_neighbours(image, surfaces, positions, quality.torn_share, ty, tx)
     shifts = _shift_field(surfaces.bm, fit, preprocessing)  # [D', C]

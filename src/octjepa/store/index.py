@@ -24,7 +24,8 @@ COLUMNS = (
     *TEXT_COLUMNS, "native_d", "native_h", "native_w", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm",
     "provenance_slice", "provenance_depth", "provenance_column", "uncertain", "notes", "mirrored",
     "tissue_mean", "tissue_std", "tissue_share", "quality", "snr_db", "blank_share", "clipped_share", "motion_um",
-    "fill_share", "torn_share", "retina_score", "outside_slice", "outside_depth", "outside_column", "split",
+    "fill_share", "torn_share", "implausible_share", "retina_score", "outside_slice", "outside_depth", "outside_column",
+    "split",
     "chunk_hash", "file", "file_key", "file_size", "file_mtime_ns", "manifest_hash",
 )  # fmt: skip
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from octjepa.ingest.reasons import rejection
+from octjepa.store.plausibility import implausible_share
 from octjepa.store.surfaces import RobustSurface, Surfaces
 
 _MIN_FRAMES = 4
@@ -38,7 +39,8 @@ class Quality:
     `blank_share`: of the B-scans; `clipped_share`: of the A-scans whose ILM or Bruch's membrane is at or beyond an end
     of the depth axis; `motion_um`: root mean square of the axial jumps from B-scan to B-scan, without the smooth shape
     of the eye; `fill_share`: of the voxels that were registration fill; `torn_share`: of the A-scans near a jump of the
-    retina's thickness, where the search for a surface lost it.
+    retina's thickness, where the search for a surface lost it; `implausible_share`: of the A-scans whose surfaces are
+    no retina's by their thickness, or have tissue above them.
     """
 
     quality: float
@@ -48,6 +50,7 @@ class Quality:
     motion_um: float
     fill_share: float
     torn_share: float
+    implausible_share: float
 
     def columns(self) -> dict[str, float]:
         """{column of the index: value}."""
@@ -159,14 +162,16 @@ def score_quality(
     fit: RobustSurface,
     depth_mm: float,
     column_mm: float,
+    positions_mm: Float[np.ndarray, " D"],
     blank_share: float,
     fill_share: float,
 ) -> Quality:
-    """Quality of a scan from its in-plane canonical B-scans `image`, before flattening."""
+    """Quality of a scan from its in-plane canonical B-scans `image` at `positions_mm`, before flattening."""
     snr = signal_to_noise_db(image, surfaces, depth_mm)
     clipped = clipped_share(surfaces, fit, image.shape[1], depth_mm)
     motion = axial_motion_um(fit, depth_mm)
     torn = torn_share(surfaces, depth_mm, column_mm)
+    implausible = implausible_share(image, surfaces, positions_mm, depth_mm, column_mm)
     score = (
         1
         / (1 + 10 ** ((_HALF_SNR_DB - snr) / _SNR_STEP_DB))
@@ -175,8 +180,9 @@ def score_quality(
         * (1 - clipped)
         * (1 - fill_share)
         * (1 - torn)
+        * (1 - implausible)
     )
-    return Quality(score, snr, blank_share, clipped, motion, fill_share, torn)
+    return Quality(score, snr, blank_share, clipped, motion, fill_share, torn, implausible)
 
 
 def looks_inverted(pixels: UInt8[np.ndarray, "D H W"]) -> bool:

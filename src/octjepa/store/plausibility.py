@@ -1,0 +1,70 @@
+"""Are the surfaces that were found those of the retina, though smooth? By thickness, and by what lies above the ILM.
+
+A search that takes the pigment epithelium for the inner limiting membrane (ILM) may do so over whole B-scans without a
+jump. Two signs are independent of its path: a retina as thin as that is none at its place in the scan, and tissue
+above the ILM is brighter than vitreous.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.store.surfaces import Surfaces
+
+_THICKNESS_MM = (
+    (0.08, 0.90),
+    (0.13, 0.90),
+)  # least and most at the centre and elsewhere; healthy 0.22 and 0.25 to 0.40
+_CENTRE_MM = 1.0  # from the scan's centre: a thin fovea, the floor of a macular hole, a cup
+_ABOVE_MM = (0.10, 0.03)  # above the ILM, where vitreous should be
+_VITREOUS_MM = 0.15  # above the ILM and further up: the level of vitreous
+_BRIGHT = 0.25  # of the contrast: the darkest layer of the retina has a quarter of the brightest one's
+_SMOOTH_MM = 0.25  # along the columns
+_FRAMES = 3  # B-scans over which intensities are averaged, and a lone A-scan is passed over
+
+
+def _mean_between(
+    image: Float[np.ndarray, "D R C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
+) -> Float[np.ndarray, "D C"]:
+    """Mean intensity from depth index `first` to `last`, NaN where that is above the image."""
+    total = np.zeros((image.shape[0], image.shape[1] + 1, image.shape[2]), np.float32)
+    np.cumsum(image, axis=1, out=total[:, 1:])
+    low, high = (np.clip(np.rint(end), 0, image.shape[1]).astype(np.int64)[:, None] for end in (first, last))
+    count = (high - low)[:, 0]
+    summed = (np.take_along_axis(total, high, axis=1) - np.take_along_axis(total, low, axis=1))[:, 0]
+    return np.where(count > 0, summed / np.maximum(count, 1), np.nan)
+
+
+def implausible_share(
+    image: Float[np.ndarray, "D R C"],
+    surfaces: Surfaces,
+    positions_mm: Float[np.ndarray, " D"],
+    depth_mm: float,
+    column_mm: float,
+) -> float:
+    """Share of the A-scans whose surfaces cannot be the retina's, of B-scans at `positions_mm` from the centre.
+
+    Every second A-scan is looked at.
+    """
+    from scipy.ndimage import median_filter, uniform_filter
+
+    column_at_mm = (np.arange(image.shape[2]) - (image.shape[2] - 1) / 2)[::2] * column_mm
+    image, ilm, bm = image[..., ::2], surfaces.ilm[:, ::2], surfaces.bm[:, ::2]
+    across = max(1, round(_SMOOTH_MM / (2 * column_mm)) | 1)
+    central = np.hypot(positions_mm[:, None], column_at_mm) < _CENTRE_MM
+    (least, most), (least_elsewhere, most_elsewhere) = _THICKNESS_MM
+    thickness = (bm - ilm) * depth_mm
+    wrong = (thickness < np.where(central, least, least_elsewhere)) | (
+        thickness > np.where(central, most, most_elsewhere)
+    )
+    above = _mean_between(image, ilm - _ABOVE_MM[0] / depth_mm, ilm - _ABOVE_MM[1] / depth_mm)
+    vitreous = _mean_between(image, np.zeros_like(ilm), ilm - _VITREOUS_MM / depth_mm)
+    known = np.isfinite(vitreous).any(axis=1)
+    if known.any():
+        level = np.full(len(image), np.nan)
+        level[known] = np.nanpercentile(vitreous[known], 25, axis=1)
+        level[~known] = np.nanmedian(level)
+        bright = np.nan_to_num(above - level[:, None], nan=0.0)
+        wrong |= uniform_filter(bright, (_FRAMES, across), mode="nearest") > _BRIGHT * surfaces.contrast
+    return float(median_filter(wrong.view(np.uint8), (_FRAMES, across), mode="nearest").mean())
