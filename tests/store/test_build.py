@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import ContractError, OctjepaError, TooManyLostError, UsageError
@@ -81,6 +82,14 @@ def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict])
     (leak,) = find_leaks(store.table)
     assert (leak["kind"], len(leak["volumes"])) == ("person_id", 2)
     assert name not in str(leak)
+
+
+def test_threads_of_the_calling_process_change_nothing(built: tuple[Path, dict], cohort: Path, tmp_path: Path) -> None:
+    from octjepa.store import Store, build_store
+
+    with threadpool_limits(2):
+        build_store([cohort], tmp_path / "store", PREPROCESSING)
+    assert Store.open(tmp_path / "store").table.equals(Store.open(built[0]).table)
 
 
 def test_again_changes_nothing_and_workers_change_nothing(

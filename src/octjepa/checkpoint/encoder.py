@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import Location, has_file, parse_location
+from octjepa.checkpoint.module import VolumeEncoder, collate_images
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
 from octjepa.config import load_run_recipe, stored_recipe
@@ -80,6 +81,15 @@ class PretrainedEncoder:
         with torch.random.fork_rng():
             torch.manual_seed(self.recipe.train.seed)
             return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
+
+    def module(self, trainable: bool = True) -> VolumeEncoder:
+        """The encoder as an `nn.Module` on images `[B, 1, D, H, W]`; the same weights, with gradients or without."""
+        made = VolumeEncoder(self.encoder, self.recipe).requires_grad_(trainable)
+        return made.train(trainable)
+
+    def collate(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b 1 d h w"]:
+        """Volumes of a store as a batch of images: `collate_fn` of a DataLoader over `Store`."""
+        return collate_images(volumes, self.recipe)
 
     def prepare(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
         """Any volume, prepared as the weights expect. Raises VolumeRejected for a file that cannot be read."""

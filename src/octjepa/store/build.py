@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from threadpoolctl import ThreadpoolController
+
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
@@ -49,8 +51,11 @@ def run_files(
     if engine == "ray":
         yield from ray_results(files, work, workers, seconds_per_file, store)
     elif workers == 1:
+        threads = ThreadpoolController()
         for file in files:
-            yield file, work(file)
+            with threads.limit(limits=1):  # as in a worker: a product of matrices rounds otherwise on several threads
+                result = work(file)
+            yield file, result
     else:
         with WorkerPool(work, workers or 1, seconds_per_file) as pool:
             yield from pool.results(files)

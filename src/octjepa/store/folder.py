@@ -183,6 +183,16 @@ class Store:
         """Path or URL of a volume's files, for messages."""
         return f"{self.location}/chunks/{volume_id[:2]}/{volume_id}"
 
+    def __len__(self) -> int:
+        """Number of volumes."""
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> CanonicalVolume:
+        """The volume on line `index` of `table`, so that a store is a map-style data set of PyTorch. As `read`."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"volume {index} of a store of {len(self)}")
+        return self.read(str(self.table["volume_id"].iloc[index]))
+
     def read(self, volume_id: str) -> CanonicalVolume:
         """One volume; `pixels` is a read-only memory map.
 
