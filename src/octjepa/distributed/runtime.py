@@ -202,7 +202,7 @@ class Runtime:
             xla.sync()
         if self.device.type in ("xla", "cpu"):
             return tensor, None
-        host, event = tensor.to("cpu", non_blocking=True), torch.Event(self.device)
+        host, event = tensor.to("cpu", non_blocking=True), torch.Event(self.device, blocking=True)  # who waits sleeps
         event.record()
         return host, event
 

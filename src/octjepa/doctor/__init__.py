@@ -9,13 +9,13 @@ from typing import Any
 from octjepa.config import load_recipe
 
 # Imported for their checks, which run in this order: the cheapest explanation of a failure comes first.
-from octjepa.doctor import install, machine, inputs  # isort: skip
+from octjepa.doctor import install, accelerator, machine, inputs  # isort: skip
 from octjepa.doctor.checks import CHECKS, Check, Setup
 from octjepa.errors import UsageError
 from octjepa.progress import bar
 from octjepa.train.plan import plan
 
-__all__ = ["examine", "inputs", "install", "machine"]
+__all__ = ["accelerator", "examine", "inputs", "install", "machine"]
 
 
 def examine(store: str | None, out: Path, recipe: str | None) -> dict[str, Any]:

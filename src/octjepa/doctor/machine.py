@@ -18,6 +18,7 @@ import torch
 
 from octjepa.config import load_recipe
 from octjepa.distributed.precision import AUTO, bf16_in_hardware, choose_precision
+from octjepa.distributed.runtime import Runtime
 from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
@@ -25,6 +26,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
+from octjepa.train.machine import cores
 from octjepa.train.plan import METRICS_BYTES
 from octjepa.views.sample import token_positions
 
@@ -108,11 +110,6 @@ def nearest(out: Path) -> Path:
     return next(path for path in (out, *out.parents) if path.exists())
 
 
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @register("threads", "no more threads than cores")
 def thread_check(setup: Setup) -> Iterator[Check]:
     """PyTorch's threads against the cores."""
@@ -186,7 +183,7 @@ def shared_memory_check(setup: Setup) -> Iterator[Check]:
         return
     free = shutil.disk_usage(folder).free
     to_do = "start the container with --shm-size=1g, or train with machine.loader_workers=0"
-    required = setup.recipe is not None and setup.recipe.machine.loader_workers > 0
+    required = setup.recipe is not None and setup.loader_workers(setup.recipe, Runtime("fp32").device) > 0
     yield _enough("shared memory", f"{gigabytes(free)} free", free >= _SHARED_BYTES, expected, to_do, required)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
@@ -58,6 +58,6 @@ class Section(BaseModel):
         # pydantic takes true for 1, and YAML 1.1 takes `yes` and `on` for true: base_lr: yes would be a rate of 1.
         parts = value if isinstance(value, list | tuple) else [value]
         field = cls.model_fields[str(info.field_name)]
-        if field.annotation is not bool and any(isinstance(part, bool) for part in parts):
+        if field.annotation not in (bool, StrictBool | None) and any(isinstance(part, bool) for part in parts):
             raise ValueError("true, false, yes, no, on and off are switches, not a value for this key")
         return value

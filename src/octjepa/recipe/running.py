@@ -95,8 +95,12 @@ class MachineRecipe(Section):
     # every device holds the whole model, or its part of it (FSDP2; for models that do not fit one device)
     parallel: Literal["replicated", "sharded"] = machine("replicated")
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
-    loader_workers: Annotated[int, Field(ge=0)] = machine(0)
-    compile: StrictBool = machine(False)  # each block by torch.compile: faster updates after a slow first one
+    # processes that make samples; null: 0 on a CPU, else one for each core of the device's share, 16 at most
+    loader_workers: Annotated[int, Field(ge=0)] | None = machine(None)
+    # where views are cut: device keeps the stored voxels there; auto: on a GPU where they fill a quarter at most
+    data_on: Literal["auto", "host", "device"] = machine("auto")
+    # each block by torch.compile, faster after a slow first update; null: on a GPU, in runs of 1,000 updates and more
+    compile: StrictBool | None = machine(None)
     # blocks keep their input alone for the backward pass: less memory, more time
     recompute: StrictBool = machine(False)
 

@@ -28,6 +28,7 @@ from octjepa.objective.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.data import batch_shares
+from octjepa.train.machine import compiles, loader_workers
 from octjepa.train.optimizer import (
     build_optimizer,
     lr_curve,
@@ -214,7 +215,7 @@ def time_run(
     _, micro, accumulation = batch_shares(recipe, recipe.machine.devices or 1)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimizer = build_optimizer(model, recipe.train)
-    if recipe.machine.compile:
+    if compiles(recipe, runtime.device, updates):
         check_compiler(runtime.device)
         model.compile_blocks()
     laps: list[tuple[float, float, float]] = []
@@ -238,7 +239,7 @@ def time_run(
             laps.append((loaded - start, worked - loaded, time.perf_counter() - worked))
             progress.advance()
     load, work, step = (statistics.median(one) for one in zip(*laps[_WARMUP:], strict=True))
-    workers = recipe.machine.loader_workers
+    workers = loader_workers(recipe, runtime.device)
     each = max(work, load / workers) if workers else load + work
     seconds = accumulation * each + step
     return {

@@ -21,9 +21,11 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.checkpointing import Start, start_from
 from octjepa.train.data import batch_shares, choose_cohort
+from octjepa.train.machine import compiles, cuts_on_device, loader_workers
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
 from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run
 from octjepa.train.validate import evaluate
+from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Run:
     model: VJEPA3D
     optimizer: torch.optim.AdamW
     start: Start
+    device_store: DeviceStore | None = None
 
     @property
     def is_writer(self) -> bool:
@@ -63,8 +66,12 @@ class Run:
 
     def batches_from(self, update: int) -> Iterator[Batch]:
         """This rank's share of every batch from `update` on."""
-        workers, runtime = self.recipe.machine.loader_workers, self.runtime
-        return training_batches(self.dataset, update, self.total, workers, runtime.rank, runtime.world_size)
+        runtime = self.runtime
+        workers = loader_workers(self.recipe, runtime.device)
+        share = update, self.total, workers, runtime.rank, runtime.world_size
+        if self.device_store is not None:
+            return self.device_store.batches(self.dataset, *share)
+        return training_batches(self.dataset, *share, pin_memory=runtime.device.type == "cuda")
 
     def validate(self, recipe: Recipe | None = None) -> dict[str, float]:
         """Metrics of the model on fixed samples, with the views of the run's recipe or of another."""
@@ -79,7 +86,7 @@ class Run:
         if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
             self.model, self.optimizer = shard(self.model, self.optimizer, self.recipe, self.runtime)
             self.runtime.sharded = True
-        if self.recipe.machine.compile:
+        if compiles(self.recipe, self.runtime.device, self.total - self.start.update):
             check_compiler(self.runtime.device)
             self.model.compile_blocks()
 
@@ -108,6 +115,9 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     optimizer = build_optimizer(model, recipe.train)
     start = start_from(out, checkpoint_dir, store, training_ids, model, optimizer, recipe, runtime, resume)
     dataset.exclude(start.excluded)
+    device_store = None
+    if cuts_on_device(recipe, runtime.device, len(training_ids)):
+        device_store = DeviceStore(store, recipe, training_ids, runtime.device)
     return Run(
         recipe=recipe,
         store=store,
@@ -122,6 +132,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
         model=model,
         optimizer=optimizer,
         start=start,
+        device_store=device_store,
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from octjepa.store import CanonicalVolume, Store
 from octjepa.store.contract import contract_differences
 from octjepa.store.select import Selection, check_not_empty, select
 from octjepa.views.order import VolumeOrder
-from octjepa.views.sample import Sample, make_sample
+from octjepa.views.sample import make_sample
 from octjepa.views.workers import init_worker, translate_transfer_errors, translate_worker_errors
 
 _WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine has no resources: other programs may free some
@@ -98,11 +98,12 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
 class LoadedSample(NamedTuple):
     """One sample before it is collated; `unreadable` are (volume id, reason) of those it replaces.
 
-    `read_retries` counts reads from a bucket that were tried again for it.
+    `sample` is a `Sample`, or what else the dataset's `make` returns. `read_retries` counts reads from a bucket that
+    were tried again for it.
     """
 
     volume_id: str
-    sample: Sample
+    sample: Any
     unreadable: tuple[tuple[str, str], ...] = ()
     read_retries: int = 0
 
@@ -123,6 +124,7 @@ class TrainingDataset(Dataset[LoadedSample]):
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
         self.order = VolumeOrder(volume_ids, recipe.train.seed, domains, recipe.data.balance_power)
         self.excluded: frozenset[str] = frozenset()
+        self.make: Callable[[CanonicalVolume, Recipe, int], Any] = make_sample
 
     def exclude(self, volume_ids: Iterable[str]) -> None:
         """Leaves these volumes out from now on. Raises OctjepaError when none would be left."""
@@ -153,7 +155,7 @@ class TrainingDataset(Dataset[LoadedSample]):
             position, (visit, volume_id) = self._first_included(position)
             if volume_id not in unreadable:
                 try:
-                    sample = make_sample(_read(self.store, volume_id), self.recipe, visit)
+                    sample = self.make(_read(self.store, volume_id), self.recipe, visit)
                     return LoadedSample(volume_id, sample, (*unreadable.items(),), retry_count() - before)
                 except ResourceError:
                     raise
@@ -219,9 +221,17 @@ def collate(items: Sequence[LoadedSample]) -> Batch:
 
 
 def training_batches(
-    stream: TrainingDataset, first_update: int, total_updates: int, workers: int, rank: int = 0, world: int = 1
-) -> Iterator[Batch]:
-    """The share of `rank` in the batch of each update first_update .. total_updates - 1.
+    stream: TrainingDataset,
+    first_update: int,
+    total_updates: int,
+    workers: int,
+    rank: int = 0,
+    world: int = 1,
+    pin_memory: bool = False,
+    collate_samples: Callable[[Sequence[LoadedSample]], Any] = collate,
+) -> Iterator[Any]:
+    """The share of `rank` in the batch of each update first_update .. total_updates - 1: a `Batch`, or what
+    `collate_samples` makes. With `pin_memory` in memory from which a GPU copies while it computes.
 
     A batch is recipe.train.global_batch volumes; the shares of all `world` ranks, in their order, are the batch that
     one process would take. Raises OctjepaError naming the cause when a loader process dies or too many volumes in a row
@@ -230,7 +240,8 @@ def training_batches(
     size = stream.recipe.train.global_batch
     share = size // world
     starts = [u * size + rank * share for u in range(first_update, total_updates)]
-    yield from _loader(stream, [range(start, start + share) for start in starts], workers)
+    positions = [range(start, start + share) for start in starts]
+    yield from _loader(stream, positions, workers, pin_memory, collate_samples)
 
 
 def validation_batches(samples: ValidationDataset, batch: int) -> Iterator[Batch]:
@@ -239,12 +250,19 @@ def validation_batches(samples: ValidationDataset, batch: int) -> Iterator[Batch
     yield from _loader(samples, [range(i, min(i + batch, count)) for i in range(0, count, batch)], 0)
 
 
-def _loader(dataset: Dataset[LoadedSample], positions: Sequence[range], workers: int) -> Iterator[Batch]:
+def _loader(
+    dataset: Dataset[LoadedSample],
+    positions: Sequence[range],
+    workers: int,
+    pin_memory: bool = False,
+    collate_samples: Callable[[Sequence[LoadedSample]], Any] = collate,
+) -> Iterator[Any]:
     """Batches of `dataset` at `positions`, in order; errors of worker processes are translated."""
-    loader: DataLoader[Batch] = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         dataset,  # type: ignore[arg-type] # collate makes Batches of Items
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
-        collate_fn=collate,
+        collate_fn=collate_samples,
+        pin_memory=pin_memory,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
         worker_init_fn=init_worker,

@@ -14,6 +14,8 @@ random position on, wrapped around. Cutting in raster order would rarely hide th
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from jaxtyping import Bool, Int
 
@@ -65,15 +67,25 @@ def _hiding_order(
     spanned = SPANNED[family]
     shrinking = [axis for axis in range(3) if axis not in spanned]
     shape_of = np.full(len(grid_positions), _MOST_SHAPES, dtype=np.float64)
+    free = np.arange(len(grid_positions))  # tokens that no shape has reached, and their positions
+    left = grid_positions
     for number in range(_MOST_SHAPES):
-        size = np.asarray(_size(family, grid, rng))
-        start = np.asarray([0 if a in spanned else rng.integers(1 - size[a], grid[a]) for a in range(3)])
-        inside = ((grid_positions >= start) & (grid_positions < start + size)).all(axis=1) & (shape_of == _MOST_SHAPES)
+        size = _size(family, grid, rng)
+        start = [0 if a in spanned else int(rng.integers(1 - size[a], grid[a])) for a in range(3)]
+        jitter = rng.uniform(-0.25, 0.25, size=3)
+        inside = np.ones(len(free), dtype=bool)
+        for axis in shrinking:
+            along = left[:, axis]
+            inside &= (along >= start[axis]) & (along < start[axis] + size[axis])
+        taken = left[inside]  # [n, 3]
         # within a shape the centre is hidden first; jitter keeps opposite sides from being hidden at once
-        centre = start + (size - 1) / 2 + rng.uniform(-0.25, 0.25, size=3)
-        away = (np.abs(grid_positions - centre) / (size + 1))[:, shrinking].max(axis=1)
-        shape_of[inside] = number + away[inside]
-        if np.count_nonzero(shape_of < _MOST_SHAPES) >= count:
+        away = np.zeros(len(taken))
+        for axis in shrinking:
+            centre = start[axis] + (size[axis] - 1) / 2 + jitter[axis]
+            np.maximum(away, np.abs(taken[:, axis] - centre) / (size[axis] + 1), out=away)
+        shape_of[free[inside]] = number + away
+        free, left = free[~inside], left[~inside]
+        if len(grid_positions) - len(free) >= count:
             break
     tie_break = rng.random(len(grid_positions))
     if not spanned:
@@ -89,8 +101,8 @@ def _size(family: str, grid: tuple[int, int, int], rng: np.random.Generator) -> 
         return int(rng.integers(max(1, d // 4), max(2, d // 2 + 1))), h, w
     area = rng.uniform(0.15, 0.4) * w * w
     aspect = rng.uniform(0.75, 1.5)
-    tall = int(np.clip(round(np.sqrt(area * aspect)), 1, h))
-    wide = int(np.clip(round(np.sqrt(area / aspect)), 1, w))
+    tall = min(max(round(math.sqrt(area * aspect)), 1), h)
+    wide = min(max(round(math.sqrt(area / aspect)), 1), w)
     if family == "tubes":
         return d, tall, wide
     return int(rng.integers(max(1, d // 4), max(2, d // 2 + 1))), tall, wide

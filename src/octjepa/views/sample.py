@@ -31,25 +31,51 @@ class Sample(NamedTuple):
     further: tuple[tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]], ...] = ()
 
 
+class Draw(NamedTuple):
+    """All that is random in a sample, without a voxel: its transform, its two augmentations, its tokens and masks.
+
+    `context_view` and `target_view` of `sample` are empty, of shape [K, 0].
+    """
+
+    transform: geometry.ViewTransform
+    augmentations: tuple[intensity.IntensityAugmentation, intensity.IntensityAugmentation]
+    sample: Sample
+
+
 def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background: int = 0) -> Sample:
     """The training sample of `volume` in `epoch`, or (None) its fixed validation sample.
 
     At least `background` tokens hold no tissue, for metrics of the background.
     """
-    seed = recipe.train.seed
+    draw, view = _draw(volume, recipe, epoch, background)
+    noise = _generator(volume, recipe, epoch, "speckle")
+    (first, second), index = draw.augmentations, draw.sample.grid_index
+    context_view = _patch_view(view, index, recipe, first, volume, noise)
+    target_view = context_view
+    if second != first or second.speckle:
+        target_view = _patch_view(view, index, recipe, second, volume, noise)
+    return draw.sample._replace(context_view=context_view, target_view=target_view)
+
+
+def draw_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Draw:
+    """What `make_sample` draws, for views that are cut elsewhere. Crops and flips alone read no voxel of `volume`."""
+    return _draw(volume, recipe, epoch, 0)[0]
+
+
+def _generator(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, purpose: str) -> np.random.Generator:
     stage = "fixed" if epoch is None else epoch
+    return keys.generator(recipe.train.seed, purpose, stage, volume.volume_id)
+
+
+def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background: int) -> tuple[Draw, np.ndarray]:
+    """The draw, and the view [d, h, w] under its transform."""
 
     def rng(purpose: str) -> np.random.Generator:
-        return keys.generator(seed, purpose, stage, volume.volume_id)
+        return _generator(volume, recipe, epoch, purpose)
 
     transform = geometry.sample_transform(recipe.preprocessing, recipe.views, rng("geometry"))
     view, index, share = select_tokens(volume, recipe, transform, rng("tokens"), background)
-    intensity_rng, noise = rng("light"), rng("speckle")  # the purposes are part of every draw: never rename them
-    augmentations = _augmentations(recipe, epoch, intensity_rng)
-    context_view = _patch_view(view, index, recipe, augmentations[0], volume, noise)
-    target_view = context_view
-    if augmentations[1] != augmentations[0] or augmentations[1].speckle:
-        target_view = _patch_view(view, index, recipe, augmentations[1], volume, noise)
+    augmentations = _augmentations(recipe, epoch, rng("light"))  # purposes are part of every draw: never rename them
     grid_positions = np.stack(np.unravel_index(index, recipe.grid), axis=-1)  # [k, 3]
     tissue = tokens.holds_tissue(share)[index]
     mask_rng, count = rng("mask"), 1 if epoch is None else recipe.masks.per_target
@@ -58,7 +84,9 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
         for _ in range(count)
     )
     positions = token_positions(index, recipe)
-    return Sample(context_view, target_view, positions, index, share[index], context, target, tuple(further))
+    empty = np.empty((len(index), 0), dtype=np.float32)
+    sample = Sample(empty, empty, positions, index, share[index], context, target, tuple(further))
+    return Draw(transform, augmentations, sample), view
 
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
@@ -126,11 +154,11 @@ def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.nd
 
 def _augmentations(
     recipe: Recipe, epoch: int | None, rng: np.random.Generator
-) -> list[intensity.IntensityAugmentation]:
+) -> tuple[intensity.IntensityAugmentation, intensity.IntensityAugmentation]:
     """Of the context view and of the target view; neutral for validation."""
     if epoch is None:
-        return [intensity.IntensityAugmentation()] * 2
-    return [intensity.sample_augmentation(recipe.views, rng) for _ in range(2)]
+        return intensity.IntensityAugmentation(), intensity.IntensityAugmentation()
+    return intensity.sample_augmentation(recipe.views, rng), intensity.sample_augmentation(recipe.views, rng)
 
 
 def _patch_view(

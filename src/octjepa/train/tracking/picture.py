@@ -39,13 +39,14 @@ def draw(batch: Batch, recipe: Recipe) -> UInt8[np.ndarray, "H W 3"]:
 
 def _draw_sample(batch: Batch, sample: int, recipe: Recipe, slabs: np.ndarray) -> list[UInt8[np.ndarray, "H W 3"]]:
     """The two strips of one sample."""
-    index, context, target = (field[sample].numpy() for field in (batch.grid_index, batch.context, batch.target))
+    index, context, target = (field[sample].cpu().numpy() for field in (batch.grid_index, batch.context, batch.target))
     visible = np.isin(np.arange(len(index)), context)
     predicted = np.isin(np.arange(len(index)), target)
     p, q, r = recipe.tokens.patch_size
     # [k, q, r]: the middle B-scan of each patch alone, for a whole sample has tens of millions of voxels
     views = [
-        view[sample].reshape(-1, p, q, r)[:, p // 2].float().numpy() for view in (batch.context_view, batch.target_view)
+        view[sample].reshape(-1, p, q, r)[:, p // 2].float().cpu().numpy()
+        for view in (batch.context_view, batch.target_view)
     ]
     low, high = np.percentile(np.concatenate([view.ravel()[::_SPARSE] for view in views]), (1, 99))
     context_view, target_view = (np.clip((view - low) / max(high - low, 1e-6), 0, 1) * 255 for view in views)

@@ -1,0 +1,99 @@
+"""Views cut from voxels on the device are those of the host, to the bit; what only the host computes is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octjepa.checkpoint import folder
+from octjepa.errors import UsageError
+from octjepa.train.loop import pretrain
+from octjepa.train.machine import compiles, cuts_on_device, loader_workers
+from octjepa.views.device_store import DeviceStore, stored_bytes
+from octjepa.views.loader import TrainingDataset, training_batches
+from synthetic import MemoryStore, small_recipe
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("views", "masks"),
+    [
+        ({"flip_slow": 0.5, "flip_fast": 0.5}, {}),
+        ({"crop": False, "flip_slow": 0.0}, {"per_target": 2}),
+        ({"gain": 0.3, "gamma": 0.2, "flip_fast": 0.5}, {"ratio": 0.5, "target_share": 0.5}),
+    ],
+)
+def test_a_batch_is_that_of_the_host(views, masks):
+    recipe = small_recipe(views=views, masks=masks)
+    store = MemoryStore(recipe.preprocessing)
+    dataset = TrainingDataset(store, recipe, sorted(store.volumes)[:12])
+    here = DeviceStore(store, recipe, dataset.volume_ids, CPU)
+    for mine, theirs in zip(here.batches(dataset, 0, 6, 0), training_batches(dataset, 0, 6, 0), strict=True):
+        assert mine.volume_ids == theirs.volume_ids
+        for name, one, other in zip(mine._fields[:7], mine[:7], theirs[:7], strict=True):
+            assert torch.equal(one, other), name
+
+
+def test_a_run_trains_the_weights_of_one_whose_views_the_host_cuts(tmp_path):
+    weights = []
+    for where in ("host", "device"):
+        recipe = small_recipe(machine={"data_on": where, "loader_workers": 0}, monitor={"every_updates": None})
+        pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / where)
+        last = folder.list_checkpoints(tmp_path / where / "checkpoints")[-1]
+        weights.append(folder.read_tensors(last, "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("views", [{"blur": 0.5}, {"speckle": 0.1}, {"rotation_degrees": 5.0}, {"zoom": 0.1}])
+def test_what_only_the_host_computes_is_refused_or_left_to_it(views):
+    (name,) = views
+    with pytest.raises(UsageError, match=rf"data_on=device cannot do views\.{name}"):
+        cuts_on_device(small_recipe(views=views, machine={"data_on": "device"}), CPU, 12)
+    assert not cuts_on_device(small_recipe(views=views), CUDA, 12)
+
+
+def test_a_gpu_holds_the_voxels_where_they_fill_a_quarter_of_it(monkeypatch):
+    recipe = small_recipe()
+    needed = stored_bytes(recipe, 100)
+    assert needed == 100 * 8 * 72 * 72
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (4 * needed, 8 * needed))
+    assert cuts_on_device(recipe, CUDA, 100)
+    assert not cuts_on_device(recipe, CUDA, 101)
+    assert not cuts_on_device(recipe, CPU, 1)
+    assert not cuts_on_device(small_recipe(machine={"data_on": "host"}), CUDA, 1)
+
+
+def test_processes_and_compiled_blocks_follow_the_device(monkeypatch):
+    recipe = small_recipe()
+    monkeypatch.setattr("octjepa.train.machine.cores", lambda: 12)
+    assert (loader_workers(recipe, CPU), loader_workers(recipe, CUDA)) == (0, 11)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert loader_workers(recipe, CUDA) == 2
+    assert loader_workers(small_recipe(machine={"loader_workers": 5}), CUDA) == 5
+    monkeypatch.setattr("octjepa.train.machine.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("octjepa.train.machine.shutil.which", lambda name: name)
+    assert compiles(recipe, CUDA, 1000)
+    assert not compiles(recipe, CUDA, 999)
+    assert not compiles(recipe, CPU, 1000)
+    assert compiles(small_recipe(machine={"compile": True}), CPU, 1)
+    assert not compiles(small_recipe(machine={"compile": False}), CUDA, 1000)
+    monkeypatch.setattr("octjepa.train.machine.shutil.which", lambda name: None)
+    assert not compiles(recipe, CUDA, 1000), "without a C compiler there is nothing to build with"
+
+
+def test_batches_for_a_gpu_are_asked_for_in_pinned_memory(monkeypatch):
+    given = []
+
+    class Loader:
+        def __init__(self, dataset, **options):
+            given.append(options["pin_memory"])
+
+        def __iter__(self):
+            return iter(())
+
+    monkeypatch.setattr("octjepa.views.loader.DataLoader", Loader)
+    recipe = small_recipe()
+    dataset = TrainingDataset(MemoryStore(recipe.preprocessing), recipe, ["volume0000"])
+    assert list(training_batches(dataset, 0, 1, 0, pin_memory=True)) == []
+    assert given == [True]
