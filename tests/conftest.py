@@ -17,6 +17,11 @@ from jaxtyping import install_import_hook
 # Before anything imports NumPy's or torch's thread pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests compute on the CPU, also where there is a GPU, unless this variable names a device: docs/gpu.md.
+TEST_DEVICE = os.environ.setdefault("OCTJEPA_TEST_DEVICE", "cpu")
+if TEST_DEVICE == "cpu":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # A suite that a shell runs in the background ignores SIGINT, and so would the processes that it stops by it.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +37,14 @@ install_import_hook(CHECKED, "shape_checker.check")
 pytest_plugins = ["invented_cohort", "user_package"]  # fixtures of tests/support
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what holds figures of a CPU where the tests compute elsewhere."""
+    if TEST_DEVICE != "cpu":
+        for item in items:
+            if item.get_closest_marker("cpu"):
+                item.add_marker(pytest.mark.skip(reason=f"figures of a CPU; OCTJEPA_TEST_DEVICE is {TEST_DEVICE}"))
 
 
 @pytest.fixture(scope="session")

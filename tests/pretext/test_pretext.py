@@ -22,18 +22,19 @@ from octjepa.train.step import accumulate
 from octjepa.views import geometry, masks
 from octjepa.views.loader import TrainingDataset, ValidationDataset, collate, validation_batches
 from octjepa.views.sample import make_sample
-from synthetic import MemoryStore, small_recipe, volume
+from synthetic import DEVICE, MemoryStore, small_recipe, volume
 
 
 def batch_of(recipe, count=4):
     store = MemoryStore(recipe.preprocessing)
     stream = TrainingDataset(store, recipe, list(store.volumes))
-    return collate([stream[i] for i in range(count)])
+    batch = collate([stream[i] for i in range(count)])
+    return batch._replace(**{name: getattr(batch, name).to(DEVICE) for name in batch._fields[:7]})
 
 
 def model_of(recipe):
     torch.manual_seed(0)
-    return VJEPA3D.from_recipe(recipe)
+    return VJEPA3D.from_recipe(recipe).to(DEVICE)
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_2_momentum_is_ramped_so_that_a_long_horizon_forgets_too():
 def test_3_no_gradient_reaches_the_target(objective):
     recipe = small_recipe(objective={"name": objective})
     model, batch = model_of(recipe), batch_of(recipe)
-    outcome = model.predict(*batch.inputs(torch.device("cpu")))
+    outcome = model.predict(*batch.inputs(DEVICE))
     assert outcome.predicted.requires_grad
     assert not outcome.target.requires_grad
     assert not outcome.all_targets.requires_grad

@@ -18,7 +18,7 @@ from octjepa.train.plan import plan
 from octjepa.train.step import accumulate
 from octjepa.views.loader import Batch, TrainingDataset, collate
 from octjepa.views.sample import make_sample
-from synthetic import MemoryStore, small_recipe, volume
+from synthetic import DEVICE, MemoryStore, small_recipe, volume
 
 SAMPLES, MASKS = 4, 3
 
@@ -36,7 +36,7 @@ def batch_of(count: int = MASKS) -> Batch:
 
 def model_of(objective: str) -> VJEPA3D:
     torch.manual_seed(0)
-    return VJEPA3D.from_recipe(recipe_of(objective=objective))
+    return VJEPA3D.from_recipe(recipe_of(objective=objective)).to(DEVICE)
 
 
 def one_mask(batch: Batch, number: int) -> Batch:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 from octjepa.config import PRETRAINING
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.storage import DiskStorage
+
+# Where the tests of training compute: conftest.py hides every accelerator unless OCTJEPA_TEST_DEVICE names one.
+DEVICE = torch.device(os.environ.get("OCTJEPA_TEST_DEVICE", "cpu"))
 
 
 def small_recipe(**sections: dict) -> Recipe:

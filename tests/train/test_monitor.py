@@ -21,7 +21,7 @@ from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.views.loader import TrainingDataset, training_batches
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import LAYERS, TISSUE_SHARE
-from synthetic import MemoryStore, small_recipe
+from synthetic import DEVICE, MemoryStore, small_recipe
 
 TRAIN = {"max_updates": 40, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
 
@@ -174,7 +174,7 @@ def test_background_is_looked_at_where_training_sees_none() -> None:
     monitor_set = MonitorSet.choose(store, recipe, ids, 5)
     assert (~monitor_set.tissue).sum(dim=1).tolist() == [3] * 5
     torch.manual_seed(0)
-    found = run_monitor(VJEPA3D.from_recipe(recipe), Runtime("fp32"), monitor_set, 1)
+    found = run_monitor(VJEPA3D.from_recipe(recipe).to(DEVICE), Runtime("fp32"), monitor_set, 1)
     assert {"rankme_background", "cosine_background", "rankme_tissue"} <= found.keys()
     assert not any(name.endswith(("triton", "cirrus")) for name in found), "two and three volumes are too few"
 
@@ -183,7 +183,7 @@ def test_measuring_changes_nothing() -> None:
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
     torch.manual_seed(0)
-    model = VJEPA3D.from_recipe(recipe)
+    model = VJEPA3D.from_recipe(recipe).to(DEVICE)
     monitor_set = MonitorSet.choose(store, recipe, sorted(store.volumes), 4)
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
     first = run_monitor(model, Runtime("fp32"), monitor_set, 1)

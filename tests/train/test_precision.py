@@ -33,6 +33,9 @@ def recipe_of(name: str = "auto") -> Recipe:
     )
 
 
+pytestmark = pytest.mark.cpu  # what torch reports of a CPU is replaced
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """`machine(True)`: from now on this CPU multiplies bf16 in hardware; `machine(False)`: it does not."""

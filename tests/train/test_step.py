@@ -14,7 +14,7 @@ from octjepa.model import VJEPA3D
 from octjepa.train.loop import pretrain
 from octjepa.train.step import accumulate, take_step
 from octjepa.views.loader import TrainingDataset, collate
-from synthetic import MemoryStore, small_recipe
+from synthetic import DEVICE, MemoryStore, small_recipe
 
 
 class Noting:
@@ -35,7 +35,7 @@ def update(clip_norm: float | None) -> tuple[float, float]:
     """(norm that is told, length of the gradient that the optimizer gets) of one update."""
     recipe = small_recipe()
     torch.manual_seed(0)
-    model = VJEPA3D.from_recipe(recipe)
+    model = VJEPA3D.from_recipe(recipe).to(DEVICE)
     store = MemoryStore(recipe.preprocessing)
     stream = TrainingDataset(store, recipe, list(store.volumes))
     runtime, optimizer = Runtime("fp32"), Noting(model)

@@ -133,7 +133,7 @@ class Runtime:
         """Replaces `tensor`, in place, by its sum over the ranks, and returns it."""
         if tensor.device.type == "xla":
             xla.sum_over_ranks([tensor])
-        elif self.world_size > 1:
+        elif dist.is_initialized():
             _communicate(lambda: dist.all_reduce(tensor))
         return tensor
 
@@ -142,7 +142,7 @@ class Runtime:
 
         For two ranks the sum is to the bit what one process adds; for more its order is the backend's.
         """
-        if self.world_size == 1 or self.sharded:  # FSDP2 has summed them
+        if self.sharded or (self.world_size == 1 and not dist.is_initialized()):  # FSDP2 has summed them
             return
         if self.device.type == "xla":
             xla.sum_over_ranks([p.grad for p in parameters if p.grad is not None])

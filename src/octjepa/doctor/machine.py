@@ -26,7 +26,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
-from octjepa.train.machine import cores
+from octjepa.train.machine import cores, loader_workers
 from octjepa.train.plan import METRICS_BYTES
 from octjepa.views.sample import token_positions
 
@@ -183,7 +183,7 @@ def shared_memory_check(setup: Setup) -> Iterator[Check]:
         return
     free = shutil.disk_usage(folder).free
     to_do = "start the container with --shm-size=1g, or train with machine.loader_workers=0"
-    required = setup.recipe is not None and setup.loader_workers(setup.recipe, Runtime("fp32").device) > 0
+    required = setup.recipe is not None and loader_workers(setup.recipe, Runtime("fp32").device) > 0
     yield _enough("shared memory", f"{gigabytes(free)} free", free >= _SHARED_BYTES, expected, to_do, required)
 
 
