@@ -53,17 +53,18 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{work} holds a campaign of the settings {campaign.results['settings']}: name another --work"
             )
         try:
-            return _run(campaign, [step for step in STEPS if not given.only or given.only in (step.part, step.name)])
+            return _run(campaign, [step for step in STEPS if not given.only or given.only in (step.part, step.name)],
+                        given.again)  # fmt: skip
         finally:
             campaign.close()
 
 
-def _run(campaign: Campaign, steps: list[Step]) -> int:
+def _run(campaign: Campaign, steps: list[Step], again: bool = False) -> int:
     left = []
     if any(step.part == "right" and not campaign.is_done(step.name) for step in steps):
         campaign.begin_cohorts()  # part 1 leaves most cores idle
     for step in steps:
-        if campaign.is_done(step.name):
+        if campaign.is_done(step.name) and not again:
             continue
         enough = _SHORTEST if step.name in learn.SPLITS else step.seconds
         if campaign.settings.name == "full" and campaign.seconds_left() < enough:
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--earlier", type=Path, help="results.json of an earlier machine: its steps are not repeated")
     add("--minutes", type=float, default=9.0, help="after which this call ends; no step is begun that takes longer")
     add("--only", metavar="PART|STEP", choices=[*PARTS, *(step.name for step in STEPS)], help="one part, or one step")
+    add("--again", action="store_true", help="measure anew what is done, say with --only, after a mend")
     add("--rehearse", action="store_true", help="on a CPU, with 24 people and tiny networks")
     add("--smallest", action="store_true", help="a rehearsal that is smaller still, for the tests")
     add("--list", action="store_true", help="the steps and the seconds that they take; runs nothing")
