@@ -59,7 +59,8 @@ def _swapped(chance: random.Random, pixels: np.ndarray) -> Changed:
 
 def _shuffled(chance: random.Random, pixels: np.ndarray) -> Changed:
     order = chance.sample(range(len(pixels)), len(pixels))
-    return "frames shuffled", pixels[order], Expected(frozenset({"frames_unrelated"}), refused=True)
+    # By chance a shuffle leaves neighbours that are half alike: noted, not refused.
+    return "frames shuffled", pixels[order], Expected(frozenset({"frames_unrelated"}), note="neighbours_unlike")
 
 
 def _repeated(chance: random.Random, pixels: np.ndarray) -> Changed:
@@ -146,7 +147,8 @@ def content_case(chance: random.Random, kind: str) -> tuple[str, bytes, Expected
         )  # fmt: skip
     if kind == "one position":
         what, eye, film = _film(chance)
-        return what, _written(film, eye.spacing_mm, False), Expected(frozenset({"one_position"}), refused=True)
+        wide = (0.28, *eye.spacing_mm[1:])  # 1.4 mm by the header: a film of less may be a small field
+        return what, _written(film, wide, False), Expected(frozenset({"one_position"}), refused=True)
     eye = shaped_eye(device, seed=chance.randrange(SEEDS)).volume
     if kind == "many eyes":
         eyes = [shaped_eye(device, seed=seed).volume.pixels for seed in range(SEEDS)]
