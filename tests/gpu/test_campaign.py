@@ -23,7 +23,6 @@ from benchmarks.gpu.wheels import applies, collect, name_of, needs_of
 from octjepa.doctor.checks import Check
 from octjepa.errors import UsageError
 from octjepa.train.optimizer import build_optimizer, update_target
-from octjepa.train.plan import peak_bytes
 from octjepa.train.step import accumulate, take_step
 from synthetic import small_recipe
 
@@ -168,9 +167,10 @@ def test_no_operation_of_an_update_makes_the_host_wait() -> None:
     assert counter.names == ["_local_scalar_dense"]
 
 
-def test_the_micro_batch_is_the_largest_power_of_two_that_fits() -> None:
+def test_the_micro_batch_is_the_largest_power_of_two_that_fits(monkeypatch) -> None:
+    monkeypatch.setattr("benchmarks.gpu.fast.peak_bytes", lambda recipe, micro: 1000 + 100 * micro)
     recipe = small_recipe(train={"global_batch": 16})
-    sizes = micro_batches(recipe, int(peak_bytes(recipe, 12) / 0.9) + 1)
+    sizes = micro_batches(recipe, int((1000 + 100 * 12) / 0.9) + 1)
     assert sizes == [8, 4, 2, 1]
     assert micro_batches(recipe, 10**12)[0] == 16, "not more than the batch"
     assert micro_batches(recipe, 1) == [1]

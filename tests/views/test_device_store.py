@@ -82,7 +82,7 @@ def test_processes_and_compiled_blocks_follow_the_device(monkeypatch):
     assert not compiles(recipe, CUDA, 1000), "without a C compiler there is nothing to build with"
 
 
-def test_batches_for_a_gpu_are_asked_for_in_pinned_memory(monkeypatch):
+def test_batches_for_a_gpu_lie_in_pinned_memory(monkeypatch):
     given = []
 
     class Loader:
