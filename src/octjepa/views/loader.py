@@ -259,7 +259,7 @@ def _loader(
 ) -> Iterator[Any]:
     """Batches of `dataset` at `positions`, in order; errors of worker processes are translated."""
     loader: DataLoader[Any] = DataLoader(
-        dataset,  # type: ignore[arg-type] # collate makes Batches of Items
+        dataset,
         batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
         collate_fn=collate_samples,
         pin_memory=pin_memory,
