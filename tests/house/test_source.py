@@ -213,7 +213,7 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
 
     listed = dict(line.split(maxsplit=1) for line in bench().stdout.splitlines())
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-    assert set(listed) == modules - {"__main__", "fuzz_cases", "phantom_measures"} | set(BENCHMARKS)
+    assert set(listed) == modules - {"__main__", "fuzz_cases", "fuzz_content", "phantom_measures"} | set(BENCHMARKS)
     assert "usage:" in bench("two_processes", "--help").stdout
     refused = bench("speed")
     assert refused.returncode == 2
