@@ -22,6 +22,8 @@ from octjepa.views import intensity
 from octjepa.views.loader import Batch, LoadedSample, TrainingDataset, collate, training_batches
 from octjepa.views.sample import Sample, draw_sample
 
+_MOVED = ("positions", "grid_index", "tissue", "context", "target")  # of a batch, as they come from the host
+
 
 class Cut(NamedTuple):
     """A sample without its voxels, and how they are cut: first stored voxel, flips, look-up table of each view."""
@@ -105,13 +107,14 @@ class DeviceStore:
         if self.device.type == "cuda":
             numbers = numbers.pin_memory()
         here = [part.to(self.device, non_blocking=True) for part in (numbers, cut.corner, cut.flips, cut.tables)]
-        tensors = [part.to(self.device, non_blocking=True) for part in batch[2:7]]
-        stored = self._patches(here[0], here[1], here[2], tensors[1])
-        context = torch.gather(here[3][0], 1, stored).unflatten(1, (tensors[1].shape[1], -1))
+        moved = {name: getattr(batch, name).to(self.device, non_blocking=True) for name in _MOVED}
+        index = moved["grid_index"]
+        stored = self._patches(here[0], here[1], here[2], index)
+        context = torch.gather(here[3][0], 1, stored).unflatten(1, (index.shape[1], -1))
         target = context
         if not cut.one_view:
-            target = torch.gather(here[3][1], 1, stored).unflatten(1, (tensors[1].shape[1], -1))
-        return Batch(context, target, *tensors, *batch[7:])
+            target = torch.gather(here[3][1], 1, stored).unflatten(1, (index.shape[1], -1))
+        return batch._replace(context_view=context, target_view=target, **moved)
 
     def _patches(
         self, numbers: Int[Tensor, " b"], corner: Int[Tensor, "b 3"], flips: Bool[Tensor, "b 2"], index: Tensor
