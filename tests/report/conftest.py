@@ -156,7 +156,7 @@ def fill_tuned(path: Path, run: Path) -> None:
         "recipe": encoder.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(encoder.recipe.preprocessing),
         "trained_on": [],
-        TUNED: {"settings": {}, "heads": [asdict(head)]},
+        TUNED: {"settings": {"level": "volume"}, "heads": [asdict(head)], "devices": []},
     }
     write_folder(path / TUNED, 2, {MODEL_FILE: target, HEAD_FILE: own}, about)
     rows = [row_of(number, "test") for number in (10, 11)]
