@@ -70,6 +70,7 @@ def test_a_run_saves_prunes_and_resumes_in_a_bucket(bucket: Bucket, tmp_path: Pa
         )
 
 
+@pytest.mark.slow
 def test_a_torn_upload_is_no_checkpoint_and_goes_with_the_next_pruning(bucket: Bucket) -> None:
     location = join(bucket.url, "saves")
     tensors = {"model.safetensors": {"w": torch.arange(4.0)}}

@@ -80,6 +80,7 @@ def test_a_student_that_a_recipe_exports_stays_the_student(tmp_path):
 
 
 @pytest.mark.parametrize(("accuracy", "better"), [((0.6, 0.7), "student"), ((0.7, 0.6), "target")])
+@pytest.mark.slow
 def test_validation_chooses_the_better_encoder(accuracy, better, tmp_path, monkeypatch):
     values = dict(zip(("layer_accuracy", "layer_accuracy_student"), accuracy, strict=True))
     monkeypatch.setattr(loop, "run_monitor", lambda *_: values)

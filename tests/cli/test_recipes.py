@@ -67,6 +67,7 @@ def test_a_recipe_that_extends_itself_or_nothing_is_refused(tmp_path: Path) -> N
         load_recipe(tmp_path / "a.yaml")
 
 
+@pytest.mark.slow
 def test_verbose_shows_what_is_logged_as_information() -> None:
     code = (
         "import logging, sys; from octjepa.cli import app\n"

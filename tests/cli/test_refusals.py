@@ -123,6 +123,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["demo", "--out", "SCAN"], "is a file"),
     ],
 )
+@pytest.mark.slow
 def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "texts").mkdir()

@@ -77,6 +77,7 @@ def test_against_a_store_splits_nothing_and_tells_whom_it_knows(store: Path, tmp
     assert call("split", store, "--against", tmp_path / "nothing").code == 2
 
 
+@pytest.mark.slow
 def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp_path: Path) -> None:
     from octjepa.config import load_recipe
 

@@ -220,7 +220,14 @@ def test_wheels_are_followed_to_what_they_need_and_what_is_there_is_left_out(tmp
 @pytest.mark.slow
 @pytest.mark.timeout(2400)  # some 6 minutes beside other tests
 def test_every_step_runs_in_the_rehearsal_and_is_not_repeated(tmp_path: Path, root: Path) -> None:
-    script = [str(root / "scripts" / "gpu" / "campaign"), "--out", str(tmp_path / "out"), "--smallest"]
+    script = [
+        str(root / "scripts" / "gpu" / "campaign"),
+        "--out",
+        str(tmp_path / "out"),
+        "--smallest",
+        "--minutes",
+        "40",
+    ]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
     steps = json.loads((tmp_path / "out" / "results.json").read_text())["steps"]

@@ -48,6 +48,7 @@ def tree(bucket: Bucket) -> str:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_tree_with_its_manifest(bucket: Bucket) -> None:
     url = tree(bucket)
     for source in (url, f"{url}/", f"{url}/retinal_oct"):
@@ -78,6 +79,7 @@ def test_a_tree_is_one_listing(bucket: Bucket) -> None:
     assert len(bucket.proxy.requests) <= 8  # and not one an object
 
 
+@pytest.mark.slow
 def test_globs_mean_what_they_mean_on_a_disk(bucket: Bucket) -> None:
     url = tree(bucket)
     assert [file.dataset_path.name for file in discover([f"{url}/**/1001/*.dcm"]).files] == ["a.dcm", "b.dcm"]
@@ -89,6 +91,7 @@ def test_globs_mean_what_they_mean_on_a_disk(bucket: Bucket) -> None:
         discover([f"{bucket.scheme}://ey*/x.dcm"])
 
 
+@pytest.mark.slow
 def test_lists_of_both_kinds(bucket: Bucket, tmp_path: Path) -> None:
     url = tree(bucket)
     put(bucket, **{"chosen.lst": f"# mine\n{TREE}/1002/c.dcm\ngone.dcm\n"})

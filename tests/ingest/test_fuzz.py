@@ -25,6 +25,7 @@ def fuzz(root: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untype
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_damaged_files_are_read_as_they_were_or_refused(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The same verdicts as in worker processes, whose limits of time and memory the full run has."""
     results = [fuzz.run_case(number, tmp_path) for number in range(100)]

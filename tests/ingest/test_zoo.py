@@ -105,6 +105,7 @@ def check_outcome(defect: Defect, device: str, root: Path, good: dict[str, OCTVo
 
 
 @pytest.mark.parametrize(("defect", "device"), CASES, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.slow
 def test_every_defect(defect: Defect, device: str, good: dict[str, OCTVolume], tmp_path: Path) -> None:
     check_outcome(defect, device, tmp_path, good)
 

@@ -318,6 +318,7 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
 # What is a case, and what reads it
 
 
+@pytest.mark.slow
 def test_eyes_and_people_are_cases_of_their_own(made):
     table, labels, _ = made
     good = table("good", 1.5)

@@ -67,6 +67,7 @@ def test_one_given_name_is_one_objective_and_one_found_name_is_not(run: Path, tm
         read_entries([str(tmp_path / "empty")])
 
 
+@pytest.mark.slow
 def test_runs_and_encoders_of_others_stand_on_one_board(
     run: Path, store: MemoryStore, labels: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from benchmarks.coverage import FIGURES, bca, coverage
 from scipy.stats import bootstrap
 
 
+@pytest.mark.slow
 def test_ours_cover_and_percentiles_of_few_people_do_not() -> None:
     """200 studies have a standard error of 1.5 %; three figures of a study share its people and miss together."""
     found = coverage(people=16, trials=200, resamples=200)

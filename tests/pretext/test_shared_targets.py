@@ -97,6 +97,7 @@ def test_micro_batches_hold_every_mask_of_their_samples() -> None:
     assert torch.allclose(gradients[0], gradients[2], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_trains_and_the_plan_counts_every_mask(tmp_path: Path) -> None:
     check_leak(model_of("vjepa"), batch_of())
     costs = [plan(recipe_of(count))["flops_per_volume"] for count in (1, 2, 3)]

@@ -62,6 +62,7 @@ def run(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> Callable[[b
     return probe
 
 
+@pytest.mark.slow
 def test_a_planted_effect_is_recovered_above_all_baselines_by_every_probe(run: Callable[[bool], ProbeResult]) -> None:
     result = run(False)
     rows = [row for row in result.rows if row["metric"] == "auroc"]

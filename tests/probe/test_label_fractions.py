@@ -67,6 +67,7 @@ def test_counts_are_read_once_each_and_ascending() -> None:
     assert parse_counts("100, 10,30,10") == (10, 30, 100)
 
 
+@pytest.mark.slow
 def test_results_are_keyed_by_the_number_of_people(cohort: Cohort, saved: Callable[..., tuple[Path, Path]]) -> None:
     frame, labels = cohort(people=120, signal=1.2, prevalence=(0.4,), shares=(0.5, 0.2, 0.3))
     labels["rare"] = 0

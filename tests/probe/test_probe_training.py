@@ -90,6 +90,7 @@ def test_folds_stand_in_for_a_validation_split_that_is_too_small(monkeypatch: py
 
 
 @pytest.mark.parametrize("task", ["multiclass", "ordinal", "regression"])
+@pytest.mark.slow
 def test_every_task_has_its_outputs(task: Task) -> None:
     rng = np.random.default_rng(3)
     hidden = rng.normal(size=400)
@@ -190,6 +191,7 @@ def test_attention_is_a_share_of_the_tokens_in_any_order_and_of_no_filling() -> 
     assert torch.allclose(network(TokenBatch(features, coordinates, valid)), network(part), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_position_of_a_token_is_read_where_nothing_else_differs(tmp_path: Path) -> None:
     """Every volume holds the same twelve tokens; in diseased eyes the first one lies in the left half of the grid."""
     rng = np.random.default_rng(6)

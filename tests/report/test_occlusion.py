@@ -39,6 +39,7 @@ def test_strength_and_sign_are_drawn_where_they_were_measured() -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_strength_has_its_rule(page: str) -> None:
     assert all(f".s{step}{{fill-opacity:" in page for step in range(1, LEVELS + 1))
     assert ".occ-for{fill:" in page

@@ -60,6 +60,7 @@ def lines_of(run):
     ]
 
 
+@pytest.mark.slow
 def test_the_run_returns_leaves_the_volumes_out_and_ends_well(tmp_path, bad):
     recipe = recipe_of()
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -96,6 +97,7 @@ def test_a_kill_after_the_return_changes_nothing(tmp_path, bad, monkeypatch):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
     recipe = recipe_of(40)
     honest = loop.accumulate
@@ -118,6 +120,7 @@ def damage(checkpoint):
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path, caplog):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")

@@ -89,6 +89,7 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(
     same(Store.open(local), Store.open(url))
 
 
+@pytest.mark.slow
 def test_splits_are_written_by_one_and_seen_by_all(bucket: Bucket, tiny: Path) -> None:
     ingest(bucket, tiny)
     url = join(bucket.url, "store")
@@ -102,6 +103,7 @@ def test_splits_are_written_by_one_and_seen_by_all(bucket: Bucket, tiny: Path) -
     assert info(join(url, ".lock")) is None
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_reported_who_writes(bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch) -> None:
     ingest(bucket, tiny)
     url = join(bucket.url, "store")

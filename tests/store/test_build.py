@@ -92,6 +92,7 @@ def test_threads_of_the_calling_process_change_nothing(built: tuple[Path, dict],
     assert Store.open(tmp_path / "store").table.equals(Store.open(built[0]).table)
 
 
+@pytest.mark.slow
 def test_again_changes_nothing_and_workers_change_nothing(
     built: tuple[Path, dict], cohort: Path, tmp_path: Path
 ) -> None:
@@ -373,6 +374,7 @@ def test_stratified_split_is_by_person_and_stable(tmp_path: Path, tiny: Path) ->
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_real_scans_are_all_accepted(real_scans: Path, tmp_path: Path) -> None:
     from octjepa.store import Store, build_store
 

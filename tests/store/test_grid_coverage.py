@@ -55,6 +55,7 @@ def test_depth_shares_by_hand() -> None:
     assert share_of_depth_outside(ilm, bottom, 4, 20) == pytest.approx((2 + 4 + 10) / 34)
 
 
+@pytest.mark.slow
 def test_plan_reports_what_the_cohort_loses_and_what_would_hold_it(tmp_path: Path) -> None:
     wide = {"native_w": 1000, "outside_slice": 0.0, "outside_depth": 0.0, "outside_column": 0.5}  # 12 mm
     high = {"outside_slice": 0.0, "outside_depth": 0.02, "outside_column": 0.0}

@@ -68,6 +68,7 @@ def filled(volume: OCTVolume, step: int) -> np.ndarray:
     ("motion_um", 1, jittered), ("fill_share", 1, filled),
 ])  # fmt: skip
 @pytest.mark.parametrize("device", ["topcon_triton", "zeiss_cirrus"])
+@pytest.mark.slow
 def test_parts_and_score_fall_step_by_step(device: str, part: str, sign: int, damage: Damage) -> None:
     volume = shaped_eye(device, seed=2).volume
     figures = [made(volume, damage(volume, step)).measurements for step in range(4)]

@@ -63,6 +63,7 @@ def operations(work: Any) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_volume_does_not_grow_with_their_number(
     scale,  # type: ignore[no-untyped-def]
     tmp_path: Path,

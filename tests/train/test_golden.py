@@ -101,6 +101,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return unpack_store(tmp_path_factory.mktemp("golden"))
 
 
+@pytest.mark.slow
 def test_eyes_drawn_and_ingested_here_are_those_of_the_golden_store(store: Store, tmp_path: Path) -> None:
     drawn = draw_store(tmp_path)
     keys = ["person_id", "eye", "device", "spacing_z_mm", "spacing_y_mm", "spacing_x_mm", "split"]
@@ -115,6 +116,7 @@ def test_eyes_drawn_and_ingested_here_are_those_of_the_golden_store(store: Store
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.slow
 def test_the_loss_curve_is_the_golden_one(name: str, store: Store, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]

@@ -87,6 +87,7 @@ def no_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.slow
 def test_the_cause_is_reported(death: str, tmp_path: Path) -> None:
     do, message = DEATHS[death]
     escaped = message if death == "files" else message.replace("(", r"\(").replace(")", r"\)")
@@ -94,6 +95,7 @@ def test_the_cause_is_reported(death: str, tmp_path: Path) -> None:
         run_with(do, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_death_in_the_midst_of_the_arithmetic_is_reported_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +156,7 @@ def test_an_error_in_a_loader_process_keeps_its_position(tmp_path: Path) -> None
     assert "in refuse" in str(found.value), "the traceback of the loader process"
 
 
+@pytest.mark.slow
 def test_what_a_loader_process_refuses_is_reported_as_it_was_there(tmp_path: Path) -> None:
     """Every volume lost: the message of the loader process, without its traceback."""
     recipe = small_recipe(machine={"loader_workers": 1}, monitor={"every_updates": None})

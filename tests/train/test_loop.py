@@ -46,6 +46,7 @@ def assert_same_weights(one, other):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_contract_names(tmp_path):
     recipe = recipe_of()
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -76,6 +77,7 @@ def test_without_held_out_people_it_runs_and_reports_what_it_validated_on(tmp_pa
     assert not any("val/loss" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights(tmp_path):
     recipe = recipe_of(4)
     for name in ("one", "two"):
@@ -83,6 +85,7 @@ def test_the_same_recipe_gives_the_same_weights(tmp_path):
     assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_stop_and_resume_is_exact(tmp_path, monkeypatch):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "whole")

@@ -39,6 +39,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
     return *run(out), out
 
 
+@pytest.mark.slow
 def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> None:
     summary, measured, _ = healthy
     assert summary["alarms"] == {}

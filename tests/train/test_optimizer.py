@@ -18,6 +18,7 @@ from synthetic import small_recipe
 REFERENCE = TrainRecipe(max_updates=1000, base_lr=1e-4, min_lr_ratio=0.1)
 
 
+@pytest.mark.slow
 def test_only_matrices_decay_and_the_target_is_left_out():
     recipe = small_recipe()
     model = VJEPA3D.from_recipe(recipe)

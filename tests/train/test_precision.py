@@ -48,6 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.slow
 def test_a_run_records_what_was_chosen_and_keeps_it_elsewhere(
     tmp_path: Path, machine: Any, caplog: pytest.LogCaptureFixture, has_bf16: bool, expected: str
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_training_that_was_interrupted_resumes_to_the_same_weights_and_journal
         trained(ToyTask(), learner(), tmp_path / "whole", fingerprint="another")
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_taken_in_halves_with_the_same_gradient(caplog: pytest.LogCaptureFixture) -> None:
     whole, halved = trained(ToyTask(), learner()), ToyTask(fits=2)
     assert torch.allclose(weights(trained(halved, learner())), weights(whole), atol=1e-6)

@@ -116,6 +116,7 @@ def test_a_resumed_run_goes_on_in_the_same_events(tmp_path, no_environment):
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 9), (4, 4)]
 
 
+@pytest.mark.slow
 def test_wandb_is_recorded_offline_without_network_or_login(tmp_path, no_environment, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", _only_local(socket.socket.connect))
     outputs(tmp_path / "run", recipe_of(backends=["wandb_offline"], project="eyes", name="first"))

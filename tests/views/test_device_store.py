@@ -35,6 +35,7 @@ def test_a_batch_is_that_of_the_host(views, masks):
             assert torch.equal(one, other), name
 
 
+@pytest.mark.slow
 def test_a_run_trains_the_weights_of_one_whose_views_the_host_cuts(tmp_path):
     weights = []
     for where in ("host", "device"):

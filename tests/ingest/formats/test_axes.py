@@ -49,6 +49,7 @@ def test_content_alone_tells_the_axes_on_every_device(device: str) -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_content_alone_tells_the_axes_of_real_eyes(real_scans: Path) -> None:
     for path in sorted(real_scans.glob("*.dcm")):
         pixels = read_volume(path).pixels[:12]

@@ -138,6 +138,7 @@ def test_img_is_turned_and_its_name_is_read(
     assert scan.header.person_id == ("PX1_RODRIGUEZ" if "ROD" in name else "PX1")
 
 
+@pytest.mark.slow
 def test_img_gets_the_fixed_field_of_the_cirrus_cube(tmp_path: Path) -> None:
     path = tmp_path / "PX1_Optic Disc Cube 200x200_5-6-2020_10-1-2_OD_sn12_cube_z.img"
     path.write_bytes(zeiss_bytes(retina(200, 1024, 200)))

@@ -22,6 +22,7 @@ def table_of(made: dict[str, object]) -> pd.DataFrame:
     return pd.read_csv(str(made["predictions"]), sep="\t", dtype={"person_id": str}, keep_default_na=False)
 
 
+@pytest.mark.slow
 def test_a_line_for_each_case_says_what_the_model_says_of_it(done, planted, tmp_path: Path) -> None:
     out, _ = done
     made = predict_store(out, planted, tmp_path)

@@ -76,6 +76,7 @@ def test_trained_it_beats_the_prior_and_the_encoder_is_as_it_was(encoder: Pretra
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     encoder: PretrainedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
