@@ -17,7 +17,7 @@ from octjepa.views.device_store import host_only, stored_bytes
 
 MOST_WORKERS = 16
 COMPILE_FROM = 1000  # updates: building the blocks takes a minute or so
-DEVICE_SHARE = 0.25  # of the device's free memory that stored voxels may fill without being told to
+DEVICE_SHARE = 0.25  # of the device's free memory that stored voxels may fill by default
 
 
 def cores() -> int:

@@ -23,10 +23,9 @@ from octjepa.probe.aggregation import case_names
 from octjepa.progress import bar
 from octjepa.store import Store, build_store
 from octjepa.store.one_file import Spacing
-from octjepa.tasks.finetune.predict import TunedModel, case_prediction, load_tuned
+from octjepa.tasks.finetune.predict import VOLUMES_AT_ONCE, TunedModel, case_prediction, load_tuned
 
 PREDICTIONS, REFUSED, STORE = "predictions.tsv", "refused.tsv", "store"
-_AT_ONCE = 16  # volumes, as embedding takes them
 
 
 def predict_scans(
@@ -118,8 +117,8 @@ def _outputs(model: TunedModel, store: Store, volume_ids: Sequence[str]) -> tupl
     """(of each head [n, outputs], whether each volume is farther from the training volumes than its limit [n])."""
     each, is_far = [], []
     with bar("predict", len(volume_ids), "volume") as progress:
-        for start in range(0, len(volume_ids), _AT_ONCE):
-            some = volume_ids[start : start + _AT_ONCE]
+        for start in range(0, len(volume_ids), VOLUMES_AT_ONCE):
+            some = volume_ids[start : start + VOLUMES_AT_ONCE]
             outputs, distances = model.network.predict_with_distance([store.read(name) for name in some])
             each.append(outputs)
             is_far.append(distances > model.network.reference_limit)

@@ -32,7 +32,7 @@ from octjepa.train.learner import load_weights
 from octjepa.volume import OCTVolume
 
 Scan = str | Path | OCTVolume | CanonicalVolume
-_AT_ONCE = 16  # volumes, as embedding takes them
+VOLUMES_AT_ONCE = 16  # as embedding takes them
 _VOLUMES_FOR_SCALE = 256
 _ENOUGH_HELD_OUT = 20  # volumes of val from which the limit of `TunedNetwork.distance` is taken
 
@@ -90,10 +90,10 @@ def _over_volumes(
     Ranks take blocks that do not depend on their number, so that nobody sums in another order.
     """
     table = torch.zeros(len(volume_ids), width, dtype=torch.float64)
-    starts = range(runtime.rank * _AT_ONCE, len(volume_ids), runtime.world_size * _AT_ONCE)
+    starts = range(runtime.rank * VOLUMES_AT_ONCE, len(volume_ids), runtime.world_size * VOLUMES_AT_ONCE)
     with bar(label, len(starts), "block") as progress:
         for start in starts:
-            some = volume_ids[start : start + _AT_ONCE]
+            some = volume_ids[start : start + VOLUMES_AT_ONCE]
             table[start : start + len(some)] = compute([store.read(name) for name in some]).double().cpu()
             progress.advance()
     return runtime.sum_over_ranks(table).numpy()
