@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from index_entries import index_entry, store_of
 from oct_dicom import make_dataset, retina, save
@@ -167,3 +168,19 @@ def test_an_empty_choice_shows_the_flow_and_who_took_the_last(store: Store) -> N
 )
 def test_domains_are_named_by_what_is_balanced(store: Store, balance: Any, names: set[str]) -> None:
     assert set(select(store, DataRecipe(balance=balance), "train").domains.values()) == names
+
+
+def test_filters_and_balance_take_any_device_and_a_wrong_name_lists_those_of_the_store(tmp_path: Path) -> None:
+    rows = [index_entry(n, device=("optovue_avanti", "nidek_mirante", "acme_x_1")[n % 3]) for n in range(9)]
+    store = store_of(tmp_path / "store", rows)
+    data = DataRecipe(devices=("optovue_avanti", "acme_x_1"), balance="device")
+    chosen = select(store, data, "")
+    assert len(chosen.volume_ids) == 6
+    assert set(chosen.domains.values()) == {"optovue_avanti", "acme_x_1"}
+    wrong = (
+        r"^the store has no device optovue_avanty; it holds acme_x_1 \(3\), nidek_mirante \(3\), optovue_avanti \(3\)$"
+    )
+    with pytest.raises(UsageError, match=wrong):
+        select(store, DataRecipe(devices=("optovue_avanty", "acme_x_1")), "")
+    with pytest.raises(ValidationError, match="is no device"):
+        DataRecipe(devices=("Optovue Avanti",))

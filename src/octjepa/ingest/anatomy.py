@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octjepa.errors import VolumeRejected
+from octjepa.ingest.devices import check_images_retina, stated_device
 from octjepa.ingest.reasons import rejection
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def _check(header: Dataset) -> None:
     parts = _parts_shown(header)
     if parts and all(parts):
         raise rejection("not_retina", f"AnatomicRegionSequence says {parts[0]}; expected the retina")
+    make, model = (str(header.get(name) or "") for name in ("Manufacturer", "ManufacturerModelName"))
+    check_images_retina(stated_device(make, model)[0])
     if _species(header):
         raise rejection("not_retina", "PatientSpecies names an animal; expected a human eye")
     texts = " ".join(str(header.get(name) or "") for name in ("BodyPartExamined", "ProtocolName", "SeriesDescription"))

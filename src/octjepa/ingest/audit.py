@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import VolumeRejected
+from octjepa.ingest.devices import stated_device
 from octjepa.ingest.dicom import has_dicom_magic
 from octjepa.ingest.formats import read_scan, recognise
-from octjepa.ingest.identity import parse_device
 from octjepa.ingest.personal_data import count_fields, mask_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
@@ -35,7 +35,9 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
             identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return {
                 "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
-                "device": parse_device(f"{header.get('Manufacturer', '')} {header.get('ManufacturerModelName', '')}"),
+                "device": stated_device(
+                    str(header.get("Manufacturer", "")), str(header.get("ManufacturerModelName", ""))
+                )[0],
                 "personal": ";".join(personal_fields(header)),
                 "path": _PATH if mask_path(name, *identity) != name else "",
             }

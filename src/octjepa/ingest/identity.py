@@ -12,21 +12,13 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from octjepa.ingest.devices import is_listed, parse_device, pick_device, stated_device
 from octjepa.ingest.manifest import ManifestRow, clean_person_id
 from octjepa.ingest.personal_data import identifies_person, is_placeholder, pseudonym
 from octjepa.ingest.raw_scan import HeaderFields
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
-_DEVICE_WORDS = {
-    "spectralis": "heidelberg_spectralis",
-    "heidelberg": "heidelberg_spectralis",
-    "maestro": "topcon_maestro2",
-    "3doct-1": "topcon_maestro2",
-    "triton": "topcon_triton",
-    "cirrus": "zeiss_cirrus",
-    "zeiss": "zeiss_cirrus",
-}
 _RIGHT, _LEFT = ("R", "RIGHT", "OD", "RE", "RECHTS"), ("L", "LEFT", "OS", "LE", "LINKS")
 _EYES: dict[str, Laterality] = {**dict.fromkeys(_RIGHT, "OD"), **dict.fromkeys(_LEFT, "OS")}
 _FOUR = re.compile(r"\d{4}")
@@ -60,15 +52,6 @@ class Identity:
 def parse_laterality(text: str) -> Laterality | None:
     """ "R", "Right", "OD" -> "OD"; "B", "U" and "" -> None."""
     return _EYES.get(text.strip().upper())
-
-
-def parse_device(text: str) -> str:
-    """The known device that a text names, or ""."""
-    lower = text.lower()
-    for word, device in _DEVICE_WORDS.items():
-        if word in lower:
-            return device
-    return ""
 
 
 def parse_region(text: str) -> str:
@@ -120,16 +103,6 @@ def _site(header: HeaderFields, person_ids: list[str], proven: bool) -> str:
     return header.site
 
 
-def _pick_device(sources: list[str], maker: str, notes: list[str]) -> str:
-    devices = [device for text in sources if (device := parse_device(text))]
-    if len(set(devices)) > 1:
-        notes.append("device_disagrees")
-    if devices:
-        return devices[0]
-    slug = re.sub(r"[^a-z0-9]+", "_", maker.lower()).strip("_")
-    return slug or "unknown"
-
-
 def _header_person(header: HeaderFields, notes: list[str]) -> str:
     """The person id of the header, pseudonymised where it holds a name; "" for none and for a placeholder."""
     person = clean_person_id(header.person_id)
@@ -168,7 +141,7 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
     """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
     notes: list[str] = []
     name = _FILE_NAME.match(path.stem)
-    device_folder = next((part for part in reversed(path.parts[:-1]) if part.lower() in DEVICES), "")
+    device_folder = next((part for part in reversed(path.parts[:-1]) if is_listed(part.lower())), "")
 
     person_ids = _person_ids(header, path, row, notes)
     if len(set(person_ids)) > 1:
@@ -190,18 +163,10 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
         },
         notes,
     )
-    maker = f"{header.manufacturer} {header.model}".strip()
     protocol = header.protocol or (name["protocol"].lower().replace("_", " ") if name else "")
-    device = _pick_device(
-        [
-            f"{row.manufacturer} {row.model}" if row else "",
-            header.model if parse_device(header.model) else maker,
-            device_folder,
-            path.stem,
-        ],
-        maker,
-        notes,
-    )
+    stated = [stated_device(row.manufacturer, row.model)] if row else []
+    stated.append(stated_device(header.manufacturer, header.model))
+    device = pick_device(stated, [parse_device(device_folder), parse_device(path.stem)], notes)
     named_region = parse_region(protocol) or parse_region(name["protocol"] if name else "")
     region = (row.region if row else "") or header.region or named_region
     if header.burned_in:

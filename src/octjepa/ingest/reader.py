@@ -16,6 +16,7 @@ from jaxtyping import Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.anatomy import other_part
+from octjepa.ingest.devices import check_images_retina, describe_device
 from octjepa.ingest.formats import is_experimental, read_scan, recognise
 from octjepa.ingest.formats.sequence import MIN_FRAMES
 from octjepa.ingest.geometry import LIMITS_MM, Geometry, SpacingSources, is_plausible, resolve_geometry
@@ -102,6 +103,7 @@ def assemble(
     notes = [*identity.notes, *scan.notes]
     if part := other_part(f"{identity.protocol} {identity.region}"):
         raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
+    check_images_retina(identity.device)
     _check_frames(len(scan.pixels), "B-scans")
     scan, frame_geometry = _drop_localizers(scan, notes)
     _check_repeats(scan.pixels, notes)
@@ -284,8 +286,9 @@ def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[st
     """What `octjepa inspect FILE` reports, for an accepted and for a rejected file. Raises UsageError: no such file.
 
     Keys: kind ("volume" | "rejected"), format ("" where it is none), experimental (whether no file of a real device has
-    proved the reader of this format), shape, spacing_mm, provenance, laterality, device, pattern, reasons
-    [{reason, detail, meaning, action}], uncertain, notes, protocol, region, content_hash.
+    proved the reader of this format), shape, spacing_mm, provenance, laterality, device, modality ("SD-OCT", "SS-OCT",
+    "TD-OCT"; "" where octjepa does not know the device), pattern, reasons [{reason, detail, meaning, action}],
+    uncertain, notes, protocol, region, content_hash.
     """
     try:
         volume = read_volume(path, spacing_mm=None if spacing_mm == "file" else spacing_mm)
@@ -296,13 +299,15 @@ def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[st
         return {
             "kind": "rejected", "format": format, "experimental": is_experimental(format),
             "shape": None, "spacing_mm": None, "provenance": {}, "laterality": None, "device": "",
-            "pattern": "unknown", "reasons": [explained], "uncertain": [], "notes": [], "protocol": "", "region": "",
+            "modality": "", "pattern": "unknown",
+            "reasons": [explained], "uncertain": [], "notes": [], "protocol": "", "region": "",
             "content_hash": "",
         }  # fmt: skip
     return {
         "kind": "volume", "format": volume.format, "experimental": is_experimental(volume.format),
         "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm),
         "provenance": dict(volume.provenance), "laterality": volume.laterality, "device": volume.device,
-        "pattern": volume.pattern, "reasons": [], "uncertain": list(volume.uncertain), "notes": list(volume.notes),
+        "modality": describe_device(volume.device).modality, "pattern": volume.pattern,
+        "reasons": [], "uncertain": list(volume.uncertain), "notes": list(volume.notes),
         "protocol": volume.protocol, "region": volume.region, "content_hash": volume.content_hash,
     }  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
+# The instruments of AI-READI: its folders, and what phantoms imitate. A store may hold any others.
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
-Device = Literal["heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"]
 Precision = Literal["auto", "fp32", "bf16"]  # auto: bf16 where the device has it in hardware, else fp32
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -30,6 +31,14 @@ def without_repeats(items: tuple[Any, ...]) -> tuple[Any, ...]:
     return items
 
 
+def _device_name(name: str) -> str:
+    """A name as the store has it. Raises ValueError where it can be none of them."""
+    if not re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", name):
+        raise ValueError(f"{name!r} is no device: expected make and model as a store names them, like optovue_avanti")
+    return name
+
+
+Device = Annotated[str, Field(max_length=60), AfterValidator(_device_name)]
 Several = Annotated[tuple[Item, ...], Field(min_length=1), AfterValidator(without_repeats)]
 
 

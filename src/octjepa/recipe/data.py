@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from octjepa.recipe.base import (
-    DEVICES,
     Axis,
     Device,
     Limits3,
@@ -54,7 +53,7 @@ class DataRecipe(Section):
     @model_validator(mode="after")
     def _device_belongs_to_single_domain(self) -> DataRecipe:
         if self.strategy == "single_domain" and self.device is None:
-            raise ValueError("strategy single_domain needs data.device, one of " + ", ".join(DEVICES))
+            raise ValueError("strategy single_domain needs data.device, such as topcon_triton")
         if self.strategy == "multi_domain" and self.device is not None:
             raise ValueError("data.device is unused by strategy multi_domain: say data.devices, or single_domain")
         if self.strategy == "single_domain" and self.devices is not None:

@@ -22,7 +22,7 @@ from threadpoolctl import ThreadpoolController
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest import REASONS, Discovery, SourceFile, discover
-from octjepa.ingest.identity import parse_device
+from octjepa.ingest.devices import parse_device
 from octjepa.ingest.personal_data import count_fields, pseudonym, read_name_and_birth_date
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.progress import bar

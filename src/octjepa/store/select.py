@@ -75,6 +75,7 @@ def check_not_empty(selection: Selection, store: Store, split: str) -> None:
 def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str, pd.Series]]:
     """(name, rule, mask over `table`) of every criterion that is given."""
     devices = (str(data.device),) if data.strategy == "single_domain" else data.devices
+    _check_devices(devices or (), table)
     for name, column, values in (
         ("patterns", "pattern", data.patterns),
         ("devices", "device", devices),
@@ -104,6 +105,14 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
         # a default is listed only where it leaves something out
         if codes and (left_out.any() or codes != DataRecipe.model_fields[name].default):
             yield name, f"without {rule} {' or '.join(codes)}", ~left_out
+
+
+def _check_devices(devices: tuple[str, ...], table: pd.DataFrame) -> None:
+    """Raises UsageError where the store holds no scan of a device: a filter must not narrow by a typing error."""
+    counts = text_column(table["device"]).replace("", UNKNOWN).value_counts()
+    if absent := sorted(set(devices) - set(counts.index)):
+        held = ", ".join(f"{device} ({counts[device]})" for device in sorted(counts.index))
+        raise UsageError(f"the store has no device {' or '.join(absent)}; it holds {held or 'no volume'}")
 
 
 def _one_of(table: pd.DataFrame, column: str, values: tuple[str, ...]) -> tuple[str, pd.Series]:
