@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -45,6 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cpu"):
                 item.add_marker(pytest.mark.skip(reason=f"figures of a CPU; OCTJEPA_TEST_DEVICE is {TEST_DEVICE}"))
+
+
+@pytest.fixture(autouse=True)
+def _one_random_stream() -> None:
+    """A test that draws without a generator of its own draws the same in every run and in any order."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

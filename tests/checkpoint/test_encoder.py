@@ -33,6 +33,7 @@ def run(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_run_folder_checkpoint_and_file_give_the_same_encoder(run):
     step = next((run / "checkpoints").iterdir())
     store = MemoryStore(small_recipe().preprocessing)

@@ -45,6 +45,7 @@ def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
     assert "Not a medical device" in card
 
 
+@pytest.mark.slow
 def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     encoder = load_encoder(run)
     if encoder.recipe.model.positions == "rope":

@@ -138,6 +138,7 @@ def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], mes
     refused(call(*given), 2, message)
 
 
+@pytest.mark.slow
 def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     before = sorted(path.name for path in line.run.rglob("*"))
     result = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,

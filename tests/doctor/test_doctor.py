@@ -171,6 +171,7 @@ def machine_with(tmp_path, recipe=None, planned=None):
     return by_name(check for function in found for check in function(setup))
 
 
+@pytest.mark.slow
 def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
     recipe = small_recipe()
     planned = plan(recipe)

@@ -149,6 +149,7 @@ def test_a_picture_as_first_frame_is_dropped_by_its_content_alone(device: str) -
         assert not [note for note in stored_first(device, first).notes if "localizer" in note]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_no_real_scan_loses_a_frame_by_content(real_scans: Path) -> None:
     for path in sorted(real_scans.glob("*.dcm")):

@@ -72,6 +72,7 @@ def test_a_tree_with_its_manifest(bucket: Bucket) -> None:
     assert single == below.files[0]
 
 
+@pytest.mark.slow
 def test_a_tree_is_one_listing(bucket: Bucket) -> None:
     put(bucket, **{f"set/{number}.dcm": "x" for number in range(12)})
     bucket.proxy.requests.clear()

@@ -178,6 +178,7 @@ def test_folders_of_whole_scans_are_no_series(tmp_path: Path) -> None:
     assert len(discover([tmp_path / "set"]).files) == 5
 
 
+@pytest.mark.slow
 def test_a_series_in_a_bucket_is_read_as_from_a_folder(bucket: Bucket, tmp_path: Path) -> None:
     folder = write(tmp_path / "P7", plain, list(range(8)))
     whole = save(make_dataset(PIXELS), tmp_path / "P8.dcm")

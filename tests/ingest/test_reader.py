@@ -210,6 +210,7 @@ def test_describe_says_both_kinds(tmp_path: Path) -> None:
     assert bad.keys() == good.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_eyes(real_scans: Path) -> None:
     spectralis = read_volume(real_scans / "spectralis_macula_145x496x512_j2k.dcm")

@@ -77,6 +77,7 @@ def test_details_speak_of_thresholds_groups_and_vendors(made):
     assert sum(point["n"] for point in found["reliability"]) == _row(board, "good")["n"]
 
 
+@pytest.mark.slow
 def test_seeds_of_an_objective_share_a_row_and_are_reported_apart(made):
     table, labels, _ = made
     board = _run(
@@ -108,6 +109,7 @@ def test_untrained_networks_of_the_seeds_are_seeds_of_one_row(made):
     assert compared["recipe_low"] < compared["low"]
 
 
+@pytest.mark.slow
 def test_classes_and_quantities_stand_on_one_board_and_on_paper(made, tmp_path):
     table, labels, _ = made
     entries, retained = [str(table("good", 2.5))], tmp_path / "kept"

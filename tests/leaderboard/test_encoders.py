@@ -141,6 +141,7 @@ def test_code_beside_weights_is_never_run(vit):
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_weights_that_would_be_random_in_part_are_refused(vit, tmp_path):
     weights = load_file(vit / "model.safetensors")
     incomplete = {name: value for name, value in weights.items() if "layernorm_before" not in name}

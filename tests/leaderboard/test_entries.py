@@ -43,6 +43,7 @@ def labels(tmp_path: Path, store: MemoryStore) -> Path:
     return tmp_path / "labels.tsv"
 
 
+@pytest.mark.slow
 def test_a_run_is_opened_to_its_checkpoints_and_a_checkpoint_is_one(run: Path, tmp_path: Path) -> None:
     steps = sorted((run / "checkpoints").glob("step-*"))
     export(run, "safetensors", tmp_path / "out")
@@ -97,6 +98,7 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
     assert np.allclose(vectors["run"][0], expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tables_are_retained_until_the_store_changes(
     run: Path, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def predicted(objective: str, seed: int = 0) -> tuple[VJEPA3D, Prediction, tuple
     return model, outcome, inputs
 
 
+@pytest.mark.slow
 def test_mae_is_that_of_transformers() -> None:
     """Another implementation of the normalised-pixel loss: ViTMAE in Hugging Face's transformers, on 2D patches."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining

@@ -82,6 +82,7 @@ def test_header_and_pixels_of_each_dialect(device: str, tmp_path: Path) -> None:
         assert np.array_equal(pixels, eye.pixels)
 
 
+@pytest.mark.slow
 def test_tree_and_tables(cohort: tuple[Path, dict[str, int]]) -> None:
     out, counts = cohort
     assert counts == {"people": 8, "volumes": 16, "files": 22, "broken": 6}
@@ -127,6 +128,7 @@ def make_eye_id(index: int) -> str:
     return make_person(3, index).person_id
 
 
+@pytest.mark.slow
 def test_same_seed_gives_equal_bytes_whatever_the_workers(cohort: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
     write_cohort(tmp_path / "again", people=8, seed=3, broken=6, workers=2)
     assert folder_hash(tmp_path / "again") == folder_hash(cohort[0])

@@ -311,6 +311,7 @@ def run(tmp_path, updates=10, **sections):
     return pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_8_a_healthy_run_trips_no_alarm(tmp_path):
     assert run(tmp_path, updates=12)["updates"] == 12
 

@@ -160,6 +160,7 @@ def test_levels_and_rules_reach_the_rows(probed: Callable[..., ProbeResult]) -> 
     assert found["eye", "features"] > found["volume", "features"]
 
 
+@pytest.mark.slow
 def test_eyes_that_differ_make_a_person_by_rule(probed: Callable[..., ProbeResult]) -> None:
     result = probed(level="person")
     (note,) = [note for note in result.notes if "different labels" in note]

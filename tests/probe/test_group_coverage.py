@@ -80,6 +80,7 @@ def test_a_constant_quantity_is_named(cohort: Cohort, run_probe: Callable[..., P
     assert "for every test case of lesion0: a constant predictor" in fault["what"]
 
 
+@pytest.mark.slow
 def test_labels_in_one_cell_are_a_target_each(cohort: Cohort, run_probe: Callable[..., ProbeResult]) -> None:
     frame, labels = cohort(people=120, prevalence=(0.4, 0.3))
     both = [";".join(name for name, has in zip(("dr", "amd"), row, strict=True) if has) or "none"

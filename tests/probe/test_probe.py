@@ -67,6 +67,7 @@ def test_a_planted_signal_is_found_and_baselines_are_at_chance(planted: ProbeRes
     assert planted.paired["n_people"] == 45
 
 
+@pytest.mark.slow
 def test_every_row_stands_beside_its_baselines(planted: ProbeResult) -> None:
     wanted = {("majority", "constant", "none"), ("covariates", "linear", "none")}
     wanted |= {("histogram", probe, "none") for probe in ("linear", "knn")}

@@ -45,6 +45,7 @@ def crossed() -> tuple[np.ndarray, Target]:
     return x, target_of((x[:, 0] * x[:, 1] > 0).astype(np.int64))
 
 
+@pytest.mark.slow
 def test_mlp_reads_what_a_linear_probe_cannot(crossed: tuple[np.ndarray, Target]) -> None:
     x, target = crossed
     space, how = feature_space(x, target), plan_selection(target, people(500), 0)
@@ -159,6 +160,7 @@ def test_attention_finds_the_one_token_and_the_untrained_view_holds_nothing(
     assert 0.25 < auroc(blank) < 0.75
 
 
+@pytest.mark.slow
 def test_a_target_gets_the_same_whoever_else_is_requested(
     hidden: tuple[TokenFolder, list[str], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

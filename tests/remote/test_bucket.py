@@ -63,6 +63,7 @@ def test_written_listed_read_and_removed(bucket: Bucket, tmp_path: Path) -> None
 
 
 # gcsfs hands aiohttp the bytes of an upload in one piece, and aiohttp warns of that.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 def test_a_large_file_goes_up_in_parts_and_comes_back(bucket: Bucket, tmp_path: Path) -> None:
     file = tmp_path / "large.npy"
@@ -150,6 +151,7 @@ print(then)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_no_free_file_for_a_socket_is_the_machines_fault_and_reported_at_once(scheme: str) -> None:
     nowhere = "http://127.0.0.1:9"

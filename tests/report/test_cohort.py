@@ -7,6 +7,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from index_entries import index_entry, store_of
 from octjepa.recipe import DataRecipe
 from octjepa.report import write_report
@@ -91,6 +93,7 @@ def test_refused_files_are_listed_by_reason_with_device_and_site_of_their_path(t
     assert (last.counts.reason, last.counts.lost) == ("duplicate_content", False)
 
 
+@pytest.mark.slow
 def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
     rows = [index_entry(number, split="train") for number in range(10_000)]
     rows[7777] |= {"uncertain": "slice"}
@@ -114,6 +117,7 @@ def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
     assert {rows[7777]["volume_id"], rows[8888]["volume_id"]} <= set(shown)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_shows_how_it_chose(demo: Path) -> None:
     from octjepa.store import Store
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
+import pytest
 
 from octjepa.probe.results import ProbeResult
 from octjepa.report import write_report
@@ -20,10 +21,12 @@ def first_words(folder: Path) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", text[text.index("<header>") : text.index("</header>")]).split())
 
 
+@pytest.mark.slow
 def test_a_page_without_faults_names_none(made: Path, page: str) -> None:
     assert "Read this first" not in page
 
 
+@pytest.mark.slow
 def test_what_the_probe_named_is_read_first(demo: Path) -> None:
     result = ProbeResult()
     result.add_fault("constant_predictor", "tiny_cpu (linear, mean) says 'healthy' of every test case of drusen")
@@ -39,6 +42,7 @@ def test_what_the_probe_named_is_read_first(demo: Path) -> None:
     assert head.index("Read this first") < head.index("Files read")
 
 
+@pytest.mark.slow
 def test_leaked_people_are_named_though_no_probe_ran(demo: Path) -> None:
     (demo / "probe.json").unlink()
     table = pq.read_table(demo / "embeddings.parquet")
@@ -54,6 +58,7 @@ def test_leaked_people_are_named_though_no_probe_ran(demo: Path) -> None:
     assert "Leaked people. people of val or test whose eyes the encoder was pretrained on: 4." in head
 
 
+@pytest.mark.slow
 def test_a_site_of_which_nothing_came_is_named(demo: Path) -> None:
     people = sorted(set(Store.open(demo / "store").table["person_id"]))
     rows = [{"person_id": one, "clinical_site": "UW"} for one in people]

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from octjepa.report import write_report
 from octjepa.report.label_curve import label_curve
 
@@ -27,6 +29,7 @@ def test_the_reading_that_paired_named_stands_at_every_number_and_at_all() -> No
     assert label_curve({"10": {"rows": []}}, rows, READING) is None
 
 
+@pytest.mark.slow
 def test_the_page_shows_it_below_the_probe(demo: Path) -> None:
     probe = json.loads((demo / "probe.json").read_text(encoding="utf-8"))
     few = [{**row, "value": 0.61} for row in probe["rows"] if row["target"] == "macro"]

@@ -38,6 +38,7 @@ def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:
     assert not any(person in everything for person in store.table["person_id"].astype(str) + '"')
 
 
+@pytest.mark.slow
 def test_the_verb_without_a_store(tmp_path: Path) -> None:
     small = ("preprocessing.image_size=[8,64,64]", "preprocessing.margin=[0,4,4]")
     planned = call("plan", "smoke_test", *small, "--masks", tmp_path / "masks", "--json").json

@@ -29,6 +29,7 @@ def test_nothing_is_fetched_and_nothing_runs(page: str) -> None:
     assert "https://" not in page
 
 
+@pytest.mark.slow
 def test_it_is_whole_html_with_every_section_named_once(page: str) -> None:
     outline = Outline(page)
     assert outline.open == []
@@ -158,6 +159,7 @@ def test_what_cannot_be_reported_on_is_reported(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_file_appears_whole_or_not_at_all(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = demo / "report.html"
     out.write_text("before", encoding="utf-8")
@@ -222,6 +224,7 @@ def fill_tuning(path: Path, store: str) -> None:
     (path / "recipe.yaml").write_text("name: two signs\n", encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_stands_beside_its_baselines_with_the_faults_on_top(
     made: Path, tmp_path: Path, as_tuned: Callable[[Path], None]
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_stop_without_checkpoints_promises_none(tmp_path: Path, monkeypatch: p
         pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_within_a_row_of_skipped_updates_does_not_drive_out_the_one_to_return_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

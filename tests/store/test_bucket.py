@@ -159,6 +159,7 @@ def test_a_bucket_that_fails_damages_nothing(
     assert store.damaged() == []
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_damages_nothing(
     bucket: Bucket, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

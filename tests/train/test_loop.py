@@ -207,6 +207,7 @@ def test_a_kill_before_the_summary_doubles_no_line(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == journal
 
 
+@pytest.mark.slow
 def test_lost_checkpoints_stop_a_resume(tmp_path):
     recipe = recipe_of(6)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -304,6 +305,7 @@ def test_a_store_of_another_contract_is_refused_with_the_difference(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     recipe = recipe_of(6)
     honest, calls = folder.save_file, []

@@ -54,6 +54,7 @@ def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> No
     assert measured[-1]["monitor/rankme_tissue_topcon_triton"] != measured[-1]["monitor/rankme_tissue_zeiss_cirrus"]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_the_online_probes_and_is_retained(healthy: Any) -> None:
     summary, measured, out = healthy
     assert summary["best"] == "step-00000040"  # the only one that was saved

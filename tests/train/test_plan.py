@@ -36,6 +36,7 @@ def test_the_reference_recipes_plan_to_the_reference_figures():
     assert 0 < smoke["lr"]["last"] < smoke["lr"]["peak"]
 
 
+@pytest.mark.slow
 def test_parameters_are_those_of_the_model():
     recipe = small_recipe()
     model = VJEPA3D.from_recipe(recipe)
@@ -45,6 +46,7 @@ def test_parameters_are_those_of_the_model():
     assert sum(figures["parameters_by_part"].values()) == figures["parameters"]
 
 
+@pytest.mark.slow
 def test_ema_half_life_of_a_horizon_by_hand():
     recipe = small_recipe(objective={"ema_horizon": 0.05}, train={"max_updates": 1000})
     planned = plan(recipe)
@@ -52,6 +54,7 @@ def test_ema_half_life_of_a_horizon_by_hand():
     assert 0 < planned["ema_random_start"] < 1e-3
 
 
+@pytest.mark.slow
 def test_ema_half_life_by_hand():
     recipe = small_recipe(objective={"ema_base": 0.996})
     assert plan(recipe)["ema_half_life_samples"] == pytest.approx(math.log(0.5) / math.log(0.996) * 4)

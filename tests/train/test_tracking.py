@@ -286,6 +286,7 @@ def test_a_folder_that_cannot_be_made_costs_the_trackers_alone(tmp_path, caplog)
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", [True, False])
 def test_wandb_without_login_or_server_is_recorded_offline(tmp_path, monkeypatch, caplog, no_environment, login):
     import wandb

@@ -75,6 +75,7 @@ def test_there_is_one_run_in_each_tracker_and_one_line_an_update(tracked: Path) 
     assert all(0 < line["cpu_cores_busy"] < 64 for line in lines)
 
 
+@pytest.mark.slow
 def test_wandb_holds_an_artefact_that_refers_to_each_checkpoint(tracked: Path) -> None:
     (remaining,) = (tracked / "tracking" / "wandb").rglob("*.wandb")
     run_id = (tracked / "tracking" / "wandb.id").read_text().encode()

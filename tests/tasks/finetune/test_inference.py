@@ -41,6 +41,7 @@ def test_a_line_for_each_case_says_what_the_model_says_of_it(done, planted, tmp_
     assert set(eyes["eye"]) == {"OD", "OS"}
 
 
+@pytest.mark.slow
 def test_scans_unlike_those_of_the_tuning_are_marked(done, planted, tmp_path: Path) -> None:
     out, _ = done
     known = table_of(predict_store(out, planted, tmp_path))

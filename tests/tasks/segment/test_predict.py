@@ -51,6 +51,7 @@ def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tu
         assert 60 < result["mean_um"]["inner"] < 200
 
 
+@pytest.mark.slow
 def test_predict_applies_a_head_to_a_folder_of_scans(line: Line, applied: tuple[Path, dict], tmp_path: Path) -> None:
     out, _ = applied
     scans = tmp_path / "scans"
@@ -100,6 +101,7 @@ def test_a_scan_wider_than_the_view_is_read_window_by_window(line: Line) -> None
     assert thick[1] == pytest.approx((alone == 1).sum(), rel=0.4)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_segmented_is_reported_and_the_rest_is_done(line: Line, tmp_path: Path) -> None:
     broken = tmp_path / "broken.dcm"
     broken.write_bytes(line.scan("cirrus").read_bytes()[:3000])
