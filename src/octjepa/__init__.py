@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octjepa.checkpoint import load_encoder
     from octjepa.embed.sklearn_transformer import VolumeEmbedder
+    from octjepa.external import load_external
     from octjepa.ingest import read_volume
     from octjepa.model import VJEPA3D
     from octjepa.store import Store
     from octjepa.volume import OCTVolume
 
 __version__ = "0.1.0"
-__all__ = ["VJEPA3D", "OCTVolume", "Store", "VolumeEmbedder", "load_encoder", "read_volume"]
+__all__ = ["VJEPA3D", "OCTVolume", "Store", "VolumeEmbedder", "load_encoder", "load_external", "read_volume"]
 
 _MODULES = {
     "VJEPA3D": "octjepa.model",
@@ -25,6 +26,7 @@ _MODULES = {
     "Store": "octjepa.store",
     "VolumeEmbedder": "octjepa.embed.sklearn_transformer",
     "load_encoder": "octjepa.checkpoint",
+    "load_external": "octjepa.external",
     "read_volume": "octjepa.ingest",
 }
 

@@ -151,3 +151,11 @@ def test_the_verb_says_what_the_contract_names(made: Any, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     assert call(*words, "--out", tmp_path / "file").code == 2
     assert call(*words, "--reference", "nobody", "--out", tmp_path / "board").code == 2
+
+
+def test_a_published_encoder_is_an_entry_by_its_name(tmp_path):
+    entries = read_entries(["retfound:weights.pth", "own=mirage:m.pth#sha256=ab", f"mirage:{tmp_path}/m.pth#sha256=ab"])
+    assert [entry.name for entry in entries] == ["retfound", "own", "mirage"]
+    assert entries[1].candidates[0].source == "mirage:m.pth#sha256=ab"
+    with pytest.raises(UsageError, match=r"nothing at retfund:w\.pth.*NAME:PATH of another encoder \(.*retfound"):
+        read_entries(["retfund:w.pth"])

@@ -18,7 +18,12 @@ Level = Annotated[str, typer.Option("--level", help="What counts as a case: volu
 
 @app.command()
 def embed(
-    checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url, too.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A run, a step-* folder or a weights file; a url, too; or NAME:PATH of another project's encoder."
+        ),
+    ],
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     pool: Annotated[
@@ -40,9 +45,19 @@ def embed(
     """Writes a vector for every volume of a store. Keyed to person, eye and content; goes on where it was stopped."""
     from octjepa.checkpoint.pooling import DEFAULT_POOLS
     from octjepa.embed.embedding import embed_store
+    from octjepa.embed.external import embed_external
+    from octjepa.errors import UsageError
+    from octjepa.external import is_external
     from octjepa.store import Store
 
     check_output_file(out)
+    if is_external(checkpoint):
+        if tokens is not None or per_bscan or engine != "local":
+            raise UsageError(
+                f"{checkpoint}: --tokens, --per-bscan and --engine ray work with encoders of octjepa alone"
+            )
+        print_result(embed_external(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS), as_json)
+        return
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)
     print_result(made, as_json)
 

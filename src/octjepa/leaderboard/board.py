@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_limits
 
 from octjepa.embed.alignment import align_tables
 from octjepa.embed.embedding import add_participants
+from octjepa.embed.external import PATTERNS
 from octjepa.errors import UsageError
-from octjepa.leaderboard.entries import PATTERNS, EmbeddedCandidate, Entry, embed_entries, read_entries
+from octjepa.leaderboard.entries import EmbeddedCandidate, Entry, embed_entries, read_entries
 from octjepa.leaderboard.results import (
     LeaderboardRow,
     Training,
@@ -137,10 +138,12 @@ def run_board(
     frame = candidates[0].table.frame
     token_ids = token_volumes(cases, volumes) if by_tokens else None
     board.add_notes(labels.notes)
-    for name in dict.fromkeys(candidate.entry.name for candidate in candidates if candidate.external):
+    for name, about in {one.entry.name: one.about for one in candidates if one.about is not None}.items():
         board.add_note(
             f"{name}: its files do not say what it was pretrained on, so a leak of test people cannot be checked"
         )
+        if about:
+            board.add_note(f"{name}: " + ", ".join(f"{key} {value}" for key, value in about.items()))
     joined, left_out = _join_targets(labels, volumes, cases, targets, task)
     board.add_notes(left_out)
     person_ids = frame["person_id"].to_numpy(dtype=str)

@@ -1,45 +1,40 @@
 """The entries of a leaderboard: what the user names, opened to its checkpoints, with an embedding table for each.
 
 An entry is `PATH` or `NAME=PATH`: a run (all its checkpoints are candidates), a checkpoint, exported weights, weights
-of the package by name, a folder of another project's encoder, or a table that `octjepa embed` wrote. Several entries of
-one given name are seeds of one recipe. Tables are computed once: each is stored under the hash of weights, store,
-splits and participants, so that another board over the same runs reads it again and a changed split or store never
-meets an old table.
+of the package by name, another project's encoder (a folder or `NAME:PATH`), or a table that `octjepa embed` wrote.
+Several entries of one given name are seeds of one recipe. Tables are computed once: each is stored under the hash of
+weights, store, splits and participants, so that another board over the same runs reads it again and a changed split or
+store never meets an old table.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import has_file, location_name, parse_location
-from octjepa.checkpoint.pooling import pool_features
 from octjepa.config import science_hash
-from octjepa.distributed.runtime import Runtime
-from octjepa.embed.embedding import add_participants, embed_store
-from octjepa.embed.shard import intensity_histogram
-from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
+from octjepa.embed.embedding import embed_store
+from octjepa.embed.external import embed_external, network_hash
+from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
 from octjepa.errors import UsageError
-from octjepa.leaderboard.encoders import is_external, load_external
+from octjepa.external import is_external, load_external
+from octjepa.external.base import ENCODERS, split_address
 from octjepa.metrics.findings import BASELINES
-from octjepa.progress import bar
 from octjepa.shipped import shipped
 from octjepa.store import Store
-from octjepa.views import geometry
 
 RESERVED = (*BASELINES, "macro")
 TABLE = ".parquet"
-PATTERNS = ("raster",)  # that external encoders are given; ours name theirs in their recipe
-_TABLE_VERSION = 1
+_TABLE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class EmbeddedCandidate:
-    """A candidate of an entry with its table, and its tokens where they are needed."""
+    """A candidate of an entry with its table, and its tokens where they are needed.
+
+    about: what is known of another project's encoder (source, licence, checksum); None for ours and for tables.
+    """
 
     entry: Entry
     candidate: Candidate
     table: Embeddings
-    external: bool
+    about: Mapping[str, str] | None
     tokens: TokenFolder | None = None
 
 
@@ -102,7 +100,7 @@ def read_entries(texts: Sequence[str]) -> list[Entry]:
 def _split_name(text: str) -> tuple[str, str]:
     """(name or "", path). A path that exists is a path, whatever signs it holds."""
     name, sign, path = text.partition("=")
-    if not sign or Path(text).exists() or "/" in name:
+    if not sign or Path(text).exists() or "/" in name or "#" in name:
         return "", text
     if not name.strip() or not path:
         raise UsageError(f"{text!r} is no entry: expected PATH or NAME=PATH")
@@ -110,6 +108,9 @@ def _split_name(text: str) -> tuple[str, str]:
 
 
 def _default_name(path: str) -> str:
+    address = split_address(path)
+    if address is not None:
+        return address[0]
     name = location_name(parse_location(path)) or path
     if name.startswith("step-") and not path.endswith(TABLE):
         # a checkpoint is called after its run, two folders up
@@ -125,12 +126,15 @@ def _unused(name: str, taken: list[str]) -> str:
 
 
 def _candidates(path: str) -> tuple[Candidate, ...]:
-    location = parse_location(path)
     single = (Candidate(path, ""),)
-    if path.endswith(TABLE) or shipped(path) is not None or is_external(location):
+    if path.endswith(TABLE) or shipped(path) is not None or is_external(path):
         return single
+    location = parse_location(path)
     if isinstance(location, Path) and not location.exists():
-        raise UsageError(f"nothing at {path}: give a run, a checkpoint, weights, or a table of octjepa embed")
+        raise UsageError(
+            f"nothing at {path}: give a run, a checkpoint, weights, a table of octjepa embed, or NAME:PATH of another "
+            f"encoder ({', '.join(ENCODERS.names())})"
+        )
     if (
         (isinstance(location, Path) and location.is_file())
         or path.endswith(".safetensors")
@@ -156,8 +160,8 @@ def embed_entries(
     embedded = []
     for entry in entries:
         for candidate in entry.candidates:
-            external = is_external(parse_location(candidate.source))
-            tokens = None
+            external = is_external(candidate.source)
+            about, tokens = None, None
             if with_tokens and (external or candidate.source.endswith(TABLE)):
                 raise UsageError(
                     f"{candidate.source} has no tokens to read: the attentive probe works on boards of runs, "
@@ -168,11 +172,11 @@ def embed_entries(
             elif store is None:
                 raise UsageError(f"{candidate.source} is no table of octjepa embed: name the store with --store")
             elif external:
-                table = _embed_external(candidate, store, folder)
+                table, about = _embed_external(candidate, store, folder)
             else:
                 table, tokens = _embed(candidate, store, folder, with_tokens)
             label = entry.label + (f" {candidate.label}" if candidate.label else "")
-            embedded.append(EmbeddedCandidate(entry, candidate, replace(table, encoder=label), external, tokens))
+            embedded.append(EmbeddedCandidate(entry, candidate, replace(table, encoder=label), about, tokens))
     return embedded
 
 
@@ -187,43 +191,18 @@ def _embed(
     return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens)
 
 
-def _embed_external(candidate: Candidate, store: Store, folder: Path) -> Embeddings:
-    """Mean, spread and maximum over the tokens of each volume, of the weights and of the same network untrained."""
-    device = Runtime("fp32").device
-    encoder = load_external(candidate.source).to(device)
+def _embed_external(candidate: Candidate, store: Store, folder: Path) -> tuple[Embeddings, Mapping[str, str]]:
+    """The table of the weights and of the same network untrained, computed where it is not stored yet; `about`."""
+    encoder = load_external(candidate.source)
     path = folder / f"{_table_key(encoder.network, store)}{TABLE}"
-    if path.is_file():
-        return read_embeddings(path)
-    networks = {"vector": encoder, "untrained": encoder.untrained().to(device)}
-    rasters = store.table[store.table["pattern"].isin(PATTERNS)].sort_values("volume_id")
-    if rasters.empty:
-        raise UsageError(f"store {store.location} holds no {' or '.join(PATTERNS)} volume to embed")
-    frame = add_participants(rasters, store.participants)
-    blocks: dict[str, list[np.ndarray]] = {"vector": [], "untrained": [], "histogram": []}
-    dim, preprocessing = 0, store.preprocessing
-    with bar("embed", len(rasters), "volume") as progress:
-        for volume_id in rasters["volume_id"]:
-            volume = store.read(volume_id)
-            view = geometry.apply_transform(
-                volume.pixels, geometry.center_crop(preprocessing), preprocessing.image_size
-            )
-            for name, network in networks.items():
-                tokens: np.ndarray = network.tokens(view)  # [tokens, dim]
-                dim = tokens.shape[1]
-                blocks[name].append(pool_features(tokens, "mean_std_max").astype(np.float32))
-            blocks["histogram"].append(intensity_histogram(volume, preprocessing))
-            progress.advance()
-    for name, values in blocks.items():
-        frame[name] = list(np.stack(values))
-    write_embeddings(path, frame, dim, encoder.name, science_hash(preprocessing))
-    return read_embeddings(path)
+    if not path.is_file():
+        embed_external(encoder, store, path)
+    return read_embeddings(path), encoder.origin
 
 
 def _table_key(network: nn.Module, store: Store) -> str:
     """Hash of the weights and of all of the store that a table holds or depends on."""
-    digest = hashlib.sha256(f"{_TABLE_VERSION}{type(network).__name__}{science_hash(store.preprocessing)}".encode())
-    for name, value in sorted(network.state_dict().items()):
-        digest.update(name.encode() + np.ascontiguousarray(value.detach().cpu().float().numpy()).tobytes())
+    digest = hashlib.sha256(f"{_TABLE_VERSION}{network_hash(network)}{science_hash(store.preprocessing)}".encode())
     columns = ["volume_id", "content_hash", "person_id", "eye", "device", "pattern", "split"]
     digest.update(store.table.sort_values("volume_id")[columns].to_csv(index=False).encode())
     digest.update(store.participants.to_csv(index=False).encode())

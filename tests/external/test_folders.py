@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octjepa.errors import CheckpointError, UsageError, install_command
-from octjepa.leaderboard import encoders
-from octjepa.leaderboard.encoders import ENCODERS, ExternalEncoder, is_external, load_external
-from octjepa.registry import Registry
+from octjepa.external import is_external, load_external
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 
@@ -99,11 +97,17 @@ def test_video_weights_see_b_scans_as_frames(tmp_path):
         ("resnet10", {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}, 64),
         ("DenseNet121", {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_features": 8, "growth_rate": 4,
                          "block_config": [1, 1, 1, 1]}, None),
+        ("SwinUNETR", {"in_channels": 1, "out_channels": 2, "feature_size": 12, "depths": [1, 1, 1, 1],
+                       "num_heads": [1, 2, 4, 8]}, 192),
+        ("ViTAutoEnc", {"in_channels": 1, "img_size": [32, 32, 32], "patch_size": [16, 16, 16], "hidden_size": 24,
+                        "mlp_dim": 24, "num_layers": 1, "num_heads": 2}, 24),
         ("SegResNet", {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_filters": 8,
                        "blocks_down": [1, 1, 1, 1]}, 64),
     ],
 )  # fmt: skip
 def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width):
+    if network in ("SwinUNETR", "ViTAutoEnc"):
+        pytest.importorskip("einops")
     encoder = load_external(_monai(tmp_path / "net", network, arguments, input_size=[32, 32, 32]))
     tokens = encoder.tokens(VIEW)
     assert tokens.ndim == 2
@@ -180,6 +184,15 @@ def test_descriptions_that_describe_nothing_are_refused(tmp_path, name, text, wo
         load_external(tmp_path)
 
 
+def test_einops_is_named_where_a_network_of_monai_needs_it(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "einops", None)
+    (tmp_path / "monai.json").write_text('{"network": "SwinUNETR", "arguments": {}}')
+    with pytest.raises(UsageError, match="SwinUNETR needs einops"):
+        load_external(tmp_path)
+
+
 def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monkeypatch):
     import sys
 
@@ -190,28 +203,3 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monk
     monkeypatch.setitem(sys.modules, "monai.networks", None)
     with pytest.raises(UsageError, match=re.escape(install_command("segment"))):
         load_external(tmp_path)
-
-
-def test_another_format_is_a_registered_class(tmp_path, monkeypatch):
-    class Flat(ExternalEncoder):
-        @classmethod
-        def matches(cls, folder):
-            return (folder / "flat.txt").is_file()
-
-        @classmethod
-        def build(cls, folder, trained):
-            return cls(torch.nn.Linear(1, 1), {}, folder)
-
-        def features(self, view):
-            return view.flatten(1)
-
-    formats = Registry("encoder format", "octjepa.encoders")
-    formats.register("flat")(Flat)
-    monkeypatch.setattr(encoders, "ENCODERS", formats)
-    (tmp_path / "flat.txt").write_text("")
-    assert is_external(tmp_path)
-    assert load_external(tmp_path).tokens(VIEW).shape == (6, 32 * 32)
-
-
-def test_the_built_in_formats_are_registered():
-    assert {"transformers", "vjepa2", "monai"} <= set(ENCODERS.names())

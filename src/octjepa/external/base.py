@@ -1,0 +1,152 @@
+"""What an encoder of another project is to octjepa, and how one is found from a folder or an address `NAME:PATH`.
+
+A package adds an encoder by an entry point of the group `octjepa.encoders`: a function that takes a path, or None for
+initial weights, and returns an `nn.Module` on images `[B, 1, D, H, W]` (intensities 0..1) or an `ExternalEncoder`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from octjepa.checkpoint.pooling import pool_features
+from octjepa.errors import UsageError
+from octjepa.registry import Registry
+
+_UNTRAINED_SEED = 0
+ORIGIN = ("encoder", "source", "licence", "sha256")
+_FOLDERS, _PUBLISHED = "octjepa.external.folders", "octjepa.external.published"
+
+
+class ExternalEncoder(ABC):
+    """A frozen network of another project. `name` is that of its folder or file, `about` what is known of it."""
+
+    def __init__(self, network: nn.Module, about: Mapping[str, Any], path: Path) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.about, self.path, self.name = about, path, path.stem if path.is_file() else path.name
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Source, licence and checksum of the weights, as far as they are known."""
+        return {key: value for key, value in self.about.items() if key in ORIGIN}
+
+    @abstractmethod
+    def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        """Tokens of one volume of intensities 0..1."""
+
+    @abstractmethod
+    def initial(self) -> ExternalEncoder:
+        """The same architecture with new initial weights."""
+
+    def untrained(self) -> ExternalEncoder:
+        """The same architecture with initial weights, drawn by a fixed seed: the baseline of its row."""
+        with torch.random.fork_rng():
+            torch.manual_seed(_UNTRAINED_SEED)
+            return self.initial()
+
+    def to(self, device: torch.device) -> ExternalEncoder:
+        """Moves the network to `device`."""
+        self.network.to(device)
+        return self
+
+    @torch.inference_mode()
+    def tokens(self, view: UInt8[np.ndarray, "d h w"]) -> Float[np.ndarray, "k dim"]:
+        """Tokens of one volume as canonical pixels, fp32. Raises UsageError where the network gives none or NaN."""
+        device = next((parameter.device for parameter in self.network.parameters()), torch.device("cpu"))
+        intensities = torch.from_numpy(view).to(device, torch.float32) / 255
+        tokens: np.ndarray = self.features(intensities).float().cpu().numpy()
+        if not len(tokens) or not np.isfinite(tokens).all():
+            raise UsageError(f"{self.name} gives no finite features of a volume of {view.shape} voxels")
+        return tokens
+
+    def embed(self, view: UInt8[np.ndarray, "d h w"], pool: str = "mean") -> Float[np.ndarray, " n"]:
+        """One vector, as `PretrainedEncoder.embed`: `[dim]`, or `[3 dim]` with pool mean_std_max."""
+        return pool_features(self.tokens(view), pool)
+
+
+class ModuleEncoder(ExternalEncoder):
+    """Any `nn.Module` on images `[B, 1, D, H, W]` of intensities 0..1, as `create` of another package makes it.
+
+    It returns tokens `[B, T, dim]`, a vector `[B, dim]`, a feature map `[B, dim, d, h, w]`, or a tuple that begins
+    with one of them. `create(None)` makes the module with initial weights.
+    """
+
+    def __init__(self, module: nn.Module, create: Callable[[Path | None], Any], path: Path) -> None:
+        super().__init__(module, {}, path)
+        self.create = create
+
+    def initial(self) -> ExternalEncoder:
+        return ModuleEncoder(self.create(None), self.create, self.path)
+
+    def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        output = self.network(view[None, None])
+        output = output[0] if isinstance(output, tuple) else output
+        if not isinstance(output, Tensor) or output.ndim not in (2, 3, 5) or len(output) != 1:
+            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise UsageError(
+                f"{self.name} gives {found} of one image [1, 1, D, H, W]: expected tokens [1, T, dim], a vector "
+                "[1, dim] or a feature map [1, dim, d, h, w]"
+            )
+        if output.ndim == 5:
+            return output[0].flatten(1).T
+        return output.flatten(0, -2)
+
+
+ENCODERS: Registry[Callable[[Path | None], nn.Module | ExternalEncoder]] = Registry(
+    "encoder",
+    "octjepa.encoders",
+    {
+        "transformers": _FOLDERS, "transformers_video": _FOLDERS, "monai": _FOLDERS,
+        **dict.fromkeys(("retfound", "retfound_dinov2", "visionfm", "dinov2", "dinov3"), _PUBLISHED),
+        "mirage": _PUBLISHED, "octcube": _PUBLISHED,
+    },
+)  # fmt: skip
+
+
+def split_address(text: str | Path) -> tuple[str, Path | None] | None:
+    """(name, path) of `NAME:PATH` or `NAME:` where NAME is a known encoder; None for anything else."""
+    name, sign, path = str(text).partition(":")
+    if not sign or path.startswith("//") or Path(text).exists() or name not in ENCODERS:
+        return None
+    return name, Path(path) if path else None
+
+
+def is_external(location: str | Path) -> bool:
+    """Whether `location` is the address of another project's encoder, or a folder that describes one."""
+    return split_address(location) is not None or _folder_format(location) is not None
+
+
+def load_external(location: str | Path) -> ExternalEncoder:
+    """The encoder at `location`: a folder, or `NAME:PATH`.
+
+    Raises UsageError: no description, an unknown or unreadable one, a library or file that is not there;
+    CheckpointError: weights that are damaged or do not fill the network.
+    """
+    address = split_address(location)
+    name, path = address or (_folder_format(location), Path(location))
+    if name is None:
+        raise UsageError(
+            f"{location} is no known encoder: expected a folder with config.json (transformers) or monai.json, or "
+            f"NAME:PATH with one of {', '.join(ENCODERS.names())}"
+        )
+    create = ENCODERS.get(name)
+    made = create(path)
+    if isinstance(made, ExternalEncoder):
+        return made
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"encoder {name} makes a {type(made).__name__}: expected an nn.Module or an ExternalEncoder")
+    return ModuleEncoder(made, create, path or Path(name))
+
+
+def _folder_format(location: str | Path) -> str | None:
+    from octjepa.external.folders import folder_format
+
+    path = Path(location)
+    return folder_format(path) if path.is_dir() else None

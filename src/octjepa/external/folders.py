@@ -1,0 +1,249 @@
+"""Folders of other projects with safetensors weights, never a pickle and never code: transformers and MONAI.
+
+A 2D vision model of `transformers`, applied to every B-scan; V-JEPA 2 (`VJEPA2Model`), to which the B-scans are frames
+of a video; a 3D network of MONAI, named in `monai.json`. Weights that leave a part of the network without values are
+refused, because that part would be random.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from octjepa.errors import CheckpointError, UsageError, install_command
+from octjepa.external.base import ENCODERS, ExternalEncoder
+from octjepa.external.images import IMAGENET, ImageFormat
+
+CONFIG, MONAI_CONFIG = "config.json", "monai.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_NEED_EINOPS = ("SwinUNETR", "ViTAutoEnc")  # which no extra of ours installs
+# Names as in monai.networks.nets.
+MONAI_NETWORKS = ("resnet10", "resnet18", "resnet34", "resnet50", "DenseNet121", "SegResNet", *_NEED_EINOPS)
+
+
+def folder_format(folder: Path) -> str | None:
+    """The name in `ENCODERS` of the format that `folder` holds; None where it describes no encoder."""
+    if (folder / MONAI_CONFIG).is_file():
+        return "monai"
+    if not (folder / CONFIG).is_file():
+        return None
+    try:
+        video = _read_json(folder / CONFIG).get("model_type") == "vjepa2"
+    except UsageError:  # building it reports what is wrong
+        video = False
+    return "transformers_video" if video else "transformers"
+
+
+class FolderEncoder(ExternalEncoder):
+    """An encoder that a folder describes."""
+
+    @classmethod
+    def load(cls, folder: Path | None) -> Self:
+        """The encoder of `folder` with its weights. Raises UsageError: no folder is given, or it describes none."""
+        if folder is None or folder_format(folder) is None:
+            raise UsageError(f"{folder or 'no path'} holds neither {CONFIG} nor {MONAI_CONFIG}: it is no known encoder")
+        return cls.build(folder, trained=True)
+
+    @classmethod
+    @abstractmethod
+    def build(cls, folder: Path, trained: bool) -> Self:
+        """The network described in `folder`, with its weights or untrained."""
+
+    def initial(self) -> Self:
+        return self.build(self.path, trained=False)
+
+
+class FrameEncoder(FolderEncoder):
+    """A 2D vision model of transformers on every B-scan: all patch tokens (or map positions) of all B-scans.
+
+    B-scans are resized to the model's image size, repeated over its channels, and normalised as its
+    preprocessor_config.json says, or to mean 0.5 and spread 0.5 where it says nothing.
+    """
+
+    @classmethod
+    def build(cls, folder: Path, trained: bool) -> Self:
+        _read_json(folder / CONFIG)
+        network, config = _load_transformers(folder, "AutoModel", trained)
+        return cls(network, {"images": _image_format(folder, config, "image_size", ((0.5,), (0.5,)))}, folder)
+
+    def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        return self.about["images"].encode(view, self._encode)
+
+    def _encode(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n t dim"]:
+        last: Tensor = self.network(pixel_values=images).last_hidden_state
+        # [n, tokens, dim] of a transformer, [n, dim, height, width] of a convolutional network
+        return last if last.ndim == 3 else last.flatten(2).movedim(1, -1)
+
+
+class VideoEncoder(FolderEncoder):
+    """V-JEPA 2 on the B-scans as frames: evenly chosen ones, as many as the weights were trained with."""
+
+    @classmethod
+    def build(cls, folder: Path, trained: bool) -> Self:
+        network, config = _load_transformers(folder, "VJEPA2Model", trained)
+        images = _image_format(folder, config, "crop_size", IMAGENET)
+        return cls(network, {"images": images, "frames": int(config.frames_per_clip)}, folder)
+
+    def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        chosen = torch.linspace(0, len(view) - 1, self.about["frames"]).round().long()
+        video = self.about["images"].prepare(view[chosen.to(view.device)])[None]
+        tokens: Tensor = self.network(pixel_values_videos=video, skip_predictor=True).last_hidden_state[0]
+        return tokens
+
+
+class MonaiEncoder(FolderEncoder):
+    """A 3D network of MONAI on the whole view, z-scored, resized to `input_size` of monai.json where that is given.
+
+    monai.json: {"network": one of MONAI_NETWORKS, "arguments": {...}, "input_size": [D, H, W]}. Tokens are the
+    positions of the encoder's last feature map.
+    """
+
+    @classmethod
+    def build(cls, folder: Path, trained: bool) -> Self:
+        about = _read_json(folder / MONAI_CONFIG)
+        name, arguments = about.get("network"), about.get("arguments", {})
+        if name not in MONAI_NETWORKS or not isinstance(arguments, dict):
+            raise UsageError(f"{folder / MONAI_CONFIG}: network is {name!r}, known are {', '.join(MONAI_NETWORKS)}")
+        try:
+            from monai.networks import nets
+        except ImportError:
+            raise UsageError(f"{folder} needs MONAI: {install_command('segment')}") from None
+        if name in _NEED_EINOPS and find_spec("einops") is None:
+            raise UsageError(f"{folder}: MONAI's {name} needs einops: pip install einops")
+        try:
+            network: nn.Module = getattr(nets, name)(**arguments)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{folder / MONAI_CONFIG}: MONAI does not build {name} of these arguments: {error}"
+            ) from None
+        if trained:
+            _load_weights(network, folder)
+        return cls(network, about, folder)
+
+    def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        volume = ((view - view.mean()) / view.std().clamp_min(1e-6))[None, None]
+        if self.about.get("input_size"):
+            volume = F.interpolate(volume, tuple(self.about["input_size"]), mode="trilinear", align_corners=False)
+        name, network = self.about["network"], self.network
+        if name == "SegResNet":
+            features = network.encode(volume)[0]  # type: ignore[operator]
+        elif name == "DenseNet121":
+            features = network.features(volume)  # type: ignore[operator]
+        elif name == "SwinUNETR":
+            features = network.swinViT(volume)[-1]  # type: ignore[operator]
+        elif name == "ViTAutoEnc":
+            return _layer_output(network, "norm", volume)[0]  # [tokens, dim]
+        else:
+            features = _layer_output(network, "layer4", volume)
+        return features[0].flatten(1).T  # [positions, channels]
+
+
+for _name, _format in (("transformers", FrameEncoder), ("transformers_video", VideoEncoder), ("monai", MonaiEncoder)):
+    ENCODERS.register(_name)(_format.load)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UsageError(f"{path} cannot be read as JSON") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds no JSON object")
+    return content
+
+
+def _check_weights(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        raise UsageError(
+            f"{folder} holds no {WEIGHTS[0]}: weights are read from safetensors alone, because a pickle (.bin, .pt) "
+            "can run code. Convert them with the project that made them"
+        )
+
+
+def _load_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Module, Any]:
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError(f"{folder} needs transformers: {install_command('hf')}") from None
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **local)
+        if not trained:
+            return transformers.AutoModel.from_config(config, trust_remote_code=False), config
+        _check_weights(folder)
+        with _without_progress_bars(transformers):
+            network, info = getattr(transformers, kind).from_pretrained(
+                folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, local_files_only=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UsageError(f"transformers does not read {folder}: {str(error).splitlines()[0]}") from None
+    # A pooler is not used, and a decoder or predictor not run: encoders are often saved without.
+    missing = [key for key in info["missing_keys"] if not key.startswith(("pooler", "predictor"))]
+    empty = sorted(map(str, [*missing, *info["mismatched_keys"]]))
+    if empty:
+        raise CheckpointError(
+            f"the weights of {folder} leave {len(empty)} of the encoder's tensors without values (such as {empty[0]}): "
+            "they would be random"
+        )
+    return network, config
+
+
+@contextmanager
+def _without_progress_bars(transformers: Any) -> Iterator[None]:
+    """Disables the library's own progress bars, which do not respect --quiet."""
+    logging = transformers.utils.logging
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def _load_weights(network: nn.Module, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    _check_weights(folder)
+    try:
+        network.load_state_dict(load_file(folder / WEIGHTS[0]))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS[0]} is damaged: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder / WEIGHTS[0]} does not fit the network: {str(error)[:300]}") from None
+
+
+def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple[Any, Any]) -> ImageFormat:
+    """The images that a model of transformers takes; `normalisation`: (mean, std) where no file states them."""
+    mean, std = normalisation
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            settings = _read_json(folder / name)
+            mean, std = settings.get("image_mean", mean), settings.get("image_std", std)
+            break
+    size = getattr(config, size_key, None) or 224
+    height, width = size[:2] if isinstance(size, list | tuple) else (size, size)
+    channels = getattr(config, "num_channels", None) or getattr(config, "in_chans", None) or 3
+    return ImageFormat((int(height), int(width)), int(channels), mean, std)
+
+
+def _layer_output(network: nn.Module, layer: str, volume: Float[Tensor, "1 1 d h w"]) -> Float[Tensor, "1 ..."]:
+    """The output of the inner `layer` while the whole network runs."""
+    outputs: list[Tensor] = []
+    hook = network.get_submodule(layer).register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:
+        network(volume)
+    finally:
+        hook.remove()
+    return outputs[0]
