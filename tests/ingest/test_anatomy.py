@@ -149,6 +149,29 @@ def test_a_picture_as_first_frame_is_dropped_by_its_content_alone(device: str) -
         assert not [note for note in stored_first(device, first).notes if "localizer" in note]
 
 
+def garbled(frame: np.ndarray, how: str) -> np.ndarray:
+    """A B-scan after damage: random bytes from its tenth row on, or blocks of 8 x 8 with wrong cosine terms."""
+    rng = np.random.default_rng(0)
+    damaged = frame.copy()
+    if how == "bytes":
+        damaged[10:] = rng.integers(0, 256, damaged[10:].shape)
+        return damaged
+    wave = np.cos((np.arange(8) + 0.5) * np.arange(8)[:, None] * np.pi / 8)
+    for y in range(0, frame.shape[0] - 7, 8):
+        for x in range(0, frame.shape[1] - 7, 8):
+            down, across = rng.integers(0, 6, 2)
+            damaged[y : y + 8, x : x + 8] = np.clip(128 + 250 * np.outer(wave[down], wave[across]), 0, 255)
+    return damaged
+
+
+@pytest.mark.parametrize("how", ["bytes", "blocks"])
+def test_a_garbled_first_frame_is_no_picture(how: str) -> None:
+    frame = shaped_eye("heidelberg_spectralis", seed=3).volume.pixels[0]
+    volume = stored_first("heidelberg_spectralis", garbled(frame, how))
+    assert not [note for note in volume.notes if "localizer" in note]
+    assert len(volume.pixels) == 13
+
+
 @pytest.mark.slow
 @pytest.mark.data
 def test_no_real_scan_loses_a_frame_by_content(real_scans: Path) -> None:

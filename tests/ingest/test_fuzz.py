@@ -37,6 +37,28 @@ def test_damaged_files_are_read_as_they_were_or_refused(fuzz, tmp_path: Path) ->
     assert verdicts["content_right"] > 4
 
 
+GARBLED_ENDS = (
+    1788,
+    4789,
+    4958,
+    5396,
+    5739,
+    6780,
+    7508,
+    8660,
+)  # a run of 10,000 had these frames dropped as fundus pictures
+
+
+@pytest.mark.slow
+def test_a_garbled_end_frame_is_dropped_as_no_picture(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert [fuzz.run_case(number, tmp_path)["verdict"] for number in GARBLED_ENDS] == ["same"] * len(GARBLED_ENDS)
+
+
+@pytest.mark.slow
+def test_a_shuffle_that_leaves_some_neighbours_together_is_noted(fuzz, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert fuzz.run_case(9335, tmp_path)["verdict"] == "content_right"
+
+
 CONTENT = (
     "swapped", "shuffled", "repeated", "one position", "encoded again", "cropped", "upside down", "mirrored",
     "picture first", "instrument", "many eyes", "cornea", "rodent",

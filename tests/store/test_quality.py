@@ -93,6 +93,32 @@ def test_what_is_measured_is_what_was_done() -> None:
     assert float(made(still, jittered(still, 2)).measurements["motion_um"]) == pytest.approx(expected, rel=0.1)
 
 
+def test_damaged_b_scans_are_noted_and_left_out() -> None:
+    volume = shaped_eye("zeiss_cirrus", seed=2).volume
+    pixels = volume.pixels.copy()
+    for index in (0, 14, 15):  # an end, and two side by side
+        pixels[index] = np.random.default_rng(index).integers(0, 256, pixels[index].shape)
+    result, reference = made(volume, pixels), made(volume)
+    assert "damaged_frames=3" in result.notes
+    assert float(result.measurements["blank_share"]) == pytest.approx(0.1, abs=0.01)
+    inside = (result.volume.band[0] >= 0) & (reference.volume.band[0] >= 0)
+    assert np.abs(result.volume.band[0].astype(int) - reference.volume.band[0])[inside].mean() < 2
+    assert abs(result.volume.tissue_mean - reference.volume.tissue_mean) < 3
+    assert not [note for note in reference.notes if "frames" in note]
+
+
+def test_a_damaged_b_scan_decides_nothing_about_the_others() -> None:
+    """Noise in one frame holds strokes, as text does, and is bright where a B-scan is dark."""
+    volume = shaped_eye("topcon_maestro2", seed=2).volume
+    pixels = volume.pixels.copy()
+    pixels[7] = np.kron(np.random.default_rng(0).integers(0, 2, (48, 44)) * 255, np.ones((4, 4)))[
+        : pixels.shape[1], : pixels.shape[2]
+    ]
+    result = made(volume, pixels)
+    assert "damaged_frames=1" in result.notes
+    assert "burned_in_text" not in result.notes
+
+
 def test_clean_scans_of_four_vendors_score_alike() -> None:
     scores = {device: made(shaped_eye(device, seed=7).volume).quality for device in DEVICES}
     assert min(scores.values()) > 0.85, scores

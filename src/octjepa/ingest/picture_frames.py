@@ -1,39 +1,48 @@
-"""A first or last frame that is no B-scan by its content: the fundus picture that some files hold before their scan.
+"""Frames that are no B-scan by their content: a fundus picture before or after the scan, and damaged frames.
 
-A B-scan resembles the one beside it, at some height of the image, and its intensity varies with depth. A picture
-resembles no B-scan, and its rows are alike. Both have to hold, so that a B-scan over a blink, a jump of the eye or the
-optic disc is not taken for a picture.
+A B-scan resembles those beside it, at some height of the image, and its intensity varies with depth. Both have to
+fail, so that a B-scan over a blink, a jump of the eye or the optic disc is not taken for another image.
+
+Whether such a frame is a picture needs evidence of its own, for a frame garbled in a file or on its way is no B-scan
+either: a picture is smooth along both axes, its light is within the range of the camera, and no dark vitreous is in it.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 _FEWEST = 6  # B-scans
 _SAMPLES = (48, 24)  # blocks along depth and columns
-_UNLIKE, _ALIKE = 0.5, 0.7  # correlation of a picture with the three B-scans beside it; of neighbouring B-scans
-_FLAT = 0.6  # share of a picture's variance that lies between its rows, over that of the B-scans beside it
+_NEAREST, _AROUND = 3, 7  # frames compared with one, and those that have to be B-scans
+_UNLIKE, _ALIKE = 0.5, 0.7  # correlation of another image with the nearest B-scans; of neighbouring B-scans
+_FLAT = 0.6  # share of another image's variance that lies between its rows, over that of the B-scans beside it
 _STRIPS = 4  # of columns, in each of which that share is taken: a tilted retina is layered in a narrow strip
 _STRUCTURE = 0.15  # of the contrast of a B-scan; an empty frame has less
+_SMOOTH = 0.45  # least correlation of a picture's neighbouring blocks, along depth and along columns
+_WHITE, _SATURATED = 250, 0.1  # intensity, and its greatest share in a picture
+_BLACK, _LIT = 2, 0.3  # intensity up to which a picture is masked, and the least share of it that is not
+_BOTH_ENDS = 0.03  # greatest share that is white where as much is black
+_DARK, _VITREOUS = 0.15, 0.25  # of the way from vitreous to retina; greatest share of a picture that is darker
 
 
 def _blocks(frames: UInt8[np.ndarray, "n H W"]) -> Float[np.ndarray, "n h w"]:
     """Means of blocks, at most `_SAMPLES` of them."""
     count, height, width = frames.shape
     down, across = max(1, height // _SAMPLES[0]), max(1, width // _SAMPLES[1])
-    frames = frames[:, : height // down * down, : width // across * across]
-    return frames.reshape(count, height // down, down, width // across, across).mean(axis=(2, 4), dtype=np.float32)
+    high, wide = height // down, width // across
+    rows = frames[:, : high * down].reshape(count, high, down, width).sum(axis=2, dtype=np.float32)  # [n, h, W]
+    return rows[..., : wide * across].reshape(count, high, wide, across).mean(axis=3) / np.float32(down)
 
 
-def _correlation(one: Float[np.ndarray, "h w"], other: Float[np.ndarray, "h w"]) -> float:
-    """The best over all shifts along depth."""
-    one, other = (part - part.mean() for part in (one, other))
-    norm = float(np.linalg.norm(one) * np.linalg.norm(other))
-    products = np.fft.irfft(np.fft.rfft(one, axis=0) * np.fft.rfft(other, axis=0).conj(), n=len(one), axis=0)
-    return float(products.sum(axis=1).max()) / max(norm, 1e-6)
+def _correlations(blocks: Float[np.ndarray, "n h w"], step: int) -> Float[np.ndarray, " n-step"]:
+    """Of each frame with the one `step` further on, the best over all shifts along depth."""
+    centred = blocks - blocks.mean(axis=(1, 2), keepdims=True)
+    norm = np.linalg.norm(centred, axis=(1, 2))
+    spectrum = np.fft.rfft(centred, axis=1)
+    products = (spectrum[:-step] * spectrum[step:].conj()).sum(axis=2)  # [n - step, frequencies]
+    best = np.fft.irfft(products, n=blocks.shape[1], axis=1).max(axis=1)
+    return np.asarray(best / np.maximum(norm[:-step] * norm[step:], 1e-6))
 
 
 def _share_between_rows(frames: Float[np.ndarray, "n h w"]) -> Float[np.ndarray, " n"]:
@@ -45,24 +54,53 @@ def _share_between_rows(frames: Float[np.ndarray, "n h w"]) -> Float[np.ndarray,
     return np.asarray(np.mean(shares, axis=0))
 
 
-def _is_picture(frames: Float[np.ndarray, "n h w"]) -> bool:
-    """Whether the first of some blocks of frames is a picture and the others are B-scans."""
-    picture, scans = frames[0], frames[1:]
-    contrast = scans.std(axis=(1, 2))
-    if picture.std() < _STRUCTURE * float(np.median(contrast)):
+def _unlike_b_scans(blocks: Float[np.ndarray, "n h w"]) -> Bool[np.ndarray, " n"]:
+    """True for frames that are no B-scan, among frames of which most are B-scans and similar to each other."""
+    count = len(blocks)
+    similarity = np.eye(count)
+    for step in range(1, _NEAREST + 1):
+        found = _correlations(blocks, step)
+        similarity += np.diag(found, step) + np.diag(found, -step)
+    between_rows, contrast = _share_between_rows(blocks), blocks.std(axis=(1, 2))
+    unlike = np.zeros(count, bool)
+    for index in range(count):
+        others = np.delete(np.arange(count), index)
+        near = np.sort(others[np.abs(others - index).argsort(kind="stable")][:_AROUND])
+        nearest = near[np.abs(near - index).argsort(kind="stable")][:_NEAREST]
+        unlike[index] = (
+            similarity[index, nearest].max() < _UNLIKE
+            and float(np.median(similarity[near[:-1], near[1:]])) > _ALIKE
+            and contrast[index] >= _STRUCTURE * float(np.median(contrast[near]))
+            and between_rows[index] <= _FLAT * float(np.median(between_rows[near]))
+        )
+    return unlike
+
+
+def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w"]) -> bool:
+    """Whether a frame that is no B-scan is what a camera sees; `scans` are blocks of the B-scans beside it."""
+    blocks = _blocks(frame[None])[0]
+    white, black = float((frame >= _WHITE).mean()), float((frame <= _BLACK).mean())
+    if white > _SATURATED or min(white, black) > _BOTH_ENDS:
         return False
-    between_rows = _share_between_rows(frames)
-    if between_rows[0] > _FLAT * float(np.median(between_rows[1:])):
-        return False
-    alike = [_correlation(one, other) for one, other in pairwise(scans)]
-    return float(np.median(alike)) > _ALIKE and max(_correlation(picture, scan) for scan in scans[:3]) < _UNLIKE
+    for one, next_one in ((blocks[:-1], blocks[1:]), (blocks[:, :-1], blocks[:, 1:])):
+        if min(one.std(), next_one.std()) < 1e-3 or np.corrcoef(one.ravel(), next_one.ravel())[0, 1] < _SMOOTH:
+            return False
+    lit = _blocks((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
+    vitreous, retina = np.percentile(scans, (10, 98))
+    return bool(lit.mean() > _LIT and (blocks[lit] < vitreous + _DARK * (retina - vitreous)).mean() < _VITREOUS)
 
 
 def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
-    """True for the first and the last frame where they are no B-scans."""
+    """True for the first and the last frame where they are a picture, such as the fundus image of a scan."""
     found = np.zeros(len(pixels), bool)
     if len(pixels) < _FEWEST:
         return found
-    found[0] = _is_picture(_blocks(pixels[:_FEWEST]))
-    found[-1] = _is_picture(_blocks(pixels[: -_FEWEST - 1 : -1]))
+    for end, others in ((0, pixels[:_FEWEST]), (-1, pixels[: -_FEWEST - 1 : -1])):
+        blocks = _blocks(others)
+        found[end] = bool(_unlike_b_scans(blocks)[0]) and _is_picture(pixels[end], blocks[1:])
     return found
+
+
+def damaged_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
+    """True for frames with structure that is no B-scan's; call it without blank frames and pictures."""
+    return np.zeros(len(pixels), bool) if len(pixels) < _FEWEST else _unlike_b_scans(_blocks(pixels))

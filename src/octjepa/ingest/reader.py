@@ -31,7 +31,7 @@ from octjepa.ingest.orientation import (
     localizer_frames,
 )
 from octjepa.ingest.personal_data import mask_path
-from octjepa.ingest.picture_frames import picture_frames
+from octjepa.ingest.picture_frames import damaged_frames, picture_frames
 from octjepa.ingest.protocols import protocol_spacing
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan
 from octjepa.ingest.reasons import REASONS, error_origin, rejection
@@ -206,14 +206,16 @@ def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"]
     Raises VolumeRejected not_b_scans.
     """
     pixels, pixel_spacing = scan.pixels, scan.pixel_spacing_mm
-    if not _SETTLED & set(scan.notes) and is_transposed(pixels):
+    damaged = damaged_frames(pixels)  # a few of them would decide
+    intact = pixels[~damaged] if damaged.any() else pixels
+    if not _SETTLED & set(scan.notes) and is_transposed(intact):
         notes.append("axes_transposed")
-        pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
+        pixels, intact = (np.ascontiguousarray(frames.swapaxes(1, 2)) for frames in (pixels, intact))
         if pixel_spacing is not None:
             depth_mm, column_mm = pixel_spacing[::-1]  # stated for rows and columns as they are stored
             if is_plausible("depth", depth_mm) and is_plausible("column", column_mm):
                 pixel_spacing = depth_mm, column_mm
-    if is_upside_down(pixels):
+    if is_upside_down(intact):
         notes.append("turned_upright")
         pixels = np.ascontiguousarray(pixels[:, ::-1])
     return pixels, pixel_spacing

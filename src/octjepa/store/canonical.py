@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int16, Shaped, UInt8
 
 from octjepa.ingest.burned_in import find_text
+from octjepa.ingest.picture_frames import damaged_frames
 from octjepa.ingest.reasons import rejection
 from octjepa.ingest.scan_direction import VERTICAL_NOTE
 from octjepa.recipe import Preprocessing
@@ -27,7 +28,7 @@ from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, fit_s
 from octjepa.store.vitreous_objects import vitreous_notes
 from octjepa.volume import OCTVolume
 
-CANONICAL_VERSION = 2  # counts up whenever the same file would give other pixels, band or measurements
+CANONICAL_VERSION = 3  # counts up whenever the same file would give other pixels, band or measurements
 BAND_BELOW_BRUCH_MM = 0.15  # the tissue band ends this far under Bruch's membrane: choriocapillaris and inner choroid
 MAX_WORK_BYTES = 2 << 30  # of all arrays whose size follows from the file, together
 SPARSE_NOTE = "sparse_slices"  # with the number of stored slices that have a B-scan near
@@ -223,21 +224,22 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     columns = _covered_range(columns_mm, volume.shape[2] * dx)  # the stored columns that the scan covers, C of them
     _check_size(volume, preprocessing, columns.stop - columns.start)
 
-    # What is not tissue: fill, painted text, blank B-scans. D' B-scans are left.
+    # What is not tissue: fill, damaged B-scans, painted text, blank B-scans. D' B-scans are left.
     pixels, filled = remove_fill(volume.pixels)
     if filled:
         notes.append("fill_masked")
+    frame_mm = _slice_positions(volume)
+    extent_z = float(frame_mm[-1] - frame_mm[0]) + dz
+    intact = ~damaged_frames(pixels)
+    pixels, positions = (pixels, frame_mm) if intact.all() else (pixels[intact], frame_mm[intact])
     text = find_text(pixels)
     if text is not None:
         pixels = _remove_text(pixels, text)
         notes += ["burned_in_text", f"text_blanked={int(text.any(axis=(1, 2)).sum())}"]
     usable = structured_frames(pixels)
-    frame_mm = _slice_positions(volume)
-    extent_z = float(frame_mm[-1] - frame_mm[0]) + dz
-    positions = frame_mm[usable]
-    if not usable.all():
-        notes.append(f"blank_frames={int((~usable).sum())}")
-        pixels = pixels[usable]
+    left_out = {"damaged_frames": int((~intact).sum()), "blank_frames": int((~usable).sum())}
+    notes += [f"{note}={count}" for note, count in left_out.items() if count]
+    pixels, positions = (pixels, positions) if usable.all() else (pixels[usable], positions[usable])
 
     # In-plane: [D', R, C], R the native height at canonical spacing.
     image = resample_in_plane(pixels, volume, preprocessing, columns_mm[columns])
@@ -248,7 +250,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         _check_text(painted, surfaces, ty)
     fit = fit_surface(surfaces.bm, ty)
     retina_score = score_retina(surfaces, fit, ty, tx)
-    quality = score_quality(image, surfaces, fit, ty, tx, positions, 1 - float(usable.mean()), filled)
+    quality = score_quality(image, surfaces, fit, ty, tx, positions, 1 - len(positions) / len(frame_mm), filled)
     notes += vitreous_notes(image, surfaces, fit, ty, tx)
     if volume.pattern == "raster":
         notes += check_neighbours(image, surfaces, positions, quality.torn_share, ty, tx)

@@ -23,7 +23,8 @@ _UNEVEN_MM = 0.5  # along the columns: what is narrower counts as uneven
 _SHADOW_MM = (0.05, 0.5)  # widths between which shadows are seen
 _SHADOW_DEPTH_MM = (-0.03, 0.08)  # below Bruch's membrane
 _CLOSE_MM = 0.3  # lines further apart may differ as much as any two
-_UNLIKE, _UNRELATED = 0.6, 0.85  # of the difference of any two B-scans: neighbours that differ by more are none
+_DISORDER = 0.55  # neighbours above it are noted as none; by chance a shuffle may leave less
+_UNRELATED = 0.85  # of the difference of any two B-scans: neighbours that differ by more are none
 _UNRELATED_UM = 12.0  # and by more than the search errs
 _STEADY, _UNEVEN_UM = 2.4, 35.0  # times the unevenness within a B-scan, and its most: else the search has failed
 _TORN = 0.06  # of the A-scans; B-scans of many eyes have up to 0.04
@@ -39,6 +40,9 @@ _REPEAT_STEP = 0.25  # correlation of shadows within a group less that between g
 class Neighbours:
     """Differences of thickness in um: `near` of neighbours, `all` of any two B-scans (medians); `uneven` within one.
 
+    `disorder` is 0 where neighbours are the most similar pairs, 1 where they are no more similar than any two: the mean
+    rank of their difference among those of all pairs, which one odd B-scan hardly moves.
+
     `shadows_near`, `shadows_all`: median correlation of shadows. `repeats`: B-scans of each position, 1 where every
     line is its own.
     """
@@ -46,6 +50,7 @@ class Neighbours:
     near: float
     all: float
     uneven: float
+    disorder: float
     shadows_near: float
     shadows_all: float
     repeats: int
@@ -85,9 +90,14 @@ def compare_neighbours(
     shadows = _shadows(image, surfaces, depth_mm, column_mm)
     similarity = shadows @ shadows.T
     pairs = np.triu_indices(count, 1)
+    rank = np.zeros((count, count))
+    rank[pairs] = difference[pairs].argsort().argsort() / len(pairs[0])
+    least = (count - 2) / len(pairs[0])  # twice the mean rank of the count - 1 most similar pairs
+    disorder = (2 * float(np.diag(rank, 1).mean()) - least) / (1 - least)
     neighbours = np.diag(similarity, 1)
     return Neighbours(
         float(np.median(np.diag(difference, 1))), float(np.median(difference[pairs])), float(uneven),
+        disorder,
         float(np.median(neighbours)), float(np.median(similarity[pairs])), _repeats(neighbours),
     )  # fmt: skip
 
@@ -138,6 +148,6 @@ def check_neighbours(
             "frames_unrelated",
             f"neighbouring B-scans differ by {found.near:.0f} um of retinal thickness, any two by {found.all:.0f} um",
         )
-    if close and found.near > max(_ONE_POSITION_UM, _UNLIKE * found.all):
+    if close and found.near > _ONE_POSITION_UM and found.disorder > _DISORDER:
         return ["neighbours_unlike"]
     return [f"repeats_per_position={found.repeats}"] if found.repeats > 1 else []

@@ -36,11 +36,12 @@ class Quality:
     """`quality` 0..1 is the product of the parts below, each brought to 0..1; see `docs/quality.md`.
 
     `snr_db`: 20 log10((mean of retina - mean of vitreous) / standard deviation of the vitreous), within B-scans;
-    `blank_share`: of the B-scans; `clipped_share`: of the A-scans whose ILM or Bruch's membrane is at or beyond an end
-    of the depth axis; `motion_um`: root mean square of the axial jumps from B-scan to B-scan, without the smooth shape
-    of the eye; `fill_share`: of the voxels that were registration fill; `torn_share`: of the A-scans near a jump of the
-    retina's thickness, where the search for a surface lost it; `implausible_share`: of the A-scans whose surfaces are
-    no retina's by their thickness, or have tissue above them.
+    `blank_share`: of the B-scans, blank or damaged; `clipped_share`: of the A-scans whose ILM or Bruch's membrane
+    is at or beyond an end of the depth axis; `motion_um`: root mean square of the axial jumps from B-scan to
+    B-scan, without the smooth shape of the eye; `fill_share`: of the voxels that were registration fill;
+    `torn_share`: of the A-scans near a jump of the retina's thickness, where the search for a surface lost it;
+    `implausible_share`: of the A-scans whose surfaces are no retina's by their thickness, or have tissue above
+    them.
     """
 
     quality: float
