@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,24 @@ from typer.core import TyperGroup
 
 from octjepa.cli.failures import exit_with_message
 from octjepa.outside import set_named
+from octjepa.registry import Registry
+
+PACKAGE_VERBS: Registry[Callable[..., None]] = Registry("verb", "octjepa.verbs")
 
 
 class Verbs(TyperGroup):
-    """Turns every foreseeable failure of a verb into one message and the right exit code; knows what the user named."""
+    """Turns every foreseeable failure of a verb into one message and the right exit code; knows what the user named.
+
+    A verb that is not built in is looked for among those that packages declare.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        built_in = super().get_command(ctx, cmd_name)
+        if built_in is not None or cmd_name not in PACKAGE_VERBS:
+            return built_in
+        single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+        single.command(cmd_name)(PACKAGE_VERBS.get(cmd_name))
+        return typer.main.get_command(single)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         set_named(args)
