@@ -104,7 +104,7 @@ def test_macro_is_the_mean_and_the_difference_is_of_the_rows(planted: ProbeResul
 def test_the_result_is_plain_json(planted: ProbeResult) -> None:
     assert set(json.loads(json.dumps(planted.payload(), allow_nan=False))) == {
         *("faults", "notes", "rows", "paired", "comparisons", "baselines", "choices", "confusions", "targets"),
-        *("protocol", "uses", "labelled"),
+        *("protocol", "uses", "labelled", "subgroups"),
     }
 
 

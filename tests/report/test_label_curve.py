@@ -41,3 +41,25 @@ def test_the_page_shows_it_below_the_probe(demo: Path) -> None:
     words = " ".join(re.sub(r"<[^>]+>", " ", table).split())
     assert "10 people all" in words
     assert words.count("0.610") == 5
+
+
+def test_subgroups_stand_beside_each_other_and_small_ones_with_their_reason(demo: Path) -> None:
+    probe = json.loads((demo / "probe.json").read_text(encoding="utf-8"))
+    figure = {"value": 0.731, "low": 0.61, "high": 0.81, "n": 40, "n_people": 23, "people_by_class": {"0": 12, "1": 11}}
+    scored = {
+        "target": "glaucoma", "probe": "linear", "pool": "mean", "column": "sex", "equity_scaled": None,
+        "left_out": {"m": "4 test people, at least 6 are needed"},
+    }  # fmt: skip
+    probe["subgroups"] = [
+        {**scored, "name": name, "metric": metric, "groups": {"f": figure}}
+        for name in ("ours", "untrained")
+        for metric in ("auroc", "ece")
+    ]
+    (demo / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
+    text = write_report(demo).read_text(encoding="utf-8")
+    table = text[text.index("By subgroup") :].split("</table>")[0]
+    words = " ".join(re.sub(r"<[^>]+>", " ", table).split())
+    assert "glaucoma, auroc by sex; intervals are over people." in words
+    assert "sex People ours untrained f 23 0.731" in words
+    assert words.count("0.731") == 2
+    assert "m not measured: 4 test people, at least 6 are needed" in words

@@ -44,6 +44,10 @@ Labelled = Annotated[
     str | None,
     typer.Option("--labelled", help="Also with labels of so many training people each, such as 10,30,100."),
 ]
+Subgroups = Annotated[
+    str | None,
+    typer.Option("--subgroups", help="Also by group: columns, bands after a colon, such as sex,age:50,65."),
+]
 Ledger = Annotated[
     Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
 ]

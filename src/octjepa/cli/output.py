@@ -118,6 +118,22 @@ def _print_probe_table(results: Sequence[Mapping[str, Any]], primary: Collection
     print_table([(*columns, "value [95 %]", "n"), *cells])
 
 
+def print_subgroups(scored: Sequence[Mapping[str, Any]], primary: Collection[str]) -> None:
+    """A table of the figures by group; a group that is too small to be measured has the reason instead."""
+    lines: list[Sequence[str]] = [("name", "target", "subgroup", "metric", "value [95 %]", "people")]
+    for one in scored:
+        if one["metric"] in primary:
+            head, column = (one["name"], one["target"]), one["column"]
+            for group, figure in one["groups"].items():
+                cells = (f"{column} {group}", one["metric"], interval(figure), str(figure["n_people"]))
+                lines.append((*head, *cells))
+            lines += [
+                (*head, f"{column} {group}", one["metric"], reason, "") for group, reason in one["left_out"].items()
+            ]
+    if len(lines) > 1:
+        print_table(lines)
+
+
 def print_table(lines: Iterable[Sequence[str]]) -> None:
     """Aligned columns, never wrapped: the output may be piped."""
     lines = list(lines)

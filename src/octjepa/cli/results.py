@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath
-from octjepa.cli.output import check_output_file, print_probe, print_result
+from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath, Subgroups
+from octjepa.cli.output import check_output_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
 
 Level = Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")]
@@ -88,6 +88,7 @@ def probe(
     ] = None,
     label_smoothing: Annotated[float, typer.Option("--label-smoothing", help="Of mlp and attentive.")] = 0.0,
     labelled: Labelled = None,
+    subgroups: Subgroups = None,
     ledger: Ledger = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result to this JSON file.")] = None,
     as_json: Json = False,
@@ -98,9 +99,11 @@ def probe(
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
     from octjepa.locks import file_lock
+    from octjepa.metrics.scores import PRIMARY_METRIC
     from octjepa.probe.aggregation import read_visit_order
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.probe import DEFAULT_PROBES, ProbeSettings, run_probes
+    from octjepa.probe.subgroup_columns import parse_subgroups
 
     if out is not None:
         check_output_file(out)
@@ -108,6 +111,7 @@ def probe(
     settings = ProbeSettings(
         kind or DEFAULT_PROBES, task, pool, level=level, several=several, visit_order=order,
         label_smoothing=label_smoothing, labelled=parse_counts(labelled),
+        subgroups=parse_subgroups(subgroups),
     )  # fmt: skip
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
     with nullcontext() if out is None else file_lock(out):
@@ -117,6 +121,7 @@ def probe(
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
     print_probe(payload if as_json else shown, "rows", as_json)
     if not as_json:
+        print_subgroups(payload["subgroups"], set(PRIMARY_METRIC.values()))
         about = payload["protocol"]
         print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
         used = ", ".join(f"{use['target']} {use['looks']}" for use in payload["uses"])
@@ -142,6 +147,7 @@ def leaderboard(
     ] = None,
     level: Level = "volume",
     labelled: Labelled = None,
+    subgroups: Subgroups = None,
     ledger: Ledger = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
@@ -155,6 +161,7 @@ def leaderboard(
     from octjepa.locks import writer_lock
     from octjepa.metrics.test_set_ledger import finish_work
     from octjepa.probe.label_fractions import parse_counts
+    from octjepa.probe.subgroup_columns import parse_subgroups
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
@@ -164,12 +171,16 @@ def leaderboard(
         board = run_board(
             entries, labels, target, opened, out / "embeddings", reference, task, ledger,
             level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled), work=out,
+            subgroups=parse_subgroups(subgroups),
         ).payload()  # fmt: skip
         files = [str(path) for path in write_leaderboard(board, out)]
         finish_work(out)
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)
+    if not as_json:
+        by_group = [{**scored, **one} for one in board["details"] for scored in one["subgroups"]]
+        print_subgroups(by_group, metrics)
 
 
 @app.command()

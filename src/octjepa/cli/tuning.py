@@ -17,9 +17,10 @@ from octjepa.cli.options import (
     Quiet,
     Spacing,
     StorePath,
+    Subgroups,
     Workers,
 )
-from octjepa.cli.output import check_output_folder, print_result
+from octjepa.cli.output import check_output_folder, print_result, print_subgroups
 from octjepa.cli.root import app
 from octjepa.errors import TooManyLostError, UsageError
 
@@ -37,6 +38,7 @@ def finetune(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     labelled: Labelled = None,
+    subgroups: Subgroups = None,
     ledger: Ledger = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
@@ -44,21 +46,27 @@ def finetune(
 ) -> None:
     """Tunes an encoder to labels. In stages, and evaluated beside itself frozen; runs under torchrun unchanged."""
     from octjepa.probe.label_fractions import parse_counts
+    from octjepa.probe.subgroup_columns import parse_subgroups
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import finetune_store, finetune_with_fewer_labels
     from octjepa.tasks.finetune.recipe import load_recipe
 
     check_output_folder(out, "a new folder, or with --resume the folder of a fine-tuning")
-    counts = parse_counts(labelled)
+    counts, groups = parse_counts(labelled), parse_subgroups(subgroups)
     settings = load_recipe(recipe, overrides or ())
-    made = finetune_store(settings, checkpoint, Store.open(store), labels, out, target or (), resume, ledger)
+    made = finetune_store(
+        settings, checkpoint, Store.open(store), labels, out, target or (), resume, ledger, None, groups
+    )
     if counts:
         made["labelled"] = finetune_with_fewer_labels(
             settings, counts, checkpoint, Store.open(store), labels, out, target or (), ledger
         )
     parts = ("rows", "notes", "checkpoint", "predictions", "summary", *(("labelled",) if counts else ()))
     shown = made if as_json else {key: made[key] for key in parts}
-    print_result(shown, as_json, "rows", {pair["metric"] for pair in made["paired"]})
+    primary = {pair["metric"] for pair in made["paired"]}
+    print_result(shown, as_json, "rows", primary)
+    if not as_json:
+        print_subgroups(made.get("subgroups", ()), primary)
 
 
 @app.command()

@@ -50,6 +50,7 @@ from octjepa.probe.aggregation import Cases, group_cases, person_labels
 from octjepa.probe.features import TOKEN_PROBES, covariate_features, majority_predictions, plan_selection
 from octjepa.probe.label_fractions import limit_target
 from octjepa.probe.labels import LabelTable, read_labels
+from octjepa.probe.subgroup_columns import Groups, SubgroupColumn, read_groups
 from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.probe.targets import Target, check_people, join_labels, test_set_hash
 from octjepa.progress import bar
@@ -99,6 +100,7 @@ def run_board(
     probes: Sequence[str] = DEFAULT,
     labelled: Sequence[int] = (),
     work: Path | None = None,
+    subgroups: Sequence[SubgroupColumn] = (),
 ) -> Board:
     """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
 
@@ -106,7 +108,8 @@ def run_board(
     is a case, an eye's or a person's features being the mean of its volumes' (`protocol`). probes: what validation
     selects among. labelled: numbers of training people on whose labels alone the selected options are fitted again,
     their settings by cross-validation among these people. work: where the board is written; a use of the test set whose
-    board was not finished there is not counted again (`test_set_ledger.record_uses`).
+    board was not finished there is not counted again (`test_set_ledger.record_uses`). subgroups: columns by whose
+    groups every training is measured, too.
 
     Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a reference that is on
     no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.
@@ -119,6 +122,8 @@ def run_board(
     ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
     test_set_ledger.check_writable(ledger)
     _check_reference(reference, entries)
+    if subgroups and store is not None:  # a wrong column is reported before the hours of embedding
+        read_groups(subgroups, labels_path, add_participants(store.table, store.participants))
     by_tokens = any(name in TOKEN_PROBES for name in probes)
     if store is not None:
         _check_before_embedding(store, labels, targets, task, level, by_tokens)
@@ -136,6 +141,7 @@ def run_board(
         replace(candidate, table=cases.aggregate(table)) for candidate, table in zip(candidates, tables, strict=True)
     ]
     frame = candidates[0].table.frame
+    groups_of = read_groups(subgroups, labels_path, frame)
     token_ids = token_volumes(cases, volumes) if by_tokens else None
     board.add_notes(labels.notes)
     for name, about in {one.entry.name: one.about for one in candidates if one.about is not None}.items():
@@ -176,7 +182,7 @@ def run_board(
                 ]
         test_set_ledger.record_uses(ledger, COMMAND, test_sets, read, board, work)
         for target in joined:
-            rows += _test_target(target, choices[target.name], frame, draws, seed, board)
+            rows += _test_target(target, choices[target.name], frame, draws, seed, board, groups_of)
             progress.advance()
         for count, some in limited.items():
             found = [
@@ -270,6 +276,7 @@ def _test_target(
     draws: Draws,
     seed: int,
     board: Board,
+    subgroups: Groups,
 ) -> list[LeaderboardRow]:
     """The rows of a target: predictions on the test volumes, made once. Their figures are added to `board`."""
     rows = _rows(target, choices, frame, draws, seed, board)
@@ -286,7 +293,7 @@ def _test_target(
         for training in row.trainings:
             if sentence := constant_prediction(training, target):
                 board.add_fault("constant_predictor", sentence)
-            board.details.append(training_details(training, target, frame, draws, seed))
+            board.details.append(training_details(training, target, frame, draws, seed, subgroups))
     return rows
 
 

@@ -32,6 +32,7 @@ from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Figures, Predic
 from octjepa.metrics.thresholds import decision_curve, reliability_curve, threshold_at_specificity, threshold_scores
 from octjepa.probe.calibration import ProbeFit
 from octjepa.probe.features import plan_selection
+from octjepa.probe.subgroup_columns import Groups, score_groups, scores_as_dict
 from octjepa.probe.subgroups import leave_one_group_out, subgroup_scores, transfer_thresholds
 from octjepa.probe.targets import Target
 
@@ -204,9 +205,12 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any
 
 
 def training_details(
-    training: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int
+    training: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int, subgroups: Groups
 ) -> dict[str, Any]:
-    """Details of one training for one target; parts that its task or its people do not allow are empty or say why."""
+    """Details of one training for one target; parts that its task or its people do not allow are empty or say why.
+
+    subgroups: the groups that the user named, of every entry of `frame`.
+    """
     columns = {name: frame[name].to_numpy(dtype=str) for name in ("person_id", *GROUPS)}
     indices, metric, test = target.indices["test"], PRIMARY_METRIC[target.task], training.evaluated.test
     people = columns["person_id"][indices].tolist()
@@ -216,13 +220,10 @@ def training_details(
         "left_out": _leave_vendors_out(training, target, columns, draws, seed),
     }  # fmt: skip
     for group in GROUPS:
-        scores = subgroup_scores(metric, test, columns[group][indices], draws, people, target.label_hash)
-        details["by_group"][group] = {
-            "metric": metric,
-            "groups": {name: estimate.as_dict() for name, estimate in scores.groups.items()},
-            "equity_scaled": None if scores.scaled is None else scores.scaled.as_dict(),
-            "left_out": scores.left_out,
-        }
+        of_test = columns[group][indices]
+        scores = subgroup_scores(metric, test, of_test, draws, people, target.label_hash)
+        details["by_group"][group] = scores_as_dict(metric, scores, target, of_test, people)
+    details["subgroups"] = score_groups(subgroups, target, test, people, draws)
     if target.classes:
         details["reliability"] = [asdict(point) for point in reliability_curve(test, draws, people)]
     if target.task == "binary":

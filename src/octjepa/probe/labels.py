@@ -48,17 +48,9 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     one person and eye that disagree.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
     if not targets:
         raise UsageError("no target was named: give at least one column of the label file with --target")
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            delimiter = "\t" if "\t" in file.readline() else ","
-        frame = pd.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise UsageError(f"{path} is not a readable TSV or CSV ({str(error).splitlines()[0]})") from None
-    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    frame = _read_table(path)
     person = next((name for name in PERSON_COLUMNS if name in frame.columns), None)
     if person is None:
         raise UsageError(f"{path} has neither person_id nor participant_id; its columns are {_listed(frame.columns)}")
@@ -76,6 +68,25 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     site = next((name for name in SITE_COLUMNS if name in frame.columns), None)
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
     return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes), sites)
+
+
+def label_columns(path: str | Path) -> list[str]:
+    """The columns of a label table, but those of person and eye. Raises UsageError as `read_labels` does."""
+    return [name for name in _read_table(Path(path)).columns if name not in (*PERSON_COLUMNS, *EYE_COLUMNS)]
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """The cells of a TSV or CSV as text. Raises UsageError: no such file, not a table."""
+    if not path.is_file():
+        raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            delimiter = "\t" if "\t" in file.readline() else ","
+        frame = pd.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UsageError(f"{path} is not a readable TSV or CSV ({str(error).splitlines()[0]})") from None
+    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    return frame
 
 
 def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelTable, list[str]]:

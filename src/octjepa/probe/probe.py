@@ -48,7 +48,9 @@ from octjepa.probe.results import (
     compare_with_untrained,
     describe_target,
     measure_predictions,
+    measure_subgroups,
 )
+from octjepa.probe.subgroup_columns import SubgroupColumn, read_groups
 from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.progress import bar
 
@@ -67,7 +69,8 @@ class ProbeSettings:
     metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `aggregation`.
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
     any test figure is seen; where that probe or pool is not run, the last of those that are. labelled: numbers of
-    training people whose labels alone are read, for `ProbeResult.labelled`.
+    training people whose labels alone are read, for `ProbeResult.labelled`. subgroups: columns by whose groups the
+    results of that probe and pool are measured, for `ProbeResult.subgroups`.
     """
 
     probes: Sequence[str] = DEFAULT_PROBES
@@ -83,6 +86,7 @@ class ProbeSettings:
     visit_order: Mapping[str, float] | None = None
     label_smoothing: float = 0.0
     labelled: Sequence[int] = ()
+    subgroups: Sequence[SubgroupColumn] = ()
 
 
 def run_probes(
@@ -127,7 +131,9 @@ def run_probes(
     prepared = prepare_targets(labels, frame, cases, names, task, settings.seed, result)
     test_targets = [target.test_target for target in prepared]
     result.targets = [describe_target(target) for target in test_targets]
-    people = cases.frame(frame)["person_id"].to_numpy(dtype=str)
+    case_frame = cases.frame(frame)
+    groups = read_groups(settings.subgroups, labels_path, case_frame)
+    people = case_frame["person_id"].to_numpy(dtype=str)
     test_people = {target.name: people[target.indices["test"]].tolist() for target in test_targets}
     draws = Draws([person for ids in test_people.values() for person in ids], settings.bootstrap, settings.seed)
 
@@ -172,9 +178,16 @@ def run_probes(
     }
     result.paired = next((pair for pair in result.comparisons if headline.items() <= pair.items()), {})
     result.baselines = compare_with_baselines(result.paired, measured.estimates)
+    read_by = {key: found for key, found in result.predicted.items() if _is_read_by(key, probe, headline["pool"])}
+    result.subgroups = measure_subgroups(read_by, groups, test_people, draws, settings.metrics)
     for count, fewer in with_fewer_labels.items():
         _measure_labelled(count, fewer, tables, test_people, draws, result)
     return result
+
+
+def _is_read_by(key: ResultKey, probe: str, pool: str) -> bool:
+    """Whether a result is that of `probe` and `pool`, or of a baseline without a pool."""
+    return (key.probe, key.pool) == (probe, pool) or (key.pool == "none" and key.probe in (probe, "linear"))
 
 
 def _limit_labels(inputs: ProbeInputs, count: int, result: ProbeResult) -> ProbeInputs:

@@ -18,6 +18,7 @@ from octjepa.metrics.findings import BASELINES, Findings
 from octjepa.metrics.intervals import scale_of
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
 from octjepa.probe.calibration import class_weights
+from octjepa.probe.subgroup_columns import Groups, score_groups
 from octjepa.probe.targets import Target
 
 MACRO = "macro"
@@ -50,6 +51,8 @@ class ProbeResult(Findings):
     targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
     labelled: by number of labelled training people, as text: rows and comparisons as above, and why targets are left
         out there.
+    subgroups: of the results that `paired` compares: {name, target, probe, pool, column, metric, groups, equity_scaled,
+        left_out}, see `subgroup_columns`.
     predicted: target and test predictions by key; not part of the payload.
     """
 
@@ -62,6 +65,7 @@ class ProbeResult(Findings):
     targets: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
     labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    subgroups: list[dict[str, Any]] = field(default_factory=list)
     predicted: PredictionsByKey = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
@@ -129,6 +133,21 @@ def measure_predictions(
     macro = _macro_estimates({target.name: target for target, _ in predicted.values()}, estimates, people)
     rows += [_result_row(key, metric, estimate) for (key, metric), estimate in macro.items()]
     return Measurements(estimates | macro, rows, confusions)
+
+
+def measure_subgroups(
+    predicted: PredictionsByKey,
+    groups: Groups,
+    people: Mapping[str, Sequence[str]],
+    draws: Draws,
+    metric_names: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """`score_groups` of every prediction of `predicted`, with its key; people: of each target's test cases."""
+    return [
+        {**vars(key), **scored}
+        for key, (target, predictions) in predicted.items()
+        for scored in score_groups(groups, target, predictions, people[target.name], draws, metric_names)
+    ]
 
 
 def _report_constant(key: ResultKey, target: Target, predictions: Predictions, findings: Findings) -> None:

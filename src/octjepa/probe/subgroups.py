@@ -44,9 +44,17 @@ class SubgroupScores:
 
 
 def subgroup_scores(
-    metric: str, predictions: Predictions, groups: np.ndarray, draws: Draws, person_ids: list[str], label_hash: str
+    metric: str,
+    predictions: Predictions,
+    groups: np.ndarray,
+    draws: Draws,
+    person_ids: list[str],
+    label_hash: str,
+    min_per_class: int = 0,
 ) -> SubgroupScores:
     """`metric` within every group of test volumes ("" is a group of its own, "unknown").
+
+    min_per_class: people of each class (of a quantity: people) that a group needs to be measured.
 
     scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
     better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
@@ -60,13 +68,8 @@ def subgroup_scores(
     measured: list[tuple[np.ndarray, _Statistic]] = []
     for name in np.unique(names).tolist():
         inside = names == name
-        count = len(set(people[inside].tolist()))
-        missing = len(np.unique(predictions.truth)) - len(np.unique(predictions.truth[inside]))
-        if count < MIN_PEOPLE:
-            left_out[name] = f"{count} test people, at least {MIN_PEOPLE} are needed"
-            continue
-        if missing and predictions.scores.shape[1] > 1:
-            left_out[name] = f"{missing} of the classes are missing among its {count} test people"
+        if reason := _why_not_measured(predictions, inside, people, min_per_class):
+            left_out[name] = reason
             continue
         of_group = predictions.subset(inside)
         statistic = partial(measure, metric, of_group)
@@ -82,6 +85,22 @@ def subgroup_scores(
 
         scaled = draws.estimate(equity, person_ids, label_hash)
     return SubgroupScores(estimates, scaled, left_out)
+
+
+def _why_not_measured(predictions: Predictions, inside: np.ndarray, people: np.ndarray, min_per_class: int) -> str:
+    """Why the group of test volumes `inside` cannot be measured; "" where it can."""
+    count = len(set(people[inside].tolist()))
+    classes = np.unique(predictions.truth) if predictions.scores.shape[1] > 1 else []
+    missing = len(classes) - len(np.unique(predictions.truth[inside])) if len(classes) else 0
+    least = MIN_PEOPLE if len(classes) else max(MIN_PEOPLE, min_per_class)
+    if count < least:
+        return f"{count} test people, at least {least} are needed"
+    if missing:
+        return f"{missing} of the classes are missing among its {count} test people"
+    fewest = min((len(set(people[inside & (predictions.truth == code)].tolist())) for code in classes), default=count)
+    if fewest < min_per_class:
+        return f"{fewest} of its {count} test people are of the rarest class, at least {min_per_class} are needed"
+    return ""
 
 
 @dataclass(frozen=True)

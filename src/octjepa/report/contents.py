@@ -63,6 +63,7 @@ class ProbeContents:
 
     `paired` is the comparison fixed before the test figures were read, `comparisons` the same of every other row,
     `baselines` those of the same encoder to the other baselines. `labelled`: rows by number of labelled people.
+    `subgroups`: figures by the groups of a column.
     """
 
     rows: list[dict[str, Any]]
@@ -72,6 +73,7 @@ class ProbeContents:
     faults: list[dict[str, str]]
     notes: list[str]
     labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    subgroups: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ def _read_probe(path: Path) -> ProbeContents:
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
     paired = data.get("paired") or None
-    lists = {name: data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes")}
+    lists = {name: data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes", "subgroups")}
     return ProbeContents(
         rows=rows, paired=paired if isinstance(paired, dict) else None, **lists, labelled=data.get("labelled") or {}
     )

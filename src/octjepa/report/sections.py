@@ -18,6 +18,7 @@ from octjepa.report.contents import Contents, Kind, Missing
 from octjepa.report.figures import curves, eyes, forest, masks, tokens
 from octjepa.report.headlines import PREDICTORS
 from octjepa.report.label_curve import label_curve
+from octjepa.report.subgroups import subgroup_tables
 from octjepa.store import Store
 
 _ALL: tuple[Kind, ...] = get_args(Kind)
@@ -229,6 +230,7 @@ def _probe(contents: Contents) -> Built:
             "paired_drawing": drawing,
             "label_curve": label_curve(probe.labelled, probe.rows, probe.paired),
         }
+    values["subgroups"] = subgroup_tables(probe.subgroups)
     missing = [] if values["groups"] else [Missing("the probe", "probe.json holds no row", "octjepa probe")]
     return values, missing
 

@@ -16,6 +16,7 @@ from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines
+from octjepa.probe.subgroup_columns import parse_subgroups
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
 from octjepa.store import Store
@@ -308,7 +309,11 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
         "finetune", (*QUICK, "stages.head=2", "stages.last=0", "stages.all=0", "level=person", "resamples=50")
     )
     given = (source / "encoder.safetensors", planted, write_labels(tmp_path / "labels.tsv"), tmp_path / "out", ["mark"])
-    finetune_store(settings, *given)
+    whole = finetune_store(settings, *given, subgroups=parse_subgroups("eye,clinical_site"))
+    scored = {(one["name"], one["probe"], one["column"]) for one in whole["subgroups"]}
+    assert {("small", "tuned", "eye"), ("small", "linear", "eye"), ("untrained", "linear", "clinical_site")} <= scored
+    with pytest.raises(UsageError, match="was not measured by age: tune into a new --out"):
+        finetune_store(settings, *given, subgroups=parse_subgroups("age:50"))
     found = finetune_with_fewer_labels(settings, (6, 999), *given)
     assert json.loads((tmp_path / "out" / "labelled.json").read_text()) == found
     tuned = figure(found["6"], "small", "tuned")

@@ -29,6 +29,7 @@ from octjepa.probe.results import (
     ProbeResult,
     ResultKey,
     measure_predictions,
+    measure_subgroups,
 )
 from octjepa.progress import bar
 from octjepa.tasks.finetune.network import POOL, TUNED_POOL
@@ -71,6 +72,8 @@ def evaluate(
     draws = Draws([person for some in data.people.values() for person in some], resamples, seed)
     measured = measure_predictions(predicted, data.people, draws, None, found)
     found.rows, found.confusions, estimates = measured.rows, measured.confusions, measured.estimates
+    no_majority = {key: made for key, made in predicted.items() if key.probe != "constant"}
+    found.subgroups = measure_subgroups(no_majority, data.groups, data.people, draws)
     metrics = dict(data.metrics)
     if any(row.target == MACRO for row, _ in estimates) and set(metrics.values()) == {"auroc"}:
         metrics = {MACRO: "auroc", **metrics}

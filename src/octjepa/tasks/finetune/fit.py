@@ -28,6 +28,7 @@ from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
 from octjepa.probe.label_fractions import TooFewLabelsError
 from octjepa.probe.results import MACRO, ProbeResult
+from octjepa.probe.subgroup_columns import SubgroupColumn
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
 from octjepa.tasks.finetune.folder import (
@@ -65,10 +66,12 @@ def finetune_store(
     resume: bool = False,
     ledger_folder: Path | None = None,
     frozen: Path | None = None,
+    subgroups: Sequence[SubgroupColumn] = (),
 ) -> dict[str, Any]:
     """Tunes the encoder of `checkpoint` into the folder `out` and returns the results.
 
-    frozen: the table of the encoder before tuning, made where it is absent; default in `out`.
+    frozen: the table of the encoder before tuning, made where it is absent; default in `out`. subgroups: columns by
+    whose groups the results are measured, too.
 
     Under torchrun every process calls it alike: rank 0 writes, all return the same. Raises UsageError (people, labels
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
@@ -80,11 +83,21 @@ def finetune_store(
         finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
         if finished is not None:
             runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
+            _check_measured(subgroups, finished, out)
             return dict(finished)
         precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
         recipe = recipe.model_copy(update={"precision": precision})
         return _finetune(
-            recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime
+            recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime, subgroups
+        )
+
+
+def _check_measured(subgroups: Sequence[SubgroupColumn], results: dict[str, Any], out: Path) -> None:
+    """Raises UsageError where finished results lack a subgroup column: the test set is read once."""
+    measured = {one["column"] for one in results.get("subgroups", ())}
+    if lacking := [column.name for column in subgroups if column.name not in measured]:
+        raise UsageError(
+            f"{out} is finished and was not measured by {', '.join(lacking)}: tune into a new --out with --subgroups"
         )
 
 
@@ -136,6 +149,7 @@ def _finetune(
     ledger_folder: Path | None,
     frozen_path: Path,
     runtime: Runtime,
+    subgroups: Sequence[SubgroupColumn],
 ) -> dict[str, Any]:
     if recipe.batch % runtime.world_size:
         raise UsageError(
@@ -150,7 +164,7 @@ def _finetune(
 
     def prepare() -> None:
         test_set_ledger.check_writable(ledger)
-        prepared.append(prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found))
+        prepared.append(prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found, subgroups))
         open_folder(out, recipe, encoder, frozen, store, prepared[0], runtime)
 
     runtime.run_on_rank_zero(prepare)

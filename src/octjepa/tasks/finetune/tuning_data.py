@@ -29,6 +29,7 @@ from octjepa.probe.features import MIN_VAL_PEOPLE
 from octjepa.probe.label_fractions import TooFewLabelsError, limit_prepared
 from octjepa.probe.labels import read_labels, split_multilabel
 from octjepa.probe.results import ProbeResult, describe_target
+from octjepa.probe.subgroup_columns import Groups, SubgroupColumn, read_groups
 from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.store import Store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
@@ -53,7 +54,7 @@ class TuningData:
     """`frame` has an entry for each volume that the encoder knows, sorted by id; `targets` point into it.
 
     name: the encoder's in the results. By target, people: of its test cases, in their order; test_sets: what the
-    ledger knows them by; metrics: the one that it is compared by.
+    ledger knows them by; metrics: the one that it is compared by. groups: of every case, by subgroup column.
     """
 
     frame: pd.DataFrame
@@ -63,6 +64,7 @@ class TuningData:
     people: dict[str, list[str]]
     test_sets: dict[str, str]
     metrics: dict[str, str]
+    groups: Groups
 
     def labelled(self, split: str) -> Int[np.ndarray, " n"]:
         """Indices in `frame` of the volumes of `split` that have a label of any target."""
@@ -86,6 +88,7 @@ def prepare_tuning_data(
     labels_path: Path,
     targets: Sequence[str],
     result: ProbeResult,
+    subgroups: Sequence[SubgroupColumn] = (),
 ) -> TuningData:
     """Joins labels to volumes and notes in `result` what was left out.
 
@@ -120,7 +123,8 @@ def prepare_tuning_data(
         result.add_notes([f"{recipe.labelled} labelled people: {reason}; left out" for reason in reasons])
     result.targets = [describe_target(target.test_target) for target in prepared]
     _report_small_validation(prepared, frame["person_id"].to_numpy(dtype=str), result)
-    people = cases.frame(frame)["person_id"].to_numpy(dtype=str)
+    case_frame = cases.frame(frame)
+    people = case_frame["person_id"].to_numpy(dtype=str)
     return TuningData(
         frame,
         result_names([encoder.name], result.add_note)[0],
@@ -129,6 +133,7 @@ def prepare_tuning_data(
         {target.test_target.name: people[target.test_target.indices["test"]].tolist() for target in prepared},
         {target.test_target.name: test_set_hash(labels, frame, target.test_target.name) for target in prepared},
         _metrics(recipe.metric, prepared),
+        read_groups(subgroups, labels_path, case_frame),
     )
 
 
