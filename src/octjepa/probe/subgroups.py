@@ -90,7 +90,7 @@ def subgroup_scores(
 def _why_not_measured(predictions: Predictions, inside: np.ndarray, people: np.ndarray, min_per_class: int) -> str:
     """Why the group of test volumes `inside` cannot be measured; "" where it can."""
     count = len(set(people[inside].tolist()))
-    classes = np.unique(predictions.truth) if predictions.scores.shape[1] > 1 else []
+    classes = np.unique(predictions.truth).tolist() if predictions.scores.shape[1] > 1 else []
     missing = len(classes) - len(np.unique(predictions.truth[inside])) if len(classes) else 0
     least = MIN_PEOPLE if len(classes) else max(MIN_PEOPLE, min_per_class)
     if count < least:
