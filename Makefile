@@ -42,8 +42,11 @@ format: setup  ## rewrite the sources in the project's format and apply the safe
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
 
-docs: setup  ## check the documentation: links lead somewhere, every command named exists
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: setup  ## check the documentation, build it as a site for reading offline (build/site), check the site's links
 	@$(PY) -m pytest -q tests/house/test_docs.py tests/house/test_capabilities.py
+	@$(PY) -m mkdocs build --quiet --clean
+	@$(PY) scripts/site/check.py build/site
 
 bench: setup  ## list the benchmarks; run one (ARGS="precision")
 	@$(PY) -m benchmarks $(ARGS)
