@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -71,11 +70,8 @@ def test_every_pair_up_to_31_bits_is_found_among_many_and_nothing_else() -> None
     codes = [rng.bytes(32).hex() for _ in range(6000)]
     planted = [(k, int(distance)) for k, distance in enumerate(rng.integers(0, 32, 300))]
     codes += [flipped(codes[k], distance, rng) for k, distance in planted]
-    start = time.process_time()
     found = near_duplicates(index(codes))
-    seconds = time.process_time() - start
     assert found == sorted((f"v{k:06d}", f"v{6000 + n:06d}", d) for n, (k, d) in enumerate(planted))
-    assert seconds < 8  # 20 million pairs, of which 1 in 240 is compared
     further = [flipped(codes[k], 40, rng) for k in range(300)]
     assert len(near_duplicates(index(codes[:6000] + further))) > 285
     assert not near_duplicates(index(codes[:6000] + further), bits=39)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8, UInt64
+from jaxtyping import Bool, Float, UInt8, UInt32, UInt64
 
 from octjepa.store.resample import centred_positions, resampling_matrix
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NEAR_BITS = 40  # of 256; the distances of copies, repeats and other eyes are in docs/quality.md
 _GRID = ((16, 0.36), (48, 0.12))  # samples and pitch in mm of the small image, slices and columns: 5.8 x 5.8 mm
 _TERMS = 16  # cosine terms unique along each axis
-_BANDS = 16  # pieces of 16 bits by which candidates are found
+_KEY_BITS, _KEYS = 24, 270  # candidates agree in one of so many keys of so many bits each
 _AT_ONCE = 1 << 20  # candidate pairs compared at once
 
 
@@ -54,9 +54,11 @@ def enface_hash(image: Float[np.ndarray, "D W"], slice_mm: float, column_mm: flo
 def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[str, str, int]]:
     """(volume_id, volume_id, distance in bits) of all pairs of a store's table whose en face images are alike.
 
-    Of volumes with one and the same hash only the pairs with the first are listed. Two hashes are compared where one
-    of their 16 pieces of 16 bits is equal but for a bit at most: that finds all pairs up to 31 bits apart, and 99 % of
-    those 40 apart. One pair in 240 of random hashes is compared.
+    Of volumes with one and the same hash only the pairs with the first are listed. Two hashes are compared where they
+    agree in one of 270 keys, each made of 24 bits that are drawn once (bit sampling: Indyk and Motwani, Approximate
+    Nearest Neighbors, 1998). A pair d bits apart is missed with probability (1 - (1 - d / 256) ** 24) ** 270: 1 % of
+    those 40 apart, one in 250,000 of those 31 apart. One pair in 62,000 of random hashes is compared, so that the
+    time grows with the number of volumes.
     """
     hashed = table[table["enface_hash"].astype(str) != ""].sort_values("volume_id")
     names = hashed["volume_id"].tolist()
@@ -81,31 +83,31 @@ def near_duplicates_across_people(table: pd.DataFrame) -> list[tuple[str, str, i
     return [pair for pair in near_duplicates(table) if person[pair[0]] != person[pair[1]]]
 
 
-def _pieces(codes: UInt8[np.ndarray, "N 32"]) -> UInt8[np.ndarray, "16 N 16"]:
-    """The 16 pieces of each code as bits: each takes one term of every DCT row and column."""
-    bits = np.unpackbits(codes, axis=1)
-    slice_term, column_term = np.divmod(np.arange(256), _TERMS)
-    order = np.argsort((slice_term + column_term) % _BANDS, kind="stable").reshape(_BANDS, 16)
-    return bits[:, order].transpose(1, 0, 2)
+def _keys(codes: UInt8[np.ndarray, "N 32"]) -> Iterator[UInt32[np.ndarray, " N"]]:
+    """The keys of the codes, one after another: each 24 bits of a code, in the lower part of a word."""
+    planes = np.ascontiguousarray(np.unpackbits(codes, axis=1).T)
+    draw = np.random.default_rng(0)  # the same bits everywhere: a pair is found on every machine or on none
+    for _ in range(_KEYS):
+        key = np.zeros(len(codes), np.uint32)
+        for bit in draw.choice(len(planes), _KEY_BITS, replace=False):
+            key = (key << np.uint32(1)) | planes[bit]
+        yield key
 
 
-def _candidates(keys: np.ndarray, flip: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(i, j), i < j, in batches: all pairs whose 16-bit keys differ by exactly `flip`."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    partner = keys ^ np.uint16(flip)
-    low, high = np.searchsorted(ordered, partner, "left"), np.searchsorted(ordered, partner, "right")
-    ends = np.cumsum(high - low)
+def _candidates(key: UInt32[np.ndarray, " N"]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(i, j), i != j, in batches: all pairs with equal keys, each once."""
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    later = np.searchsorted(ordered, ordered, "right") - np.arange(len(key)) - 1  # equal ones that follow each
+    ends = np.cumsum(later)
     start = 0
-    while start < len(keys):
+    while start < len(key):
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + _AT_ONCE, "right")))
-        count = (high - low)[start:stop]
+        count = later[start:stop]
         left = np.repeat(np.arange(start, stop), count)
         within = np.arange(len(left)) - np.repeat(np.cumsum(count) - count, count)
-        right = order[np.repeat(low[start:stop], count) + within]
-        rising = left < right
-        yield left[rising], right[rising]
+        yield order[left], order[left + 1 + within]
         start = stop
 
 
@@ -118,17 +120,16 @@ def _popcount(words: UInt64[np.ndarray, "N 4"]) -> np.ndarray:
 
 
 def _close_pairs(codes: UInt8[np.ndarray, "N 32"], bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(i, j, distance) of the pairs at most `bits` apart, each once."""
+    """(i, j, distance), i < j, of the pairs at most `bits` apart, each once."""
     words: UInt64[np.ndarray, "N 4"] = np.ascontiguousarray(codes).view(np.uint64)
     found: list[np.ndarray] = []
-    for piece in _pieces(codes):
-        keys = np.ascontiguousarray(np.packbits(piece, axis=1)).view(np.uint16)[:, 0]
-        for flip in (0, *(1 << bit for bit in range(16))):
-            for left, right in _candidates(keys, flip):
-                distance = _popcount(words[left] ^ words[right])
-                near = distance <= bits
-                if near.any():
-                    found.append(np.stack([left[near], right[near], distance[near]]))
+    for key in _keys(codes):
+        for some, others in _candidates(key):
+            distance = _popcount(words[some] ^ words[others])
+            near = distance <= bits
+            if near.any():
+                pair = some[near], others[near]
+                found.append(np.stack([np.minimum(*pair), np.maximum(*pair), distance[near]]))
     if not found:
         return (np.empty(0, np.int64),) * 3
     left, right, distance = np.unique(np.concatenate(found, axis=1), axis=1)
