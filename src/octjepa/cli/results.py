@@ -68,8 +68,14 @@ def probe(
     labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
     target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
     task: Annotated[
-        str, typer.Option("--task", help="auto, binary, multiclass, ordinal, multilabel (a;b in a cell) or regression.")
+        str,
+        typer.Option(
+            "--task", help="auto, binary, multiclass, ordinal, multilabel (a;b in a cell), regression, survival."
+        ),
     ] = "auto",
+    event: Annotated[
+        str | None, typer.Option("--event", help="Of survival, whose targets are times: whether the event happened.")
+    ] = None,
     kind: Annotated[
         list[str] | None, typer.Option("--probe", help="linear, knn (default both), mlp or attentive.")
     ] = None,
@@ -109,9 +115,9 @@ def probe(
         check_output_file(out)
     order = None if visit_order is None else read_visit_order(visit_order)
     settings = ProbeSettings(
-        kind or DEFAULT_PROBES, task, pool, level=level, several=several, visit_order=order,
-        label_smoothing=label_smoothing, labelled=parse_counts(labelled),
-        subgroups=parse_subgroups(subgroups),
+        kind or (("linear",) if task == "survival" else DEFAULT_PROBES), task, pool, level=level, several=several,
+        visit_order=order, label_smoothing=label_smoothing, labelled=parse_counts(labelled),
+        subgroups=parse_subgroups(subgroups), event=event,
     )  # fmt: skip
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
     with nullcontext() if out is None else file_lock(out):

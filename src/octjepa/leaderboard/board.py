@@ -115,6 +115,8 @@ def run_board(
     no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.
     """
     check_probes(probes)
+    if task == "survival":
+        raise UsageError("survival is a task of octjepa probe: embed each encoder and probe the tables together")
     board = Board()
     entries = read_entries(given)
     targets = list(dict.fromkeys(targets))

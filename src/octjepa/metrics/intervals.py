@@ -34,6 +34,7 @@ METRIC_SCALE: dict[str, Scale] = {
     "mean_absolute_rank_error": "error",
     "r2": "below_one",
     "mean_absolute_error": "error",
+    "concordance": "share",
 }
 LOWER_IS_BETTER = {"ece", "brier", "mean_absolute_error", "mean_absolute_rank_error"}
 

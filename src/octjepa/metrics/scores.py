@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-Task = Literal["binary", "multiclass", "ordinal", "regression"]
+Task = Literal["binary", "multiclass", "ordinal", "regression", "survival"]
 Weights = Float[np.ndarray, "n resamples"]
 Figures = Float[np.ndarray, " resamples"]
 
@@ -27,9 +27,10 @@ ECE_BINS = 10
 class Predictions:
     """Truth and predictions of a test set.
 
-    truth: class codes 0..classes-1 [n], or the quantity itself (regression).
+    truth: class codes 0..classes-1 [n], the quantity itself (regression), or the time to an event, negative where it
+        was not seen until then (survival).
     scores: [n, classes], probabilities as if every class were equally common (their largest is the decision);
-        regression: [n, 1], the predicted quantity.
+        regression: [n, 1], the predicted quantity; survival: [n, 1], a risk, larger where the event is sooner.
     calibrated: [n, classes], probabilities at the training set's class shares; only `ece` reads them.
     """
 
@@ -196,6 +197,20 @@ def _mean_absolute_rank_error(predictions: Predictions, weights: Weights) -> Fig
     return ratio(np.abs(predictions.truth - predictions.predicted_classes()) @ weights, weights.sum(axis=0))
 
 
+def _concordance(predictions: Predictions, weights: Weights) -> Figures:
+    """Harrell's C: of the pairs of which it is known who had the event first, the share whose risks say so.
+
+    A pair counts where the earlier time is that of an event; of equal times, where one is an event and the other is
+    not. Equal risks count half (Harrell et al. 1996). Memory and time grow with events x volumes.
+    """
+    times, risk = np.abs(predictions.truth), predictions.scores[:, 0]
+    event = np.flatnonzero(predictions.truth > 0)
+    later = (times > times[event, None]) | ((times == times[event, None]) & (predictions.truth < 0))  # [events, n]
+    right = later * (np.sign(risk[event, None] - risk) + 1) / 2
+    drawn = weights[event]
+    return ratio((drawn * (right @ weights)).sum(axis=0), (drawn * (later.astype(float) @ weights)).sum(axis=0))
+
+
 METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
     "auroc": _over_classes(weighted_auroc),
     "auroc_ovr": _over_classes(weighted_auroc),
@@ -208,6 +223,7 @@ METRICS: dict[str, Callable[[Predictions, Weights], Figures]] = {
     "mean_absolute_rank_error": _mean_absolute_rank_error,
     "r2": _r2,
     "mean_absolute_error": _mean_absolute_error,
+    "concordance": _concordance,
 }
 
 TASK_METRICS: dict[Task, tuple[str, ...]] = {
@@ -215,6 +231,7 @@ TASK_METRICS: dict[Task, tuple[str, ...]] = {
     "multiclass": ("auroc_ovr", "auprc", "balanced_accuracy", "f1_macro", "ece"),
     "ordinal": ("quadratic_kappa", "mean_absolute_rank_error", "balanced_accuracy", "f1_macro", "ece"),
     "regression": ("r2", "mean_absolute_error"),
+    "survival": ("concordance",),
 }
 
 PRIMARY_METRIC: dict[Task, str] = {
@@ -222,6 +239,7 @@ PRIMARY_METRIC: dict[Task, str] = {
     "multiclass": "auroc_ovr",
     "ordinal": "quadratic_kappa",
     "regression": "r2",
+    "survival": "concordance",
 }
 
 _NEEDS_EVERY_CLASS = {"auroc", "auroc_ovr", "auprc", "balanced_accuracy", "f1_macro", "sensitivity_at_specificity_90"}

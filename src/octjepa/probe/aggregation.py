@@ -202,12 +202,18 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
                 continue
             if kind == "regression":
                 distinct = [repr(float(np.mean([code[text] for text in eyes.values()])))]
+            elif kind == "survival":  # the earliest event; of two without one the longer follow-up
+                distinct = [max(distinct, key=lambda text: 1 / code[text])]
             else:
                 distinct = [max(distinct, key=lambda text: code[text])]
         values[person, ""] = distinct[0]
     notes = []
     if differing:
-        rules = {"regression": "their mean is the person's", "multiclass": f"these {differing} people are left out"}
+        rules = {
+            "regression": "their mean is the person's",
+            "survival": "the earliest event is the person's",
+            "multiclass": f"these {differing} people are left out",
+        }
         rule = rules.get(kind, "the worse eye's is the person's")
         notes.append(f"{target}: the eyes of {differing} people have different labels; {rule}")
     return replace(labels, by_eye=False, values={target: values}), kind, notes

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from octjepa.metrics.scores import Predictions
+from octjepa.probe.survival import TASK, partial_log_likelihood
 from octjepa.probe.targets import Target
 
 
@@ -74,8 +75,11 @@ def select_setting(
 
     Loss: log loss in which every class weighs the same, after the shift; mean squared error in regression. The shift is
     needed because with more features than volumes, class weights alone leave every unseen volume on the side of the
-    commoner class: an AUROC of 0.8 could come with a balanced accuracy of 0.5.
+    commoner class: an AUROC of 0.8 could come with a balanced accuracy of 0.5. Survival: minus the log partial
+    likelihood.
     """
+    if target.task == TASK:
+        return int(np.argmax([partial_log_likelihood(truth, scores[:, 0]) for scores in held_out])), np.zeros(1)
     if not target.classes:
         return int(np.argmin([np.mean((truth - scores[:, 0]) ** 2) for scores in held_out])), np.zeros(1)
     counts = np.bincount(truth, minlength=len(target.classes))

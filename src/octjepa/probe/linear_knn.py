@@ -1,7 +1,7 @@
 """The two probes without gradient steps: linear and k-nearest-neighbour.
 
 linear is L2-penalised logistic regression with classes weighted by inverse frequency; for ordered classes one for each
-threshold between neighbours (Frank & Hall 2001); ridge for a quantity.
+threshold between neighbours (Frank & Hall 2001); ridge for a quantity, Cox regression for a time to an event.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from octjepa.probe.calibration import ProbeFit, calibrated_predictions, class_shares, class_weights, select_setting
 from octjepa.probe.features import MAX_NEIGHBOURS, PROBES, FeatureSpace, Selection
+from octjepa.probe.survival import TASK, CoxRegression
 from octjepa.probe.targets import Target
 
 C_GRID = tuple(float(f"{c:.3g}") for c in np.logspace(-2, 4, 7))
@@ -21,7 +22,7 @@ K_GRID = (1, 3, 5, 9, 15, 25, MAX_NEIGHBOURS)
 
 
 class _LinearModel:
-    """Logistic or ridge regression over a path of settings."""
+    """Logistic, ridge or Cox regression over a path of settings."""
 
     def __init__(self, target: Target, tolerance: float) -> None:
         from sklearn.linear_model import LogisticRegression, Ridge
@@ -37,7 +38,7 @@ class _LinearModel:
                 for _ in range(len(target.classes) - 1 if self.ordinal else 1)
             ]
             if target.classes
-            else [Ridge(solver="cholesky")]
+            else [CoxRegression() if target.task == TASK else Ridge(solver="cholesky")]
         )
 
     def fit(self, setting: float, features: Float[np.ndarray, "n axes"], truth: np.ndarray) -> None:

@@ -51,6 +51,7 @@ from octjepa.probe.results import (
     measure_subgroups,
 )
 from octjepa.probe.subgroup_columns import SubgroupColumn, read_groups
+from octjepa.probe.survival import TASK, join_events
 from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.progress import bar
 
@@ -70,7 +71,8 @@ class ProbeSettings:
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
     any test figure is seen; where that probe or pool is not run, the last of those that are. labelled: numbers of
     training people whose labels alone are read, for `ProbeResult.labelled`. subgroups: columns by whose groups the
-    results of that probe and pool are measured, for `ProbeResult.subgroups`.
+    results of that probe and pool are measured, for `ProbeResult.subgroups`. event: with task survival the
+    column that says whether the event happened, the targets being times.
     """
 
     probes: Sequence[str] = DEFAULT_PROBES
@@ -87,6 +89,7 @@ class ProbeSettings:
     label_smoothing: float = 0.0
     labelled: Sequence[int] = ()
     subgroups: Sequence[SubgroupColumn] = ()
+    event: str | None = None
 
 
 def run_probes(
@@ -107,7 +110,7 @@ def run_probes(
     settings = settings or ProbeSettings()
     pools = _check_settings(embeddings, settings)
     names = list(dict.fromkeys(targets))
-    labels = read_labels(labels_path, names)
+    labels = read_labels(labels_path, names if settings.event is None else [*names, settings.event])
     ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
     test_set_ledger.check_writable(ledger)
     result = ProbeResult()
@@ -120,6 +123,8 @@ def run_probes(
             f"leak: the encoder was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
             "would be too good. Give the store the split it was trained with, or pretrain anew, then embed again."
         )
+    if settings.event is not None:
+        labels = join_events(labels, names, settings.event)
     result.add_notes(labels.notes)
     task = settings.task
     if task == "multilabel":
@@ -235,6 +240,10 @@ def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -
         unknown = [name for name in given or () if name not in known]
         if unknown or (given is not None and not given):
             raise UsageError(f"no {kind} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
+    if (settings.task == TASK) != (settings.event is not None):
+        raise UsageError("a survival task needs both: --task survival and --event COLUMN, the targets being times")
+    if settings.task == TASK and tuple(settings.probes) != ("linear",):
+        raise UsageError("survival is read by the linear probe alone, which then is Cox regression: --probe linear")
     if not 0 <= settings.label_smoothing < 1:
         raise UsageError(f"label smoothing is {settings.label_smoothing}, expected a share from 0 to below 1")
     if settings.pools is not None:

@@ -19,6 +19,7 @@ from octjepa.metrics.intervals import scale_of
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
 from octjepa.probe.calibration import class_weights
 from octjepa.probe.subgroup_columns import Groups, score_groups
+from octjepa.probe.survival import TASK
 from octjepa.probe.targets import Target
 
 MACRO = "macro"
@@ -86,7 +87,10 @@ def describe_target(target: Target) -> dict[str, Any]:
     """Plain data on a target: task, counts by split and class, and the class weights that every probe uses."""
     about: dict[str, Any] = {"target": target.name, "task": target.task, "label_hash": target.label_hash}
     if not target.classes:
-        return about | {"counts": {split: len(target.indices[split]) for split in SPLITS}}
+        about["counts"] = {split: len(target.indices[split]) for split in SPLITS}
+        if target.task == TASK:
+            about["events"] = {split: int((target.values[split] > 0).sum()) for split in SPLITS}
+        return about
     counts = {split: np.bincount(target.values[split], minlength=len(target.classes)).tolist() for split in SPLITS}
     weights = class_weights(target.values["train"], len(target.classes))
     return about | {"classes": list(target.classes), "counts": counts, "class_weights": weights.round(6).tolist()}

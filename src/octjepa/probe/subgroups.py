@@ -54,7 +54,8 @@ def subgroup_scores(
 ) -> SubgroupScores:
     """`metric` within every group of test volumes ("" is a group of its own, "unknown").
 
-    min_per_class: people of each class (of a quantity: people) that a group needs to be measured.
+    min_per_class: people of each class that a group needs to be measured (of a quantity: people; of survival: people
+    with the event).
 
     scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
     better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
@@ -68,7 +69,7 @@ def subgroup_scores(
     measured: list[tuple[np.ndarray, _Statistic]] = []
     for name in np.unique(names).tolist():
         inside = names == name
-        if reason := _why_not_measured(predictions, inside, people, min_per_class):
+        if reason := _why_not_measured(metric, predictions, inside, people, min_per_class):
             left_out[name] = reason
             continue
         of_group = predictions.subset(inside)
@@ -87,7 +88,9 @@ def subgroup_scores(
     return SubgroupScores(estimates, scaled, left_out)
 
 
-def _why_not_measured(predictions: Predictions, inside: np.ndarray, people: np.ndarray, min_per_class: int) -> str:
+def _why_not_measured(
+    metric: str, predictions: Predictions, inside: np.ndarray, people: np.ndarray, min_per_class: int
+) -> str:
     """Why the group of test volumes `inside` cannot be measured; "" where it can."""
     count = len(set(people[inside].tolist()))
     classes = np.unique(predictions.truth).tolist() if predictions.scores.shape[1] > 1 else []
@@ -95,6 +98,9 @@ def _why_not_measured(predictions: Predictions, inside: np.ndarray, people: np.n
     least = MIN_PEOPLE if len(classes) else max(MIN_PEOPLE, min_per_class)
     if count < least:
         return f"{count} test people, at least {least} are needed"
+    if metric == "concordance":
+        events = len(set(people[inside & (predictions.truth > 0)].tolist()))
+        return f"{events} test people with the event, at least {least} are needed" if events < least else ""
     if missing:
         return f"{missing} of the classes are missing among its {count} test people"
     fewest = min((len(set(people[inside & (predictions.truth == code)].tolist())) for code in classes), default=count)

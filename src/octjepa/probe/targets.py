@@ -20,8 +20,9 @@ from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import Task
 from octjepa.probe.labels import MAX_CLASSES, LabelTable, numbers_of
+from octjepa.probe.survival import TASK, check_events
 
-TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression")
+TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
 _FEW_NUMBERS = 10  # whole numbers up to so many are taken for classes
 # Pairs of which everyone knows the positive one; for any other pair a note names it.
 PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
@@ -40,10 +41,10 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
         task = "binary" if len(classes) <= 2 else several
     if len(classes) < 2:
         raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
-    if task == "regression":
+    if task in ("regression", "survival"):
         if numbers is None:
-            raise UsageError(f"{target} holds text ({len(classes)} values), a regression needs numbers")
-        return "regression", (), numbers
+            raise UsageError(f"{target} holds text ({len(classes)} values), a {task} needs numbers")
+        return cast(Task, task), (), numbers
     if task == "ordinal" and (numbers is None or len(classes) < 3):
         raise UsageError(
             f"{target} holds {len(classes)} {'texts' if numbers is None else 'values'}: an ordinal task needs at least "
@@ -102,8 +103,9 @@ def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.nd
 class Target:
     """One target joined to a table of embeddings.
 
-    indices: positions of the labelled volumes in the table, by split. values: class codes (positions in `classes`) or
-    the quantity, in the same order. classes: empty for regression; in binary tasks the second is the positive one.
+    indices: positions of the labelled volumes in the table, by split. values: class codes (positions in `classes`),
+    the quantity, or of survival the signed time (see `survival`), in the same order. classes: empty for the last two;
+    in binary tasks the second is the positive one.
     label_hash: of the test volumes and their labels; equal hashes allow two rows to be compared.
     """
 
@@ -200,6 +202,8 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
             f"{target}: {len(by_split['train'])} training and {len(by_split['test'])} test volumes have a value, "
             "a regression needs at least 2 of each"
         )
+    if kind == TASK:
+        check_events(target, by_split)
     test_ids = frame["volume_id"].to_numpy()[indices["test"]]
     test_labels = [classes[int(value)] if classes else repr(float(value)) for value in by_split["test"]]
     label_hash = _hash(target, list(zip(map(str, test_ids), test_labels, strict=True)))

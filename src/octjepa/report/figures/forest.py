@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from octjepa.metrics.findings import BASELINES
 
-CHANCE = {"auroc": 0.5, "auroc_ovr": 0.5, "quadratic_kappa": 0.0, "r2": 0.0}
+CHANCE = {"auroc": 0.5, "concordance": 0.5, "auroc_ovr": 0.5, "quadratic_kappa": 0.0, "r2": 0.0}
 _WITHIN_ONE = ("auroc", "auprc", "accuracy", "f1", "dice", "ece")
 _WIDTH, _HEIGHT = 360.0, 18.0
 
