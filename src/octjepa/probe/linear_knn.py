@@ -7,6 +7,7 @@ threshold between neighbours (Frank & Hall 2001); ridge for a quantity, Cox regr
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,7 +32,7 @@ class _LinearModel:
         self.ordinal = target.task == "ordinal"
         self.unconverged = 0
         balance = None if self.ordinal else "balanced"
-        self.models = (
+        self.models: list[Any] = (
             # Along the path each fit starts from the one before it: the same optimum in fewer steps.
             [
                 LogisticRegression(class_weight=balance, warm_start=True, tol=tolerance, max_iter=2000)
