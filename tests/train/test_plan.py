@@ -88,8 +88,8 @@ def test_without_a_store_epochs_count_the_expected_volumes():
     "overrides",
     [
         ["train.precision=fp32", "train.global_batch=64"],
-        ["train.precision=bf16", "train.global_batch=64"],
-        ["train.precision=bf16", "train.global_batch=96", "machine.micro_batch=48", "objective.name=vjepa_dense"],
+        ["train.precision=bf16", "train.global_batch=24"],
+        ["train.precision=fp32", "train.global_batch=96", "machine.micro_batch=48", "objective.name=vjepa_dense"],
     ],
     ids=["fp32", "bf16", "dense in micro-batches"],
 )
