@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from octjepa import load_encoder
 from octjepa.checkpoint.export import export
+from octjepa.config import PRETRAINING, load_recipe
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
@@ -49,9 +50,7 @@ def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
 def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     encoder = load_encoder(run)
     if encoder.recipe.model.positions == "rope":
-        with pytest.raises(UsageError, match="rope_tiled"):
-            export(run, "hf", tmp_path / "out")
-        return
+        return  # a model of ours, below
     from transformers import VJEPA2Model
 
     export(run, "hf", tmp_path / "out")
@@ -66,23 +65,64 @@ def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     contract = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert contract["preprocessing"]["image_size"] == [8, 64, 64]
     fewer = encoder.recipe.token_count < encoder.recipe.grid_tokens
-    assert fewer == ("VJEPA2Model takes all 32 tokens" in (tmp_path / "out" / "README.md").read_text())
+    assert fewer == ("This model takes all 32 tokens" in (tmp_path / "out" / "README.md").read_text())
 
 
 def test_a_card_says_that_transformers_sees_tokens_the_encoder_never_did(tmp_path: Path) -> None:
     recipe = small_recipe(model={"positions": "rope_tiled"}, tokens={"select": "tissue", "budget": 16})
     export(saved(recipe, tmp_path / "weights.safetensors"), "hf", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "VJEPA2Model takes all 32 tokens of a volume, and this encoder was trained on 16 of them" in card
+    assert "This model takes all 32 tokens of a volume, and the encoder was trained on 16 of them" in card
 
 
-def test_millimetres_have_no_form_in_transformers(tmp_path: Path) -> None:
-    """Its positions count token steps: the features would differ, and nothing would tell."""
-    recipe = small_recipe(model={"positions": "rope_tiled", "position_unit": "mm"})
-    export(saved(recipe, tmp_path / "weights.safetensors"), "safetensors", tmp_path / "ours")
-    with pytest.raises(UsageError, match=r"position_unit=mm: .* Export with --format safetensors"):
-        export(tmp_path / "ours", "hf", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+OTHER_FORMS = {
+    "paired rotary positions": ({"model": {"positions": "rope"}}, "positions 'rope'"),
+    "sines": ({"model": {"positions": "sincos"}}, "positions 'sincos'"),
+    "millimetres": (
+        {"model": {"positions": "rope_tiled", "position_unit": "mm"}},
+        "positions in mm: VJEPA2Model counts",
+    ),
+    "a stem of two layers": ({"model": {"positions": "rope_tiled", "stem": "patch_mlp"}}, "a non-linear stem"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_FORMS)
+def test_what_vjepa2_cannot_hold_is_a_model_of_ours_with_the_same_features(tmp_path: Path, case: str) -> None:
+    """VJEPA2Model would give every token a wrong position, and nothing would tell."""
+    from transformers import AutoModel
+
+    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the model type
+
+    settings, reason = OTHER_FORMS[case]
+    path = saved(small_recipe(**settings), tmp_path / "weights.safetensors")
+    export(path, "hf", tmp_path / "out")
+    assert f"Why not VJEPA2Model: {reason}" in (tmp_path / "out" / "README.md").read_text()
+    encoder = load_encoder(path)
+    theirs, info = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    images = torch.randn(2, 1, 8, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        tokens, pooled = encoder.module(trainable=False)(images)
+        found = theirs.eval()(images)
+    assert torch.equal(found.last_hidden_state, tokens)
+    assert torch.equal(found.pooler_output, pooled)
+
+
+@pytest.mark.parametrize("name", PRETRAINING.names())
+def test_every_shipped_recipe_has_a_form_in_transformers(tmp_path: Path, name: str) -> None:
+    """Narrow: width and depth do not decide which form it is."""
+    from transformers import AutoModel
+
+    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the model type
+
+    recipe = load_recipe(name, ["model.width=24", "model.depth=1", "model.heads=2"])
+    path = saved(recipe, tmp_path / "weights.safetensors")
+    export(path, "hf", tmp_path / "out")
+    theirs, info = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    own = load_encoder(path).encoder.state_dict()
+    assert all(torch.equal(theirs.encoder.state_dict()[key], value) for key, value in own.items())
 
 
 def saved(recipe: Recipe, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Exports an encoder with a model card: safetensors with its contract, transformers' VJEPA2Model, or ONNX."""
+"""Exports an encoder with a model card: safetensors with its contract, a model of transformers, or ONNX."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ Content = str | bytes | dict[str, Tensor]
 def export(source: str | Path, form: Form, out: Path) -> list[str]:
     """Writes the encoder of `source` into the folder `out`; returns the names of its files.
 
-    Form safetensors is read back by `load_encoder`; hf is a folder for
-    `transformers.VJEPA2Model.from_pretrained`; onnx a graph from the patches and positions of selected tokens to their
-    features. Raises UsageError: `out` is not
-    empty, the encoder has no such form (rotary positions in another layout or in millimetres, patches or a grid
-    that are not square), or the extra is not installed; CheckpointError: the disk refuses.
+    Form safetensors is read back by `load_encoder`; hf is a folder for `transformers.AutoModel`: a VJEPA2Model where
+    that computes the same features, otherwise the model of `checkpoint.auto_model`; onnx a graph from the patches and
+    positions of selected tokens to their features. Raises UsageError: `out` is not empty, or the extra of onnx is not
+    installed; CheckpointError: the disk refuses.
     """
     encoder = load_encoder(source)
     if out.exists() and not out.is_dir():
@@ -98,36 +97,33 @@ def _safetensors(encoder: PretrainedEncoder) -> dict[str, Content]:
 
 
 def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
-    """The files of a `transformers` export by name. Raises UsageError where VJEPA2Model cannot be the encoder."""
-    recipe = encoder.recipe
+    """The files of a `transformers` export: a VJEPA2Model where it computes the same, otherwise a model of ours."""
+    recipe, grid = encoder.recipe, encoder.recipe.grid
+    reason = ""
+    if recipe.model.position_unit != "index":
+        reason = f"positions in {recipe.model.position_unit}: VJEPA2Model counts token steps"
+    elif grid[1] != grid[2]:
+        reason = f"a grid of {grid[1]} x {grid[2]} tokens in the plane: VJEPA2Model numbers positions on a square one"
     try:
         weights = to_vjepa2(encoder.encoder, recipe.tokens.patch_size)
     except ValueError as error:
-        raise UsageError(
-            f"{encoder.name} has no form in transformers: {error}. Pretrain with model.positions=rope_tiled, or export "
-            "with --format safetensors"
-        ) from None
-    if recipe.model.position_unit != "index":
-        raise UsageError(
-            f"{encoder.name} was trained with model.position_unit={recipe.model.position_unit}: VJEPA2Model counts "
-            "positions in token steps, and would give every token a wrong position silently. Export with --format "
-            "safetensors"
-        )
-    grid = recipe.grid
-    if grid[1] != grid[2]:
-        raise UsageError(
-            f"a grid of {grid[1]} x {grid[2]} tokens in the plane: VJEPA2Model numbers positions on a square one, and "
-            "would give these wrong positions silently. Export with --format safetensors"
-        )
-    config = json.dumps(vjepa2_config(encoder.encoder, recipe.tokens.patch_size, grid), indent=2)
-    text = card(encoder, "transformers.VJEPA2Model.from_pretrained(folder)")
+        reason = reason or str(error)
+    files: dict[str, Content] = {"preprocessing.json": _contract(encoder)}
+    if reason:
+        weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+        config = {"architectures": ["OctjepaModel"], "model_type": "octjepa", "recipe": recipe.model_dump(mode="json")}
+        text = card(encoder, "import octjepa.checkpoint.auto_model; transformers.AutoModel.from_pretrained(folder)")
+        text += f"\nWhy not VJEPA2Model: {reason}. So octjepa has to be installed where this is loaded.\n"
+    else:
+        config = vjepa2_config(encoder.encoder, recipe.tokens.patch_size, grid)
+        text = card(encoder, "transformers.AutoModel.from_pretrained(folder)")
     if recipe.token_count < recipe.grid_tokens:
         text += (
-            f"\nVJEPA2Model takes all {recipe.grid_tokens} tokens of a volume, and this encoder was trained on "
+            f"\nThis model takes all {recipe.grid_tokens} tokens of a volume, and the encoder was trained on "
             f"{recipe.token_count} of them, of tissue first, and octjepa embeds with those of tissue alone: its "
             "features here are not those of `octjepa embed`, and their quality was not measured.\n"
         )
-    return {WEIGHTS: weights, "config.json": config, "preprocessing.json": _contract(encoder), CARD: text}
+    return {WEIGHTS: weights, "config.json": json.dumps(config, indent=2), **files, CARD: text}
 
 
 def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:

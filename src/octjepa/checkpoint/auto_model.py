@@ -1,0 +1,67 @@
+"""An encoder of any recipe for `transformers.AutoModel`, by this package's own code: import this module first.
+
+    import octjepa.checkpoint.auto_model
+    model = transformers.AutoModel.from_pretrained(folder)
+
+`octjepa export --format hf` writes this form where `VJEPA2Model` cannot compute the encoder's function: paired rotary
+positions, positions in millimetres, a grid or patches that are not square, a stem of two layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from octjepa.checkpoint.module import VolumeEncoder
+from octjepa.config import stored_recipe
+from octjepa.model import VJEPA3D
+
+MODEL_TYPE = "octjepa"
+
+
+class OctjepaConfig(PretrainedConfig):
+    """`recipe`: that of the encoder's pretraining, which fixes its shape, its positions and the images it takes."""
+
+    model_type = MODEL_TYPE
+
+    def __init__(self, recipe: Mapping[str, Any] | None = None, **others: Any) -> None:
+        self.recipe = dict(recipe or {})
+        super().__init__(**others)
+
+
+class OctjepaModel(PreTrainedModel):
+    """Images `[B, 1, D, H, W]`, prepared by the contract -> `last_hidden_state` `[B, T, width]`, `pooler_output`.
+
+    Tokens are those of the whole grid, in raster order over slice, depth and column; `pooler_output` is their mean.
+    """
+
+    config_class = OctjepaConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: OctjepaConfig) -> None:
+        super().__init__(config)
+        self.recipe = stored_recipe(config.recipe, "of config.json")
+        self.encoder = VJEPA3D.from_recipe(self.recipe).target_encoder
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Nothing: the encoder draws its own initial weights."""
+
+    def forward(
+        self, pixel_values: Float[Tensor, "b 1 d h w"], return_dict: bool | None = None
+    ) -> BaseModelOutputWithPooling | tuple[Tensor, Tensor]:
+        module = VolumeEncoder(self.encoder, self.recipe).to(pixel_values.device)
+        tokens, pooled = module(pixel_values)
+        if return_dict is False:
+            return tokens, pooled
+        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
+
+
+AutoConfig.register(MODEL_TYPE, OctjepaConfig, exist_ok=True)
+AutoModel.register(OctjepaConfig, OctjepaModel, exist_ok=True)
