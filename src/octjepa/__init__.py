@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import load_encoder
+    from octjepa.checkpoint.hub import from_pretrained
     from octjepa.embed.sklearn_transformer import VolumeEmbedder
     from octjepa.external import load_external
     from octjepa.ingest import read_volume
@@ -18,13 +19,23 @@ if TYPE_CHECKING:
     from octjepa.volume import OCTVolume
 
 __version__ = "0.1.0"
-__all__ = ["VJEPA3D", "OCTVolume", "Store", "VolumeEmbedder", "load_encoder", "load_external", "read_volume"]
+__all__ = [
+    "VJEPA3D",
+    "OCTVolume",
+    "Store",
+    "VolumeEmbedder",
+    "from_pretrained",
+    "load_encoder",
+    "load_external",
+    "read_volume",
+]
 
 _MODULES = {
     "VJEPA3D": "octjepa.model",
     "OCTVolume": "octjepa.volume",
     "Store": "octjepa.store",
     "VolumeEmbedder": "octjepa.embed.sklearn_transformer",
+    "from_pretrained": "octjepa.checkpoint.hub",
     "load_encoder": "octjepa.checkpoint",
     "load_external": "octjepa.external",
     "read_volume": "octjepa.ingest",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+import yaml
 from safetensors.torch import save
 from torch import Tensor
 
@@ -28,8 +29,16 @@ WEIGHTS, GRAPH, CARD, SUMS = EXPORTED, "model.onnx", "README.md", "SHA256SUMS"
 Content = str | bytes | dict[str, Tensor]
 
 
-def export(source: str | Path, form: Form, out: Path) -> list[str]:
+def export(
+    source: str | Path,
+    form: Form,
+    out: Path,
+    licence: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> list[str]:
     """Writes the encoder of `source` into the folder `out`; returns the names of its files.
+
+    licence: of the weights, as the Hugging Face Hub names it; metrics: figures by name; both for the card.
 
     Form safetensors is read back by `load_encoder`; hf is a folder for `transformers.AutoModel`: a VJEPA2Model where
     that computes the same features, otherwise the model of `checkpoint.auto_model`; onnx a graph from the patches and
@@ -40,6 +49,7 @@ def export(source: str | Path, form: Form, out: Path) -> list[str]:
     if out.exists() and not out.is_dir():
         raise _not_empty(out)
     made = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)
+    made[CARD] = front_matter(encoder, form, licence, metrics or {}) + str(made[CARD])
     files = {name: _bytes(content, _about(encoder)) for name, content in made.items()}
     sums = (f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
     files[SUMS] = "".join(sums).encode()  # last: with it the folder is whole
@@ -156,6 +166,24 @@ def _contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) 
         **({} if inputs is None else {"inputs": inputs}),
     }
     return json.dumps(contract, indent=2)
+
+
+def front_matter(encoder: PretrainedEncoder, form: Form, licence: str | None, metrics: Mapping[str, float]) -> str:
+    """The YAML block at the head of a card, as the Hugging Face Hub reads it; `metrics` as its model-index."""
+    measured = [{"type": name, "value": value} for name, value in metrics.items()]
+    result = {
+        "task": {"type": "image-feature-extraction"},
+        "dataset": {"name": "see the card", "type": "retinal-oct"},
+        "metrics": measured,
+    }
+    about = {
+        "library_name": "transformers" if form == "hf" else "octjepa",
+        **({} if licence is None else {"license": licence}),
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["octjepa", "optical-coherence-tomography", "retina", "medical", encoder.recipe.objective.name],
+        **({"metrics": list(metrics), "model-index": [{"name": encoder.name, "results": [result]}]} if metrics else {}),
+    }
+    return f"---\n{yaml.safe_dump(about, sort_keys=False)}---\n\n"
 
 
 def card(encoder: PretrainedEncoder, how: str) -> str:

@@ -116,6 +116,11 @@ def export(
         typer.Option("--format", help="safetensors: for octjepa; hf: for transformers; onnx: for other runtimes."),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    licence: Annotated[str | None, typer.Option("--licence", help="Of the weights, for the card: apache-2.0.")] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", help="Also upload to this repository (owner/name) of the Hugging Face Hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --push: a new repository is for everybody.")] = False,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -123,4 +128,9 @@ def export(
     """Writes encoder weights for others. With their contract, a card and checksums."""
     from octjepa.checkpoint.export import export as write
 
-    print_result({"files": [str(out / name) for name in write(checkpoint, form, out)]}, as_json)
+    made: dict[str, object] = {"files": [str(out / name) for name in write(checkpoint, form, out, licence)]}
+    if push is not None:
+        from octjepa.checkpoint.hub import upload_folder
+
+        made["repository"] = upload_folder(out, push, private=not public)
+    print_result(made, as_json)

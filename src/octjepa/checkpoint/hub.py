@@ -1,0 +1,96 @@
+"""Encoders on the Hugging Face Hub, by `huggingface_hub` (extra `hf`): pushed with a card, loaded by name.
+
+Nothing is sent or fetched but by these two functions. Credentials are those of `huggingface_hub` (`hf auth login`).
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from octjepa.checkpoint.encoder import PretrainedEncoder, load_encoder
+from octjepa.checkpoint.export import Form, export
+from octjepa.errors import UsageError, install_command
+
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES = ("*.safetensors", "*.json", "README.md", "SHA256SUMS")
+
+
+def push_to_hub(
+    source: str | Path,
+    name: str,
+    form: Form = "safetensors",
+    private: bool = True,
+    licence: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> str:
+    """Exports the encoder of `source` and uploads it to the model repository `name` (owner/name); returns its address.
+
+    The repository is created where there is none. licence: as the Hub calls it, such as "apache-2.0"; metrics: figures
+    for the card, by name. Raises what `export` raises; UsageError: no such name, no network, no right to write there.
+    """
+    _check_name(name)
+    with tempfile.TemporaryDirectory() as folder:
+        export(source, form, Path(folder) / "export", licence, metrics)
+        return upload_folder(Path(folder) / "export", name, private)
+
+
+def upload_folder(folder: Path, name: str, private: bool = True) -> str:
+    """Uploads an exported folder to the model repository `name`, created where there is none; returns its address."""
+    _check_name(name)
+    with _one_line(name) as api:
+        api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[".*"])
+        return f"{api.endpoint}/{name}"
+
+
+def from_pretrained(name: str | Path, revision: str | None = None) -> PretrainedEncoder:
+    """The encoder in a local folder, or in the model repository `name` of the Hub, which is cached as the Hub does.
+
+    revision: a branch, tag or commit. Raises what `load_encoder` raises; UsageError: no such repository, no network.
+    """
+    if Path(name).exists():
+        return load_encoder(name)
+    _check_name(str(name))
+    with _one_line(str(name)) as api:
+        folder = api.snapshot_download(str(name), revision=revision, allow_patterns=list(_FILES))
+    return load_encoder(folder)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name} is neither a folder nor a name on the Hugging Face Hub: expected owner/name")
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[Any]:
+    """The Hub's interface, whose errors become one line with the way out."""
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError:
+        raise UsageError(f"the Hugging Face Hub needs huggingface_hub: {install_command('hf')}") from None
+    api = HfApi()
+    try:
+        yield api
+    except RepositoryNotFoundError:
+        raise UsageError(f"{api.endpoint} has no repository {name}, or it is private: hf auth login") from None
+    except HfHubHTTPError as error:
+        raise UsageError(f"{api.endpoint} refuses {name}: {str(error).splitlines()[0]}") from None
+    except (LocalEntryNotFoundError, ConnectionError) as error:
+        raise _unreachable(api.endpoint, name, error) from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("httpx", "requests"):  # the Hub's transport
+            raise
+        raise _unreachable(api.endpoint, name, error) from None
+
+
+def _unreachable(endpoint: str, name: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{name} is not in the local cache, and {endpoint} is not reached ({type(error).__name__}): give a folder, or "
+        "try again with a network"
+    )
