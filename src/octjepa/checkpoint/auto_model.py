@@ -25,7 +25,7 @@ from octjepa.model import VJEPA3D
 MODEL_TYPE = "octjepa"
 
 
-class OctjepaConfig(PretrainedConfig):
+class OctjepaConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """`recipe`: that of the encoder's pretraining, which fixes its shape, its positions and the images it takes."""
 
     model_type = MODEL_TYPE
@@ -35,7 +35,7 @@ class OctjepaConfig(PretrainedConfig):
         super().__init__(**others)
 
 
-class OctjepaModel(PreTrainedModel):
+class OctjepaModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Images `[B, 1, D, H, W]`, prepared by the contract -> `last_hidden_state` `[B, T, width]`, `pooler_output`.
 
     Tokens are those of the whole grid, in raster order over slice, depth and column; `pooler_output` is their mean.
@@ -48,7 +48,7 @@ class OctjepaModel(PreTrainedModel):
         super().__init__(config)
         self.recipe = stored_recipe(config.recipe, "of config.json")
         self.encoder = VJEPA3D.from_recipe(self.recipe).target_encoder
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Nothing: the encoder draws its own initial weights."""
