@@ -117,6 +117,19 @@ def test_tables_are_retained_until_the_store_changes(
     assert len(reads) == 2 * 42
 
 
+def test_what_a_killed_embedding_left_beside_a_whole_table_is_removed(
+    run: Path, store: MemoryStore, tmp_path: Path
+) -> None:
+    entries = read_entries([str(run)])
+    embed_entries(entries, store, tmp_path)
+    whole = sorted(tmp_path.iterdir())
+    for table in whole:
+        (tmp_path / f".{table.name}.lock").touch()
+        (tmp_path / f".{table.name}.0123456789ab.parts").mkdir()
+    embed_entries(entries, store, tmp_path)
+    assert sorted(tmp_path.iterdir()) == whole
+
+
 def test_labels_that_fit_nothing_are_reported_before_anything_is_embedded(
     run: Path, store: MemoryStore, labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

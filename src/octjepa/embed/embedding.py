@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -222,9 +222,24 @@ def _join(
         out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights,
         encoder.recipe.tokens.select,
     )  # fmt: skip
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.parts"):  # of this job, and of others that were given up
-        shutil.rmtree(folder, ignore_errors=True)
+    _remove_parts(out)
     return [float(f) for f in np.quantile(np.concatenate([part["token_count"] for part in loaded]), (0, 0.5, 1))]
+
+
+def _remove_parts(out: Path) -> None:
+    """Removes the parts of the job that is done, and of others that were given up."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.parts"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def discard_leftovers(out: Path, tokens: Path | None = None) -> None:
+    """Removes what an embedding that was killed right after it wrote the table `out` left beside it and in `tokens`.
+
+    Raises UsageError where another process writes them.
+    """
+    if any(out.parent.glob(f".{glob.escape(out.name)}.*")):
+        with file_lock(out), nullcontext() if tokens is None else writer_lock(tokens):
+            _remove_parts(out)
 
 
 def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import has_file, location_name, parse_location
 from octjepa.config import science_hash
-from octjepa.embed.embedding import embed_store
+from octjepa.embed.embedding import discard_leftovers, embed_store
 from octjepa.embed.external import embed_external, network_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
@@ -188,6 +188,7 @@ def _embed(
     tokens = path.with_suffix(".tokens") if with_tokens else None
     if not path.is_file() or (tokens is not None and not (tokens / INDEX).is_file()):
         embed_store(candidate.source, store, path, tokens=tokens)
+    discard_leftovers(path, tokens)
     return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens)
 
 
@@ -197,6 +198,7 @@ def _embed_external(candidate: Candidate, store: Store, folder: Path) -> tuple[E
     path = folder / f"{_table_key(encoder.network, store)}{TABLE}"
     if not path.is_file():
         embed_external(encoder, store, path)
+    discard_leftovers(path)
     return read_embeddings(path), encoder.origin
 
 
