@@ -19,7 +19,7 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
-from octjepa.embed.embedding import embed_store, require_same_contract
+from octjepa.embed.embedding import discard_leftovers, embed_store, require_same_contract
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
@@ -240,7 +240,9 @@ def _frozen_embeddings(
 ) -> Embeddings:
     """The embeddings of the encoder before tuning, of every volume of `data`; read from `path` where they are there."""
     there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
-    if not there:
+    if there:
+        runtime.run_on_rank_zero(lambda: discard_leftovers(path))
+    else:
         embed_store(checkpoint, store, path)
     table = read_embeddings(path)
     if table.frame["volume_id"].tolist() != data.frame["volume_id"].tolist():
