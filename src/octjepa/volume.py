@@ -36,7 +36,7 @@ class OCTVolume:
     quotes) the fields of personal data that the source holds.
 
     `content_hash` is the SHA-256 of the decoded pixels and their shape, so that one scan stored in two transfer
-    syntaxes is one scan.
+    syntaxes is one scan. `localizer` is the fundus picture (SLO, infrared) of the same file, for people to look at.
     """
 
     pixels: UInt8[np.ndarray, "D H W"]
@@ -60,6 +60,7 @@ class OCTVolume:
     notes: tuple[str, ...] = ()
     source: str = ""
     content_hash: str = field(default="")
+    localizer: UInt8[np.ndarray, "h w"] | None = None
 
     def __post_init__(self) -> None:
         if self.pixels.ndim != 3 or self.pixels.dtype != np.uint8:

@@ -1,89 +1,193 @@
-"""The viewer's page in a real browser: it runs under its own policy and shows what its address asks for."""
+"""The viewer's page in a real browser, under its own policy: every control, with nothing said in the console."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from octjepa.config import load_recipe
+from browser import CHROMIUM, Page, browser_page
 from octjepa.files import replace_folder
+from octjepa.phantom import write_cohort
+from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.native_files import NativeFiles
 from octjepa.report.viewer.scans import Scans
 from octjepa.store import Store
+from octjepa.store.build import build_store
 from octjepa.store.storage import stage_chunk
 from synthetic import volume
 from viewer_server import served
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 pytest.importorskip("uvicorn")
+NATIVE_SHOWN = "document.querySelector('#pane-a .sectors table')"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of the two eyes of a person whose files are there, one without a file, and the journal of a run."""
     from index_entries import index_entry
-
-    preprocessing = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "study" / "recipe.yaml")).preprocessing
-    made = Store.create(tmp_path_factory.mktemp("browser") / "store", preprocessing)
-    for number in range(3):
-        row = index_entry(number, split="val", source=f"<img src=x onerror=alert(1)>{number}.dcm", quality=np.nan)
-        eye = volume(preprocessing, number)
-        replace_folder(stage_chunk(made.chunk_folder(row["volume_id"]), eye), made.chunk_folder(row["volume_id"]))
-        made.add(row)
-    made.consolidate()
-    return Store.open(made.path)
-
-
-@pytest.fixture(scope="module")
-def url(store: Store) -> Iterator[str]:
     from octjepa import load_encoder
 
-    with served(Scans(store, load_encoder("phantom-tiny"))) as address:
+    root = tmp_path_factory.mktemp("browser")
+    preprocessing = load_encoder("phantom-tiny").recipe.preprocessing
+    write_cohort(root / "eyes", people=1, seed=3, devices=["heidelberg_spectralis"])
+    build_store([root / "eyes"], root / "store", preprocessing)
+    made = Store.open(root / "store")
+    row = index_entry(7, split="val", source="<img src=x onerror=alert(1)>.dcm", quality=np.nan, device="zeiss_cirrus")
+    staged = stage_chunk(made.chunk_folder(row["volume_id"]), volume(preprocessing, 7))
+    replace_folder(staged, made.chunk_folder(row["volume_id"]))
+    made.add(row)
+    made.consolidate()
+    lines = [{"update": u, "train/loss": 1 / u, "train/grad_norm": 1.0 * u} for u in range(1, 9)]
+    lines.append({"update": 8, "val/loss": 0.3, "alarms": {"rankme": "<b>low</b>"}})
+    (root / "run").mkdir()
+    (root / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    from octjepa import load_encoder
+
+    encoder = load_encoder("phantom-tiny")
+    files, live = NativeFiles([str(folder / "eyes")]), LiveRun(folder / "run")
+    with served(
+        Scans(Store.open(folder / "store"), lambda: (encoder.recipe, encoder, ""), files, live=live)
+    ) as address:
         yield address
 
 
-def shown(url: str, profile: Path) -> tuple[str, list[str]]:
-    """(the page as it stands after its script ran, what the browser's console held)."""
-    assert BROWSER is not None
-    done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
-         f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", url],
-        capture_output=True, text=True, check=True, timeout=100,
-    )  # fmt: skip
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser_page(tmp_path_factory.mktemp("profile")) as opened:
+        opened.look(1300, 900)
+        yield opened
 
 
-def inside(page: str, name: str) -> str:
-    found = re.search(rf'id="{name}"[^>]*>(.*?)</(?:p|h2|output|ul)>', page, re.DOTALL)
-    assert found, name
-    return found[1]
+def text(page: Page, selector: str) -> str:
+    return str(page.value(f"document.querySelector({json.dumps(selector)}).textContent"))
 
 
-def test_it_opens_on_the_first_volume_and_its_middle(url: str, store: Store, tmp_path: Path) -> None:
-    page, console = shown(f"{url}/", tmp_path)
-    assert console == []
-    assert inside(page, "count") == "3 of 3 volumes"
-    assert (
-        inside(page, "number")
-        == f"{store.preprocessing.stored_size[0] // 2 + 1} of {store.preprocessing.stored_size[0]}"
+def drawn(page: Page, selector: str) -> str:
+    """What a canvas holds, to be compared."""
+    return str(page.value(f"document.querySelector({json.dumps(selector)}).toDataURL()"))
+
+
+def check_quiet(page: Page, url: str) -> None:
+    """Nothing in the console, nothing fetched from elsewhere."""
+    assert page.console == []
+    assert [one for one in page.fetched if not one.startswith((url, "about:", "blob:", "data:"))] == []
+
+
+def test_it_opens_on_a_slice_with_tissue_and_lists_what_is_there(page: Page, url: str) -> None:
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    assert text(page, "#count") == "3 of 3 volumes"
+    assert "&lt;img src=x" in page.value("document.querySelector('#list').innerHTML")
+    assert "B-scans of" in text(page, "#pane-a .state")
+    assert "Update 8" in text(page, "#live-state")
+    assert "<b>low</b>" in text(page, "#alarms")
+    assert page.value("document.querySelectorAll('#charts svg').length") >= 2
+    page.choose("#search", "cirrus")
+    page.wait("document.querySelector('#count').textContent.startsWith('1 of 3')")
+    page.choose("#search", "")
+    page.wait("document.querySelectorAll('#list button').length === 3")
+    check_quiet(page, url)
+
+
+def test_the_address_asks_for_volume_slice_and_overlay(page: Page, url: str, folder: Path) -> None:
+    last = max(Store.open(folder / "store").table["volume_id"])
+    page.open(f"{url}/#{last}/2/tokens")
+    page.wait("document.querySelector('#legend').textContent.includes('principal components')")
+    assert last in text(page, "#subtitle")
+    page.wait("document.querySelector('#number').textContent.startsWith('2 of ')")
+    check_quiet(page, url)
+
+
+def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url: str) -> None:
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    page.wait("document.querySelector('#pane-a .cross-figure figcaption').textContent")
+    before = drawn(page, "#pane-a .bscan")
+
+    def changes(canvas: str = "bscan") -> None:
+        nonlocal before
+        page.wait(f"document.querySelector('#pane-a .{canvas}').toDataURL() !== {json.dumps(before)}")
+
+    for selector, value in ((".native-slider", 3), (".native-surfaces", False), (".native-contrast", 2.5),
+                            (".native-layer", "tokens"), (".native-layer", "tubes")):  # fmt: skip
+        before = drawn(page, "#pane-a .bscan")
+        page.choose(f"#pane-a {selector}", value)
+        changes()
+    before = drawn(page, "#pane-a .bscan")
+    page.click("#pane-a .native-in")
+    changes()
+    before = drawn(page, "#pane-a .bscan")
+    page.drag("#pane-a .bscan", (0.5, 0.5), (0.3, 0.4))  # pan
+    changes()
+    page.click("#pane-a .native-clear")
+    before = drawn(page, "#pane-a .bscan")
+    page.click("#pane-a .native-caliper")
+    page.drag("#pane-a .bscan", (0.2, 0.3), (0.7, 0.3))
+    changes()
+    assert "intensity" in text(page, "#pane-a .readout")
+    page.click("#pane-a .native-clear")
+    before = drawn(page, "#pane-a .face")
+    for plane in ("thickness", "depth", "face"):
+        page.choose("#pane-a .native-plane", plane)
+        changes("face")
+        before = drawn(page, "#pane-a .face")
+    page.choose("#pane-a .native-etdrs", False)
+    changes("face")
+    page.choose("#pane-a .native-etdrs", True)
+    page.click("#pane-a .native-centre")
+    page.click("#pane-a .face", 0.4, 0.5)
+    page.wait("document.querySelector('#pane-a .sectors').textContent.includes('place clicked')")
+    page.click("#pane-a .cross", 0.5, 0.5)
+    page.wait("document.querySelector('#pane-a .number').textContent !== '4 of '")
+    check_quiet(page, url)
+
+
+def test_similarity_to_the_token_that_was_clicked(page: Page, url: str) -> None:
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    page.choose("#pane-a .native-layer", "similarity")
+    page.wait("document.querySelector('#pane-a .legend').textContent.includes('Click on tissue')")
+    lines = page.value(
+        "fetch(`/volumes/${document.querySelector('#list button').dataset.id}/native`).then((a) => a.json()).then("
+        "(a) => fetch(`/volumes/${document.querySelector('#list button').dataset.id}/native/surfaces/slice/"
+        "${a.opening_slice}`).then((b) => b.json()).then((b) => [b[0], a.shape]))"
     )
-    assert min(store.table["volume_id"]) in inside(page, "subtitle")
-    assert re.search(r'id="error"[^>]*hidden', page)
-    assert "<img" not in inside(page, "list")
-    assert "&lt;img src=x" in inside(page, "list")
+    (ilm, shape), middle = lines, len(lines[0]) // 2
+    page.click("#pane-a .bscan", 0.5, (ilm[middle] + 12) / shape[1])
+    page.wait("document.querySelector('#pane-a .legend').textContent.includes('Cosine similarity')")
+    check_quiet(page, url)
 
 
-def test_the_address_asks_for_volume_slice_and_overlay(url: str, store: Store, tmp_path: Path) -> None:
-    last = max(store.table["volume_id"])
-    page, console = shown(f"{url}/#{last}/2/tokens", tmp_path)
-    assert console == []
-    assert last in inside(page, "subtitle")
-    assert inside(page, "number").startswith("2 of ")
-    assert "principal components" in inside(page, "legend")
-    assert re.search(r'id="error"[^>]*hidden', page)
+def test_two_volumes_side_by_side_and_one_without_its_file(page: Page, url: str) -> None:
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    page.wait("document.querySelector('#compare').options.length === 2")
+    page.choose("#compare", page.value("document.querySelector('#compare').options[1].value"))
+    page.wait("document.querySelector('#pane-b .sectors table')")
+    assert text(page, "#pane-b h3") != text(page, "#pane-a h3")
+    page.press("j")
+    page.press("j")
+    page.wait("document.querySelector('#pane-a .state').textContent.includes('--scans')")
+    page.wait("document.querySelector('#scan-caption').textContent.includes('as stored')")
+    assert page.value("document.querySelector('#pane-b').hidden")
+    assert page.value("document.querySelector('#error').hidden")
+    check_quiet(page, url)
+
+
+def test_nothing_is_wider_than_a_phone(page: Page, url: str) -> None:
+    page.look(390, 844, phone=True)
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    assert page.value("document.documentElement.scrollWidth") <= 390
+    page.look(1300, 900)
+    check_quiet(page, url)

@@ -58,7 +58,7 @@ def test_report_and_viewer_open_on_tissue(made: Path, monkeypatch: pytest.Monkey
     )
     eyes.eye_picture(as_store(eye), ROW)
     assert np.array_equal(shown[0], eye.pixels[SLICE])
-    scans = Scans(Store.open(made / "store"), None)
+    scans = Scans(Store.open(made / "store"))
     monkeypatch.setattr(scans, "_volume", lambda volume_id: eye)
     assert scans.central("a") == SLICE
 

@@ -61,7 +61,7 @@ def pixels(url: str) -> np.ndarray:
 
 def test_a_slice_is_the_stores_to_the_voxel(url: str, scans: Scans) -> None:
     about = json.loads(ask(f"{url}/about")[2])
-    rows = json.loads(ask(f"{url}/volumes")[2])
+    rows = json.loads(ask(f"{url}/volumes")[2])["volumes"]
     assert about["volumes"] == len(rows) == len(scans.store.table)
     name = rows[3]["id"]
     volume = scans.store.read(name)
@@ -76,7 +76,7 @@ def test_a_slice_is_the_stores_to_the_voxel(url: str, scans: Scans) -> None:
 def test_the_listing_tells_geometry_and_doubts_and_no_person(url: str, scans: Scans) -> None:
     body = ask(f"{url}/volumes")[2]
     table = scans.store.table.set_index("volume_id")
-    for row in json.loads(body):
+    for row in json.loads(body)["volumes"]:
         known = table.loc[row["id"]]
         assert [axis["count"] for axis in row["axes"]] == [known["native_d"], known["native_h"], known["native_w"]]
         unsure = ["slice"] if known["uncertain"] else []
@@ -89,7 +89,11 @@ def test_the_layers_are_the_encoders_tokens_and_the_recipes_masks(url: str, scan
     encoder = scans.encoder
     assert encoder is not None
     about = json.loads(ask(f"{url}/about")[2])
-    assert about["layers"] == ["tokens", *(name for name in masks.FAMILIES if getattr(encoder.recipe.masks, name) > 0)]
+    assert about["layers"] == [
+        "tokens",
+        "similarity",
+        *(name for name in masks.FAMILIES if getattr(encoder.recipe.masks, name) > 0),
+    ]
     assert about["corner"] == list(scans.store.preprocessing.margin)
     name = str(scans.store.table["volume_id"].iloc[0])
     volume = scans.store.read(name)
@@ -109,7 +113,9 @@ def test_the_layers_are_the_encoders_tokens_and_the_recipes_masks(url: str, scan
 @pytest.mark.parametrize(
     "path",
     ["volumes/../store.json/band", "volumes/nobody/band", "volumes/ID/slices/99.png", "volumes/ID/slices/-1.png",
-     "volumes/ID/grid/other.png", "viewer.py", "..%2f..%2fserver.py", "static/viewer.js", "docs", "openapi.json"],
+     "volumes/ID/grid/other.png",
+     "volumes/ID/grid/similarity.png", "volumes/ID/native/..%2f..%2fx/1.png",
+     "viewer.py", "..%2f..%2fserver.py", "static/viewer.js", "docs", "openapi.json"],
 )  # fmt: skip
 def test_nothing_else_is_given_out(url: str, scans: Scans, path: str) -> None:
     status, _, body = ask(f"{url}/{path.replace('ID', min(scans.ids))}")
@@ -120,7 +126,7 @@ def test_nothing_else_is_given_out(url: str, scans: Scans, path: str) -> None:
 def test_only_to_this_machine_only_to_read_only_its_own_script(url: str) -> None:
     assert ask(f"{url}/volumes", Host="elsewhere.example")[0] == 400  # a name that resolves to here
     assert ask(f"{url}/volumes", method="POST")[0] == 405
-    for path in ("", "viewer.js", "viewer.css", "about", "volumes"):
+    for path in ("", "viewer.js", "native.js", "viewer.css", "about", "volumes"):
         status, headers, body = ask(f"{url}/{path}", Origin="http://elsewhere.example")
         assert status == 200
         assert "default-src 'none'" in headers["Content-Security-Policy"]
@@ -150,7 +156,8 @@ def test_a_damaged_first_eye_does_not_take_the_colours_of_the_others(demo: Path)
 def test_without_its_encoder_the_eyes_are_shown_and_the_page_says_why(demo: Path) -> None:
     shutil.rmtree(demo / "run" / "checkpoints")
     found = open_scans(demo / "run").about()
-    assert found["layers"] == []
+    assert "tokens" not in found["layers"]
+    assert "tubes" in found["layers"]  # masks need no weights
     assert "no checkpoint" in found["missing"] or "no pretrained encoder" in found["missing"]
     (demo / "run" / "run.json").write_text("{")
     assert "run.json" in open_scans(demo).about()["missing"]
@@ -161,7 +168,7 @@ def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
     table = pd.read_parquet(index)
     table.loc[0, "quality"] = np.nan
     table.drop(columns=["region", "site", "mirrored"]).to_parquet(index)
-    rows = open_scans(demo / "store").listing()
+    rows = open_scans(demo / "store").volumes.page()["volumes"]
     assert sum(row["quality"] is None for row in rows) == 1
     assert {row["region"] for row in rows} == {""}
     assert json.dumps(rows, allow_nan=False)

@@ -209,13 +209,18 @@ def report(
 
 @app.command()
 def view(
-    source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), a run, or a demo folder.")],
+    source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), run, segmentation or demo folder.")],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
+    scans: Annotated[
+        list[str] | None, typer.Option("--scans", help="The folder that was ingested; may be given again.")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="A folder of label volumes to lay over them.")] = None,
+    checkpoint: Annotated[str | None, typer.Option("--from", help="The encoder, of a store or of a head.")] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Shows the eyes of a store in a browser on this machine. Of a run also token maps and masks; Ctrl-C ends it."""
+    """Shows the eyes of a store in a browser on this machine. Of a run also tokens, masks, curves; Ctrl-C ends it."""
     from octjepa.report.viewer import serve
 
-    serve(source, port, lambda url: print_result({"url": url}, as_json))
+    serve(source, port, lambda url: print_result({"url": url}, as_json), scans or (), labels, checkpoint)

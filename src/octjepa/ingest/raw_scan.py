@@ -98,6 +98,7 @@ class RawScan:
     spacing of other formats' headers, and `spacing_from` is "sidecar" where the JSON beside the scan states it.
     `pattern` is None where the format does not name it. `uncertain` lists axes whose spacing the format only
     estimates. `labels` come from the same file. `personal` names the fields of personal data that the file fills.
+    `localizer` is the fundus picture of the same file.
     """
 
     format: str
@@ -112,5 +113,6 @@ class RawScan:
     uncertain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     labels: Mapping[str, float | str] = field(default_factory=dict)
+    localizer: UInt8[np.ndarray, "h w"] | None = None
     personal: tuple[str, ...] = ()
     axes: StoredAxes | None = None

@@ -153,6 +153,7 @@ def assemble(
         labels=dict(scan.labels),
         personal=scan.personal,
         notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
+        localizer=scan.localizer,
         source=mask_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
     )
 
@@ -176,7 +177,10 @@ def _drop_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeo
         )
     _check_frames(int((~others).sum()), "B-scans besides localizers")
     notes.append(f"localizers_dropped={int(others.sum())}")
-    retained = replace(scan, pixels=scan.pixels[~others], frame_geometry=scan.frame_geometry.take(~others))
+    picture = scan.pixels[int(others.argmax())].copy() if scan.localizer is None else scan.localizer
+    retained = replace(
+        scan, pixels=scan.pixels[~others], frame_geometry=scan.frame_geometry.take(~others), localizer=picture
+    )
     return retained, retained.frame_geometry
 
 

@@ -96,6 +96,12 @@ def has_user_spacing(before: FileState | None) -> bool:
     return before is not None and _USER_SPACING in before[2]
 
 
+def user_spacing(manifest_hash: str) -> tuple[float, float, float] | None:
+    """The spacing (slice, depth, column) in mm that the user gave, from an index entry's `manifest_hash`; or None."""
+    text = manifest_hash.partition(_USER_SPACING)[2]
+    return tuple(float(value) for value in text.split(",")) if text else None  # type: ignore[return-value]
+
+
 def refused(
     source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: tuple[str, str] | None = None
 ) -> Result:

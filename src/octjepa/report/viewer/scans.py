@@ -1,97 +1,103 @@
-"""What the viewer shows of a volume: its B-scans, en face view and band, and the token grid in colours.
+"""What the viewer answers of a volume: as it came and as stored, in pictures (PNG) and JSON.
 
-Pictures are PNG in the voxels of the store, so that the page can lay one over the other without knowing any geometry
-but the corner of the view. Of a person only the eye's side is given.
+Pictures are in the voxels of the scan or of the store, so that the page can lay one over the other. Of a person only
+the eye's side is given, and which other volumes are of the same one.
 """
 
 from __future__ import annotations
 
 import io
 import threading
-from contextlib import suppress
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
 
-from octjepa.report.figures import eyes, masks, tokens
-from octjepa.report.html import file_name
-from octjepa.store.cohort_flow import cohort_table, text_column
-from octjepa.store.storage import DamagedVolume
+from octjepa.errors import OctjepaError
+from octjepa.report.figures import eyes
+from octjepa.report.viewer.listing import VolumeList
+from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.native_files import NativeFiles
+from octjepa.report.viewer.native_scan import SURFACES, NativeScan
+from octjepa.report.viewer.token_colours import TokenColours
+from octjepa.report.viewer.voxel_classes import COLOURS, VoxelClasses, painted
+from octjepa.store.native_mapping import NativeMap
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.recipe import Recipe
+    from octjepa.store import Store
 
-LAYERS = ("tokens", *masks.FAMILIES)
-_COLUMNS = ("eye", "device", "protocol", "pattern", "region", "split", "site")
-_MAX_FITTED = 4
 _CACHED = 64  # pictures of each kind
-# Red, green, blue and opacity of a token's state under a mask: unselected, context, target, hidden.
-_STATE_COLOURS = np.array([[0, 0, 0, 170], [40, 120, 220, 90], [240, 140, 20, 130], [90, 90, 90, 120]], np.uint8)
-_TOKEN_OPACITY = 150
+Model = tuple["Recipe | None", "PretrainedEncoder | None", str]  # and why there is no encoder
 
 
 class Scans:
-    """The volumes of `store`, and with `encoder` their tokens and masks. Its methods may be called from threads."""
+    """The volumes of `store`. Its methods may be called from threads."""
 
-    def __init__(self, store: Store, encoder: PretrainedEncoder | None, missing: str = "") -> None:
-        """`missing` says why there is no encoder where one was to be expected."""
-        self.store, self.encoder, self.missing = store, encoder, missing
-        table = cohort_table(store)
-        self._table = table.assign(**{name: text_column(table[name]) for name in (*_COLUMNS, "uncertain", "notes")})
-        self.ids = frozenset(self._table["volume_id"])
-        self._lock = threading.Lock()
-        self.grid_png = lru_cache(_CACHED)(self._grid_png)
-        self.en_face_png = lru_cache(_CACHED)(self._en_face_png)
+    def __init__(
+        self,
+        store: Store,
+        model: Callable[[], Model] = lambda: (None, None, ""),
+        native: NativeFiles | None = None,
+        classes: VoxelClasses | None = None,
+        live: LiveRun | None = None,
+    ) -> None:
+        """`model` reads the encoder; it is called again when `live` has another checkpoint."""
+        self.store, self.volumes, self.live = store, VolumeList(store), live
+        self.ids = self.volumes.ids
+        self._files, self._classes = native or NativeFiles([]), classes or VoxelClasses(None, None)
+        self._model, self._lock = model, threading.Lock()
         self._volume = lru_cache(4)(store.read)
+        self._native = lru_cache(2)(self._read_native)
+        self.en_face_png = lru_cache(_CACHED)(self._en_face_png)
+        self._load()
+
+    def _load(self) -> None:
+        self.checkpoint = self.live.newest_checkpoint() if self.live else ""
+        recipe, self.encoder, self.missing = self._model()
+        self.colours = TokenColours(self.store, self.volumes, recipe, self.encoder)
+        self.grid_png = lru_cache(_CACHED)(self._grid_png)
 
     def about(self) -> dict[str, Any]:
         """The shape, spacing and view that all volumes share, and the layers that can be laid over them."""
-        preprocessing = self.store.preprocessing
+        preprocessing, recipe = self.store.preprocessing, self.colours.recipe
         result: dict[str, Any] = {
             "shape": list(preprocessing.stored_size), "spacing_mm": list(preprocessing.target_spacing_mm),
-            "layers": [], "encoder": "", "volumes": len(self.ids), "missing": self.missing,
+            "layers": self.colours.layers, "voxel_layers": self._classes.layers, "volumes": len(self.ids),
+            "encoder": "" if self.encoder is None else self.encoder.name, "missing": self.missing,
+            "checkpoint": self.checkpoint, "live": self.live is not None, "surfaces": list(SURFACES),
+            **self.volumes.choices(),
         }  # fmt: skip
-        if self.encoder is not None:
-            recipe = self.encoder.recipe
-            used = [name for name in masks.FAMILIES if getattr(recipe.masks, name) > 0]
+        if recipe is not None:
             result |= {
-                "layers": ["tokens", *used], "encoder": self.encoder.name, "grid": list(recipe.grid),
-                "patch": list(recipe.tokens.patch_size), "corner": list(preprocessing.margin),
+                "grid": list(recipe.grid), "patch": list(recipe.tokens.patch_size),
+                "corner": list(preprocessing.margin),
             }  # fmt: skip
         return result
 
-    def listing(self) -> list[dict[str, Any]]:
-        """A row per volume, by device and id."""
-        rows = [
-            {
-                "id": str(row["volume_id"]), "file": file_name(str(row["source"])),
-                **{name: row[name] for name in _COLUMNS}, "mirrored": str(row["mirrored"]) == "True",
-                "quality": round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
-                "notes": [note for note in row["notes"].split(";") if note],
-                "axes": [
-                    {
-                        "axis": axis.axis, "count": axis.count, "spacing_mm": round(axis.spacing_mm, 6),
-                        "extent_mm": round(axis.extent_mm, 2), "from": axis.provenance, "uncertain": axis.uncertain,
-                    } for axis in eyes.native_geometry(row)
-                ],
-            } for row in eyes.records(self._table)
-        ]  # fmt: skip
-        return sorted(rows, key=lambda row: (row["device"], row["id"]))
+    def live_answer(self) -> dict[str, Any]:
+        """The curves of the run; where it has another checkpoint than before, its encoder is read again."""
+        if self.live is None:
+            raise KeyError("live")
+        answer = self.live.answer()
+        with self._lock:
+            if answer["checkpoint"] and answer["checkpoint"] != self.checkpoint:
+                self._load()
+        return answer
 
     def slice_png(self, volume_id: str, number: int) -> bytes:
-        """A B-scan. Raises IndexError: no such slice."""
+        """A B-scan of the store. Raises IndexError: no such slice."""
         pixels = self._volume(volume_id).pixels
         if not 0 <= number < len(pixels):
             raise IndexError(number)
-        return _png(np.asarray(pixels[number]))
+        return png(np.asarray(pixels[number]))
 
     def _en_face_png(self, volume_id: str) -> bytes:
         volume = self._volume(volume_id)
         depth_mm = self.store.preprocessing.target_spacing_mm[1]
-        return _png(eyes.en_face(np.asarray(volume.pixels), np.asarray(volume.band), depth_mm))
+        return png(eyes.en_face(np.asarray(volume.pixels), np.asarray(volume.band), depth_mm))
 
     def band(self, volume_id: str) -> list[list[list[int]]]:
         """[ILM, lower edge][slice][column]: depth indices of the store's volume, -1 where there is no tissue."""
@@ -102,53 +108,101 @@ class Scans:
         """The slice to open a volume on: near the middle, and with tissue where the scan fills a part of the grid."""
         return eyes.central((np.asarray(self._volume(volume_id).band[0]) >= 0).sum(axis=1))
 
-    def _grid_png(self, volume_id: str, layer: str) -> bytes:
-        """A pixel per token, one slab of the grid below the other: its colour, or its state under the mask `layer`.
+    def _grid_png(self, volume_id: str, layer: str, token: int = -1) -> bytes:
+        """A pixel per token, one slab of the grid below the other, as `TokenColours` paints it. Raises KeyError."""
+        colours = self.colours.colours(volume_id, layer, token)
+        depth, height, width, _ = colours.shape
+        return png(colours.reshape(depth * height, width, 4))
 
-        Raises KeyError: no such layer here.
-        """
-        if self.encoder is None or layer not in LAYERS:
-            raise KeyError(layer)
-        volume = self._volume(volume_id)
-        depth, height, width = self.encoder.recipe.grid
-        if layer == "tokens":
-            painted = self._token_colours(self.encoder, volume)
-        else:
-            painted = _STATE_COLOURS[masks.mask_states(volume, self.encoder.recipe, layer)]
-        return _png(painted.reshape(depth * height, width, 4))
+    def _read_native(self, volume_id: str) -> NativeScan:
+        volume = self._files.read(self.volumes.entry(volume_id))
+        return NativeScan(volume, NativeMap.from_store(self.store, volume_id), np.asarray(self._volume(volume_id).band))
 
-    def _token_colours(self, encoder: PretrainedEncoder, volume: CanonicalVolume) -> UInt8[np.ndarray, "d h w 4"]:
-        with self._lock:
-            components = self._components
-            features, positions = tokens.tissue_tokens(encoder, volume)
-        painted = np.zeros((*encoder.recipe.grid, 4), np.uint8)
-        colours = components.colours(features)
-        painted[tuple(positions.T)] = np.column_stack([colours, np.full(len(colours), _TOKEN_OPACITY, np.uint8)])
-        return painted
+    def native(self, volume_id: str) -> NativeScan:
+        """The scan as it came. Raises UsageError that says why there is none."""
+        return self._native(volume_id)
 
-    @cached_property
-    def _components(self) -> tokens.Components:
-        """Fitted on the eyes of the report, the first of each device, so that a colour means the same in all volumes.
+    def native_about(self, volume_id: str) -> dict[str, Any]:
+        """{reason}: why the file cannot be shown, or "" and the geometry of the scan."""
+        try:
+            scan = self.native(volume_id)
+        except OctjepaError as error:
+            return {"reason": str(error)}
+        volume = scan.volume
+        return {
+            "reason": "", "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm), "notes": volume.notes,
+            "uncertain": volume.uncertain, "opening_slice": scan.opening_slice,
+            "localizer": volume.localizer is not None, "etdrs": scan.etdrs(),
+            "layers": [*self.colours.layers, *self._classes.layers],
+        }  # fmt: skip
 
-        Damaged ones are left out. Raises ValueError: the others hold too few tokens.
-        """
-        assert self.encoder is not None
-        tissue: list[Any] = []
-        rest = self._table
-        while len(rest) and not tissue:
-            chosen = eyes.one_per_device(rest) or eyes.records(rest)[:_MAX_FITTED]
-            for row in chosen:
-                with suppress(DamagedVolume):  # its own page reports it
-                    tissue.append(tokens.tissue_tokens(self.encoder, self.store.read(str(row["volume_id"]))))
-            rest = rest[~rest["volume_id"].isin([row["volume_id"] for row in chosen])]
-        if not tissue:
-            raise ValueError("no volume can be read to fit the colours on")
-        return tokens.principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])
+    def native_plane_png(self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int) -> bytes:
+        """A plane of the scan as it came. Raises IndexError; ValueError: no such plane."""
+        return png(self.native(volume_id).plane(plane, index))
+
+    def native_face_png(self, volume_id: str) -> bytes:
+        """The en face view of the scan as it came."""
+        return png(self.native(volume_id).en_face)
+
+    def localizer_png(self, volume_id: str) -> bytes:
+        """The fundus picture in the file. Raises KeyError: there is none."""
+        picture = self.native(volume_id).volume.localizer
+        if picture is None:
+            raise KeyError("localizer")
+        return png(picture)
+
+    def thickness_png(self, volume_id: str) -> bytes:
+        """Retinal thickness in colours, a pixel per A-scan."""
+        return png(self.native(volume_id).thickness_picture()[0])
+
+    def etdrs(self, volume_id: str, slice_index: float = -1, column: float = -1) -> dict[str, Any]:
+        """ETDRS means about an A-scan, and the range of colours of the thickness picture."""
+        scan = self.native(volume_id)
+        _, low, high = scan.thickness_picture()
+        centre = (slice_index, column) if slice_index >= 0 and column >= 0 else None
+        return {**scan.etdrs(centre), "low_um": round(low), "high_um": round(high)}
+
+    def surface_lines(
+        self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int
+    ) -> list[list[float | None]]:
+        """`SURFACES` along a plane of the scan as it came."""
+        return self.native(volume_id).surface_lines(plane, index)
+
+    def place(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
+        """The position in the store and the token of a native voxel, with the range of similarities to that token."""
+        canonical = self.native(volume_id).canonical(number, depth, column)
+        token = self.colours.token_at(canonical)
+        result: dict[str, Any] = {"canonical": canonical, "token": token, "similarity": None}
+        if token is not None and self.encoder is not None:
+            try:
+                result["similarity"] = self.colours.similarity(volume_id, token)
+            except KeyError:
+                result["token"] = None  # no tissue there
+        return result
+
+    def overlay_png(self, volume_id: str, layer: str, number: int, token: int = -1) -> bytes:
+        """A layer over a B-scan as it came. Raises KeyError, IndexError; UsageError: labels that do not fit."""
+        scan = self.native(volume_id)
+        if layer in self._classes.layers:
+            codes, names = self._classes.classes(layer, self.volumes.entry(volume_id), scan.volume)
+            if not 0 <= number < len(codes):
+                raise IndexError(number)
+            return png(painted(codes[number], len(names)))
+        colours = self.colours.colours(volume_id, layer, token)
+        assert self.colours.recipe is not None
+        corner, patch = np.array(self.store.preprocessing.margin), self.colours.recipe.tokens.patch_size
+        return png(scan.cells(colours, number, corner, patch))
+
+    def class_names(self, volume_id: str, layer: str) -> list[dict[str, Any]]:
+        """Name and colour of each class of a layer of classes."""
+        _, names = self._classes.classes(layer, self.volumes.entry(volume_id), self.native(volume_id).volume)
+        return [{"name": name, "colour": COLOURS[number % len(COLOURS)]} for number, name in enumerate(names)]
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def png(pixels: np.ndarray) -> bytes:
+    """A picture of one or four channels as PNG, packed quickly."""
     from PIL import Image
 
     stream = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG")
+    Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG", compress_level=1)
     return stream.getvalue()

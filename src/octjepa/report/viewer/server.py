@@ -7,14 +7,19 @@ that resolves to here (the Host header is checked). The page runs its own script
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.errors import CheckpointError, OctjepaError, UsageError, install_command
-from octjepa.report.contents import read_contents
-from octjepa.report.viewer.scans import Scans
+from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, install_command
+from octjepa.remote import is_remote
+from octjepa.report.contents import Contents, read_contents
+from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.native_files import NativeFiles, folders_near
+from octjepa.report.viewer.scans import Model, Scans
+from octjepa.report.viewer.voxel_classes import VoxelClasses, head_reader
 from octjepa.store.contract import contract_differences
 
 if TYPE_CHECKING:
@@ -23,9 +28,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from octjepa.store import Store
+
 HOST = "127.0.0.1"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -33,14 +40,22 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAGE = {
-    "/": ("index.html", "text/html"), "/viewer.js": ("viewer.js", "text/javascript"),
-    "/viewer.css": ("viewer.css", "text/css"),
+    "/": ("index.html", "text/html"), "/viewer.css": ("viewer.css", "text/css"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("viewer", "stored", "native", "live", "parts")},
 }  # fmt: skip
 
 
-def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
+def serve(
+    source: str | Path,
+    port: int,
+    ready: Callable[[str], None],
+    scans: Sequence[str] = (),
+    labels: str | Path | None = None,
+    encoder: str | None = None,
+) -> None:
     """Shows `source` until a signal comes; calls `ready(url)` once it accepts requests. Port 0 is any free one.
 
+    `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head.
     Raises UsageError: the source is none of these, has no store, the port is taken, or the extra is not installed.
     """
     try:
@@ -48,7 +63,7 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
         import uvicorn
     except ImportError:
         raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
-    application = app(open_scans(source))
+    application = app(open_scans(source, scans, labels, encoder))
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -62,34 +77,57 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None]) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def open_scans(source: str | Path) -> Scans:
-    """The volumes of a store, a run, a fine-tuning or a demo folder, with the encoder where there is one.
+def open_scans(
+    source: str | Path, scans: Sequence[str] = (), labels: str | Path | None = None, encoder: str | None = None
+) -> Scans:
+    """The volumes of a store, a run, a fine-tuning, a segmentation or a demo folder, with the encoder it has.
 
-    Raises UsageError where the source has no volumes. Without its encoder (no checkpoint yet, another contract) the
-    eyes are shown all the same, and the page says why.
+    Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels` holds none. Without
+    its encoder (no checkpoint yet, another contract) the eyes are shown all the same, and the page says why.
     """
     contents = read_contents(source)
-    training = contents.training
-    if contents.store is None:
+    training, store = contents.training, contents.store
+    if store is None:
         reasons = "; ".join(missing.reason for missing in contents.missing_parts("the store"))
         named = "" if training is None else f" at {training.about.get('store')}, as it names it"
         raise UsageError(f"{source} has no store to show{named} ({reasons}): give the store itself")
-    if contents.store.table.empty:
-        raise UsageError(f"the store {contents.store.location} holds no volume: `octjepa ingest` puts them in")
-    if contents.kind == "store":
-        return Scans(contents.store, None)
-    if training is None or contents.kind == "segmentation":
-        reasons = "; ".join(f"{missing.part}: {missing.reason}" for missing in contents.missing_parts("the run"))
-        return Scans(contents.store, None, reasons or f"a {contents.kind} has no token maps and masks of its own")
+    if store.table.empty:
+        raise UsageError(f"the store {store.location} holds no volume: `octjepa ingest` puts them in")
+    for folder in scans:
+        if not is_remote(folder) and not Path(folder).exists():
+            raise UsageError(f"no folder of scans at {folder}: give the one that was ingested")
+    files = NativeFiles(scans, () if is_remote(store.location) else folders_near(Path(store.location)))
+    head, live = None, None
+    if training is not None and contents.kind == "segmentation":
+        head = head_reader(contents.root, encoder)
+    elif training is not None:
+        live = LiveRun(training.path, contents.kind)
+    model = partial(_model, contents, store, head, encoder)
+    usable = head if head is not None and model()[1] is not None else None
+    return Scans(store, model, files, VoxelClasses(usable, labels), live)
+
+
+def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, named: str | None) -> Model:
+    """(recipe, encoder, why there is no encoder) of what `contents` holds, or of the encoder that is `named`."""
     from octjepa.checkpoint import load_encoder
 
+    if contents.kind == "store" and named is None:
+        return None, None, ""
+    training = contents.training
+    if training is None and named is None:
+        missing = contents.missing_parts("the run")
+        return None, None, "; ".join(f"{one.part}: {one.reason}" for one in missing) or "there is no run"
+    recipe = None if training is None else training.recipe
     try:
-        encoder = load_encoder(training.path)
-        if differences := contract_differences(contents.store.preprocessing, encoder.recipe):
+        encoder = head().encoder if head is not None else load_encoder(named or training.path)
+        if differences := contract_differences(store.preprocessing, encoder.recipe):
+            recipe = None
             raise UsageError(f"its store has another contract ({'; '.join(differences)})")
-    except (CheckpointError, UsageError) as error:
-        return Scans(contents.store, None, str(error))
-    return Scans(contents.store, encoder)
+    except (CheckpointError, ContractError, UsageError) as error:
+        if recipe is not None and contract_differences(store.preprocessing, recipe):
+            recipe = None
+        return recipe, None, str(error)
+    return encoder.recipe, encoder, ""
 
 
 def app(scans: Scans) -> Starlette:
@@ -105,15 +143,19 @@ def app(scans: Scans) -> Starlette:
         content = files("octjepa.report.viewer").joinpath("static", name).read_bytes()
         return lambda request: Response(content, media_type=media_type)
 
-    def answer(make: Callable[..., Any]) -> Callable[[Request], Any]:
-        """`make(**path parameters)` as PNG or JSON."""
+    def answer(make: Callable[..., Any], query: Mapping[str, Callable[[str], Any]]) -> Callable[[Request], Any]:
+        """`make(**path parameters, **query)` as PNG or JSON; `query` names the parameters it takes and their types."""
 
         async def respond(request: Request) -> Response:
             volume_id = request.path_params.get("volume_id")
             if volume_id is not None and volume_id not in scans.ids:
                 return PlainTextResponse("no such volume", 404)
             try:
-                result = await run_in_threadpool(make, **request.path_params)
+                asked = {name: query[name](value) for name, value in request.query_params.items() if name in query}
+            except ValueError:
+                return PlainTextResponse("a parameter is no number", 400)
+            try:
+                result = await run_in_threadpool(make, **request.path_params, **asked)
             except (KeyError, IndexError):
                 return PlainTextResponse("no such slice or layer", 404)
             except (OctjepaError, ValueError) as error:
@@ -122,19 +164,41 @@ def app(scans: Scans) -> Starlette:
 
         return respond
 
-    answers: dict[str, Callable[..., Any]] = {
-        "/about": scans.about,
-        "/volumes": scans.listing,
-        "/volumes/{volume_id}/band": scans.band,
-        "/volumes/{volume_id}/central": scans.central,
-        "/volumes/{volume_id}/en_face.png": lambda volume_id: scans.en_face_png(volume_id),
-        "/volumes/{volume_id}/slices/{number:int}.png": scans.slice_png,
-        "/volumes/{volume_id}/grid/{layer}.png": lambda volume_id, layer: scans.grid_png(volume_id, layer),
-    }
     routes = [Route(path, static(*file)) for path, file in _PAGE.items()]
-    routes += [Route(path, answer(make)) for path, make in answers.items()]
+    routes += [Route(path, answer(make, query)) for path, (make, query) in _answers(scans).items()]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
     return Starlette(routes=routes, middleware=[Middleware(_Headers), hosts])
+
+
+def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Callable[[str], Any]]]]:
+    """By path: the function that answers and the types of its query parameters."""
+    volume, native, token = "/volumes/{volume_id}", "/volumes/{volume_id}/native", {"token": int}
+    text = dict.fromkeys(("search", "device", "split", "order", "around"), str)
+    return {
+        "/about": (scans.about, {}),
+        "/live": (scans.live_answer, {}),
+        "/volumes": (scans.volumes.page, {**text, "offset": int, "limit": int}),
+        volume: (scans.volumes.facts, {}),
+        f"{volume}/same_person": (scans.volumes.same_person, {}),
+        f"{volume}/band": (scans.band, {}),
+        f"{volume}/central": (scans.central, {}),
+        f"{volume}/en_face.png": (lambda volume_id: scans.en_face_png(volume_id), {}),
+        f"{volume}/slices/{{number:int}}.png": (scans.slice_png, {}),
+        f"{volume}/grid/{{layer}}.png": (
+            lambda volume_id, layer, token=-1: scans.grid_png(volume_id, layer, token),
+            token,
+        ),
+        native: (scans.native_about, {}),
+        f"{native}/face.png": (scans.native_face_png, {}),
+        f"{native}/localizer.png": (scans.localizer_png, {}),
+        f"{native}/thickness.png": (scans.thickness_png, {}),
+        f"{native}/etdrs": (scans.etdrs, {"slice_index": float, "column": float}),
+        f"{native}/surfaces/{{plane}}/{{index:int}}": (scans.surface_lines, {}),
+        f"{native}/place/{{number:int}}/{{depth:int}}/{{column:int}}": (scans.place, {}),
+        f"{native}/overlay/{{layer}}/{{number:int}}.png": (scans.overlay_png, token),
+        f"{native}/classes/{{layer}}": (scans.class_names, {}),
+        f"{native}/{{plane}}/{{index:int}}.png": (scans.native_plane_png, {}),
+    }
 
 
 class _Headers:

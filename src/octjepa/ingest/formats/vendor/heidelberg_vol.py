@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from jaxtyping import UInt8
 
 from octjepa.ingest.formats.intensity import heyex_display
 from octjepa.ingest.formats.vendor import (
@@ -40,6 +41,7 @@ _HEADER = np.dtype(
 _BSCAN_SIZE_OFFSET = 12  # in a B-scan's header: the length of that header
 _LINE_OFFSET = 16  # in a B-scan's header: start and end, x and y, four float64
 _MIN_BSCAN_HEADER = 256
+_MAX_LOCALIZER_BYTES = 1 << 24
 _LINE, _CIRCLE, _STAR = 1, 2, 5
 _TICKS_PER_DAY = 24 * 3600 * 10**7
 
@@ -78,6 +80,14 @@ def _bscan_starts(
     return starts, lengths
 
 
+def _read_localizer(file: BinaryIO, rows: int, columns: int) -> UInt8[np.ndarray, "rows columns"] | None:
+    """The fundus picture that follows the header; None where the file has none or ends within it."""
+    if not 0 < rows * columns <= _MAX_LOCALIZER_BYTES:
+        return None
+    data = file.read(rows * columns)
+    return np.frombuffer(data, np.uint8).reshape(rows, columns).copy() if len(data) == rows * columns else None
+
+
 def read_vol(path: Path) -> RawScan:
     """One .vol file. Raises VolumeRejected: broken_header, truncated, too_few_frames, size_implausible."""
     size = file_size(path)
@@ -90,6 +100,7 @@ def read_vol(path: Path) -> RawScan:
         frames, depth, columns = (int(header[name]) for name in ("frames", "depth", "columns"))
         check_shape(frames, depth, columns)
         first = _HEADER_BYTES + int(header["slo_columns"]) * int(header["slo_rows"])
+        localizer = _read_localizer(file, int(header["slo_rows"]), int(header["slo_columns"]))
         starts, lengths = _bscan_starts(file, first, frames, depth * columns * 4, int(header["bscan_header"]), size)
         if header["pattern"] in (_LINE, _CIRCLE):
             kind = "circle" if header["pattern"] == _CIRCLE else "line"
@@ -120,5 +131,6 @@ def read_vol(path: Path) -> RawScan:
         spacing_mm=(positive(header["slice_mm"]), positive(header["depth_mm"]), positive(header["column_mm"])),
         pattern="radial" if header["pattern"] == _STAR else None,
         notes=("fourth_root_display", *([f"fill_share={filled / pixels.size:.3f}"] if filled else [])),
+        localizer=localizer,
         personal=filled_fields({"PatientBirthDate": birth_date, "StudyDate": visit or exam_time}),
     )

@@ -1,0 +1,105 @@
+"""The list of a store's volumes as the viewer shows it: searched, filtered, sorted and given out page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from octjepa.report.figures import eyes
+from octjepa.report.html import file_name
+from octjepa.store import Store
+from octjepa.store.cohort_flow import cohort_table, text_column
+
+MAX_PAGE = 200
+_COLUMNS = ("eye", "device", "protocol", "pattern", "region", "split", "site")
+_SEARCHED = ("volume_id", "file", "device", "site", "protocol", "notes", "eye", "split")
+_NONE = "\0"  # the filter that asks for volumes without a value
+
+
+class VolumeList:
+    """The index of `store`; of a person nothing is given out but which other volumes are of the same one."""
+
+    def __init__(self, store: Store) -> None:
+        table = cohort_table(store)
+        texts = {name: text_column(table[name]) for name in (*_COLUMNS, "uncertain", "notes")}
+        table = table.assign(**texts, volume_id=table["volume_id"].astype(str))
+        table["file"] = [file_name(str(name)) for name in table["source"]]
+        table["doubt"] = [
+            (uncertain != "") * 1000 + (notes.count(";") + 1 if notes else 0)
+            for uncertain, notes in zip(table["uncertain"], table["notes"], strict=True)
+        ]
+        self.table = table.sort_values(["device", "volume_id"], ignore_index=True)
+        self.ids = frozenset(self.table["volume_id"])
+        joined = self.table[_SEARCHED[0]]
+        for name in _SEARCHED[1:]:
+            joined = joined + " " + self.table[name].astype(str)
+        self._text = joined.str.lower()
+        entries = store.table.assign(volume_id=store.table["volume_id"].astype(str))
+        self._entries = entries.set_index("volume_id", drop=False)
+
+    def entry(self, volume_id: str) -> dict[str, Any]:
+        """The entry of a volume in the store's index. Raises KeyError."""
+        return {str(name): value for name, value in self._entries.loc[volume_id].items()}
+
+    def choices(self) -> dict[str, list[str]]:
+        """The values by which the list can be filtered."""
+        return {name: sorted(set(self.table[name])) for name in ("device", "split")}
+
+    def page(
+        self,
+        search: str = "",
+        device: str = "",
+        split: str = "",
+        order: str = "device",
+        offset: int = 0,
+        limit: int = MAX_PAGE,
+        around: str = "",
+    ) -> dict[str, Any]:
+        """{total, matching, offset, volumes}: at most `limit` volumes from `offset` on, or the page with `around`."""
+        chosen = pd.Series(True, index=self.table.index)
+        for word in search.lower().split():
+            chosen &= self._text.str.contains(word, regex=False)
+        for name, value in (("device", device), ("split", split)):
+            if value:
+                chosen &= self.table[name] == ("" if value == _NONE else value)
+        found = self.table[chosen]
+        if order == "worst":
+            found = found.sort_values("quality", kind="stable", na_position="first")
+        elif order == "doubt":
+            found = found.sort_values(["doubt", "quality"], ascending=[False, True], kind="stable")
+        limit = max(1, min(limit, MAX_PAGE))
+        if around and (found["volume_id"] == around).any():
+            offset = int((found["volume_id"] == around).to_numpy().argmax()) // limit * limit
+        offset = max(0, offset)
+        volumes = [volume_facts(row) for row in eyes.records(found.iloc[offset : offset + limit])]
+        return {"total": len(self.table), "matching": len(found), "offset": offset, "volumes": volumes}
+
+    def facts(self, volume_id: str) -> dict[str, Any]:
+        """What the page shows of one volume."""
+        return volume_facts(eyes.records(self.table[self.table["volume_id"] == volume_id])[0])
+
+    def same_person(self, volume_id: str) -> list[dict[str, Any]]:
+        """The other volumes of the same person, the same eye first."""
+        person = self._entries.loc[volume_id, "person_id"]
+        ids = set(self._entries.index[self._entries["person_id"] == person]) - {volume_id}
+        eye = self.facts(volume_id)["eye"]
+        others = [volume_facts(row) for row in eyes.records(self.table[self.table["volume_id"].isin(ids)])]
+        return sorted(others, key=lambda row: (row["eye"] != eye, row["device"], row["id"]))[:MAX_PAGE]
+
+
+def volume_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A volume as JSON: device, eye, quality, notes and native axes."""
+    return {
+        "id": row["volume_id"], "file": row["file"], **{name: row[name] for name in _COLUMNS},
+        "mirrored": str(row["mirrored"]) == "True",
+        "quality": round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
+        "notes": [note for note in row["notes"].split(";") if note],
+        "axes": [
+            {
+                "axis": axis.axis, "count": axis.count, "spacing_mm": round(axis.spacing_mm, 6),
+                "extent_mm": round(axis.extent_mm, 2), "from": axis.provenance, "uncertain": axis.uncertain,
+            } for axis in eyes.native_geometry(row)
+        ],
+    }  # fmt: skip

@@ -1,0 +1,102 @@
+"""Finds the files that a store was made from and reads them again, so that the viewer can show the scan as it came.
+
+A store holds no path, only each file's name below the folder that was ingested, a hash of its path, and the SHA-256 of
+its decoded pixels. A file counts as the volume's own when its pixels have that hash, wherever it is now.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.ingest import SourceFile, discover, read_volume
+from octjepa.remote import is_remote
+from octjepa.store.index import file_key
+from octjepa.store.one_file import user_spacing
+from octjepa.volume import OCTVolume
+
+MAX_BYTES = 512 << 20  # of pixels that are held at once; the last scan is held in any case
+_MAX_FOLDERS = 200  # that are tried beside the store
+
+
+class NativeFiles:
+    """Reads the native scans of a store's volumes. Its methods may be called from threads; files are read in turn."""
+
+    def __init__(self, scans: Sequence[str], near: Sequence[Path] = ()) -> None:
+        """`scans` are folders (also urls) that hold the files. `near` are folders that are tried by name alone."""
+        self._scans, self._near = list(scans), list(near)
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, OCTVolume] = OrderedDict()
+
+    def read(self, entry: Mapping[str, Any]) -> OCTVolume:
+        """The native scan of an index entry, with the pixels that were ingested.
+
+        Raises UsageError that says in words why there is none: not found, changed since ingest, not readable.
+        """
+        with self._lock:
+            name = str(entry["volume_id"])
+            if name not in self._held:
+                self._held[name] = self._read(entry)
+                while len(self._held) > 1 and sum(volume.pixels.nbytes for volume in self._held.values()) > MAX_BYTES:
+                    self._held.popitem(last=False)
+            self._held.move_to_end(name)
+            return self._held[name]
+
+    def _read(self, entry: Mapping[str, Any]) -> OCTVolume:
+        reasons = []
+        for source in self._candidates(entry):
+            try:
+                with source.local() as path:
+                    volume = read_volume(
+                        path, source.row, user_spacing(str(entry.get("manifest_hash") or "")),
+                        dataset_path=source.dataset_path, member=source.member,
+                    )  # fmt: skip
+            except VolumeRejected as error:
+                reasons.append(f"its file can no longer be read ({error.reason})")
+            except (OctjepaError, OSError):
+                reasons.append("its file cannot be opened")
+            else:
+                if volume.content_hash == entry["content_hash"]:
+                    return volume
+                reasons.append("its file has changed since ingest: the pixels are others now")
+        if reasons:
+            raise UsageError(reasons[0])
+        hint = "is in none of the folders given with --scans" if self._scans else "is not beside the store"
+        raise UsageError(f"its file {hint}: start the viewer with --scans FOLDER, the folder that was ingested")
+
+    def _candidates(self, entry: Mapping[str, Any]) -> Iterator[SourceFile]:
+        """Files that may be the entry's: by name below the folders, then by the hash of the path."""
+        name, _, member = str(entry["file"]).partition("#")
+        tried = set()
+        if name and ".." not in Path(name).parts and not Path(name).is_absolute():
+            for folder in (*map(Path, (scan for scan in self._scans if not is_remote(scan))), *self._near):
+                path = folder if folder.is_file() and folder.name == name else folder / name
+                if path.exists():
+                    source = SourceFile(path, name, None, (), member)
+                    tried.add(source.key)
+                    yield source
+        if self._scans and (found := self._by_key.get(file_key(entry))) is not None and found.key not in tried:
+            yield found
+
+    @cached_property
+    def _by_key(self) -> dict[str, SourceFile]:
+        """Every scan of the given folders by the hash of its path."""
+        try:
+            return {file.key: file for file in discover(self._scans).files}
+        except OctjepaError:
+            return {}
+
+
+def folders_near(store: Path) -> list[Path]:
+    """The folders beside a store, one level deep, in which its files are tried by name."""
+    parent = store.resolve().parent
+    try:
+        beside = sorted(path for path in parent.iterdir() if path.is_dir() and path != store.resolve())
+    except OSError:
+        beside = []
+    return [parent, *beside[:_MAX_FOLDERS]]

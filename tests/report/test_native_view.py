@@ -1,0 +1,171 @@
+"""The scan as it came in the viewer: its own voxels, surfaces, thickness, and what to say without it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from octjepa import load_encoder
+from octjepa.errors import UsageError
+from octjepa.ingest import read_volume
+from octjepa.phantom import write_cohort
+from octjepa.report.viewer.listing import MAX_PAGE, VolumeList
+from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.scans import Scans
+from octjepa.report.viewer.server import open_scans
+from octjepa.store import Store
+from octjepa.store.build import build_store
+
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """eyes/: the two eyes of one person as DICOM; store/: made from them."""
+    root = tmp_path_factory.mktemp("native")
+    write_cohort(root / "eyes", people=1, seed=3, devices=["heidelberg_spectralis"], size="small", workers=1)
+    build_store([root / "eyes"], root / "store", load_encoder("phantom-tiny").recipe.preprocessing)
+    return root
+
+
+@pytest.fixture(scope="module")
+def scans(folder: Path) -> Scans:
+    return open_scans(folder / "store", encoder="phantom-tiny")
+
+
+def pixels(body: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(body)))
+
+
+def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
+    name = min(scans.ids)
+    about = scans.native_about(name)
+    entry = scans.volumes.entry(name)
+    volume = read_volume(folder / "eyes" / entry["file"])
+    assert about["reason"] == ""
+    assert about["shape"] == list(volume.shape)
+    assert about["spacing_mm"] == list(volume.spacing_mm)
+    np.testing.assert_array_equal(pixels(scans.native_plane_png(name, "slice", 3)), volume.pixels[3])
+    np.testing.assert_array_equal(pixels(scans.native_plane_png(name, "depth", 5)), volume.pixels[:, 5])
+    last = volume.shape[2] - 1
+    np.testing.assert_array_equal(pixels(scans.native_plane_png(name, "column", last)), volume.pixels[:, :, last].T)
+    with pytest.raises(IndexError):
+        scans.native_plane_png(name, "column", last + 1)
+    assert "person" not in json.dumps(about)
+
+
+def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:
+    name = min(scans.ids)
+    scan = scans.native(name)
+    ilm, bruch, lower = scan.surfaces[:, scan.opening_slice]
+    known = np.isfinite(bruch)
+    assert known.mean() > 0.8
+    assert (ilm[known] < bruch[known]).all()
+    assert (bruch[known] < lower[known]).all()
+    frame = scan.volume.pixels[scan.opening_slice].astype(float)
+    inside = [
+        frame[int(top) + 2 : int(end), column].mean()
+        for column, (top, end) in enumerate(zip(ilm, bruch, strict=True))
+        if end > top
+    ]
+    above = [frame[: int(top) - 2, column].mean() for column, top in enumerate(ilm) if top > 12]
+    assert np.mean(inside) > 1.5 * np.mean(above)
+    sectors = scans.etdrs(name)["sectors"]
+    assert 150 < sectors["central"] < 500
+    lines = scans.surface_lines(name, "slice", scan.opening_slice)
+    assert len(lines) == 3
+    assert len(lines[0]) == scan.volume.shape[2]
+    assert scans.etdrs(name, 0.0, 0.0)["sectors"]["central"] is None  # a corner: most of the circle is outside
+
+
+def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans) -> None:
+    name = min(scans.ids)
+    scan = scans.native(name)
+    number, column = scan.opening_slice, scan.volume.shape[2] // 2
+    depth = int(np.nanmean(scan.surfaces[:2, number, column]))
+    place = scans.place(name, number, depth, column)
+    assert place["similarity"]["high"] == 1.0
+    painted = pixels(scans.overlay_png(name, "similarity", number, place["token"]))
+    u, v = painted.shape[0] / scan.volume.shape[1], painted.shape[1] / scan.volume.shape[2]
+    there = painted[int(depth * u), int(column * v)]
+    assert there[3] > 0
+    assert there[:3].tolist() == [253, 231, 37]  # the token clicked is as alike as can be
+    assert painted[0, 0, 3] == 0  # vitreous
+    assert scans.place(name, number, 0, column)["similarity"] is None
+    with pytest.raises(KeyError):
+        scans.overlay_png(name, "similarity", number, -1)
+    assert pixels(scans.overlay_png(name, "tubes", number)).any()
+
+
+def test_a_file_that_is_gone_or_changed_is_reported_and_the_rest_goes_on(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "store", tmp_path / "deep" / "store")
+    alone = open_scans(tmp_path / "deep" / "store")
+    first, second = sorted(alone.ids)
+    assert "--scans" in alone.native_about(first)["reason"]
+    assert alone.slice_png(first, 0)
+    shutil.copytree(folder / "eyes", tmp_path / "moved")
+    entry = alone.volumes.entry(first)
+    other = alone.volumes.entry(second)
+    shutil.copy(tmp_path / "moved" / other["file"], tmp_path / "moved" / entry["file"])
+    moved = open_scans(tmp_path / "deep" / "store", [str(tmp_path / "moved")])
+    assert "changed since ingest" in moved.native_about(first)["reason"]
+    assert moved.native_about(second)["reason"] == ""  # under another path, with the same pixels
+    with pytest.raises(UsageError, match="no folder of scans"):
+        open_scans(folder / "store", [str(tmp_path / "nothing")])
+
+
+def test_labels_of_graders_are_laid_over_and_another_shape_is_reported(folder: Path, tmp_path: Path) -> None:
+    names = sorted(open_scans(folder / "store").ids)
+    shape = open_scans(folder / "store").native(names[0]).volume.shape
+    codes = np.zeros(shape, np.uint8)
+    codes[:, 4:9] = 1
+    for name, labels in zip(names, (codes, codes[:, :-1]), strict=True):
+        np.savez(tmp_path / f"{name}.npz", labels=labels, names=np.array(["fluid"]))
+    scans = open_scans(folder / "store", labels=tmp_path)
+    painted = pixels(scans.overlay_png(names[0], "labels", 0))
+    assert (painted[..., 3] > 0).sum() == 5 * shape[2]
+    assert scans.class_names(names[0], "labels")[0]["name"] == "fluid"
+    with pytest.raises(UsageError, match="voxels"):
+        scans.overlay_png(names[1], "labels", 0)
+
+
+def test_the_list_is_given_out_in_pages(made: Path) -> None:
+    volumes = VolumeList(Store.open(made / "store"))
+    first, second = volumes.page(limit=5), volumes.page(limit=5, offset=5)
+    assert (first["total"], first["matching"], len(first["volumes"])) == (12, 12, 5)
+    assert not {row["id"] for row in first["volumes"]} & {row["id"] for row in second["volumes"]}
+    wanted = second["volumes"][3]["id"]
+    assert volumes.page(limit=5, around=wanted) == second
+    assert [row["id"] for row in volumes.page(search=f"MACULA {wanted}")["volumes"]] == [wanted]
+    assert volumes.page(order="doubt")["volumes"][0]["axes"][0]["uncertain"]
+    assert len(volumes.page(limit=10**9)["volumes"]) <= MAX_PAGE
+    others = volumes.same_person(wanted)
+    assert len(others) == 1
+    assert "person" not in json.dumps(others)
+
+
+def test_a_run_is_followed_while_it_trains(demo: Path) -> None:
+    run = demo / "run"
+    shutil.move(run / "checkpoints", demo / "later")
+    scans = open_scans(run)
+    before = scans.live_answer()
+    assert (before["update"], before["finished"], before["checkpoint"]) == (2, False, "")
+    assert before["charts"][0]["y"] == [1.0, 0.5]
+    assert scans.about()["encoder"] == ""
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"update": 3, "train/loss": 0.25, "monitor/lidar": 1.0, "alarms": {"rankme": "collapse"}}) + "\n"
+        )
+    shutil.move(demo / "later", run / "checkpoints")
+    after = scans.live_answer()
+    assert after["update"] == 3
+    assert after["charts"][0]["y"] == [1.0, 0.5, 0.25]
+    assert after["alarms"] == [{"update": 3, "monitor": "rankme", "message": "collapse"}]
+    assert scans.about()["encoder"] == "tiny_cpu"  # a checkpoint has come
+    assert LiveRun(demo).answer()["charts"] == []
