@@ -1,0 +1,41 @@
+"""Encoders of others beside each other on one board, narrow and with random weights in their published layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from octjepa.leaderboard.board import run_board
+from synthetic import MemoryStore, small_recipe
+
+NAMES = ("retfound", "visionfm", "dinov2", "mirage", "octcube")
+CODE = """
+from dataclasses import replace
+from octjepa.external.published import PUBLISHED
+
+IMAGES = {"mirage": (64, 64), "octcube": (6, 32, 32), "dinov2": (28, 28)}
+for name in ("retfound", "visionfm", "dinov2", "mirage", "octcube"):
+    narrow = replace(PUBLISHED[name], sizes={16: (2, 2)}, image=IMAGES.get(name, (32, 32)))
+    globals()[name] = narrow.load
+"""
+
+
+@pytest.mark.slow
+def test_five_encoders_of_others_stand_on_one_board(layouts, install_package, tmp_path):
+    install_package("narrow", "octjepa.encoders", "\n".join(f"narrow_{n} = narrow:{n}" for n in NAMES), CODE)
+    store = MemoryStore(small_recipe().preprocessing, train=24, val=18)
+    store.table.loc[store.table.index[-10:], "split"] = "test"
+    rows = [f"{person}\t{int(number % 3 == 2)}\n" for number, person in enumerate(store.table["person_id"])]
+    (tmp_path / "labels.tsv").write_text("person_id\tsick\n" + "".join(rows))
+    for name in NAMES:
+        torch.save(layouts[name](), tmp_path / f"{name}.pth")
+    entries = [f"{name}=narrow_{name}:{tmp_path / name}.pth" for name in NAMES]
+    board = run_board(entries, tmp_path / "labels.tsv", ["sick"], store, tmp_path / "tables", "retfound", bootstrap=100)
+    primary = {row["name"]: row for row in board.rows if row["primary"]}
+    assert set(NAMES) <= set(primary)
+    assert {f"untrained:{name}" for name in NAMES} <= set(primary) or "untrained" in primary
+    assert all(np.isfinite(primary[name]["value"]) for name in NAMES)
+    assert {row["name"] for row in board.comparisons} == set(NAMES) - {"retfound"}
+    for name in NAMES:
+        assert any(note.startswith(f"{name}: encoder ") and "sha256" in note for note in board.notes)
