@@ -5,7 +5,7 @@
 The two eyes of Chiu et al. (2015) are encoded at each quality and read again. Per eye and quality: the share of voxels
 taken for fill; B-scans in which text is seen, though none was painted; the share of A-scans of which anything between
 the graded ILM and Bruch's membrane was blanked; the mean absolute error of the found surfaces against either grader in
-um (`graders_*`: of one grader against the other); and for a name painted beside the retina the share of its ink that
+um (`graders_*`: of one grader against the other), and the share of A-scans more than 50 um from their middle; and for a name painted beside the retina the share of its ink that
 is covered, the worst of three sizes. Quality null is the scan without compression. Half a minute on one core.
 """
 
@@ -36,6 +36,7 @@ from octjepa.volume import OCTVolume
 EYES = ("01", "04")
 QUALITIES: tuple[int | None, ...] = (None, 98, 95, 90, 85, 80, 70, 60)
 SIZES = (10, 12, 16)  # of painted text, in pixels
+_WRONG_MM = 0.05
 _GRADED = {"ilm": 0, "bm": 7}  # of the graders' eight surfaces
 
 
@@ -62,7 +63,10 @@ def covered_share(pixels: np.ndarray, quality: int | None) -> float:
 
 
 def surface_errors(volume: OCTVolume, graders: list[np.ndarray]) -> dict[str, float]:
-    """ilm_um_1, ...: mean absolute distance of the found surfaces from those of each grader, where both graded."""
+    """ilm_um_1, ...: mean absolute distance of the found surfaces from those of each grader, where both graded.
+
+    ilm_wrong, bm_wrong: share of A-scans more than 50 um from the middle of both.
+    """
     _, height, width = volume.shape
     _, dy, dx = volume.spacing_mm
     preprocessing = Preprocessing()
@@ -80,6 +84,8 @@ def surface_errors(volume: OCTVolume, graders: list[np.ndarray]) -> dict[str, fl
         both = ~np.isnan(graded_mm[0]) & ~np.isnan(graded_mm[1])
         for number, true_mm in enumerate(graded_mm, start=1):
             errors[f"{name}_um_{number}"] = float(np.abs(depth_mm - true_mm)[both].mean()) * 1000
+        middle = (graded_mm[0] + graded_mm[1]) / 2
+        errors[f"{name}_wrong"] = float((np.abs(depth_mm - middle)[both] > _WRONG_MM).mean())
         errors[f"graders_{name}_um"] = float(np.abs(graded_mm[0] - graded_mm[1])[both].mean()) * 1000
     return errors
 

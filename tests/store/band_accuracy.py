@@ -1,6 +1,7 @@
 """How far the found membranes lie from the phantom's true ones, per device or per shape of eye.
 
 Command: python tests/store/band_accuracy.py [--people N] [--size small|full] [--seed N] [--shapes SEEDS]
+    [--difficulty plain|realistic|exam] [--noise LEVELS --light SHARE]
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -19,13 +21,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from band_error import Errors, errors_um
 from octjepa.ingest import read_volume
 from octjepa.phantom import DEVICES, SURFACES, read_truth, write_cohort
+from octjepa.phantom.person import Difficulty
 from octjepa.recipe import Preprocessing
+from octjepa.volume import OCTVolume
 from shaped_eye import SHAPES, shaped_eye
 
 
-def of_file(path: Path, truth: Path, preprocessing: Preprocessing) -> Errors:
+def noisier(volume: OCTVolume, noise: float, light: float, seed: int) -> OCTVolume:
+    """A scan with a share of its light over the vitreous, and Gaussian noise of so many intensity levels."""
+    if not noise:
+        return volume
+    floor = np.median(volume.pixels[:, :10])
+    drawn = np.random.default_rng(seed).normal(0, noise, volume.shape)
+    pixels = np.clip(floor + (volume.pixels - floor) * light + drawn, 0, 255).astype(np.uint8)
+    return replace(volume, pixels=pixels, content_hash="")
+
+
+def of_file(path: Path, truth: Path, preprocessing: Preprocessing, noise: float, light: float) -> Errors:
     """Of a phantom file. A membrane on the retina belongs to its tissue: the band is to begin there."""
-    volume = read_volume(path)
+    volume = noisier(read_volume(path), noise, light, int(path.stem[-6:].replace(".", "")))
     known = read_truth(truth)
     ilm, bm = (known.surfaces_px[SURFACES.index(name)] for name in ("ilm", "bm"))
     if "epiretinal_membrane" in known.masks:
@@ -35,17 +49,19 @@ def of_file(path: Path, truth: Path, preprocessing: Preprocessing) -> Errors:
     return errors_um(volume, ilm, bm, preprocessing)
 
 
-def table(people: int, size: str, seed: int = 5) -> dict[str, dict[str, float]]:
+def table(
+    people: int, size: str, seed: int, difficulty: Difficulty, noise: float, light: float
+) -> dict[str, dict[str, float]]:
     """device -> {ilm, bm: mean absolute error in um, ilm_bias, bm_bias, ilm_wrong, bm_wrong: share beyond 50 um}."""
     collected: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cohort"
-        write_cohort(out, people=people, seed=seed, size=size)
+        write_cohort(out, people=people, seed=seed, size=size, difficulty=difficulty)
         for path in sorted(out.rglob("*.dcm")):
             truth = out / "truth" / f"{path.stem.rsplit('_', 1)[1]}.npz"
-            for name, error in of_file(path, truth, Preprocessing()).items():
+            for name, error in of_file(path, truth, Preprocessing(), noise, light).items():
                 collected[path.parent.parent.name][name].append(error.ravel())
-    return {device: summary(collected[device]) for device in DEVICES}
+    return {device: summary(collected[device]) for device in DEVICES if device in collected}
 
 
 def summary(collected: dict[str, list[np.ndarray]]) -> dict[str, float]:
@@ -77,7 +93,16 @@ if __name__ == "__main__":
     parser.add_argument("--size", default="small")
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--shapes", type=int, default=0, metavar="SEEDS", help="chosen shapes instead of a cohort")
+    parser.add_argument("--difficulty", default="plain")
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--light", type=float, default=1.0)
     arguments = parser.parse_args()
-    done = shapes(arguments.shapes) if arguments.shapes else table(arguments.people, arguments.size, arguments.seed)
+    done = (
+        shapes(arguments.shapes)
+        if arguments.shapes
+        else table(
+            arguments.people, arguments.size, arguments.seed, arguments.difficulty, arguments.noise, arguments.light
+        )
+    )
     for device, row in done.items():
         print(device, {name: round(value, 3) for name, value in row.items()})

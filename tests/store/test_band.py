@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,3 +27,19 @@ def test_both_surfaces_are_found_whatever_the_shape(shape: str) -> None:
     allowed = _HARDER.get(shape, (0.01, 0.01))
     assert (ilm > 50).mean() <= allowed[0]
     assert (bruch > 50).mean() <= allowed[1]
+
+
+def test_noise_hides_a_layer_in_one_b_scan_and_not_in_seven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the light under noise of 40 intensity levels, with B-scans that jump: a tenth was lost."""
+    eye = shaped_eye("topcon_maestro2", "healthy", seed=2, motion=3)
+    drawn = np.random.default_rng(0).normal(0, 40, eye.volume.shape)
+    floor = np.median(eye.volume.pixels[:, :10])
+    pixels = np.clip(floor + (eye.volume.pixels - floor) / 3 + drawn, 0, 255).astype(np.uint8)
+    noisy = replace(eye.volume, pixels=pixels, content_hash="")
+
+    def wrong() -> float:
+        return float((np.abs(errors_um(noisy, eye.ilm, eye.bm, Preprocessing())["bm"]) > 50).mean())
+
+    assert wrong() < 0.04
+    monkeypatch.setattr("octjepa.store.surfaces._LOST_SHARE", 2.0)  # each B-scan by itself
+    assert wrong() > 0.08

@@ -26,6 +26,10 @@ _MIN_RETINA_MM = 0.05
 _COARSE_MM = (0.016, 0.14)  # depth and column pitch of the image that is searched first
 _REFINE_MM = 0.05  # largest error of the first search
 TORN_MM, TORN_SHARE = 0.1, 0.01  # jumps of thickness between coarse columns, and the share that calls for a repair
+_LOST_SHARE, _NOISY = 0.05, 0.15  # of the A-scans that far off, in noise of that share of the contrast: neighbouring
+# B-scans are searched together. Without noise it is disease that is far off.
+_WEIGHTS = (3, 2, 1, 1)  # then, of a B-scan, of those beside it, and further on
+_ALIGN_MM = 0.2  # largest axial jump between B-scans that are searched together
 _AROUND_FRAMES, _AROUND_MM = 7, 1.5  # B-scans and width over which a torn ILM takes the median thickness
 _MIN_LIGHT = 0.38  # least share of an A-scan's intensity above Bruch's membrane
 
@@ -248,6 +252,11 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], depth_mm: float, column_mm:
     step = max(1, width // 32)  # the common surface is smooth: few A-scans suffice
     first = _best_path(bruch[::step], climb_cost * step)
     common = fit_surface(first, coarse_mm, columns=np.arange(width) / step)
+    off_mm = np.abs(first - (common.surface + common.offsets[:, None])[:, ::step]) * coarse_mm
+    if noise > _NOISY * contrast and (off_mm > _WRONG_LAYER_MM).mean() > _LOST_SHARE:
+        bruch = _average_neighbours(bruch, _axial_shifts(coarse, coarse_mm))
+        first = _best_path(bruch[::step], climb_cost * step)
+        common = fit_surface(first, coarse_mm, columns=np.arange(width) / step)
     # Second search, near the common surface: over atrophy the path would follow the end of the bright choroid, and a
     # B-scan that took the nerve fibre layer for the RPE is corrected.
     offsets = np.where(np.abs(common.offsets) * coarse_mm > _WRONG_LAYER_MM, 0, common.offsets)
@@ -271,6 +280,35 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], depth_mm: float, column_mm:
     bm, ilm = _refine(fine, to_fine(bm_depth), to_fine(ilm_depth), to_fine(expected))
     ilm = np.minimum(ilm, bm - _MIN_RETINA_MM / depth_mm)
     return Surfaces(np.maximum(ilm, 0), bm, contrast, noise)
+
+
+def _axial_shifts(image: Float[np.ndarray, "W D H"], depth_mm: float) -> list[np.ndarray]:
+    """Depth indices by which the tissue of each B-scan lies deeper in the next one, in the next but one, and so on.
+
+    By cross-correlation of whole B-scans, which noise hardly moves; one array [D - step] for each further weight.
+    """
+    depth, height = image.shape[1:]
+    spectrum = np.fft.rfft(image - image.mean(axis=(0, 2), keepdims=True), n=2 * height, axis=2)
+    reach = round(_ALIGN_MM / depth_mm)
+    shifts = []
+    for step in range(1, min(len(_WEIGHTS), depth)):
+        products = (spectrum[:, :-step].conj() * spectrum[:, step:]).sum(axis=0)  # [D - step, frequencies]
+        match = np.fft.irfft(products, axis=1)[:, np.arange(-reach, reach + 1)]
+        shifts.append(match.argmax(axis=1) - reach)
+    return shifts
+
+
+def _average_neighbours(score: Float[np.ndarray, "W D H"], shifts: list[np.ndarray]) -> np.ndarray:
+    """[W, D, H] Weighted means of the scores of neighbouring B-scans, each moved by its shift."""
+    depth, height = score.shape[1:]
+    total, weight = np.float32(_WEIGHTS[0]) * score, np.full((depth, 1), _WEIGHTS[0], np.float32)
+    for step, (own, shift) in enumerate(zip(_WEIGHTS[1:], shifts, strict=False), start=1):
+        first, last = slice(None, depth - step), slice(step, None)
+        for here, there, deeper in ((first, last, shift), (last, first, -shift)):
+            position = np.clip(np.arange(height) + deeper[:, None], 0, height - 1)[None]
+            total[:, here] += np.float32(own) * np.take_along_axis(score[:, there], position, axis=2)
+            weight[here] += own
+    return total / weight
 
 
 def _surface_cost(distance: Float[np.ndarray, "W D H"], depth_mm: float) -> np.ndarray:
