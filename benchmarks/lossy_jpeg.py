@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/lossy_jpeg.py --out docs/lossy_jpeg.json
 
-The two eyes of Chiu et al. (2015) are encoded at each quality and read again. Per eye and quality: the share of voxels
-taken for fill; B-scans in which text is seen, though none was painted; the share of A-scans of which anything between
-the graded ILM and Bruch's membrane was blanked; the mean absolute error of the found surfaces against either grader in
-um (`graders_*`: of one grader against the other), and the share of A-scans more than 50 um from their middle; and for a name painted beside the retina the share of its ink that
-is covered, the worst of three sizes. Quality null is the scan without compression. Half a minute on one core.
+The two eyes of Chiu et al. (2015) are encoded at each quality and read again. Per eye and quality: the share of
+voxels taken for fill; B-scans in which text is seen, though none was painted; the share of A-scans of which anything
+between the graded ILM and Bruch's membrane was blanked; the mean absolute error of the found surfaces against either
+grader in um (`graders_*`: of one grader against the other), and the share of A-scans more than 50 um from their
+middle; and for a name painted beside the retina the share of its ink that is covered, the worst of three sizes.
+Quality null is the scan without compression. Two minutes on one core.
 """
 
 from __future__ import annotations
