@@ -9,6 +9,13 @@ from octjepa.errors import install_command
 
 
 class Installed:
+    requires = (
+        "torch>=2.9",
+        "transformers>=4.53; extra == 'hf'",
+        's3fs>=2024.10 ; extra == "s3"',
+        "x>1; extra == 's3'",
+    )
+
     def __init__(self, origin: dict[str, object] | None) -> None:
         self.origin = origin
 
@@ -21,7 +28,8 @@ class Installed:
     ("origin", "message"),
     [
         ({"dir_info": {"editable": True}}, 'pip install -c constraints.txt -e ".[hf]", in the checkout'),
-        ({"dir_info": {}}, 'pip install "octjepa[hf]"'),
+        ({"dir_info": {}}, 'pip install "transformers>=4.53"'),
+        ({"archive_info": {}}, 'pip install "transformers>=4.53"'),
         (None, 'pip install "octjepa[hf]"'),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,16 +83,18 @@ class VolumeRejected(OctjepaError):
 def install_command(extra: str) -> str:
     """The command that adds `extra` to this installation of octjepa, for messages about a library that is missing.
 
-    In a checkout it installs from the checkout, with pinned versions: an index may hold another package of the name.
+    In a checkout it installs from the checkout, with pinned versions. What was installed from a wheel or a folder gets
+    the extra's libraries by their names: an index may hold another package that is called octjepa.
     """
-    if _from_checkout():
-        return f'pip install -c constraints.txt -e ".[{extra}]", in the checkout'
-    return f'pip install "octjepa[{extra}]"'
-
-
-def _from_checkout() -> bool:
     try:
-        origin = importlib.metadata.distribution("octjepa").read_text("direct_url.json")
+        installed = importlib.metadata.distribution("octjepa")
     except importlib.metadata.PackageNotFoundError:  # run from its sources, not installed
-        return True
-    return origin is not None and bool(json.loads(origin).get("dir_info", {}).get("editable"))
+        return f'pip install -c constraints.txt -e ".[{extra}]", in the checkout'
+    origin = installed.read_text("direct_url.json")
+    if origin is None:
+        return f'pip install "octjepa[{extra}]"'
+    if json.loads(origin).get("dir_info", {}).get("editable"):
+        return f'pip install -c constraints.txt -e ".[{extra}]", in the checkout'
+    mark = re.compile(rf"^(.*?)\s*;\s*extra\s*==\s*['\"]{re.escape(extra)}['\"]$")
+    libraries = [match[1] for one in installed.requires or () if (match := mark.match(one))]
+    return "pip install " + " ".join(f'"{library}"' for library in libraries)

@@ -1,4 +1,4 @@
-"""Encoders that come with the package, by name: usable offline, right after installation."""
+"""What comes with the package beside its code: encoders by name, and the files of the repository that a wheel holds."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def shipped(name: str | Path) -> Path | None:
     if str(name) not in shipped_names() or Path(name).exists():
         return None
     return _FOLDER / str(name)
+
+
+def shipped_files() -> Path:
+    """The folder of `constraints.txt`, `scripts/launch` and `scripts/licences`: the checkout, or the wheel's own."""
+    inside = Path(__file__).with_name("shipped_files")
+    return inside if inside.is_dir() else Path(__file__).parents[2]
+
+
+if __name__ == "__main__":
+    print(shipped_files())

@@ -237,7 +237,7 @@ def test_a_python_that_is_too_old_is_refused_early_and_clearly(tmp_path: Path) -
         check=False,
     )
     assert message.returncode == 1
-    assert "no Python 3.11 or newer found" in message.stderr
+    assert "no Python 3.11, 3.12 or 3.13 found" in message.stderr
     assert not (tmp_path / ".venv").exists()
 
 

@@ -90,8 +90,12 @@ def read_manifest(folder: Location) -> dict[str, Any]:
         with local_file(folder, MANIFEST) as path:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if manifest["schema"] != SCHEMA:
+            newer = manifest["schema"] > SCHEMA
+            way_out = (
+                "update octjepa" if newer else "use the octjepa that wrote it (export takes its weights), or train anew"
+            )
             raise CheckpointError(
-                f"{folder}/{MANIFEST} has schema {manifest['schema']}, this version of octjepa reads {SCHEMA}"
+                f"{folder}/{MANIFEST} has schema {manifest['schema']}, this octjepa reads {SCHEMA}: {way_out}"
             )
         valid = isinstance(manifest["update"], int) and all(file["sha256"] for file in manifest["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):

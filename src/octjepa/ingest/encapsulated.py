@@ -27,6 +27,9 @@ _STARTS = (_JPEG, _J2K, _JP2)
 _END_OF_IMAGE = b"\xff\xd9"
 _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's and JPEG-LS's
 
+# The way out where a library of the core installation is gone; `octjepa doctor codecs` tries every transfer syntax.
+INSTALL_DECODERS = "pip install pylibjpeg-openjpeg python-gdcm pyjpegls pillow"
+
 
 @dataclass(frozen=True)
 class StreamHeader:
@@ -119,7 +122,7 @@ class FrameDecoder:
         except NotImplementedError:
             raise rejection("no_decoder", f"transfer syntax {syntax.name} has no decoder") from None
         if not self._decoder.is_available:
-            raise rejection("no_decoder", f"no installed plugin decodes {syntax.name}")
+            raise rejection("no_decoder", f"no installed library decodes {syntax.name}: {INSTALL_DECODERS}")
         # The fastest of several: gdcm's RLE is ten times as fast as pydicom's, OpenJPEG a third faster than gdcm,
         # Pillow's JPEG three times as fast.
         wanted = {"RLE": "gdcm", "JPEG 2000": "pylibjpeg", "JPEG Baseline": "pillow"}

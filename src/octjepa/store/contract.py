@@ -13,6 +13,7 @@ from octjepa.store.canonical import CANONICAL_VERSION
 from octjepa.store.storage import MARKER
 
 SCHEMA_VERSION = 1
+OLDEST_SCHEMA = 1  # what a change of schema has to raise, unless it brings a migration
 
 
 def contract_text(preprocessing: Preprocessing) -> str:
@@ -29,7 +30,7 @@ def contract_text(preprocessing: Preprocessing) -> str:
 def read_contract(store: Path) -> tuple[Preprocessing, int]:
     """(preprocessing, canonical version) of the store in a folder.
 
-    Raises UsageError: not a store, a newer schema, a damaged store.json.
+    Raises UsageError: not a store, a newer or too old schema, a damaged store.json.
     """
     marker = store / MARKER
     if not marker.is_file():
@@ -40,6 +41,11 @@ def read_contract(store: Path) -> tuple[Preprocessing, int]:
         if schema > SCHEMA_VERSION:
             raise UsageError(
                 f"the store {store} has schema {schema}, this octjepa reads up to {SCHEMA_VERSION}: update octjepa"
+            )
+        if schema < OLDEST_SCHEMA:
+            raise UsageError(
+                f"the store {store} has schema {schema}, this octjepa reads {OLDEST_SCHEMA} and newer: "
+                "ingest the scans again into a new --store folder, or use the octjepa that wrote it"
             )
         preprocessing = Preprocessing.model_validate(content["contract"])
         return preprocessing, int(content.get("canonical_version", 0))  # the first stores did not record it
