@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from pydicom.pixels import iter_pixels
 
+from oct_dicom import make_dataset, retina, save
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.orientation import is_transposed, is_upside_down
+from octjepa.ingest import read_volume
+from octjepa.ingest.orientation import is_transposed, is_upside_down, wrapped_column
 from octjepa.phantom import DEVICES, make_eye
 
 
 def check(pixels: np.ndarray) -> None:
     assert not is_transposed(pixels)
     assert not is_upside_down(pixels)
+    assert not wrapped_column(pixels)
     assert is_upside_down(pixels[:, ::-1])
     assert is_transposed(pixels.swapaxes(1, 2))
     with pytest.raises(VolumeRejected, match="not_b_scans"):
@@ -39,3 +42,11 @@ def test_a_picture_of_nothing_is_left_as_it_is() -> None:
 def test_real_eyes(real_scans: Path) -> None:
     for path in sorted(real_scans.glob("*.dcm")):
         check(np.stack(list(iter_pixels(path, indices=range(0, 10, 2)))))
+
+
+def test_rows_that_begin_in_the_middle_of_a_b_scan_are_refused_for_that(tmp_path: Path) -> None:
+    """Sixteen bytes too many before the pixels, as of a header that is longer than it says."""
+    dataset = make_dataset(retina(8, 64, 48))
+    dataset.PixelData = bytes(16) + dataset.PixelData[:-16]
+    with pytest.raises(VolumeRejected, match="header_contradicts_pixels: every B-scan begins at its column 16"):
+        read_volume(save(dataset, tmp_path / "scan.dcm"))

@@ -24,6 +24,10 @@ _FLIPPED_DIFFERENCE = 0.08  # of the intensity above the tissue over that below,
 _EDGE = 0.45  # share of an A-scan's contrast at which tissue begins
 _DEPTH_SAMPLES = 64  # about as many as an A-scan is reduced to
 MAX_LOCALIZERS = 2  # frames of another kind that a volume may hold
+_SEAM, _FEWEST_COLUMNS = (
+    3.0,
+    16,
+)  # jump between two columns over the next largest, where all rows begin in the middle of a B-scan
 _PARALLEL, _ACROSS = 0.99, 0.5  # cosines between the normals of B-scans; of a B-scan and an en face image
 _RADIAL_DEGREES = 30.0  # a raster's lines are parallel; a radial scan's turn through 180 degrees
 
@@ -75,6 +79,22 @@ def is_upside_down(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
     if not len(ascans):
         return False
     return _intensity_before_tissue(ascans) > _intensity_before_tissue(ascans[:, ::-1]) + _FLIPPED_DIFFERENCE
+
+
+def wrapped_column(pixels: UInt8[np.ndarray, "F H W"]) -> int:
+    """The column at which the B-scans begin, 0 where they are whole.
+
+    Bytes lost or put in before the pixels shift every row: its end stands before its beginning. Then one jump between
+    columns is far larger than all others, and the last column goes on in the first.
+    """
+    if pixels.shape[2] < _FEWEST_COLUMNS:
+        return 0
+    mean = pixels.mean(axis=0, dtype=np.float32)  # [H, W]
+    jumps = np.abs(np.diff(mean, axis=1)).mean(axis=0)
+    at = int(jumps.argmax())
+    around = float(np.abs(mean[:, 0] - mean[:, -1]).mean())
+    wrapped = jumps[at] > _MIN_VARIATION / 2 and around < jumps[at] / 2
+    return at + 1 if wrapped and jumps[at] > _SEAM * np.delete(jumps, at).max() else 0
 
 
 def _angle_spread_degrees(directions: np.ndarray) -> float:

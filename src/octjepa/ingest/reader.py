@@ -29,6 +29,7 @@ from octjepa.ingest.orientation import (
     is_transposed,
     is_upside_down,
     localizer_frames,
+    wrapped_column,
 )
 from octjepa.ingest.personal_data import mask_path
 from octjepa.ingest.picture_frames import damaged_frames, picture_frames
@@ -207,7 +208,7 @@ def _check_repeats(pixels: UInt8[np.ndarray, "F H W"], notes: list[str]) -> None
 def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, float] | None]:
     """(pixels, (depth, column) spacing) with the A-scans along axis 1 and the vitreous on top.
 
-    Raises VolumeRejected not_b_scans.
+    Raises VolumeRejected: not_b_scans, header_contradicts_pixels.
     """
     pixels, pixel_spacing = scan.pixels, scan.pixel_spacing_mm
     damaged = damaged_frames(pixels)  # a few of them would decide
@@ -219,6 +220,11 @@ def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"]
             depth_mm, column_mm = pixel_spacing[::-1]  # stated for rows and columns as they are stored
             if is_plausible("depth", depth_mm) and is_plausible("column", column_mm):
                 pixel_spacing = depth_mm, column_mm
+    if column := wrapped_column(intact):
+        raise rejection(
+            "header_contradicts_pixels",
+            f"every B-scan begins at its column {column}: bytes are missing or too many before the pixels",
+        )
     if is_upside_down(intact):
         notes.append("turned_upright")
         pixels = np.ascontiguousarray(pixels[:, ::-1])
