@@ -1,4 +1,4 @@
-# Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 or newer.
+# Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
 .PHONY: help core setup demo test test-all test-xla check format bench exam docs lock
 

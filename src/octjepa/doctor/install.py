@@ -20,7 +20,7 @@ from importlib.resources import files
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.doctor.checks import Check, Setup, register
+from octjepa.doctor.checks import Check, Setup, State, register
 from octjepa.errors import install_command
 from octjepa.ingest.pixels import decode_pixels
 from octjepa.train.run_folder import code_hash
@@ -34,6 +34,7 @@ _REQUIREMENT = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?(?P<limits>[^;]*)(?:;.*extra == ['\"](?P<extra>[\w-]+))?"
 )
 _OLDEST_PYTHON = (3, 11)
+_UNTRIED_PYTHON = (3, 14)  # as requires-python in pyproject.toml
 
 
 @register("libraries", "libraries within their limits", "make setup in the checkout, or pip install --upgrade octjepa")
@@ -44,9 +45,11 @@ def library_checks(setup: Setup) -> Iterator[Check]:
         parts = _REQUIREMENT.match(requirement)
         if parts is not None and parts["name"] != "octjepa":
             by_extra.setdefault(parts["extra"] or "", []).append((parts["name"], parts["limits"].strip(" ()")))
-    recent = sys.version_info >= _OLDEST_PYTHON
-    to_do = "" if recent else "use 3.11 or newer"
-    yield Check("python", "ok" if recent else "failed", platform.python_version(), "3.11 or newer", to_do)
+    status: State = "ok" if _OLDEST_PYTHON <= sys.version_info < _UNTRIED_PYTHON else "warning"
+    if sys.version_info < _OLDEST_PYTHON:
+        status = "failed"
+    to_do = "" if status == "ok" else "use 3.11, 3.12 or 3.13: others were not tried"
+    yield Check("python", status, platform.python_version(), "3.11 to 3.13", to_do)
     yield Check("octjepa", "ok", f"{importlib.metadata.version('octjepa')}, code {code_hash()[:12]}",
                 "the same code on every machine of a run: compare this hash")  # fmt: skip
     yield _required_libraries(by_extra.pop("", []))
