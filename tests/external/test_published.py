@@ -254,6 +254,12 @@ def test_a_file_of_another_encoder_is_named(layouts, tmp_path):
     path = saved(tmp_path / "weights.pth", layouts["mirage"]())
     with pytest.raises(CheckpointError, match=r"lacks blocks\.0.*its names are those of mirage: write mirage:PATH"):
         load_external(f"retfound:{path}")
+    path = saved(tmp_path / "dino.pth", layouts["dinov2"]())
+    with pytest.raises(CheckpointError, match=r"its names are those of dinov2 and .*: write dinov2:PATH"):
+        load_external(f"mirage:{path}")
+    tuned = {name: value for name, value in layouts["retfound"]().items() if not name.startswith("norm.")}
+    with pytest.raises(CheckpointError, match=r"lacks norm\.weight; is it the file that github"):
+        load_external(f"retfound:{saved(tmp_path / 'tuned.pth', tuned)}")
     path = saved(tmp_path / "resnet.pth", {"conv1.weight": torch.zeros(3)})
     with pytest.raises(CheckpointError, match=r"holds 1 tensors such as conv1\.weight.*is it the file that github"):
         load_external(f"mirage:{path}")

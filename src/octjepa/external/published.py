@@ -120,6 +120,7 @@ class Published:
     def _other_keys(self, weights: StateDict, path: Path) -> str:
         missing = ", ".join(sorted(set(self.keys) - weights.keys()))
         fitting = [name for name, other in PUBLISHED.items() if set(other.keys) <= weights.keys()]
+        fitting.sort(key=lambda name: -len(PUBLISHED[name].keys))  # the most particular first
         remedy = (
             f"its names are those of {' and '.join(fitting)}: write {fitting[0]}:PATH"
             if fitting
@@ -164,22 +165,22 @@ def _split_checksum(path: Path) -> tuple[Path, str]:
     return (Path(text), checksum.lower()) if sign and not path.exists() else (path, "")
 
 
-_MAE_KEYS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder_embed.weight")
-_DINO_KEYS = _MAE_KEYS[:-1]
+# A network that was tuned with another norm (fc_norm) lacks norm.weight, and is not what its authors published.
+_VIT_KEYS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight")
 
 PUBLISHED: dict[str, Published] = {
     "retfound": Published(
         "RETFound (MAE, ViT-L/16)", "github.com/rmaphoh/RETFound_MAE", "CC BY-NC 4.0",
-        {1024: (24, 16)}, (16, 16), (224, 224), _MAE_KEYS,
+        {1024: (24, 16)}, (16, 16), (224, 224), _VIT_KEYS,
     ),
     "visionfm": Published(
         "VisionFM (ViT-B/16)", "github.com/ABILab-CUHK/VisionFM", "see its repository",
-        {768: (12, 12)}, (16, 16), (224, 224), _DINO_KEYS,
+        {768: (12, 12)}, (16, 16), (224, 224), _VIT_KEYS,
         mean=(0.211, 0.211, 0.211), std=(0.176, 0.176, 0.176),  # its utils.get_stats("OCT")
     ),
     "dinov2": Published(
         "DINOv2 (ViT-S, B, L or g/14)", "github.com/facebookresearch/dinov2", "Apache-2.0",
-        {**_VIT_SIZES, 1536: (40, 24)}, (14, 14), (224, 224), (*_DINO_KEYS, "blocks.0.ls1.gamma"),
+        {**_VIT_SIZES, 1536: (40, 24)}, (14, 14), (224, 224), (*_VIT_KEYS, "blocks.0.ls1.gamma"),
     ),
     "dinov3": Published(
         "DINOv3 (ViT/16)", "github.com/facebookresearch/dinov3", "DINOv3 License",
