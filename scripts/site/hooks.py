@@ -30,6 +30,7 @@ OUTSIDE = {
     "CITATION.cff": "files/CITATION.cff.txt",
 }
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+NESTED = re.compile(r"^ {2,3}(?=[-*] )", re.MULTILINE)  # Python-Markdown nests by four spaces, GitHub by two
 LIST_AFTER_TEXT = re.compile(r"^(?P<text>(?![-*|>#\d ]|```)[^\n]*\S[^\n]*)\n(?=[-*] |1\. )", re.MULTILINE)
 
 
@@ -66,7 +67,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     blocks = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     prose = [
-        part if part.startswith("```") else LIST_AFTER_TEXT.sub(r"\g<text>\n\n", LINK.sub(rewritten, part))
+        part
+        if part.startswith("```")
+        else LIST_AFTER_TEXT.sub(r"\g<text>\n\n", NESTED.sub("    ", LINK.sub(rewritten, part)))
         for part in blocks
     ]
     return "".join(prose)
