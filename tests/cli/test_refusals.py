@@ -90,7 +90,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["inspect", "/dev/null"], "neither a file nor a folder"),
         (["split", "NEW"], "no store at"),
         (["split", "EMPTY"], "is no store"),
-        (["split", "STORE", "--by", "luck"], "recommended or stratified"),
+        (["split", "STORE", "--by", "luck"], "'recommended', 'stratified'"),
         (["plan", "smoke_test", "--store", "TEXTS"], "is no store"),
         (["plan", "smoke_test", "--measure"], "give it by --store"),
         (["pretrain", "smoke_test", "--store", "NEW", "--out", "NEW2"], "no store at"),

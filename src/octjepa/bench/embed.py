@@ -17,13 +17,14 @@ import torch
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import phantom_store
 from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.pooling import DEFAULT_POOL
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.shard import intensity_histogram
 from octjepa.store import Store
 
 ENCODER = "phantom-tiny"
-POOL = "mean_std_max"
+POOL = DEFAULT_POOL
 
 
 def one_by_one(store: Store, out: Path) -> int:

@@ -28,7 +28,8 @@ POOL_WIDTHS = {
     "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
     "zones": 2 * REGIONS,
 }  # fmt: skip
-DEFAULT_POOLS = ("mean_std_max",)
+DEFAULT_POOL = "mean_std_max"  # of every verb; `PretrainedEncoder.embed` gives one token width, the mean
+DEFAULT_POOLS = (DEFAULT_POOL,)
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 

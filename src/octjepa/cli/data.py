@@ -160,7 +160,7 @@ def inspect(
 def split(
     store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
     by: Annotated[
-        str,
+        Literal["recommended", "stratified"],
         typer.Option(
             "--by",
             help="recommended: as participants.tsv says; stratified: dealt evenly by device, region, eye and label.",

@@ -13,7 +13,8 @@ from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, Sto
 from octjepa.cli.output import check_output_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
 
-Level = Annotated[str, typer.Option("--level", help="What counts as a case: volume, eye or person.")]
+Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="What counts as a case.")]
+POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"
 
 
 @app.command()
@@ -27,10 +28,7 @@ def embed(
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     pool: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pool", help="mean, mean_std_max (default), mean_std_max_min, tissue_mean, layers, zones; again."
-        ),
+        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default mean_std_max; again for more.")
     ] = None,
     tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
     per_bscan: Annotated[bool, typer.Option("--per-bscan", help="Also OUT.bscans.parquet, a row per slice.")] = False,
@@ -68,10 +66,8 @@ def probe(
     labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
     target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
     task: Annotated[
-        str,
-        typer.Option(
-            "--task", help="auto, binary, multiclass, ordinal, multilabel (a;b in a cell), regression, survival."
-        ),
+        Literal["auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival"],
+        typer.Option("--task", help="multilabel: a;b in a cell; survival: see --event."),
     ] = "auto",
     event: Annotated[
         str | None, typer.Option("--event", help="Of survival, whose targets are times: whether the event happened.")
@@ -80,11 +76,13 @@ def probe(
         list[str] | None, typer.Option("--probe", help="linear, knn (default both), mlp or attentive.")
     ] = None,
     pool: Annotated[
-        list[str] | None, typer.Option("--pool", help="A pooling of the tables; default: all they hold.")
+        list[str] | None,
+        typer.Option("--pool", help=f"{POOLS}; again for more; default: all that the tables hold."),
     ] = None,
     level: Level = "volume",
     several: Annotated[
-        str, typer.Option("--several", help="A case's volumes: features, scores, best_quality or first_visit.")
+        Literal["features", "scores", "best_quality", "first_visit"],
+        typer.Option("--several", help="How a case's volumes become one."),
     ] = "features",
     visit_order: Annotated[
         Path | None, typer.Option("--visit-order", help="TSV with visit and order, for first_visit.")
@@ -146,7 +144,10 @@ def leaderboard(
     reference: Annotated[
         str | None, typer.Option("--reference", help="The row that others are compared with; default untrained.")
     ] = None,
-    task: Annotated[str, typer.Option("--task", help="As of probe.")] = "auto",
+    task: Annotated[
+        Literal["auto", "classification", "binary", "multiclass", "ordinal", "regression"],
+        typer.Option("--task", help="As of probe."),
+    ] = "auto",
     kind: Annotated[
         list[str] | None,
         typer.Option("--probe", help="What validation chooses among: linear, knn (default both), mlp or attentive."),

@@ -45,7 +45,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         self,
         encoder: str | Path | PretrainedEncoder,
         *,
-        pool: str = "mean_std_max",
+        pool: str = pooling.DEFAULT_POOL,
         store: str | Path | Store | None = None,
         batch: int = 16,
     ) -> None:

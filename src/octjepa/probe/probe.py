@@ -82,7 +82,7 @@ class ProbeSettings:
     bootstrap: int = 2000
     seed: int = 0
     paired_probe: str = "linear"
-    paired_pool: str = "mean_std_max"
+    paired_pool: str = pooling.DEFAULT_POOL
     level: str = "volume"
     several: str = "features"
     visit_order: Mapping[str, float] | None = None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.checkpoint.pooling import DEFAULT_POOL
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
@@ -27,7 +28,7 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups
 from octjepa.views.sample import token_positions
 
-POOL = "mean_std_max"  # of the frozen probes beside it
+POOL = DEFAULT_POOL  # of the frozen probes beside it
 TUNED_POOL = "mean_std_max+attention"
 _EPS = 1e-6
 

@@ -1,0 +1,37 @@
+"""Options of a closed list show it in their help, and it is the list that the code knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args, get_type_hints
+
+import pytest
+
+from octjepa.checkpoint.pooling import DEFAULT_POOL, POOL_WIDTHS
+from octjepa.cli import data, results
+from octjepa.embed.sklearn_transformer import VolumeEmbedder
+from octjepa.probe.aggregation import LEVELS, RULES
+from octjepa.probe.probe import ProbeSettings
+from octjepa.probe.targets import TASKS
+from octjepa.tasks import occlusion
+from octjepa.tasks.finetune import network
+
+KNOWN = {
+    (results.probe, "task"): set(TASKS),
+    (results.probe, "level"): set(LEVELS),
+    (results.probe, "several"): set(RULES),
+    (results.leaderboard, "level"): set(LEVELS),
+    (results.leaderboard, "task"): set(TASKS) - {"multilabel", "survival"},
+    (data.split, "by"): {"recommended", "stratified"},
+}
+
+
+@pytest.mark.parametrize(("verb", "option"), list(KNOWN), ids=lambda value: getattr(value, "__name__", value))
+def test_the_help_names_every_choice(verb: Callable[..., None], option: str) -> None:
+    assert set(get_args(get_type_hints(verb)[option])) == KNOWN[verb, option]
+
+
+def test_one_pooling_is_the_default_of_all() -> None:
+    assert DEFAULT_POOL == ProbeSettings().paired_pool == network.POOL == occlusion.POOL == "mean_std_max"
+    assert VolumeEmbedder("run").pool == DEFAULT_POOL
+    assert results.POOLS.split(", ") == list(POOL_WIDTHS)
