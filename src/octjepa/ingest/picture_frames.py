@@ -21,7 +21,7 @@ _STRIPS = 4  # of columns, in each of which that share is taken: a tilted retina
 _STRUCTURE = 0.15  # of the contrast of a B-scan; an empty frame has less
 _SMOOTH = 0.45  # least correlation of a picture's neighbouring blocks, along depth and along columns
 _WHITE, _SATURATED = 250, 0.1  # intensity, and its greatest share in a picture
-_BLACK, _LIT = 2, 0.3  # intensity up to which a picture is masked, and the least share of it that is not
+_BLACK, _UNMASKED = 2, 0.3  # intensity up to which a picture is masked, and the least share of it that is not
 _BOTH_ENDS = 0.03  # greatest share that is white where as much is black
 _DARK, _VITREOUS = 0.15, 0.25  # of the way from vitreous to retina; greatest share of a picture that is darker
 
@@ -85,9 +85,11 @@ def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w
     for one, next_one in ((blocks[:-1], blocks[1:]), (blocks[:, :-1], blocks[:, 1:])):
         if min(one.std(), next_one.std()) < 1e-3 or np.corrcoef(one.ravel(), next_one.ravel())[0, 1] < _SMOOTH:
             return False
-    lit = _blocks((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
+    unmasked = _blocks((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
     vitreous, retina = np.percentile(scans, (10, 98))
-    return bool(lit.mean() > _LIT and (blocks[lit] < vitreous + _DARK * (retina - vitreous)).mean() < _VITREOUS)
+    return bool(
+        unmasked.mean() > _UNMASKED and (blocks[unmasked] < vitreous + _DARK * (retina - vitreous)).mean() < _VITREOUS
+    )
 
 
 def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
