@@ -118,6 +118,8 @@ def test_a_localizer_as_first_frame_is_dropped_and_many_are_refused(how: str, tm
     mark_frame(ds, 0, how)
     volume = read_volume(save(ds, tmp_path / "scan.dcm"))
     np.testing.assert_array_equal(volume.pixels, pixels[1:])
+    assert volume.localizer is not None
+    np.testing.assert_array_equal(volume.localizer, pixels[0])
     assert "localizers_dropped=1" in volume.notes
     assert volume.slice_positions_mm is not None
     assert len(volume.slice_positions_mm) == len(pixels) - 1

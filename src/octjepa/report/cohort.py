@@ -60,7 +60,10 @@ class CountTable:
 
 @dataclass(frozen=True)
 class Cohort:
-    """`stages` from files to raster volumes, then `splits` side by side; the numbers are of files and volumes."""
+    """`stages` from files to raster volumes, then `splits` side by side; the numbers are of files and volumes.
+
+    `refused` are the files that count as lost scans, as `octjepa ingest --max-lost` counts them.
+    """
 
     stages: tuple[FlowStage, ...]
     splits: tuple[tuple[str, Counts], ...]

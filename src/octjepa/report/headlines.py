@@ -16,6 +16,7 @@ from octjepa.report.html import number, signed
 from octjepa.store import Store
 
 Verdict = Literal["good", "open", "bad", "none"]
+MAX_LOST = 0.2  # share of files that may be lost, as `octjepa ingest --max-lost` has it by default
 PREDICTORS = {
     "constant": "the mean of all tokens",
     "position_mean": "the mean of that position in the eye",
@@ -73,7 +74,7 @@ def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
         if contents.probe is not None:
             result += strongest_baseline_headline(contents.probe.rows, paired, contents.probe.baselines)
     elif contents.kind == "tuning":
-        result.append(_tuning(contents.training))
+        result += _tuning(contents.training)
     elif contents.kind == "segmentation":
         pairs = [] if contents.training is None else contents.training.results.get("paired", ())
         for reference, contrast in (("position_prior", HEAD_OVER_PRIOR), ("untrained", HEAD_OVER_UNTRAINED)):
@@ -88,15 +89,33 @@ def _files(cohort: Cohort) -> Headline:
     sentence += refused if cohort.refused else "; none was refused. "
     if cohort.uncertain:
         sentence += f"In {cohort.uncertain} of them a spacing is uncertain, and marked so. "
-    leaks = cohort.people_in_two_splits
+    leaks, share = cohort.people_in_two_splits, cohort.refused / max(cohort.files, 1)
     sentence += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
-    return Headline("Files read", f"{cohort.volumes} of {cohort.files}", "bad" if leaks else "good", sentence)
+    verdict: Verdict = "bad" if leaks or share > MAX_LOST else "good"
+    if share > MAX_LOST:
+        sentence += f" {cohort.refused} scans are lost, {share:.0%} of the files; up to {MAX_LOST:.0%} pass by default."
+    return Headline("Files read", f"{cohort.volumes} of {cohort.files}", verdict, sentence)
 
 
-def _tuning(tuning: Training | None) -> Headline:
+def _tuning(tuning: Training | None) -> list[Headline]:
+    """The first target: tuned minus frozen, and minus the strongest baseline where one was measured."""
     pairs = [] if tuning is None else tuning.results.get("paired") or []
-    first = next((pair for pair in pairs if pair["against"] == "frozen"), None)
-    return paired_headline(first, TUNED, first is not None and first["metric"] in LOWER_IS_BETTER)
+
+    def pair_against(against: str) -> Mapping[str, Any] | None:
+        return next((pair for pair in pairs if pair["against"] == against), None)
+
+    def headline(pair: Mapping[str, Any] | None, words: Contrast) -> Headline:
+        return paired_headline(pair, words, pair is not None and pair["metric"] in LOWER_IS_BETTER)
+
+    best = pair_against("best_baseline")
+    if best is None:
+        return [headline(pair_against("frozen"), TUNED)]
+    name = str(best["reference"]).replace("_", " ")
+    words = Contrast(
+        f"Tuned minus {name}", "The tuned encoder scores {0} than", f"{name}, the strongest baseline,",
+        f"the tuned encoder and {name}, the strongest baseline,", "the tuned encoder",
+    )  # fmt: skip
+    return [headline(pair_against("frozen"), TUNED), headline(best, words)]
 
 
 def pretext_headline(validation: Mapping[str, Any] | None) -> Headline:

@@ -16,6 +16,7 @@ from octjepa.report.data_card import card_text
 from octjepa.report.headlines import faults, headlines
 from octjepa.report.html import render_template, without_paths
 from octjepa.report.sections import build_sections
+from octjepa.report.verdict import overall_verdict
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
 
@@ -48,6 +49,7 @@ def render(contents: Contents) -> str:
     sections = build_sections(contents)
     root = contents.root
     cohort = (sections["cohort"].values or {}).get("summary")
+    results = headlines(contents, cohort)
     shown_faults = [{**fault, "what": without_paths(fault["what"], root)} for fault in faults(contents, cohort)]
     return render_template(
         "report.html.j2",
@@ -56,7 +58,8 @@ def render(contents: Contents) -> str:
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         sections=sections,
         faults=shown_faults,
-        headlines=headlines(contents, cohort),
+        headlines=results,
+        verdict=overall_verdict(contents, results, shown_faults),
         kinds=FAULT_KINDS,
         long_table=_LONG_TABLE,
         scrub=lambda text: without_paths(str(text), root),

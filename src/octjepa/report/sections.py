@@ -96,7 +96,11 @@ def _eyes(contents: Contents) -> Built:
     pictures = [eyes.eye_picture(store, row) for row in eyes.one_per_device(store.table)]
     if not pictures:
         return None, [Missing("the eyes", "the store holds no raster volume", "octjepa ingest")]
-    return {"pictures": pictures}, []
+    extremes = {
+        which: [(row, eyes.central_picture(store, row)) for row in rows]
+        for which, rows in eyes.extreme_volumes(store.table).items()
+    }
+    return {"pictures": pictures, "extremes": extremes}, []
 
 
 @section("masks", "Masks", "the masks", _PRETRAINED)

@@ -260,3 +260,14 @@ def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:
         assert reason_of(caught.value) == reason
     path.write_bytes(e2e_bytes([sound], PATTERN_STAR))
     assert heyex_e2e.read_e2e(path).pattern == "radial"
+
+
+def test_the_fundus_picture_of_a_vol_is_kept_for_people_to_look_at(tmp_path: Path) -> None:
+    picture = np.arange(20, dtype=np.uint8).reshape(4, 5)
+    path = tmp_path / "eye.vol"
+    path.write_bytes(vol_bytes(LINEAR, lines(6), localizer=picture))
+    volume = read_vol(path)
+    assert volume.localizer is not None
+    np.testing.assert_array_equal(volume.localizer, picture)
+    path.write_bytes(vol_bytes(LINEAR, lines(6), localizer=np.zeros((0, 0), np.uint8), size_x_slo=0, size_y_slo=0))
+    assert read_vol(path).localizer is None

@@ -17,28 +17,37 @@ _BINS = 240  # no screen shows more points; each bin shows its mean and its rang
 
 @dataclass(frozen=True)
 class Chart:
-    """A quantity of the journal over updates, and how to read it; `validation` is its key on held-out people."""
+    """A quantity of the journal over updates, and how to read it; `validation` is its key on held-out people.
+
+    The axis starts at `floor` (None: at the data), unless values are below it. `chance` is what guessing reaches.
+    `baseline` is the prefix of the trivial predictors' keys, of which the best is drawn.
+    """
 
     key: str
     title: str
     caption: str
     logarithmic: bool = False
     validation: str | None = None
+    floor: float | None = 0.0
+    chance: float | None = None
+    baseline: str | None = None
 
 
 CHARTS = (
     Chart("train/loss", "Loss", "Falls while the model learns; its level means nothing without the baselines below.",
-          validation="val/loss"),
+          validation="val/loss", baseline="val/baseline_loss/"),
     Chart("train/cosine", "Cosine with the hidden features",
-          "Rises towards 1. A sudden jump to 1 is collapse, not skill.", validation="val/cosine"),
+          "Rises towards 1. A sudden jump to 1 is collapse, not skill.",
+          validation="val/cosine", baseline="val/baseline/"),
     Chart("train/lr", "Learning rate", "Rises once, then falls to its floor."),
-    Chart("train/ema_momentum", "EMA momentum of the target", "Rises to its final value: the target slows down."),
+    Chart("train/ema_momentum", "EMA momentum of the target", "Rises to its final value: the target slows down.",
+          floor=None),
     Chart("train/grad_norm", "Gradient norm, unclipped", "Spikes are unusual batches; a steady rise is trouble.",
           logarithmic=True),
     Chart("monitor/rankme_tissue", "Effective rank of tissue features (RankMe)",
           "Near 1 the features have collapsed to one direction."),
     Chart("monitor/layer_accuracy", "Layers classified by nearest mean (chance 0.2)",
-          "The online probe: the best checkpoint is its highest point after warm-up."),
+          "The online probe: the best checkpoint is its highest point after warm-up.", chance=0.2),
     Chart("monitor/position_share_tissue", "Variance explained by position alone",
           "Near 1 the features encode where a token is and not what it shows."),
     Chart("volumes_per_second", "Volumes per second", "Dips are waits for data or for the machine."),
@@ -80,8 +89,21 @@ def training_charts(
         series = _series(monitored if chart.key.startswith("monitor/") else updates, chart.key)
         if len(series[0]):
             validation = _series(validations, chart.validation) if chart.validation else None
-            drawings.append((chart, _draw(chart, series, validation)))
+            drawings.append((chart, _draw(chart, series, validation, _best_baseline(chart, validations))))
     return drawings
+
+
+def _best_baseline(chart: Chart, validations: Sequence[Mapping[str, Any]]) -> float | None:
+    """The figure of the best trivial predictor at the last validation; None where none was measured."""
+    if chart.baseline is None or not validations:
+        return None
+    found = [
+        float(value) for key, value in validations[-1].items()
+        if key.startswith(chart.baseline) and value is not None and np.isfinite(value)
+    ]  # fmt: skip
+    if not found:
+        return None
+    return min(found) if "loss" in chart.baseline else max(found)
 
 
 def _series(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +113,10 @@ def _series(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, n
 
 
 def _draw(
-    chart: Chart, series: tuple[np.ndarray, np.ndarray], validation: tuple[np.ndarray, np.ndarray] | None
+    chart: Chart,
+    series: tuple[np.ndarray, np.ndarray],
+    validation: tuple[np.ndarray, np.ndarray] | None,
+    baseline: float | None = None,
 ) -> Markup:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -113,6 +138,15 @@ def _draw(
             axes.yaxis.set_minor_formatter(NullFormatter())
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
+            if chart.floor is not None:
+                axes.set_ylim(bottom=min(chart.floor, float(low.min())))
+        for level, name in ((chart.chance, "chance"), (baseline, "best trivial predictor")):
+            if level is not None:
+                axes.axhline(level, color=colours["ink"], linewidth=1.0, linestyle="--")
+                axes.annotate(
+                    name, (1, level), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    ha="right", color=colours["ink"], fontsize=8,
+                )  # fmt: skip
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(axis="y", color=colours["rule"], linewidth=0.8)
         axes.set_axisbelow(True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BARS_MM = (0.2, 1.0)
 SLAB_MM = 0.25
+MAX_SLICES = 9  # of the strip through a volume
 _SPLIT_ORDER = {"test": 0, "val": 1, "train": 2}
 
 
@@ -49,13 +50,17 @@ AXES = (
 
 @dataclass(frozen=True)
 class EyePicture:
-    """A row of the store's index with its two pictures and native geometry; `stretch` is the drawn depth's."""
+    """A row of the store's index with its two pictures and native geometry; `stretch` is the drawn depth's.
+
+    `slices` are B-scans from first to last with tissue, each with its number from 1.
+    """
 
     row: Mapping[str, Any]
     axes: tuple[AxisGeometry, ...]
     b_scan: Markup
     en_face: Markup
     stretch: float
+    slices: tuple[tuple[int, Markup], ...] = ()
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -149,6 +154,29 @@ def en_face_scan(
     )
 
 
+def through_the_volume(tissue: Int[np.ndarray, " n"], count: int = MAX_SLICES) -> list[int]:
+    """At most `count` of n slices, evenly from the first to the last that holds tissue."""
+    filled = np.flatnonzero(tissue > 0)
+    if not len(filled):
+        return []
+    return [int(number) for number in np.unique(np.linspace(filled[0], filled[-1], count).round())]
+
+
+def extreme_volumes(table: pd.DataFrame, count: int = 3) -> dict[str, list[dict[str, Any]]]:
+    """The raster volumes of lowest and of highest quality, `count` of each at most and none in both."""
+    rasters = [row for row in records(table) if row["pattern"] == "raster" and row["quality"] == row["quality"]]
+    rasters.sort(key=lambda row: (row["quality"], row["volume_id"]))
+    each = min(count, len(rasters) // 2)
+    return {"lowest": rasters[:each], "highest": rasters[len(rasters) - each :][::-1]}
+
+
+def central_picture(store: Store, row: Mapping[str, Any]) -> Markup:
+    """The central B-scan of one row of the store's index."""
+    volume = store.read(str(row["volume_id"]))
+    centre = central((np.asarray(volume.band[0]) >= 0).sum(axis=1))
+    return svg.scan(np.asarray(volume.pixels[centre]), f"Central B-scan: {volume_title(row)}")
+
+
 def eye_picture(store: Store, row: Mapping[str, Any]) -> EyePicture:
     """The pictures of one row of the store's index."""
     volume = store.read(str(row["volume_id"]))
@@ -165,4 +193,8 @@ def eye_picture(store: Store, row: Mapping[str, Any]) -> EyePicture:
         svg.scan(pixels[centre], f"Central B-scan with tissue band: {title}", [*lines, bars]),
         en_face_scan(en_face(pixels, band, spacing[1]), f"En face projection: {title}", [], centre + 0.5, spacing),
         svg.depth_stretch(pixels.shape[1:], spacing[1:]),
+        tuple(
+            (number + 1, svg.scan(pixels[number], f"B-scan {number + 1}: {title}", upscale=(1, 1)))
+            for number in through_the_volume((band[0] >= 0).sum(axis=1))
+        ),
     )

@@ -114,12 +114,13 @@ def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, nam
     if contents.kind == "store" and named is None:
         return None, None, ""
     training = contents.training
-    if training is None and named is None:
+    source = named or (training.path if training is not None else None)
+    if source is None:
         missing = contents.missing_parts("the run")
         return None, None, "; ".join(f"{one.part}: {one.reason}" for one in missing) or "there is no run"
     recipe = None if training is None else training.recipe
     try:
-        encoder = head().encoder if head is not None else load_encoder(named or training.path)
+        encoder = head().encoder if head is not None else load_encoder(source)
         if differences := contract_differences(store.preprocessing, encoder.recipe):
             recipe = None
             raise UsageError(f"its store has another contract ({'; '.join(differences)})")
@@ -172,7 +173,8 @@ def app(scans: Scans) -> Starlette:
 
 def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Callable[[str], Any]]]]:
     """By path: the function that answers and the types of its query parameters."""
-    volume, native, token = "/volumes/{volume_id}", "/volumes/{volume_id}/native", {"token": int}
+    volume, native = "/volumes/{volume_id}", "/volumes/{volume_id}/native"
+    token: dict[str, Callable[[str], Any]] = {"token": int}
     text = dict.fromkeys(("search", "device", "split", "order", "around"), str)
     return {
         "/about": (scans.about, {}),

@@ -1,0 +1,119 @@
+"""The verdict in words follows the results below it, with the strongest baseline among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octjepa.report.cohort import summarise_cohort
+from octjepa.report.contents import Contents, Training
+from octjepa.report.figures.curves import CHARTS, training_charts
+from octjepa.report.figures.eyes import extreme_volumes, through_the_volume
+from octjepa.report.headlines import Headline, headlines
+from octjepa.report.verdict import overall_verdict
+from octjepa.store import Store
+
+
+def line(update: int, **values: object) -> dict[str, object]:
+    return {"update": update, "train/loss": 1.0 / update, **values}
+
+
+def contents(*lines: dict[str, object]) -> Contents:
+    return Contents(Path("run"), "run", training=Training(Path("run"), {}, "", list(lines)))
+
+
+GOOD, OPEN, BAD, NONE = (
+    Headline(f"Trained minus {kind}", "+0.1", kind, "") for kind in ("good", "open", "bad", "none")
+)
+
+
+@pytest.mark.parametrize(
+    ("results", "word"),
+    [([GOOD], "healthy"), ([GOOD, OPEN], "suspicious"), ([GOOD, BAD], "suspicious"), ([GOOD, NONE], "not known"),
+     ([GOOD, Headline("Files read", "1 of 2", "bad", "")], "broken")],
+)  # fmt: skip
+def test_one_result_that_does_not_hold_is_enough(results: list[Headline], word: str) -> None:
+    verdict = overall_verdict(contents(line(1)), results, [])
+    assert verdict is not None
+    assert verdict.word == word
+    if word == "suspicious":
+        assert results[1].title in verdict.reasons[0]
+
+
+def test_faults_alarms_and_a_loss_that_is_no_number_are_broken() -> None:
+    for run, faults in (
+        (contents(line(1)), [{"kind": "leaked_person", "what": "two people are in two splits"}]),
+        (contents(line(1), {"update": 2, "train/loss": float("nan")}), []),
+        (contents(line(1), line(2, **{"monitor/lidar": 1.0, "alarms": {"rankme": "collapse"}})), []),
+    ):
+        verdict = overall_verdict(run, [GOOD], faults)
+        assert verdict is not None
+        assert verdict.word == "broken"
+        assert verdict.reasons
+    healed = contents(
+        line(1, **{"monitor/lidar": 1.0, "alarms": {"rankme": "collapse"}}), line(2, **{"monitor/lidar": 2.0})
+    )
+    verdict = overall_verdict(healed, [GOOD], [])
+    assert verdict is not None
+    assert verdict.word == "healthy"
+    assert overall_verdict(replace(healed, kind="store"), [GOOD], []) is None
+
+
+def test_a_fine_tuning_names_its_strongest_baseline() -> None:
+    def pair(against: str, low: float) -> dict[str, object]:
+        ends = {"difference": low + 0.1, "low": low, "high": low + 0.2}
+        return {"against": against, "reference": "covariates", "metric": "auroc", **ends}
+
+    results = {"paired": [pair("frozen", 0.02), pair("best_baseline", -0.05)]}
+    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", [], results))
+    found = headlines(tuned, None)
+    assert [(one.title, one.verdict) for one in found] == [
+        ("Tuned minus frozen", "good"), ("Tuned minus covariates", "open"),
+    ]  # fmt: skip
+    verdict = overall_verdict(tuned, found, [])
+    assert verdict is not None
+    assert (verdict.word, verdict.reasons) == ("suspicious", ("Tuned minus covariates is not shown: +0.050",))
+
+
+def test_files_read_is_good_below_the_allowed_share_alone(made: Path) -> None:
+    cohort = summarise_cohort(Store.open(made / "store"))
+    assert headlines(contents(), cohort)[0].verdict == "good"
+    lost = headlines(contents(), replace(cohort, refused=cohort.files // 2))[0]
+    assert lost.verdict == "bad"
+    assert "are lost" in lost.sentence
+
+
+def test_charts_start_at_zero_and_show_what_guessing_reaches() -> None:
+    updates = [line(1), line(2)]
+    validation = {
+        "update": 2,
+        "val/loss": 0.4,
+        "val/baseline_loss/constant": 0.8,
+        "val/baseline_loss/copy_nearest": 0.7,
+    }
+    monitored = [{"update": 2, "monitor/layer_accuracy": 0.6, "monitor/lidar": 1.0}]
+    drawn = {chart.key: str(drawing) for chart, drawing in training_charts(updates, [validation], monitored, CHARTS)}
+    plain = dict.fromkeys(drawn, "")
+    plain |= {chart.key: str(drawing) for chart, drawing in training_charts(updates, [], [], CHARTS)}
+    assert drawn["train/loss"].count("<path") > plain["train/loss"].count("<path")
+    assert "stroke-dasharray" in drawn["monitor/layer_accuracy"]
+
+
+def test_the_strip_goes_through_the_tissue_and_the_extremes_are_by_quality(made: Path) -> None:
+    import numpy as np
+
+    assert through_the_volume(np.array([0, 0, 5, 9, 9, 0]), 3) == [2, 3, 4]
+    assert through_the_volume(np.zeros(4, int)) == []
+    table = Store.open(made / "store").table.assign(quality=np.linspace(0.1, 0.9, 12))
+    found = extreme_volumes(table, 2)
+    assert [row["quality"] for row in found["lowest"]] == pytest.approx([0.1, 0.1 + 0.8 / 11])
+    assert found["highest"][0]["quality"] == pytest.approx(0.9)
+    assert extreme_volumes(table[:1]) == {"lowest": [], "highest": []}
+
+
+def test_the_page_says_the_verdict(page: str) -> None:
+    assert "Verdict: " in page
+    assert 'class="strip"' in page
+    assert "Volumes of lowest quality" in page
