@@ -14,6 +14,7 @@ import pytest
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.report import write_report
+from octjepa.report.figures.eyes import MAX_SLICES
 from octjepa.views.masks import FAMILIES
 from page_outline import Outline
 
@@ -44,7 +45,8 @@ def test_it_is_whole_html_with_every_section_named_once(page: str) -> None:
 def test_every_part_is_drawn(page: str) -> None:
     assert page.count('<article class="eye">') == 3
     assert page.count('class="slabs"') == len(FAMILIES)
-    assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 4 * len(FAMILIES) + 3 * 2 + 3 * 2
+    strips, extremes = 3 * MAX_SLICES, 2 * 3  # three volumes of lowest quality and three of highest
+    assert len(re.findall(r'<svg class="scan"', page)) == 3 * 2 + 4 * len(FAMILIES) + 3 * 2 + 3 * 2 + strips + extremes
     assert page.count('<svg class="chart"') == 6 + 1
     assert "How often each position is hidden" in page
     assert page.count('class="tok-colour"') > 20
@@ -113,7 +115,7 @@ def test_the_sentence_follows_the_interval(
     rewrite_probe(demo, low, high)
     text = write_report(demo).read_text(encoding="utf-8")
     assert text.count(message) == 2  # in the head and beside the drawing
-    card = text[text.index("Trained minus untrained") :]
+    card = text[text.index("<h2>Trained minus untrained") :]
     assert badge in card[:200]
 
 
