@@ -89,15 +89,15 @@ def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans)
     scan = scans.native(name)
     number, column = scan.opening_slice, scan.volume.shape[2] // 2
     depth = int(np.nanmean(scan.surfaces[:2, number, column]))
-    place = scans.place(name, number, depth, column)
-    assert place["similarity"]["high"] == 1.0
-    painted = pixels(scans.overlay_png(name, "similarity", number, place["token"]))
+    position = scans.position(name, number, depth, column)
+    assert position["similarity"]["high"] == 1.0
+    painted = pixels(scans.overlay_png(name, "similarity", number, position["token"]))
     u, v = painted.shape[0] / scan.volume.shape[1], painted.shape[1] / scan.volume.shape[2]
     there = painted[int(depth * u), int(column * v)]
     assert there[3] > 0
     assert there[:3].tolist() == [253, 231, 37]  # the token clicked is as alike as can be
     assert painted[0, 0, 3] == 0  # vitreous
-    assert scans.place(name, number, 0, column)["similarity"] is None
+    assert scans.position(name, number, 0, column)["similarity"] is None
     with pytest.raises(KeyError):
         scans.overlay_png(name, "similarity", number, -1)
     assert pixels(scans.overlay_png(name, "tubes", number)).any()

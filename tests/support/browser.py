@@ -112,8 +112,8 @@ class Page:
         """Sets a field and tells the page, as a user's input does."""
         at = f"document.querySelector({json.dumps(selector)})"
         field = "checked" if isinstance(value, bool) else "value"
-        said = "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, {bubbles: true}))"
-        self.value(f"(() => {{const field = {at}; field.{field} = {json.dumps(value)}; {said}}})()")
+        notify = "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, {bubbles: true}))"
+        self.value(f"(() => {{const field = {at}; field.{field} = {json.dumps(value)}; {notify}}})()")
 
     def press(self, key: str) -> None:
         """One key, down and up."""

@@ -262,7 +262,7 @@ def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:
     assert heyex_e2e.read_e2e(path).pattern == "radial"
 
 
-def test_the_fundus_picture_of_a_vol_is_kept_for_people_to_look_at(tmp_path: Path) -> None:
+def test_the_fundus_picture_of_a_vol_is_there_for_people_to_look_at(tmp_path: Path) -> None:
     picture = np.arange(20, dtype=np.uint8).reshape(4, 5)
     path = tmp_path / "eye.vol"
     path.write_bytes(vol_bytes(LINEAR, lines(6), localizer=picture))

@@ -168,7 +168,7 @@ class Scans:
         """`SURFACES` along a plane of the scan as it came."""
         return self.native(volume_id).surface_lines(plane, index)
 
-    def place(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
+    def position(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
         """The position in the store and the token of a native voxel, with the range of similarities to that token."""
         canonical = self.native(volume_id).canonical(number, depth, column)
         token = self.colours.token_at(canonical)

@@ -152,11 +152,13 @@ def app(scans: Scans) -> Starlette:
             if volume_id is not None and volume_id not in scans.ids:
                 return PlainTextResponse("no such volume", 404)
             try:
-                asked = {name: query[name](value) for name, value in request.query_params.items() if name in query}
+                query_values = {
+                    name: query[name](value) for name, value in request.query_params.items() if name in query
+                }
             except ValueError:
                 return PlainTextResponse("a parameter is no number", 400)
             try:
-                result = await run_in_threadpool(make, **request.path_params, **asked)
+                result = await run_in_threadpool(make, **request.path_params, **query_values)
             except (KeyError, IndexError):
                 return PlainTextResponse("no such slice or layer", 404)
             except (OctjepaError, ValueError) as error:
@@ -196,7 +198,7 @@ def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Call
         f"{native}/thickness.png": (scans.thickness_png, {}),
         f"{native}/etdrs": (scans.etdrs, {"slice_index": float, "column": float}),
         f"{native}/surfaces/{{plane}}/{{index:int}}": (scans.surface_lines, {}),
-        f"{native}/place/{{number:int}}/{{depth:int}}/{{column:int}}": (scans.place, {}),
+        f"{native}/place/{{number:int}}/{{depth:int}}/{{column:int}}": (scans.position, {}),
         f"{native}/overlay/{{layer}}/{{number:int}}.png": (scans.overlay_png, token),
         f"{native}/classes/{{layer}}": (scans.class_names, {}),
         f"{native}/{{plane}}/{{index:int}}.png": (scans.native_plane_png, {}),
