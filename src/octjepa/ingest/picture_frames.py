@@ -87,9 +87,8 @@ def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w
             return False
     unmasked = _blocks((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
     vitreous, retina = np.percentile(scans, (10, 98))
-    return bool(
-        unmasked.mean() > _UNMASKED and (blocks[unmasked] < vitreous + _DARK * (retina - vitreous)).mean() < _VITREOUS
-    )
+    dark = blocks[unmasked] < vitreous + _DARK * (retina - vitreous)
+    return bool(unmasked.mean() > _UNMASKED and dark.mean() < _VITREOUS)
 
 
 def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
