@@ -107,6 +107,12 @@ def test_charts_use_the_pages_colours_and_their_own_ids() -> None:
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
 
 
+def test_a_baseline_far_above_the_curve_is_within_the_axes() -> None:
+    lines = [{"update": u, "train/loss": 0.01} for u in range(1, 30)]
+    [(_, drawing)] = curves.training_charts(lines, [{"update": 29, "val/baseline_loss/position_mean": 90.0}])
+    assert "best trivial predictor" in drawing
+
+
 def rows(metric: str = "auroc") -> list[dict[str, object]]:
     return [
         {"name": name, "target": target, "probe": probe, "pool": pool, "metric": metric,

@@ -313,7 +313,7 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     scored = {(one["name"], one["probe"], one["column"]) for one in whole["subgroups"]}
     assert {("small", "tuned", "eye"), ("small", "linear", "eye"), ("untrained", "linear", "clinical_site")} <= scored
     with pytest.raises(UsageError, match="was not measured by age: tune into a new --out"):
-        finetune_store(settings, *given, subgroups=parse_subgroups("age:50"))
+        finetune_store(settings, *given, resume=True, subgroups=parse_subgroups("age:50"))
     found = finetune_with_fewer_labels(settings, (6, 999), *given)
     assert json.loads((tmp_path / "out" / "labelled.json").read_text()) == found
     tuned = figure(found["6"], "small", "tuned")

@@ -131,6 +131,14 @@ def _draw(
         axes.plot(x, mean, color=colours["line"], linewidth=1.6)
         if validation is not None and len(validation[0]):
             axes.plot(*validation, color=colours["other"], marker="D", markersize=4.5, linestyle=":", linewidth=1.2)
+        for level, name in ((chart.chance, "chance"), (baseline, "best trivial predictor")):
+            if level is not None:
+                axes.axhline(level, color=colours["ink"], linewidth=1.0, linestyle="--")
+                label = axes.annotate(
+                    name, (1, level), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    ha="right", color=colours["ink"], fontsize=8,
+                )  # fmt: skip
+                label.set_in_layout(False)
         if chart.logarithmic and mean.min() > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -139,14 +147,7 @@ def _draw(
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
             if chart.floor is not None:
-                axes.set_ylim(bottom=min(chart.floor, float(low.min())))
-        for level, name in ((chart.chance, "chance"), (baseline, "best trivial predictor")):
-            if level is not None:
-                axes.axhline(level, color=colours["ink"], linewidth=1.0, linestyle="--")
-                axes.annotate(
-                    name, (1, level), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-                    ha="right", color=colours["ink"], fontsize=8,
-                )  # fmt: skip
+                axes.set_ylim(bottom=min(chart.floor, float(low.min())))  # last: it ends the scaling to what is drawn
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(axis="y", color=colours["rule"], linewidth=0.8)
         axes.set_axisbelow(True)
