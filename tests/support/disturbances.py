@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 900.0  # a life gets little of a busy machine
 HANG = 999  # the code of a life that had to be ended
 
 
