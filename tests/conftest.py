@@ -40,8 +40,12 @@ pytest_plugins = ["invented_cohort", "user_package"]  # fixtures of tests/suppor
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what holds figures of a CPU where the tests compute elsewhere."""
+    """Who asks for a whole pipeline is slow; what holds figures of a CPU is skipped on another device."""
+    for item in items:
+        if "line" in getattr(item, "fixturenames", ()):  # a cohort through every verb: whoever is first pays for it
+            item.add_marker(pytest.mark.slow)
     if TEST_DEVICE != "cpu":
         for item in items:
             if item.get_closest_marker("cpu"):

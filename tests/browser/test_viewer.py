@@ -83,6 +83,7 @@ def check_quiet(page: Page, url: str) -> None:
     assert [one for one in page.fetched if not one.startswith((url, "about:", "blob:", "data:"))] == []
 
 
+@pytest.mark.slow
 def test_it_opens_on_a_slice_with_tissue_and_lists_what_is_there(page: Page, url: str) -> None:
     page.open(f"{url}/")
     page.wait(NATIVE_SHOWN)
@@ -99,6 +100,7 @@ def test_it_opens_on_a_slice_with_tissue_and_lists_what_is_there(page: Page, url
     check_quiet(page, url)
 
 
+@pytest.mark.slow
 def test_the_address_asks_for_volume_slice_and_overlay(page: Page, url: str, folder: Path) -> None:
     last = max(Store.open(folder / "store").table["volume_id"])
     page.open(f"{url}/#{last}/2/tokens")
@@ -108,6 +110,7 @@ def test_the_address_asks_for_volume_slice_and_overlay(page: Page, url: str, fol
     check_quiet(page, url)
 
 
+@pytest.mark.slow
 def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url: str) -> None:
     page.open(f"{url}/")
     page.wait(NATIVE_SHOWN)
@@ -152,6 +155,7 @@ def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url:
     check_quiet(page, url)
 
 
+@pytest.mark.slow
 def test_similarity_to_the_token_that_was_clicked(page: Page, url: str) -> None:
     page.open(f"{url}/")
     page.wait(NATIVE_SHOWN)
@@ -168,6 +172,7 @@ def test_similarity_to_the_token_that_was_clicked(page: Page, url: str) -> None:
     check_quiet(page, url)
 
 
+@pytest.mark.slow
 def test_two_volumes_side_by_side_and_one_without_its_file(page: Page, url: str) -> None:
     page.open(f"{url}/")
     page.wait(NATIVE_SHOWN)
@@ -184,6 +189,7 @@ def test_two_volumes_side_by_side_and_one_without_its_file(page: Page, url: str)
     check_quiet(page, url)
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_a_phone(page: Page, url: str) -> None:
     page.look(390, 844, phone=True)
     page.open(f"{url}/")

@@ -135,6 +135,7 @@ def saved(recipe: Recipe, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_something_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(UsageError, match="name a new one"):

@@ -94,7 +94,6 @@ def test_ingest_keeps_no_name(named: Path, tmp_path: Path) -> None:
     assert_nothing_reported(result)
 
 
-@pytest.mark.slow
 def test_a_folder_called_after_a_person_does_not_reach_the_store(line: Any, tmp_path: Path) -> None:
     scans = sorted(line.cohort.rglob("*.dcm"))[:3]
     folder = tmp_path / "export" / f"{NAME}_{FIRST_NAME}"

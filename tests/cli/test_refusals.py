@@ -123,7 +123,6 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["demo", "--out", "SCAN"], "is a file"),
     ],
 )
-@pytest.mark.slow
 def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "texts").mkdir()
@@ -138,7 +137,6 @@ def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], mes
     refused(call(*given), 2, message)
 
 
-@pytest.mark.slow
 def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     before = sorted(path.name for path in line.run.rglob("*"))
     result = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,

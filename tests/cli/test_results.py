@@ -94,13 +94,11 @@ def test_no_recipe_is_left_out_here() -> None:
     assert set(PRETRAINING.names()) == set(RECIPES)
 
 
-@pytest.mark.slow
 def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
     planned = call("plan", "tiny_cpu", "--store", line.store, "--json").json
     assert planned["volumes"] == line.results["split"]["train"] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "result"),
     [
@@ -160,7 +158,6 @@ def test_probe_without_json_is_a_table_with_the_macro_average_first(line: Any) -
     assert max(map(len, result.out.splitlines())) <= 120
 
 
-@pytest.mark.slow
 def test_text_is_short_and_readable(line: Any) -> None:
     result = call("plan", "smoke_test").out
     assert re.search(r"^parameters +\d,\d{3},\d{3}$", result, re.MULTILINE)

@@ -35,7 +35,6 @@ def modules_of(*words: object) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["inspect", "phantom", "ingest"])
 def test_no_torch_where_no_network_runs(line: Any, tmp_path: Path, verb: str) -> None:
     words = {

@@ -107,6 +107,7 @@ def test_lists_of_both_kinds(bucket: Bucket, tmp_path: Path) -> None:
     assert len(found.refused) == 2
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_reported(bucket: Bucket) -> None:
     with pytest.raises(UsageError, match=r"no file or folder at"):
         discover([f"{bucket.url}/nothing"])

@@ -109,6 +109,7 @@ def test_tree_and_tables(cohort: tuple[Path, dict[str, int]]) -> None:
     assert Counter(row["recommended_split"] for row in participants) == {"train": 6, "val": 1, "test": 1}
 
 
+@pytest.mark.slow
 def test_truth_file_gives_back_the_truth(cohort: tuple[Path, dict[str, int]]) -> None:
     out, _ = cohort
     for row in read_tsv(out / "truth" / "eyes.tsv")[:6]:

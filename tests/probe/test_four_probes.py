@@ -79,6 +79,7 @@ def test_a_planted_effect_is_recovered_above_all_baselines_by_every_probe(run: C
     assert weights[1] > weights[0]  # the lesion is the rarer class
 
 
+@pytest.mark.slow
 def test_shuffled_labels_leave_chance_in_every_interval(run: Callable[[bool], ProbeResult]) -> None:
     result = run(True)
     rows = [row for row in result.rows if row["metric"] == "auroc" and row["low"] is not None]

@@ -89,6 +89,7 @@ def test_every_row_stands_beside_its_baselines(planted: ProbeResult) -> None:
     assert len(planted.confusions) == 3 * len(wanted)
 
 
+@pytest.mark.slow
 def test_macro_is_the_mean_and_the_difference_is_of_the_rows(planted: ProbeResult) -> None:
     def auroc(name: str, target: str) -> dict[str, object]:
         return _row(planted, name=name, target=target, probe="linear", pool="mean_std_max", metric="auroc")

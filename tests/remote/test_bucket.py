@@ -83,6 +83,7 @@ def test_a_transient_failure_is_tried_again_and_the_body_is_right(bucket: Bucket
     assert bucket.proxy.bodies_sent("eye.dcm") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["503", "reset", "lost", "delay"])
 def test_a_failed_write_is_written_again(bucket: Bucket, kind: str, tmp_path: Path) -> None:
     method = "PUT" if bucket.scheme == "s3" else "POST"

@@ -43,6 +43,7 @@ def test_the_page_shows_it_below_the_probe(demo: Path) -> None:
     assert words.count("0.610") == 5
 
 
+@pytest.mark.slow
 def test_subgroups_stand_beside_each_other_and_small_ones_with_their_reason(demo: Path) -> None:
     probe = json.loads((demo / "probe.json").read_text(encoding="utf-8"))
     figure = {"value": 0.731, "low": 0.61, "high": 0.81, "n": 40, "n_people": 23, "people_by_class": {"0": 12, "1": 11}}

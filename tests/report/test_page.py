@@ -42,6 +42,7 @@ def test_it_is_whole_html_with_every_section_named_once(page: str) -> None:
     assert len(page.encode()) < 5e6
 
 
+@pytest.mark.slow
 def test_every_part_is_drawn(page: str) -> None:
     assert page.count('<article class="eye">') == 3
     assert page.count('class="slabs"') == len(FAMILIES)
@@ -56,6 +57,7 @@ def test_every_part_is_drawn(page: str) -> None:
     assert f"{seen} seen, {predicted} predicted, {left} left out of {recipe.grid_tokens} tokens" in page
 
 
+@pytest.mark.slow
 def test_every_refused_file_stands_in_the_table_with_its_reason(page: str) -> None:
     table = page[page.index('id="quarantine"') : page.index("<summary>Accepted: ")]
     assert table.count('<tr><td class="file">') == 3
@@ -74,6 +76,7 @@ def test_every_refused_file_stands_in_the_table_with_its_reason(page: str) -> No
     assert "<b>1</b> rightly left out<ul><li>1 duplicate content</li>" in flow
 
 
+@pytest.mark.slow
 def test_every_accepted_file_stands_in_the_table_with_doubts_marked(page: str) -> None:
     for number in range(1, 12):
         assert f"eyes/{number:02d}.dcm" in page
@@ -81,12 +84,14 @@ def test_every_accepted_file_stands_in_the_table_with_doubts_marked(page: str) -
     assert "frames reversed" in page
 
 
+@pytest.mark.slow
 def test_file_names_are_escaped(page: str) -> None:
     assert "<script" not in page
     assert "&lt;script&gt;alert(&#39;eye&#39;)&lt;/script&gt;.dcm" in page
     assert "&lt;b&gt;bold&lt;/b&gt;.dcm" in page
 
 
+@pytest.mark.slow
 def test_no_path_of_the_machine_is_shown(page: str, made: Path) -> None:
     assert str(made) not in page
     assert "/private/" not in page
@@ -94,11 +99,13 @@ def test_no_path_of_the_machine_is_shown(page: str, made: Path) -> None:
     assert "…/bold.dcm ends after 17 bytes" in page
 
 
+@pytest.mark.slow
 def test_no_unrendered_value(page: str) -> None:
     for sign in ("None", "nan", "object at 0x", "built-in", "{{", "Undefined"):
         assert re.search(rf"(?<![\w-]){re.escape(sign)}(?![\w-])", page) is None, sign
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("low", "high", "message", "badge"),
     [
@@ -119,6 +126,7 @@ def test_the_sentence_follows_the_interval(
     assert badge in card[:200]
 
 
+@pytest.mark.slow
 def test_missing_parts_are_named_with_what_supplies_them(demo: Path) -> None:
     shutil.rmtree(demo / "run" / "checkpoints")
     (demo / "probe.json").unlink()
@@ -131,6 +139,7 @@ def test_missing_parts_are_named_with_what_supplies_them(demo: Path) -> None:
     assert 'class="tok-colour"' not in text
 
 
+@pytest.mark.slow
 def test_a_store_made_otherwise_gives_no_masks_and_no_maps(demo: Path) -> None:
     recipe = demo / "run" / "recipe.yaml"
     recipe.write_text(recipe.read_text(encoding="utf-8").replace("orientation: OD", "orientation: native"))
@@ -178,6 +187,7 @@ def test_the_file_appears_whole_or_not_at_all(demo: Path, monkeypatch: pytest.Mo
     assert list(demo.glob(".report*")) == []
 
 
+@pytest.mark.slow
 def test_people_in_two_splits_are_an_alarm(demo: Path) -> None:
     import pandas as pd
 

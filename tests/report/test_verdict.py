@@ -113,6 +113,7 @@ def test_the_strip_goes_through_the_tissue_and_the_extremes_are_by_quality(made:
     assert extreme_volumes(table[:1]) == {"lowest": [], "highest": []}
 
 
+@pytest.mark.slow
 def test_the_page_says_the_verdict(page: str) -> None:
     assert "Verdict: " in page
     assert 'class="strip"' in page

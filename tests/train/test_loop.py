@@ -198,6 +198,7 @@ def test_continuing_with_other_code_is_logged_and_recorded(tmp_path, caplog):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_summary_doubles_no_line(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")

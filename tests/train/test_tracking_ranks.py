@@ -124,6 +124,7 @@ def test_addresses_are_sent_only_when_requested(tmp_path: Path, monkeypatch: pyt
     assert outputs.heard == [(n, (saves / f"step-0000000{n}").as_uri()) for n in (2, 4)]
 
 
+@pytest.mark.slow
 def test_an_artefact_that_fails_or_hangs_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

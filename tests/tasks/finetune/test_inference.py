@@ -55,6 +55,7 @@ def test_scans_unlike_those_of_the_tuning_are_marked(done, planted, tmp_path: Pa
     assert made["unlike_training"] == {"device": 40, "features": 40}
 
 
+@pytest.mark.slow
 def test_files_become_a_table_and_what_is_refused_is_listed(done, tmp_path: Path) -> None:
     out, _ = done
     scans = tmp_path / "scans"
@@ -74,6 +75,7 @@ def test_files_become_a_table_and_what_is_refused_is_listed(done, tmp_path: Path
     assert (few.code, few.json["cases"]) == (3, 2)
 
 
+@pytest.mark.slow
 def test_mistakes(done, planted, tmp_path: Path) -> None:
     out, _ = done
     assert "either the scans to predict or a --store" in call("predict", out, "--out", tmp_path / "a").err

@@ -106,6 +106,7 @@ def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -
     assert np.array_equal(head.scores(made).argmax(axis=0), PRIOR.scores(made.pixels.shape).argmax(axis=0))
 
 
+@pytest.mark.slow
 def test_where_val_holds_no_class_nothing_is_chosen(encoder: PretrainedEncoder) -> None:
     def without(split: str) -> Sequence[Callable[[], LabelledVolume]]:
         def empty(read: Callable[[], LabelledVolume]) -> LabelledVolume:

@@ -53,7 +53,6 @@ def refused(store: Store, folder: Path, *classes: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.slow
 def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp_path: Path) -> None:
     row = first(line)
     known = LabelFolder(line.labels).file_for(row)
@@ -106,7 +105,6 @@ def test_true_labels_survive_the_way_to_the_stored_volume_and_back(eye: Literal[
     assert abs((back == 1).sum(axis=1)[whole].mean() - codes.sum(axis=1)[whole].mean()) < 0.25  # rows, on average
 
 
-@pytest.mark.slow
 def test_lesions_lie_on_layers_and_classes_can_be_named(line: Line) -> None:
     cohort = LabelledVolumes(line.store, line.labels, RECIPE, ["onl", "drusen"])
     assert cohort.classes == ("onl", "drusen")

@@ -30,7 +30,6 @@ def read(line: Line, page: Path) -> str:
     return page.read_text(encoding="utf-8").replace("<wbr>", "")  # where a long file name may break
 
 
-@pytest.mark.slow
 def test_the_page_says_who_was_learned_from_and_what_stands_beside_the_head(line: Line, tmp_path: Path) -> None:
     page = read(line, tmp_path / "page.html")
     outline = Outline(page)

@@ -30,7 +30,6 @@ def applied(line: Line, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return out, outcome.json
 
 
-@pytest.mark.slow
 def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tuple[Path, dict]) -> None:
     out, message = applied
     head = load_head(line.out, str(line.encoder))
@@ -51,7 +50,6 @@ def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tu
         assert 60 < result["mean_um"]["inner"] < 200
 
 
-@pytest.mark.slow
 def test_predict_applies_a_head_to_a_folder_of_scans(line: Line, applied: tuple[Path, dict], tmp_path: Path) -> None:
     out, _ = applied
     scans = tmp_path / "scans"
@@ -101,7 +99,6 @@ def test_a_scan_wider_than_the_view_is_read_window_by_window(line: Line) -> None
     assert thick[1] == pytest.approx((alone == 1).sum(), rel=0.4)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_segmented_is_reported_and_the_rest_is_done(line: Line, tmp_path: Path) -> None:
     broken = tmp_path / "broken.dcm"
     broken.write_bytes(line.scan("cirrus").read_bytes()[:3000])
@@ -128,6 +125,7 @@ def test_a_segmentation_of_nothing_or_of_another_scan_is_not_written(line: Line,
         write_segmentation(tmp_path / "a.dcm", empty[1:], ("fluid",), scan.spacing_mm, line.scan("cirrus"))
 
 
+@pytest.mark.slow
 def test_a_segmentation_that_says_two_things_or_of_another_scan_is_refused(
     applied: tuple[Path, dict], tmp_path: Path
 ) -> None:
