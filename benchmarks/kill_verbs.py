@@ -130,20 +130,22 @@ def is_stopped(end: End) -> bool:
     return "Traceback" not in end.message and (end.code == -signal.SIGHUP or (end.code == 143 and bool(end.message)))
 
 
-def measure(verb: Verb, work: Path, kills: int, step: int, known: dict[str, Any], save: Save) -> None:
-    """Fills the cells of a verb in `known`, and saves after each life."""
+def measure(verb: Verb, work: Path, kills: int, steps: tuple[int, int], known: dict[str, Any], save: Save) -> None:
+    """Fills the cells of a verb in `known`, and saves after each life; `steps` are those of kills and of refusals."""
     matrix = Matrix(verb, work)
-    if known.get("every_nth_write") != step:
+    kill_step, refusal_step = steps
+    if (known.get("every_nth_write"), known.get("every_nth_refused_write")) != steps:
         known.clear()
-    known |= {"every_nth_write": step, "seconds_of_an_untouched_life": round(matrix.seconds, 2)}
+    known |= {"every_nth_write": kill_step, "every_nth_refused_write": refusal_step}
+    known |= {"seconds_of_an_untouched_life": round(matrix.seconds, 2)}
 
     def refused(number: int) -> Callable[[Cell], None]:
         return lambda cell: matrix.at_writes(
-            cell, save, lambda life, n: fail_from_write(life, n, number), step, lambda end: end.clear
+            cell, save, lambda life, n: fail_from_write(life, n, number), refusal_step, lambda end: end.clear
         )
 
     cells: dict[str, Callable[[Cell], None]] = {
-        "at_every_write": lambda cell: matrix.at_writes(cell, save, die_at_write, step, is_killed),
+        "at_every_write": lambda cell: matrix.at_writes(cell, save, die_at_write, kill_step, is_killed),
         "full_disk": refused(errno.ENOSPC),
         "no_rights": refused(errno.EACCES),
         "open_files": lambda cell: matrix.once(cell, save, few_open_files(64), lambda end: end.code == 0 or end.clear),
@@ -162,7 +164,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", nargs="*")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--step", type=int, default=1, help="disturb every n-th write only")
+    parser.add_argument("--step", type=int, default=1, help="kill before every n-th write only")
+    parser.add_argument("--refusal-step", type=int, default=1, help="refuse from every n-th write on only")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -178,7 +181,7 @@ def main() -> None:
                 if given.out:  # read anew: verbs may be measured by several processes
                     write_json(given.out, _read(given.out) | {verb: found})
 
-            measure(verbs[verb], work / verb, given.kills, given.step, found, save)
+            measure(verbs[verb], work / verb, given.kills, (given.step, given.refusal_step), found, save)
 
 
 def _read(path: Path | None) -> dict[str, Any]:

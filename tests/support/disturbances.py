@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
@@ -50,6 +51,7 @@ def start_life(words: Sequence[object], before: Callable[[], object], stderr: Pa
         os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # a test's are its own
+        sys.modules["__main__"] = ModuleType("__main__")  # as under `octjepa`, worker processes import nothing of it
         from octjepa.cli import app
 
         before()
