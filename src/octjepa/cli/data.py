@@ -16,12 +16,12 @@ from octjepa.errors import OctjepaError, TooManyLostError, UsageError
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything it makes.")] = Path("demo"),
-    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="About how many minutes it may take.")] = 5.0,
+    out: Annotated[Path, typer.Option("--out", help="Folder for all output.")] = Path("demo"),
+    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="Approximate duration in minutes.")] = 5.0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Shows the whole line on synthetic eyes, offline. Phantom, ingest, pretrain, embed, probe, report."""
+    """Runs every stage on synthetic eyes, offline. From phantom, ingest and pretrain to embed, probe and report."""
     from octjepa.demo import run_demo
 
     print_probe(run_demo(out, minutes), "probe", as_json)
@@ -30,30 +30,34 @@ def demo(
 @app.command()
 def phantom(
     out: Annotated[Path, typer.Argument(help="Folder for the cohort.")],
-    people: Annotated[int, typer.Option("--people", min=1, help="How many people, two eyes each.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other people.")] = 0,
+    people: Annotated[int, typer.Option("--people", min=1, help="Number of people, with two eyes each.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the cohort.")] = 0,
     devices: Annotated[
-        str | None, typer.Option("--devices", help="Such as topcon_triton,zeiss_cirrus; default: all four.")
+        str | None,
+        typer.Option("--devices", help="Comma-separated, such as topcon_triton,zeiss_cirrus; default: all four."),
     ] = None,
     size: Annotated[
         Literal["small", "full"],
-        typer.Option("--size", help="small: quick to draw; full: as large as the instruments' own scans."),
+        typer.Option("--size", help="small: quick to draw; full: the scan sizes of the instruments."),
     ] = "small",
-    broken: Annotated[int, typer.Option("--broken", min=0, help="How many broken files to add.")] = 0,
+    broken: Annotated[int, typer.Option("--broken", min=0, help="Number of broken files to add.")] = 0,
     difficulty: Annotated[
         Literal["plain", "realistic", "exam"],
-        typer.Option("--difficulty", help="realistic: small and rare lesions; exam: small, each in a quarter of eyes."),
+        typer.Option(
+            "--difficulty",
+            help="realistic: small and rare lesions; exam: small lesions, each kind in a quarter of the eyes.",
+        ),
     ] = "plain",
     group_effect: Annotated[
         float,
-        typer.Option("--group-effect", min=0, help="How strongly lesions follow the study group: 1 as usual, 0 not."),
+        typer.Option("--group-effect", min=0, help="How strongly lesions depend on the study group; 0: not at all."),
     ] = 1.0,
     shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.7,0.15,0.15",
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draws synthetic eyes with known truth. They are written as DICOM, in the folders of AI-READI."""
+    """Draws synthetic eyes with ground truth. They are written as DICOM in the folder layout of AI-READI."""
     from octjepa.phantom import write_cohort
     from octjepa.recipe import DEVICES
 
@@ -73,13 +77,13 @@ def phantom(
 
 @app.command()
 def expand(
-    source: Annotated[str, typer.Argument(help="A ZIP archive, a folder of them, or a gs:// or s3:// address.")],
-    target: Annotated[str, typer.Argument(help="Folder or url of the tree; may hold a part of it already.")],
+    source: Annotated[str, typer.Argument(help="A ZIP archive or a folder of them, also gs:// and s3://.")],
+    target: Annotated[str, typer.Argument(help="Folder or URL of the tree; may already hold a part of it.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Unpacks ZIP archives to the tree that ingest reads. One archive a device, or any other."""
+    """Unpacks ZIP archives into the tree that ingest reads. AI-READI has one archive per device; others work too."""
     from octjepa.ingest.archive import expand as run
 
     try:
@@ -92,26 +96,26 @@ def expand(
 @app.command()
 def ingest(
     sources: Annotated[
-        list[str], typer.Argument(help="Files, folders, globs, lists, manifests; also gs:// and s3://.")
+        list[str], typer.Argument(help="Files, folders, globs, lists or manifests, also gs:// and s3://.")
     ],
     store: StorePath,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="The recipe whose spacing and size the store follows.")
+        str, typer.Option("--recipe", help="The recipe whose preprocessing (spacing, size) the store uses.")
     ] = "tiny_cpu",
     workers: Workers = None,
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option("--engine", help="Processes of this machine, or a Ray cluster (RAY_ADDRESS)."),
+        typer.Option("--engine", help="local: processes on this machine; ray: a Ray cluster (RAY_ADDRESS)."),
     ] = "local",
     seconds_per_file: Annotated[
-        float, typer.Option("--seconds-per-file", min=1.0, help="A file that takes longer is refused.")
+        float, typer.Option("--seconds-per-file", min=1.0, help="Time limit; a file that takes longer is refused.")
     ] = 600.0,
     spacing: Spacing = None,
     max_lost: MaxLost = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reads scans into a store, or refuses them with a reason. Every file ends as a volume or in the quarantine."""
+    """Reads scans into a store. A file that cannot be read correctly is listed in the quarantine with a reason."""
     from octjepa.config import load_recipe
     from octjepa.ingest.reader import parse_spacing
     from octjepa.store import build_store
@@ -130,14 +134,14 @@ def ingest(
 
 @app.command()
 def inspect(
-    path: Annotated[str, typer.Argument(help="A scan file, a store, a run, a checkpoint; gs:// and s3://, too.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Of a store: read every volume, list damaged ones.")] = False,
+    path: Annotated[str, typer.Argument(help="A scan file, store, run or checkpoint, also gs:// and s3://.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every volume of a store and list damage.")] = False,
     spacing: Spacing = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Says what a file, store, run or checkpoint is. The name of a shipped encoder is one, too."""
+    """Describes a file, store, run or checkpoint. Also takes the name of a shipped encoder."""
     from octjepa.ingest.reader import parse_spacing
     from octjepa.inspection import describe
 
@@ -163,27 +167,27 @@ def split(
         Literal["recommended", "stratified"],
         typer.Option(
             "--by",
-            help="recommended: as participants.tsv says; stratified: dealt evenly by device, region, eye and label.",
+            help="recommended: from participants.tsv; stratified: balanced over device, region, eye and label.",
         ),
     ] = "recommended",
     shares: Annotated[str, typer.Option("--shares", help="Shares of people in train, val and test.")] = "0.8,0.1,0.1",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed deals anew.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of a stratified split.")] = 0,
     assign_rest: Annotated[
-        bool, typer.Option("--assign-rest", help="Assign the people without a recommendation too.")
+        bool, typer.Option("--assign-rest", help="Also assign people who have no recommended split.")
     ] = False,
     labels: Annotated[Path | None, typer.Option("--labels", help="TSV or CSV with person_id and the --target.")] = None,
     target: Annotated[
-        str | None, typer.Option("--target", help="The column of --labels that is dealt evenly, too.")
+        str | None, typer.Option("--target", help="Column of --labels to balance over the splits.")
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="Split nothing; count whom this run, weights file or other store has seen."),
+        typer.Option("--against", help="Only count the people that this run, weights file or other store has seen."),
     ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Splits a store by person, and checks for leaks. Also against what an encoder was pretrained on."""
+    """Splits a store by person and checks for leaks. Also against the people an encoder was pretrained on."""
     from octjepa.store import Store
     from octjepa.store.split import apply_split, read_shares
 

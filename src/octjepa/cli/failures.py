@@ -29,11 +29,11 @@ _WHAT_TO_DO = {
     errno.ENAMETOOLONG: "check the path: it is longer than the system allows",
 }
 _AFTER_STOP = {
-    "ingest": "what was read is in the store; run the same command again to go on",
-    "pretrain": "go on from the newest checkpoint with --resume, or start anew with another --out",
-    "finetune": "go on from the newest checkpoint with --resume, or start anew with another --out",
-    "view": "the page answers no longer",
-    "phantom": "the folder holds a part of the cohort: remove it before you run the command again",
+    "ingest": "what was read is in the store; run the same command again to continue",
+    "pretrain": "continue from the newest checkpoint with --resume, or start a new run with another --out",
+    "finetune": "continue from the newest checkpoint with --resume, or start a new run with another --out",
+    "view": "the viewer is closed",
+    "phantom": "the folder holds only a part of the cohort: remove it before you run the command again",
 }
 
 

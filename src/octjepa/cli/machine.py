@@ -15,15 +15,15 @@ from octjepa.errors import OctjepaError
 
 @app.command()
 def doctor(
-    store: Annotated[str | None, typer.Option("--store", help="Check that this store can be read, too.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder that runs will be written to.")] = Path(),
+    store: Annotated[str | None, typer.Option("--store", help="Also check that this store can be read.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder where runs will be written.")] = Path(),
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Check memory and disk against the plan of this recipe.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Checks this machine and the installation. With --recipe and --store what a run would need, too."""
+    """Checks this machine and the installation. With --recipe and --store, also what a run needs."""
     from octjepa.doctor import examine
 
     found = examine(store, out, recipe)
@@ -37,18 +37,19 @@ def doctor(
 def bench(
     subject: Annotated[
         Literal["step", "ingest", "loader", "embed", "memory", "scaling"],
-        typer.Argument(help="What is measured; docs/bench.md says how."),
+        typer.Argument(help="What to measure; described in docs/bench.md."),
     ],
     against: Annotated[
-        str | None, typer.Option("--against", help="The other way, by name; default: the first of the subject's.")
+        str | None,
+        typer.Option("--against", help="The reference implementation; default: the first one of the subject."),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Runs, each of both sides; default: a minute or two of them.")
+        int | None, typer.Option("--repeats", min=1, help="Runs of each side; default: one to two minutes in all.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measures octjepa against another way of doing the same. In turns, on phantoms; says a ratio and its spread."""
+    """Benchmarks octjepa against a reference. In alternating runs on phantoms; prints the ratio and its spread."""
     from octjepa.bench.benchmarks import run_benchmark
 
     print_result(run_benchmark(subject, against, repeats), as_json)

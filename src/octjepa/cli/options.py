@@ -27,31 +27,37 @@ AllowOutside = Annotated[
     bool,
     typer.Option(
         "--allow-outside",
-        help="Open what a folder names outside itself: gs://, s3://, absolute paths. Only for folders that you trust.",
+        help="Follow references that lead out of a folder (gs://, s3://, absolute paths). Only for folders you trust.",
         callback=_set_allowed,
     ),
 ]
 StorePath = Annotated[str, typer.Option("--store", help="The store: a folder, gs://... or s3://...")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Keys of the recipe that shall differ, as key=value.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: every core.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to override, as key=value.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Number of processes; default: one per core.")]
 Spacing = Annotated[
     str | None,
     typer.Option(
-        "--spacing", help="Of all files, in mm: slice,depth,column as 0.047,0.0026,0.0117. file: the files' own again."
+        "--spacing",
+        help="Voxel spacing of all files in mm: slice,depth,column, such as 0.047,0.0026,0.0117. "
+        "'file' returns to the spacing in the files.",
     ),
 ]
 Labelled = Annotated[
     str | None,
-    typer.Option("--labelled", help="Also with labels of so many training people each, such as 10,30,100."),
+    typer.Option("--labelled", help="Also train with the labels of this many people, such as 10,30,100."),
 ]
 Subgroups = Annotated[
     str | None,
-    typer.Option("--subgroups", help="Also by group: columns, bands after a colon, such as sex,age:50,65."),
+    typer.Option(
+        "--subgroups",
+        help="Also report each group: label columns, with the limits of bands after a colon, such as sex,age:50,65.",
+    ),
 ]
 Ledger = Annotated[
-    Path | None, typer.Option("--ledger", help="Folder that counts uses of the test set; default by the labels.")
+    Path | None,
+    typer.Option("--ledger", help="Folder where uses of the test set are counted; default: beside the labels."),
 ]
 MaxLost = Annotated[
     float,
-    typer.Option("--max-lost", min=0.0, max=1.0, help="Share of files that may be lost; above it the exit code is 3."),
+    typer.Option("--max-lost", min=0.0, max=1.0, help="Largest allowed share of lost files; above it, exit code 3."),
 ]

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from octjepa.config import RecipeKind
 
 recipes = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(recipes, name="recipes", help="Lists recipes, shows every key of one, copies one to change it.")
+app.add_typer(recipes, name="recipes", help="Lists, shows and copies recipes.")
 
 
 def _kinds() -> dict[str, RecipeKind[Any]]:
-    """The verb that takes them -> a kind of recipes."""
+    """Verb -> the kind of recipe that it takes."""
     from octjepa.config import PRETRAINING
     from octjepa.tasks.finetune.recipe import RECIPES as FINETUNING
     from octjepa.tasks.segment.recipe import RECIPES as SEGMENTATION
@@ -40,7 +40,7 @@ def _kind_of(name: str) -> RecipeKind[Any]:
 
 @recipes.command("list")
 def list_recipes(as_json: Json = False) -> None:
-    """Names the recipes that come with octjepa, the verb that takes each, and what it is for."""
+    """Lists the shipped recipes, with the verb that takes each and its purpose."""
     found = []
     for verb, kind in _kinds().items():
         for name in kind.names():
@@ -56,7 +56,7 @@ def list_recipes(as_json: Json = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="A recipe's name.")], overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Prints every key of a recipe with its value, defaults and overrides included, as YAML."""
+    """Prints a recipe as YAML, with all keys, defaults and overrides."""
     from octjepa.config import to_yaml
 
     kind = _kind_of(name)
@@ -72,7 +72,7 @@ def copy(
     name: Annotated[str, typer.Argument(help="A recipe's name.")],
     path: Annotated[Path, typer.Argument(help="A new file, ending in .yaml.")],
 ) -> None:
-    """Writes a recipe's file to a new place, with its comments, to be changed there."""
+    """Copies a shipped recipe to a new file, to be edited there."""
     source = _kind_of(name).path_of(name)
     if path.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"{path} does not end in .yaml: recipes are YAML files, and are found by that")
@@ -82,5 +82,5 @@ def copy(
         with path.open("x", encoding="utf-8") as file:
             file.write(source.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): name a place in a folder that exists") from None
-    print(f"{path}: use it in place of the name {name}")
+        raise UsageError(f"{path} cannot be written ({error.strerror}): name a file in a folder that exists") from None
+    print(f"{path}: use this path instead of the name {name}")

@@ -13,7 +13,7 @@ from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, Sto
 from octjepa.cli.output import check_output_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
 
-Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="What counts as a case.")]
+Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="Unit of a case.")]
 POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"
 
 
@@ -21,26 +21,26 @@ POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"
 def embed(
     checkpoint: Annotated[
         str,
-        typer.Argument(
-            help="A run, a step-* folder or a weights file; a url, too; or NAME:PATH of another project's encoder."
-        ),
+        typer.Argument(help="A run, step-* folder, weights file or URL; or NAME:PATH of another project's encoder."),
     ],
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     pool: Annotated[
-        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default mean_std_max; again for more.")
+        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max; repeatable.")
     ] = None,
     tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
-    per_bscan: Annotated[bool, typer.Option("--per-bscan", help="Also OUT.bscans.parquet, a row per slice.")] = False,
+    per_bscan: Annotated[
+        bool, typer.Option("--per-bscan", help="Also write OUT.bscans.parquet with one row per slice.")
+    ] = False,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="This process (or torchrun's), or a Ray cluster.")
+        Literal["local", "ray"], typer.Option("--engine", help="local: this process (or torchrun); ray: a Ray cluster.")
     ] = "local",
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Of a Ray that is started here.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Workers of a local Ray cluster.")] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes a vector for every volume of a store. Keyed to person, eye and content; goes on where it was stopped."""
+    """Writes an embedding for every volume of a store. Keyed by person, eye and content; resumes where it stopped."""
     from octjepa.checkpoint.pooling import DEFAULT_POOLS
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.external import embed_external
@@ -64,33 +64,34 @@ def embed(
 def probe(
     embeddings: Annotated[list[Path], typer.Argument(help="Embedding tables.")],
     labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
-    target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
+    target: Annotated[list[str], typer.Option("--target", help="A label column; repeatable.")],
     task: Annotated[
         Literal["auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival"],
-        typer.Option("--task", help="multilabel: a;b in a cell; survival: see --event."),
+        typer.Option("--task", help="multilabel: cells such as a;b; survival: see --event."),
     ] = "auto",
     event: Annotated[
-        str | None, typer.Option("--event", help="Of survival, whose targets are times: whether the event happened.")
+        str | None,
+        typer.Option("--event", help="For survival, where the target is a time: column of whether the event occurred."),
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option("--probe", help="linear, knn (default both), mlp or attentive.")
+        list[str] | None, typer.Option("--probe", help="linear, knn (default: both), mlp or attentive; repeatable.")
     ] = None,
     pool: Annotated[
         list[str] | None,
-        typer.Option("--pool", help=f"{POOLS}; again for more; default: all that the tables hold."),
+        typer.Option("--pool", help=f"{POOLS}; repeatable; default: all in the tables."),
     ] = None,
     level: Level = "volume",
     several: Annotated[
         Literal["features", "scores", "best_quality", "first_visit"],
-        typer.Option("--several", help="How a case's volumes become one."),
+        typer.Option("--several", help="How several volumes of a case are combined."),
     ] = "features",
     visit_order: Annotated[
-        Path | None, typer.Option("--visit-order", help="TSV with visit and order, for first_visit.")
+        Path | None, typer.Option("--visit-order", help="For first_visit: TSV with the columns visit and order.")
     ] = None,
     tokens: Annotated[
-        list[Path] | None, typer.Option("--tokens", help="Token folder of each table, for attentive.")
+        list[Path] | None, typer.Option("--tokens", help="For attentive: the token folder of each table.")
     ] = None,
-    label_smoothing: Annotated[float, typer.Option("--label-smoothing", help="Of mlp and attentive.")] = 0.0,
+    label_smoothing: Annotated[float, typer.Option("--label-smoothing", help="For mlp and attentive.")] = 0.0,
     labelled: Labelled = None,
     subgroups: Subgroups = None,
     ledger: Ledger = None,
@@ -98,7 +99,7 @@ def probe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reads labels from frozen features. Intervals are over people; trivial baselines are reported beside."""
+    """Evaluates frozen features on labels. With intervals over people, beside trivial baselines."""
     from octjepa.embed.table import read_embeddings
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.files import write_json
@@ -129,7 +130,7 @@ def probe(
         about = payload["protocol"]
         print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
         used = ", ".join(f"{use['target']} {use['looks']}" for use in payload["uses"])
-        print(f"test set used, times with this one: {used}", file=sys.stderr)
+        print(f"uses of the test set so far, this one included: {used}", file=sys.stderr)
 
 
 @app.command()
@@ -138,19 +139,19 @@ def leaderboard(
         list[str], typer.Argument(help="PATH or NAME=PATH: runs, checkpoints, weights, other encoders, tables.")
     ],
     labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
-    target: Annotated[list[str], typer.Option("--target", help="A label column; may be given again.")],
-    store: Annotated[str | None, typer.Option("--store", help="The store; not needed for tables alone.")] = None,
+    target: Annotated[list[str], typer.Option("--target", help="A label column; repeatable.")],
+    store: Annotated[str | None, typer.Option("--store", help="The store; not needed for tables.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the board and its embeddings.")] = Path("leaderboard"),
     reference: Annotated[
-        str | None, typer.Option("--reference", help="The row that others are compared with; default untrained.")
+        str | None, typer.Option("--reference", help="The entry that others are compared with; default: untrained.")
     ] = None,
     task: Annotated[
         Literal["auto", "classification", "binary", "multiclass", "ordinal", "regression"],
-        typer.Option("--task", help="As of probe."),
+        typer.Option("--task", help="As in probe."),
     ] = "auto",
     kind: Annotated[
         list[str] | None,
-        typer.Option("--probe", help="What validation chooses among: linear, knn (default both), mlp or attentive."),
+        typer.Option("--probe", help="Candidates for validation: linear, knn (default: both), mlp or attentive."),
     ] = None,
     level: Level = "volume",
     labelled: Labelled = None,
@@ -160,8 +161,8 @@ def leaderboard(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compares encoders side by side. Validation chooses, the test set is read once, differences are paired and
-    corrected.
+    """Compares encoders side by side. Validation selects, the test set is used once; differences are paired, and
+    corrected for multiple comparisons.
     """
     from octjepa.leaderboard.board import run_board
     from octjepa.leaderboard.selection import DEFAULT
@@ -196,12 +197,12 @@ def report(
         str, typer.Argument(help="A run, fine-tuning, segmentation, store (also gs://, s3://), or a folder of them.")
     ],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
-    card: Annotated[Path | None, typer.Option("--card", help="Also a data card of the store: a Markdown file.")] = None,
+    card: Annotated[Path | None, typer.Option("--card", help="Also write a data card of the store (Markdown).")] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes one HTML page of the results. It is one file: what was read, trained and found."""
+    """Writes an HTML report. One self-contained file on the data, the training and the results."""
     from octjepa.report import write_report
 
     written = {"report": str(write_report(source, out, card))}
@@ -211,17 +212,19 @@ def report(
 @app.command()
 def view(
     source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), run, segmentation or demo folder.")],
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 0,
     scans: Annotated[
-        list[str] | None, typer.Option("--scans", help="The folder that was ingested; may be given again.")
+        list[str] | None, typer.Option("--scans", help="The folder that was ingested; repeatable.")
     ] = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help="A folder of label volumes to lay over them.")] = None,
-    checkpoint: Annotated[str | None, typer.Option("--from", help="The encoder, of a store or of a head.")] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="Folder of label volumes to overlay.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="The encoder to show with a store or a segmentation head.")
+    ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Shows the eyes of a store in a browser on this machine. Of a run also tokens, masks, curves; Ctrl-C ends it."""
+    """Shows volumes in a local web viewer. For a run also tokens, masks and training curves; stop it with Ctrl-C."""
     from octjepa.report.viewer import serve
 
     serve(source, port, lambda url: print_result({"url": url}, as_json), scans or (), labels, checkpoint)

@@ -18,9 +18,10 @@ PACKAGE_VERBS: Registry[Callable[..., None]] = Registry("verb", "octjepa.verbs")
 
 
 class Verbs(TyperGroup):
-    """Turns every foreseeable failure of a verb into one message and the right exit code; knows what the user named.
+    """The group of verbs. Every foreseeable failure of a verb ends in one message and the right exit code.
 
-    A verb that is not built in is looked for among those that packages declare.
+    The arguments are recorded, because paths that the user names may be opened (`octjepa.outside`). A verb that is not
+    built in is looked up among the entry points `octjepa.verbs` of installed packages.
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -43,7 +44,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="octjepa",
     cls=Verbs,
-    help="From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check.",
+    help="Train a 3D foundation model on a folder of retinal OCT volumes, and evaluate what it has learned.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -72,11 +73,9 @@ def _octjepa(
     show: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also tell on stderr what was chosen and what is tried again.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log choices and retries to stderr.")] = False,
 ) -> None:
-    """From a folder of retinal OCT volumes to a 3D foundation model, and from it to results one can check."""
+    """Train a 3D foundation model on a folder of retinal OCT volumes, and evaluate what it has learned."""
     if verbose:
         log = logging.getLogger("octjepa")
         log.setLevel(logging.INFO)

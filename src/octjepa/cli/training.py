@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 def plan(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or path.")],
     overrides: Overrides = None,
-    store: Annotated[str | None, typer.Option("--store", help="Count this store's training volumes.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="Count the training volumes of this store.")] = None,
     masks: Annotated[
-        Path | None, typer.Option("--masks", help="Folder for masks.json and masks.png: what the masks hide.")
+        Path | None, typer.Option("--masks", help="Folder for masks.json and masks.png, which show the masks.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time a few micro-batches of --store on this machine, and say the hours.")
+        bool, typer.Option("--measure", help="Time a few micro-batches of --store here to estimate the hours.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Says what a run will be, before it runs. Tokens, parameters, arithmetic, memory, disk, updates, learning rate."""
+    """Predicts the cost of a run. Tokens, parameters, FLOPs, memory, disk, updates, learning rates, before it starts."""
     from octjepa.config import load_recipe
     from octjepa.train.plan import plan as plan_recipe
 
@@ -86,10 +86,12 @@ def pretrain(
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The run folder.")],
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", help="KEY=VALUE,VALUE: a run for each, in --out; again for every combination."),
+        typer.Option(
+            "--sweep", help="KEY=VALUE,VALUE: one run per value, in --out; repeat the option for all combinations."
+        ),
     ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
@@ -135,22 +137,22 @@ def _sweep(
 
 @app.command()
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A run, a step-* folder or a weights file; a url too.")],
+    checkpoint: Annotated[str, typer.Argument(help="A run, step-* folder, weights file or URL.")],
     form: Annotated[
         Literal["safetensors", "hf", "onnx"],
         typer.Option("--format", help="safetensors: for octjepa; hf: for transformers; onnx: for other runtimes."),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
-    licence: Annotated[str | None, typer.Option("--licence", help="Of the weights, for the card: apache-2.0.")] = None,
+    licence: Annotated[str | None, typer.Option("--licence", help="Licence for the model card: apache-2.0.")] = None,
     push: Annotated[
         str | None, typer.Option("--push", help="Also upload to this repository (owner/name) of the Hugging Face Hub.")
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="With --push: a new repository is for everybody.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="With --push: create a public repository.")] = False,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes encoder weights for others. With their contract, a card and checksums."""
+    """Exports encoder weights. With their preprocessing contract, a model card and checksums."""
     from octjepa.checkpoint.export import export as write
 
     made: dict[str, object] = {"files": [str(out / name) for name in write(checkpoint, form, out, licence)]}

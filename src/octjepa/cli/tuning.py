@@ -34,9 +34,9 @@ def finetune(
     out: Annotated[Path, typer.Option("--out", help="A new folder for the tuned encoder and its results.")],
     overrides: Overrides = None,
     target: Annotated[
-        list[str] | None, typer.Option("--target", help="A label column; again for more; default: the recipe's.")
+        list[str] | None, typer.Option("--target", help="A label column; repeatable; default: the recipe's.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     labelled: Labelled = None,
     subgroups: Subgroups = None,
     ledger: Ledger = None,
@@ -44,7 +44,7 @@ def finetune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tunes an encoder to labels. In stages, and evaluated beside itself frozen; runs under torchrun unchanged."""
+    """Fine-tunes an encoder on labels. In stages, and compared with the frozen encoder; also runs under torchrun."""
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.subgroup_columns import parse_subgroups
     from octjepa.store import Store
@@ -71,20 +71,21 @@ def finetune(
 
 @app.command()
 def predict(
-    tuned: Annotated[str, typer.Argument(help="The folder of a fine-tuning; or of a segmentation head.")],
+    tuned: Annotated[str, typer.Argument(help="Folder of a fine-tuned model or a segmentation head.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the table of predictions.")],
     sources: Annotated[
-        list[str] | None, typer.Argument(help="New scans: files, folders, globs, lists, manifests; gs:// and s3://.")
+        list[str] | None,
+        typer.Argument(help="New scans: files, folders, globs, lists or manifests, also gs:// and s3://."),
     ] = None,
     store: Annotated[
-        str | None, typer.Option("--store", help="A store instead of new scans: a folder, gs://... or s3://...")
+        str | None, typer.Option("--store", help="Predict a store instead of new scans: a folder, gs://... or s3://...")
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--from", help="Of a segmentation head on a frozen encoder: that encoder.")
+        str | None, typer.Option("--from", help="For a segmentation head on a frozen encoder: that encoder.")
     ] = None,
     level: Annotated[
         Literal["volume", "eye", "person"] | None,
-        typer.Option("--level", help="What a case is, whose scans are averaged; default: as in the tuning."),
+        typer.Option("--level", help="Unit of a case, whose scans are averaged; default: as in the fine-tuning."),
     ] = None,
     workers: Workers = None,
     spacing: Spacing = None,
@@ -93,7 +94,7 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Applies a tuned model to new scans. From files to a table, with calibrated probabilities and warnings."""
+    """Applies a tuned model to new scans. Writes a table with calibrated probabilities and warnings."""
     from octjepa.tasks.segment.folder import is_head
 
     check_output_folder(out)
@@ -139,25 +140,28 @@ def _segment(head: str, checkpoint: str | None, sources: list[str] | None, out: 
 
 @app.command()
 def segment(
-    recipe: Annotated[str, typer.Argument(help="A segmentation recipe's name or path; or a head's folder, to apply.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the head and its results, or for the segmentations.")],
+    recipe: Annotated[
+        str, typer.Argument(help="Name or path of a segmentation recipe; or the folder of a head to apply.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the head and its results, or the segmentations.")],
     overrides: Overrides = None,
     checkpoint: Annotated[str | None, typer.Option("--from", help="The encoder: a run, step-* folder or file.")] = None,
     store: Annotated[str | None, typer.Option("--store", help="The store: a folder, gs://... or s3://...")] = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help="Folder of label volumes; docs/segment.md.")] = None,
-    classes: Annotated[str | None, typer.Option("--classes", help="Comma-separated; default: all named.")] = None,
-    scan: Annotated[
-        list[Path] | None, typer.Option("--scan", help="A scan to apply a head to; again for more.")
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="Folder of label volumes; see docs/segment.md.")
     ] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="Comma-separated; default: all named ones.")] = None,
+    scan: Annotated[list[Path] | None, typer.Option("--scan", help="A scan to apply a head to; repeatable.")] = None,
     form: Annotated[
-        Literal["nifti", "dicom", "both"], typer.Option("--format", help="Of a head's answers, in the scan's geometry.")
+        Literal["nifti", "dicom", "both"],
+        typer.Option("--format", help="Format of the segmentations, which have the scan's geometry."),
     ] = "both",
     ledger: Ledger = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Segments layers and lesions. Trains and evaluates a head on an encoder, or applies one to whole scans."""
+    """Segments layers and lesions. Trains and evaluates a head on an encoder, or applies a head to whole scans."""
     from octjepa.tasks.segment.folder import is_head
 
     check_output_folder(out)
