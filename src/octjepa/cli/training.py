@@ -31,7 +31,7 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predicts the cost of a run. Tokens, parameters, FLOPs, memory, disk, updates, learning rates, before it starts."""
+    """Predicts the cost of a run. Tokens, parameters, FLOPs, memory, disk, updates, learning rates before it starts."""
     from octjepa.config import load_recipe
     from octjepa.train.plan import plan as plan_recipe
 
