@@ -63,12 +63,21 @@ class Matrix:
         life.mkdir()
         return life
 
+    def _faults(self, life: Path) -> list[str]:
+        return [*differences(life, self.whole), *left_over(life)]
+
     def _check(self, found: Cell, life: Path, disturbed: End, is_clear: bool) -> None:
-        """Counts one disturbed life: begins the command again and compares what it ends with."""
-        again = self._live(life)
-        wrong = [*differences(life, self.whole), *left_over(life)] if again.code == 0 else [again.message[-400:]]
+        """Counts one disturbed life: begins the command again and compares what it ends with.
+
+        One that ended whole is not begun again: another look at the test people would count, and be refused or differ.
+        """
+        wrong = self._faults(life)
+        found["hangs"] += disturbed.code == HANG
+        if wrong:
+            again = self._live(life)
+            found["hangs"] += again.code == HANG
+            wrong = self._faults(life) if again.code == 0 else [again.message[-400:]]
         found["lives"] += 1
-        found["hangs"] += (disturbed.code == HANG) + (again.code == HANG)
         found["unclear"] += not is_clear
         found["ends_that_differ"] += bool(wrong)
         if (wrong or not is_clear) and not found["first_fault"]:

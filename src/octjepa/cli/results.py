@@ -182,7 +182,7 @@ def leaderboard(
             subgroups=parse_subgroups(subgroups),
         ).payload()  # fmt: skip
         files = [str(path) for path in write_leaderboard(board, out)]
-        finish_work(out)
+    finish_work(out)  # last: a kill before it leaves a board that the same command makes again, and counts once
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)

@@ -72,7 +72,7 @@ def segment_store(
         results = _segment_store(recipe, checkpoint, store, labels, out, classes, ledger_folder)
         for states in (out / "training").glob(f"*/{STATES}"):
             shutil.rmtree(states, ignore_errors=True)
-        test_set_ledger.finish_work(out)
+    test_set_ledger.finish_work(out)  # last: a kill before it leaves a head that the same call makes again
     return results
 
 
