@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octjepa.distributed import xla
+from octjepa.distributed.overlap import GradientBuckets
 from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.errors import OctjepaError, UsageError
 
@@ -53,6 +54,7 @@ class Runtime:
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision = choose_precision(AUTO, self.device)[0] if precision == AUTO else precision
         self.sharded = False  # whether FSDP2 shards the model over the ranks
+        self._buckets: GradientBuckets | None = None
         # torch.cuda has it, others may; it asks the driver, and never waits for the device
         self._utilisation = getattr(getattr(torch, self.device.type, None), "utilization", None)
 
@@ -137,11 +139,29 @@ class Runtime:
             _communicate(lambda: dist.all_reduce(tensor))
         return tensor
 
+    def overlap(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """From now on gradients are summed during the backward passes that `open_gradients` precedes."""
+        if self.world_size > 1 and not self.sharded and self.device.type != "xla":  # FSDP2 and XLA have their own ways
+            self._buckets = GradientBuckets(parameters, _communicate)
+
+    def open_gradients(self) -> None:
+        """The next backward pass gives this rank's whole gradient: its parts may be summed as they come."""
+        if self._buckets is not None:
+            self._buckets.open()
+
+    def discard_gradients(self) -> None:
+        """Ends sums that `open_gradients` began and that no rank will use."""
+        if self._buckets is not None:
+            self._buckets.discard()
+
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replaces every gradient by its sum over the ranks, several at once.
+        """Replaces every gradient by its sum over the ranks, several at once; ends the sums that are on their way.
 
         For two ranks the sum is to the bit what one process adds; for more its order is the backend's.
         """
+        if self._buckets is not None and self._buckets.is_open:
+            self._buckets.finish()
+            return
         if self.sharded or (self.world_size == 1 and not dist.is_initialized()):  # FSDP2 has summed them
             return
         if self.device.type == "xla":

@@ -94,6 +94,8 @@ class MachineRecipe(Section):
     devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
     # every device holds the whole model, or its part of it (FSDP2; for models that do not fit one device)
     parallel: Literal["replicated", "sharded"] = machine("replicated")
+    # gradients are summed over the devices during the backward pass, where a device takes its share at once
+    overlap: StrictBool = machine(True)
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
     # processes that make samples; null: 0 on a CPU, else one for each core of the device's share, 16 at most
     loader_workers: Annotated[int, Field(ge=0)] | None = machine(None)

@@ -310,6 +310,7 @@ class Trainer:
     def end_without_batch(self, update: int, failure: OctjepaError | None) -> NoReturn:
         """Some rank has no batch: no rank takes `update`, and the run ends with a checkpoint and the cause."""
         runtime = self.run.runtime
+        runtime.discard_gradients()
         causes = runtime.all_gather([] if failure is None else [str(failure)])
         self.metrics.flush()
         if update > self.saved and not self.metrics.must_go_back:

@@ -55,6 +55,8 @@ def accumulate(
         with runtime.autocast():
             prediction = model.predict(*inputs)
         check_detached(prediction)
+        if size <= micro_size:  # sums of several micro-batches go over the ranks afterwards, in pairs
+            runtime.open_gradients()
         grid_positions = token_grid_positions(micro.grid_index.to(runtime.device), recipe.grid)  # [b, t, 3]
         loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], update)
         (loss * weight).backward()
@@ -135,6 +137,7 @@ class MicroBatcher:
                     f"rank {self._runtime.rank} ran out of memory at update {update + 1}: lower machine.micro_batch "
                     f"(now {self.micro_batch}) and go on with --resume"
                 ) from None
+        self._runtime.discard_gradients()  # the others wait inside their backward pass
         model.zero_grad(set_to_none=True)
         gc.collect()
         if torch.accelerator.is_available():
@@ -146,6 +149,7 @@ class MicroBatcher:
 
         Raises OctjepaError where a single volume does not fit, or a regulariser forbids smaller micro-batches.
         """
+        self._runtime.discard_gradients()
         model.zero_grad(set_to_none=True)
         if self.micro_batch == 1:
             raise OctjepaError(
