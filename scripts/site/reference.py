@@ -1,7 +1,7 @@
-"""Reference pages made of the code itself: recipe keys, reason codes, commands, the Python API.
+"""Reference pages generated from the code: recipe keys, reason codes, commands, the Python API.
 
-`pages()` returns {path below docs/reference: Markdown}; hooks.py adds them to the site when it is built, so that no
-copy can go stale. `python scripts/site/reference.py FOLDER` writes them as files.
+`pages()` returns {path below docs/reference: Markdown}; hooks.py adds them to the site when it is built, so that they
+are always up to date. `python scripts/site/reference.py FOLDER` writes them as files.
 """
 
 from __future__ import annotations
@@ -200,7 +200,9 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 
 def python_page() -> str:
-    """The public names of `octjepa`, with signatures, docstrings and public methods."""
+    """The public names of `octjepa` and what they return, with signatures, docstrings and public methods."""
+    from octjepa.checkpoint import PretrainedEncoder
+
     parts = [
         "# Python reference",
         "The public names of `octjepa`. Everything else may change between minor versions. "
@@ -208,7 +210,8 @@ def python_page() -> str:
     ]
     for name in sorted(octjepa.__all__, key=str.lower):
         parts += _object(f"octjepa.{name}", getattr(octjepa, name), "##")
-    parts += ["## Errors", "Every foreseeable mistake ends in one of these; `exit_code` is that of the command."]
+    parts += _object("octjepa.checkpoint.PretrainedEncoder", PretrainedEncoder, "##")
+    parts += ["## Errors", "Every foreseeable mistake raises one of these; `exit_code` is that of the command."]
     parts += ["\n".join(["| error | exit code | meaning |", "|---|---|---|", *_errors()])]
     return "\n\n".join(parts) + "\n"
 

@@ -1,6 +1,6 @@
-"""octjepa: from a folder of retinal OCT volumes to a 3D foundation model, and from that to verifiable results.
+"""octjepa: 3D foundation models of retinal OCT volumes, from reading scans to evaluation.
 
-The public names below load on first use, so that `import octjepa` costs nothing.
+The public names below are imported on first use, so that `import octjepa` is fast.
 """
 
 from __future__ import annotations

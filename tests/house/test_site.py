@@ -45,6 +45,7 @@ def test_the_reference_has_every_reason_command_and_public_name(
     for name in octjepa.__all__:
         assert f"## octjepa.{name}\n" in pages["python.md"]
     assert "### Store.open" in pages["python.md"]
+    assert "### PretrainedEncoder.embed" in pages["python.md"]
 
 
 def test_a_broken_link_and_a_foreign_file_are_found(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""A pretrained encoder for use: loaded from a run, a checkpoint folder or a weights file, it turns scans into vectors.
+"""Pretrained encoders: loaded from a run, a checkpoint folder or a weights file, they compute features of scans.
 
-The recipe is stored with the weights, so a volume is always prepared as it was for training.
+The recipe is stored with the weights, so every volume gets the preprocessing of training.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class SelectedTokens(NamedTuple):
 
 
 class PretrainedEncoder:
-    """A frozen encoder with its recipe. `dim` is the width of a token's features, `trained_on` its training volumes.
+    """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it.
 
-    `which` of the two encoders of its pretraining it is: the EMA target, or the student that was trained.
+    Attributes: `dim`, the width of a token's features; `recipe`, its settings; `trained_on`, the content ids of its
+    training volumes; `which`, "target" for the EMA target or "student" for the encoder that was trained.
     """
 
     def __init__(
@@ -77,35 +78,46 @@ class PretrainedEncoder:
         return self
 
     def untrained(self) -> PretrainedEncoder:
-        """The same architecture with the weights at the start of training: the baseline of every probe."""
+        """The same architecture with its initial weights, which is the baseline of every probe."""
         with torch.random.fork_rng():
             torch.manual_seed(self.recipe.train.seed)
             return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
 
     def module(self, trainable: bool = True) -> VolumeEncoder:
-        """The encoder as an `nn.Module` on images `[B, 1, D, H, W]`; the same weights, with gradients or without."""
+        """The encoder as an `nn.Module` on images `[B, 1, D, H, W]`. It shares the weights of this encoder.
+
+        trainable: whether its parameters require gradients.
+        """
         made = VolumeEncoder(self.encoder, self.recipe).requires_grad_(trainable)
         return made.train(trainable)
 
     def collate(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b 1 d h w"]:
-        """Volumes of a store as a batch of images: `collate_fn` of a DataLoader over `Store`."""
+        """Batches volumes of a store as images `[B, 1, D, H, W]`: the `collate_fn` of a DataLoader over a `Store`."""
         return collate_images(volumes, self.recipe)
 
     def prepare(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
-        """Any volume, prepared as the weights expect. Raises VolumeRejected for a file that cannot be read."""
+        """Returns `volume` with the encoder's preprocessing: spacing, size, orientation and flattening.
+
+        volume: a path, an OCTVolume, or a CanonicalVolume, which is returned unchanged. Raises VolumeRejected for a
+        file that cannot be read.
+        """
         if isinstance(volume, CanonicalVolume):
             return volume
         native = volume if isinstance(volume, OCTVolume) else read_volume(volume)
         return canonicalise(native, self.recipe.preprocessing).volume
 
     def tokens(self, volume: str | Path | OCTVolume | CanonicalVolume) -> TokenFeatures:
-        """Features of one volume's selected tokens, fp32."""
+        """Returns the features of all tokens of `volume` that contain tissue, `[K, dim]` in fp32, with their positions.
+
+        Raises VolumeRejected for a file that cannot be read.
+        """
         return self.encode_volumes([self.prepare(volume)])[0]
 
     def embed(self, volume: str | Path | OCTVolume | CanonicalVolume, pool: str = "mean") -> Float[np.ndarray, " n"]:
-        """One float32 vector by a pooling of `pooling.POOL_WIDTHS`, `POOL_WIDTHS[pool] * dim` long.
+        """Returns the embedding of `volume`: its tokens, pooled to one float32 vector.
 
-        Raises UsageError for another name.
+        pool: a name of `octjepa.checkpoint.pooling.POOL_WIDTHS`; the vector has `POOL_WIDTHS[pool] * dim` values.
+        Raises UsageError for another name, VolumeRejected for a file that cannot be read.
         """
         check_pools([pool])
         prepared = self.prepare(volume)
@@ -113,9 +125,10 @@ class PretrainedEncoder:
         return pool_tokens(features, tissue_layers(prepared, self.recipe)[features.grid_index], [pool])
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
-        """The encoder's input for a prepared volume: centre crop, no augmentation, every token that holds tissue.
+        """The encoder's input for a prepared volume: centre crop, no augmentation, every token that contains tissue.
 
-        K is not `tokens.budget` of the recipe, which is what training draws: see `views.tokens.select_tissue`.
+        Their number K does not depend on `tokens.budget` of the recipe, which applies to training only: see
+        `views.tokens.select_tissue`.
         """
         recipe, crop = self.recipe, geometry.center_crop(self.recipe.preprocessing)
         view, index, share = select_tissue_tokens(volume, recipe, crop)
@@ -124,15 +137,15 @@ class PretrainedEncoder:
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
     def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
-        """`tokens` of several prepared volumes."""
+        """Returns what `tokens` does, for several prepared volumes."""
         return self.encode_tokens([self.select_tokens(volume) for volume in volumes])
 
     @torch.no_grad()  # XLA does not know inference_mode's tensors
     def encode_tokens(self, selected: Sequence[SelectedTokens]) -> list[TokenFeatures]:
-        """Features of the tokens of several volumes, which differ in number.
+        """Returns the features of several volumes, whose numbers of tokens may differ.
 
-        Volumes of equal counts share a forward pass of at most `FORWARD_TOKENS` tokens; nothing is padded, so what a
-        volume gives does not depend on the others.
+        Volumes with equally many tokens share a forward pass of at most `FORWARD_TOKENS` tokens. Nothing is padded, so
+        the features of a volume do not depend on the others.
         """
         device = next(self.encoder.parameters()).device
         found: dict[int, TokenFeatures] = {}
@@ -156,13 +169,17 @@ def equal_counts(counts: Sequence[int]) -> Iterator[list[int]]:
 
 
 def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEncoder:
-    """The encoder of a run (its newest checkpoint), of a fine-tuning the tuned one; or of a checkpoint or exported
-    folder, or a weights file.
+    """Loads a pretrained encoder.
 
-    `which`: the EMA target or the student; None: the one that its checkpoint names (`checkpoint.export`).
+    path: a run (its newest checkpoint is loaded), a fine-tuning (the tuned encoder), a checkpoint folder, an exported
+        folder, or a weights file, on a disk or in a bucket; or the name of weights in the package, such as
+        "phantom-tiny", unless a path of that name exists.
+    which: "target" (EMA) or "student"; None: the one that the checkpoint names (`checkpoint.export`).
 
-    Each may be in a bucket. A name such as `phantom-tiny` means weights of the package, unless such a path exists.
-    Raises WrongCheckpointError when there is none, CheckpointError when it is damaged.
+    Returns a PretrainedEncoder. Raises WrongCheckpointError if there is no encoder, CheckpointError if it is damaged.
+
+        encoder = octjepa.load_encoder("phantom-tiny")
+        vector = encoder.embed("scan.dcm", pool="mean_std_max")
     """
     named = shipped(path)
     path = named or parse_location(path)

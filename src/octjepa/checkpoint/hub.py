@@ -1,6 +1,6 @@
 """Encoders on the Hugging Face Hub, by `huggingface_hub` (extra `hf`): pushed with a card, loaded by name.
 
-Nothing is sent or fetched but by these two functions. Credentials are those of `huggingface_hub` (`hf auth login`).
+Only these functions use the network. Credentials are those of `huggingface_hub` (`hf auth login`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def push_to_hub(
     licence: str | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """Exports the encoder of `source` and uploads it to the model repository `name` (owner/name); returns its address.
+    """Exports the encoder of `source`, uploads it to the model repository `name` (owner/name) and returns its URL.
 
-    The repository is created where there is none. licence: as the Hub calls it, such as "apache-2.0"; metrics: figures
-    for the card, by name. Raises what `export` raises; UsageError: no such name, no network, no right to write there.
+    form: as in `octjepa export --format`. private: of a repository that does not exist yet and is created. licence: an
+    identifier of the Hub, such as "apache-2.0". metrics: metric name -> value, for the model card.
+    Raises what `export` raises; UsageError for an invalid name, no network or no permission to write.
     """
     _check_name(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +41,7 @@ def push_to_hub(
 
 
 def upload_folder(folder: Path, name: str, private: bool = True) -> str:
-    """Uploads an exported folder to the model repository `name`, created where there is none; returns its address."""
+    """Uploads an exported folder to the model repository `name`, creates it if needed, and returns its URL."""
     _check_name(name)
     with _one_line(name) as api:
         api.create_repo(name, private=private, exist_ok=True)
@@ -49,9 +50,10 @@ def upload_folder(folder: Path, name: str, private: bool = True) -> str:
 
 
 def from_pretrained(name: str | Path, revision: str | None = None) -> PretrainedEncoder:
-    """The encoder in a local folder, or in the model repository `name` of the Hub, which is cached as the Hub does.
+    """Loads an encoder from a local folder or from a model repository of the Hugging Face Hub.
 
-    revision: a branch, tag or commit. Raises what `load_encoder` raises; UsageError: no such repository, no network.
+    name: a folder, or a repository (owner/name), which is downloaded to the Hub's cache. revision: a branch, tag or
+    commit. Raises what `load_encoder` raises; UsageError if there is no such repository or no network.
     """
     if Path(name).exists():
         return load_encoder(name)

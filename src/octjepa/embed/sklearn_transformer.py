@@ -1,9 +1,9 @@
-"""A frozen encoder as a transformer of scikit-learn: scans in, a matrix out, in any pipeline and cross-validation.
+"""A frozen encoder as a scikit-learn transformer: scans in, a feature matrix out, for pipelines and cross-validation.
 
-Enter: paths, `OCTVolume`s, or ids of a store's volumes. Leaves: float32 [n, features], a row for each scan in the order
-given, equal to `PretrainedEncoder.embed`. Nothing is learnt from the scans: `fit` loads the weights, so embedding
-before cross-validation gives the same features as embedding inside it, once instead of in every fold. Fails with
-UsageError on what is no scan, VolumeRejected on a file that cannot be read, ContractError on another preprocessing.
+Input: paths, `OCTVolume`s, or ids of a store's volumes. Output: float32 `[n, features]`, one row per scan in the order
+given, equal to `PretrainedEncoder.embed`. Nothing is fitted on the scans: `fit` loads the weights, so embedding
+once before cross-validation gives the same features as embedding inside every fold. Raises UsageError for what is not a
+scan, VolumeRejected for a file that cannot be read, ContractError for another preprocessing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ Scan = str | Path | OCTVolume
 
 
 class VolumeEmbedder(TransformerMixin, BaseEstimator):
-    """Frozen features of OCT volumes.
+    """scikit-learn transformer that embeds OCT volumes with a frozen encoder.
 
     encoder: a run, a checkpoint, a weights file, a name of weights in the package, or a loaded encoder (such as
-        `load_encoder(...).untrained()`, the baseline). pool: one of `octjepa embed --pool`. store: a store or its
-        location; texts are then ids of its volumes. batch: scans in one forward; it changes no value.
+        `load_encoder(...).untrained()`, the baseline).
+    pool: a pooling of `octjepa embed --pool`.
+    store: a store or its location; strings in `X` are then ids of its volumes instead of paths.
+    batch: number of scans per batch, which does not change the result.
 
-    After `fit`: `encoder_`, the loaded `PretrainedEncoder`; `store_`, the opened store or None.
+    Attributes after `fit`: `encoder_`, the loaded `PretrainedEncoder`; `store_`, the opened store or None.
     """
 
     def __init__(
@@ -55,10 +57,10 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         self.batch = batch
 
     def fit(self, X: Any = None, y: Any = None) -> VolumeEmbedder:
-        """Loads the weights and opens the store; looks at neither scans nor labels.
+        """Loads the weights and opens the store. `X` and `y` are ignored.
 
-        Raises UsageError (an unknown pool, a batch below 1, no store there), ContractError (a store prepared
-        otherwise), CheckpointError (no or damaged weights).
+        Raises UsageError (an unknown pool, a batch below 1, no store at the location), ContractError (a store with
+        another preprocessing), CheckpointError (absent or damaged weights).
         """
         pooling.check_pools([self.pool])
         if self.batch < 1:
@@ -72,10 +74,10 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n features"]:
-        """A row of features for each scan of `X`, in its order, float32.
+        """Returns one float32 row of features per scan of `X`, in the order of `X`.
 
-        Raises NotFittedError before `fit`, UsageError (no scan, something that is none, an id that the store lacks),
-        VolumeRejected (a file that cannot be read or made canonical; the message says which).
+        Raises NotFittedError before `fit`, UsageError (an empty `X`, an item that is not a scan, an id that the store
+        lacks), VolumeRejected (a file that cannot be read or made canonical, which the message names).
         """
         check_is_fitted(self, "encoder_")
         scans = _listed(X)
@@ -96,7 +98,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         return np.stack(rows)
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
-        """`<encoder>_<pool>_<number>` for each column."""
+        """Returns the column names, `<encoder>_<pool>_<number>`."""
         check_is_fitted(self, "encoder_")
         width = pooling.POOL_WIDTHS[self.pool] * self.encoder_.dim
         return np.array([f"{self.encoder_.name}_{self.pool}_{number}" for number in range(width)], dtype=object)
@@ -119,7 +121,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
 
 
 def _listed(X: Any) -> list[Scan]:
-    """Raises UsageError for what holds no scan, for one scan alone, for a table and for what is no scan in a list."""
+    """Raises UsageError for an empty list, a single scan, a table, and items that are not scans."""
     if isinstance(X, Scan):
         raise UsageError("one scan was given, expected a list of scans: write [scan]")
     if getattr(X, "ndim", 1) != 1:

@@ -51,7 +51,7 @@ def read_volume(
     member: str = "",
     people: list[tuple[str, str]] | None = None,
 ) -> OCTVolume:
-    """One OCT scan in its native geometry: pixels uint8 `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
+    """Reads one OCT scan in its native geometry: uint8 pixels `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
 
     `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` takes precedence over the
     file. `dataset_path` is the scan's path in its data set where `path` is a copy of it; its folders and name may state

@@ -31,9 +31,14 @@ from octjepa.recipe import ROPE_BASE, SIZES, ModelSize, Recipe
 
 
 class VJEPA3D(nn.Module):
-    """Built from a recipe by `VJEPA3D.from_recipe`; `size` is a preset of `octjepa.recipe.SIZES` or any `ModelSize`.
+    """3D joint-embedding predictive model: context encoder, EMA target encoder and predictor.
 
-    `predictor_width` and `predictor_depth` default to the objective's, and those to the size's.
+    Usually built by `VJEPA3D.from_recipe`. Source: V-JEPA 2 (Assran et al. 2025).
+
+    objective: a name of `octjepa.objective`. size: a preset of `octjepa.recipe.SIZES` or any `ModelSize`. patch_size:
+    voxels of a patch along slice, depth, column. positions: "rope", "rope_tiled" or "sincos". predictor_width,
+    predictor_depth: default to the objective's values, and these to the size's. recompute: recomputes activations in
+    the backward pass. stem: "linear" or "patch_mlp".
     """
 
     def __init__(

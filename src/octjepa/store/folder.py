@@ -65,7 +65,9 @@ def _storage_at(location: str | Path) -> Storage:
 
 
 class Store:
-    """Canonical volumes made with one preprocessing contract, in a folder on a disk or in a bucket.
+    """Canonical volumes with one preprocessing contract, in a folder on a disk or in a bucket.
+
+    A map-style data set of PyTorch: `len(store)` is the number of volumes, `store[i]` that of line `i` of `table`.
 
     `path` is the folder; of a store in a bucket it is the local copy of the index, and chunks come through the cache.
     """
@@ -113,7 +115,11 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
-        """Raises UsageError: no such folder, not a store, a newer schema, a damaged store.json; as `octjepa.remote`."""
+        """Opens an existing store at a path, gs:// or s3:// address.
+
+        Raises UsageError if there is no such folder, it is not a store, has a newer schema or a damaged store.json; for
+        a bucket also the errors of `octjepa.remote`.
+        """
         storage = _storage_at(path)
         folder = storage.snapshot()
         if folder is None:
@@ -122,7 +128,10 @@ class Store:
 
     @classmethod
     def create(cls, path: str | Path, preprocessing: Preprocessing) -> Store:
-        """A new store, or the one that is there if its contract is equal. Raises ContractError with the differences."""
+        """Creates a store, or opens an existing one with an equal contract.
+
+        Raises ContractError with the differences if the contract of the existing store is another.
+        """
         storage = _storage_at(path)
         folder = storage.snapshot()
         if folder is None or not (folder / MARKER).is_file():
