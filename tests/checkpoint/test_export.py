@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from layered_eye import eye
 from octjepa import load_encoder
 from octjepa.checkpoint.export import export
 from octjepa.config import PRETRAINING, load_recipe
@@ -141,3 +142,47 @@ def test_a_folder_that_holds_something_is_left_alone(run: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match="name a new one"):
         export(run, "safetensors", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("positions", ["rope", "rope_tiled"])
+def test_the_processor_prepares_what_the_model_takes(tmp_path: Path, positions: str) -> None:
+    """Files and store volumes alike; the features are those of the encoder on the same volume."""
+    from transformers import AutoImageProcessor, AutoModel
+
+    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the processor
+
+    path = saved(small_recipe(model={"positions": positions}), tmp_path / "weights.safetensors")
+    export(path, "hf", tmp_path / "out")
+    encoder = load_encoder(path)
+    volumes = [MemoryStore(encoder.recipe.preprocessing).volumes[name] for name in ("volume0001", "volume0002")]
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "out")
+    inputs = processor(volumes)
+    images = encoder.collate(volumes)
+    own_model = positions == "rope"
+    assert list(inputs) == ["pixel_values" if own_model else "pixel_values_videos"] == processor.model_input_names
+    model = AutoModel.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        expected, _ = encoder.module(trainable=False)(images)
+        found = model(**inputs, **({} if own_model else {"skip_predictor": True})).last_hidden_state
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    processor.save_pretrained(tmp_path / "again")
+    again = AutoImageProcessor.from_pretrained(tmp_path / "again")(volumes[0])
+    assert torch.equal(next(iter(again.values())), next(iter(inputs.values()))[:1])
+
+
+def test_the_processor_prepares_a_native_scan_and_its_config_says_the_contract(tmp_path: Path) -> None:
+    from transformers import AutoImageProcessor
+
+    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the processor
+
+    recipe = small_recipe()
+    path = saved(recipe, tmp_path / "weights.safetensors")
+    export(path, "hf", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    assert config["size"] == dict(zip(("slices", "depth", "columns"), recipe.preprocessing.image_size, strict=True))
+    assert config["spacing_mm"] == list(recipe.preprocessing.target_spacing_mm)
+    assert config["input_shape"] == ["B", 1, *recipe.preprocessing.image_size]
+    scan = eye()
+    encoder = load_encoder(path)
+    found = AutoImageProcessor.from_pretrained(tmp_path / "out")(scan)["pixel_values"]
+    assert torch.equal(found, encoder.collate([encoder.prepare(scan)]))

@@ -2,6 +2,7 @@
 
     import octjepa.checkpoint.auto_model
     model = transformers.AutoModel.from_pretrained(folder)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)  # of either form
 
 `octjepa export --format hf` writes this form where `VJEPA2Model` cannot compute the encoder's function: paired rotary
 positions, positions in millimetres, a grid or patches that are not square, a stem of two layers.
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from octjepa.checkpoint.image_processor import OctjepaImageProcessor
 from octjepa.checkpoint.module import VolumeEncoder
 from octjepa.config import stored_recipe
 from octjepa.model import VJEPA3D
@@ -65,3 +67,4 @@ class OctjepaModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 AutoConfig.register(MODEL_TYPE, OctjepaConfig, exist_ok=True)
 AutoModel.register(OctjepaConfig, OctjepaModel, exist_ok=True)
+AutoImageProcessor.register(OctjepaConfig, slow_image_processor_class=OctjepaImageProcessor, exist_ok=True)

@@ -19,18 +19,17 @@ from torch import Tensor, nn
 
 from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import Location, has_file, parse_location
-from octjepa.checkpoint.module import VolumeEncoder, collate_images
+from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
-from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.outside import named_by
 from octjepa.recipe import Recipe
 from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
-from octjepa.store import CanonicalVolume, canonicalise
+from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens, token_positions
 from octjepa.volume import OCTVolume
@@ -93,7 +92,7 @@ class PretrainedEncoder:
 
     def collate(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b 1 d h w"]:
         """Batches volumes of a store as images `[B, 1, D, H, W]`: the `collate_fn` of a DataLoader over a `Store`."""
-        return collate_images(volumes, self.recipe)
+        return collate_images(volumes, self.recipe.preprocessing)
 
     def prepare(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
         """Returns `volume` with the encoder's preprocessing: spacing, size, orientation and flattening.
@@ -101,10 +100,7 @@ class PretrainedEncoder:
         volume: a path, an OCTVolume, or a CanonicalVolume, which is returned unchanged. Raises VolumeRejected for a
         file that cannot be read.
         """
-        if isinstance(volume, CanonicalVolume):
-            return volume
-        native = volume if isinstance(volume, OCTVolume) else read_volume(volume)
-        return canonicalise(native, self.recipe.preprocessing).volume
+        return prepare_volume(volume, self.recipe.preprocessing)
 
     def tokens(self, volume: str | Path | OCTVolume | CanonicalVolume) -> TokenFeatures:
         """Returns the features of all tokens of `volume` that contain tissue, `[K, dim]` in fp32, with their positions.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import numpy as np
 import yaml
@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from octjepa.checkpoint.encoder import EXPORTED, PREFIXES, PretrainedEncoder, load_encoder
+from octjepa.checkpoint.input_contract import IMAGES, VIDEOS, input_contract, processor_config
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.files import write_atomic
@@ -118,7 +119,10 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
         weights = to_vjepa2(encoder.encoder, recipe.tokens.patch_size)
     except ValueError as error:
         reason = reason or str(error)
-    files: dict[str, Content] = {"preprocessing.json": _contract(encoder)}
+    processor = processor_config(recipe.preprocessing, IMAGES if reason else VIDEOS)
+    files: dict[str, Content] = {
+        "preprocessing.json": input_contract(encoder), "preprocessor_config.json": json.dumps(processor, indent=2),
+    }  # fmt: skip
     if reason:
         weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
         config = {"architectures": ["OctjepaModel"], "model_type": "octjepa", "recipe": recipe.model_dump(mode="json")}
@@ -153,19 +157,11 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
         "grid_positions": token_positions(np.arange(recipe.grid_tokens), recipe).tolist(),
     }  # fmt: skip
     text = card(encoder, how) + ("\nA runtime checks nothing: its inputs must follow preprocessing.json.\n")
-    return {GRAPH: graph_of(encoder, _about(encoder)), "preprocessing.json": _contract(encoder, inputs), CARD: text}
-
-
-def _contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) -> str:
-    """preprocessing.json: what an input must have undergone."""
-    recipe = encoder.recipe
-    contract: dict[str, Any] = {
-        "preprocessing": recipe.preprocessing.model_dump(mode="json"),
-        "tokens": recipe.tokens.model_dump(mode="json"),
-        "intensity": "z-score over the tissue band, once",
-        **({} if inputs is None else {"inputs": inputs}),
+    return {
+        GRAPH: graph_of(encoder, _about(encoder)),
+        "preprocessing.json": input_contract(encoder, inputs),
+        CARD: text,
     }
-    return json.dumps(contract, indent=2)
 
 
 def front_matter(encoder: PretrainedEncoder, form: Form, licence: str | None, metrics: Mapping[str, float]) -> str:

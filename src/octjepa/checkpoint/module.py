@@ -8,6 +8,7 @@ tokens, pooled = encoder.module()(next(iter(images)))
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from octjepa.errors import UsageError
+from octjepa.ingest import read_volume
 from octjepa.model.encoder import Encoder
-from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
+from octjepa.recipe import Preprocessing, Recipe
+from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, intensity
 from octjepa.views.sample import token_positions
+from octjepa.volume import OCTVolume
 
 
 class VolumeEncoder(nn.Module):
@@ -58,9 +61,20 @@ class VolumeEncoder(nn.Module):
         return tokens, tokens.mean(dim=1)
 
 
-def collate_images(volumes: Sequence[CanonicalVolume], recipe: Recipe) -> Float[Tensor, "b 1 d h w"]:
+def prepare_volume(volume: str | Path | OCTVolume | CanonicalVolume, preprocessing: Preprocessing) -> CanonicalVolume:
+    """Any volume by the contract `preprocessing`; one of a store as it is.
+
+    Raises VolumeRejected for a file that cannot be read.
+    """
+    if isinstance(volume, CanonicalVolume):
+        return volume
+    native = volume if isinstance(volume, OCTVolume) else read_volume(volume)
+    return canonicalise(native, preprocessing).volume
+
+
+def collate_images(volumes: Sequence[CanonicalVolume], preprocessing: Preprocessing) -> Float[Tensor, "b 1 d h w"]:
     """Prepared volumes as a batch: the centre of each, in z-scores over its tissue, as the encoder was trained on."""
-    crop, size = geometry.center_crop(recipe.preprocessing), recipe.preprocessing.image_size
+    crop, size = geometry.center_crop(preprocessing), preprocessing.image_size
     images = [
         intensity.lookup_table(one.tissue_mean, one.tissue_std)[geometry.strided_view(one.pixels, crop, size)]
         for one in volumes
