@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octjepa.errors import OctjepaError, RecipeError, UsageError
+from octjepa.locks import writer_lock
 from octjepa.recipe import Recipe
 from octjepa.train.sweep import parse_sweep, plan_sweep, run_name, sweep
 
@@ -73,3 +74,20 @@ def test_a_sweep_goes_on_and_lists_the_best_first_and_failures_last(tmp_path: Pa
         *(("3e-4", "0.3", "finished"), ("1e-4", "0.1", "finished")),
     ]
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["runs"] == again["runs"]
+
+
+def test_one_sweep_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    """Two would train the same runs and overwrite each other's table."""
+
+    def train(recipe: Recipe, store: Any, out: Path, resume: bool) -> dict[str, Any]:
+        with pytest.raises(UsageError, match="another process is writing to"), writer_lock(tmp_path / "out"):
+            pass
+        out.mkdir()
+        (out / "metrics.jsonl").write_text("")
+        return {"updates": 1}
+
+    made = sweep("tiny_cpu", [], {"train.base_lr": ["1e-4", "3e-4"]}, None, tmp_path / "out", train)  # type: ignore[arg-type]
+    assert [run["state"] for run in made["runs"]] == ["finished"] * 2
+    with writer_lock(tmp_path / "out"), pytest.raises(UsageError, match="another process is writing to"):
+        sweep("tiny_cpu", [], {"train.base_lr": ["1e-4", "3e-4"]}, None, tmp_path / "out", train)  # type: ignore[arg-type]
+    assert not (tmp_path / "out" / ".lock").exists()

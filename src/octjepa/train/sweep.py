@@ -11,13 +11,16 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from octjepa.config import load_recipe, science_hash
+from octjepa.distributed.runtime import distributed_context
 from octjepa.distributed.signals import Interrupted
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_lines, write_atomic, write_json
+from octjepa.locks import writer_lock
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.loop import pretrain
@@ -82,11 +85,24 @@ def sweep(
 ) -> dict[str, Any]:
     """Runs every combination into `out/<values>`; returns {runs, table}, the best by the online probe first.
 
-    A run that fails is listed with its message, and the others go on. Raises Interrupted on a signal, and what
-    `plan_sweep` raises.
+    A run that fails is listed with its message, and the others go on. Raises Interrupted on a signal, UsageError where
+    another process writes to `out`, and what `plan_sweep` raises.
     """
     plans = plan_sweep(recipe, overrides, axes)
-    out.mkdir(parents=True, exist_ok=True)
+    with distributed_context("fp32") as runtime, ExitStack() as lock:
+        runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
+        runs = _train_all(plans, store, out, axes, train)
+    return {"runs": _ordered(runs), "table": str(out / TABLE)}
+
+
+def _train_all(
+    plans: Mapping[str, tuple[dict[str, str], Recipe]],
+    store: Store,
+    out: Path,
+    axes: Mapping[str, Sequence[str]],
+    train: Callable[[Recipe, Store, Path, bool], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The rows of all runs, in order; the table is written after each."""
     runs: list[dict[str, Any]] = []
     for number, (name, (values, resolved)) in enumerate(plans.items(), start=1):
         _log.info("run %d of %d: %s", number, len(plans), name)
@@ -102,7 +118,7 @@ def sweep(
             row |= dict.fromkeys(_SHOWN) | {"state": f"failed: {str(error).splitlines()[0]}"}
         runs.append(row)
         _write(out, runs, axes)
-    return {"runs": _ordered(runs), "table": str(out / TABLE)}
+    return runs
 
 
 def _probe_score(folder: Path, encoder: str) -> float | None:
