@@ -50,11 +50,9 @@ def embed(
 
     check_output_file(out)
     if is_external(checkpoint):
-        if tokens is not None or per_bscan or engine != "local":
-            raise UsageError(
-                f"{checkpoint}: --tokens, --per-bscan and --engine ray work with encoders of octjepa alone"
-            )
-        print_result(embed_external(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS), as_json)
+        if per_bscan or engine != "local":
+            raise UsageError(f"{checkpoint}: --per-bscan and --engine ray work with encoders of octjepa alone")
+        print_result(embed_external(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens), as_json)
         return
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)
     print_result(made, as_json)
@@ -146,9 +144,12 @@ def leaderboard(
         str | None, typer.Option("--reference", help="The entry that others are compared with; default: untrained.")
     ] = None,
     task: Annotated[
-        Literal["auto", "classification", "binary", "multiclass", "ordinal", "regression"],
+        Literal["auto", "classification", "binary", "multiclass", "ordinal", "regression", "survival"],
         typer.Option("--task", help="As in probe."),
     ] = "auto",
+    event: Annotated[
+        str | None, typer.Option("--event", help="Of survival, whose targets are times: whether the event happened.")
+    ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option("--probe", help="Candidates for validation: linear, knn (default: both), mlp or attentive."),
@@ -178,8 +179,8 @@ def leaderboard(
     with writer_lock(out):
         board = run_board(
             entries, labels, target, opened, out / "embeddings", reference, task, ledger,
-            level=level, probes=kind or DEFAULT, labelled=parse_counts(labelled), work=out,
-            subgroups=parse_subgroups(subgroups),
+            level=level, probes=kind or (("linear",) if task == "survival" else DEFAULT), work=out,
+            labelled=parse_counts(labelled), subgroups=parse_subgroups(subgroups), event=event,
         ).payload()  # fmt: skip
         files = [str(path) for path in write_leaderboard(board, out)]
     finish_work(out)  # last: a kill before it leaves a board that the same command makes again, and counts once

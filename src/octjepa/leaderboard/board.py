@@ -52,6 +52,7 @@ from octjepa.probe.label_fractions import limit_target
 from octjepa.probe.labels import LabelTable, read_labels
 from octjepa.probe.subgroup_columns import Groups, SubgroupColumn, read_groups
 from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
+from octjepa.probe.survival import check_survival, join_events
 from octjepa.probe.targets import Target, check_people, join_labels, test_set_hash
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -101,6 +102,7 @@ def run_board(
     labelled: Sequence[int] = (),
     work: Path | None = None,
     subgroups: Sequence[SubgroupColumn] = (),
+    event: str | None = None,
 ) -> Board:
     """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
 
@@ -109,18 +111,20 @@ def run_board(
     selects among. labelled: numbers of training people on whose labels alone the selected options are fitted again,
     their settings by cross-validation among these people. work: where the board is written; a use of the test set whose
     board was not finished there is not counted again (`test_set_ledger.record_uses`). subgroups: columns by whose
-    groups every training is measured, too.
+    groups every training is measured, too. event: with task survival the column that says whether the event happened,
+    the targets being times.
 
     Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a reference that is on
     no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.
     """
     check_probes(probes)
-    if task == "survival":
-        raise UsageError("survival is a task of octjepa probe: embed each encoder and probe the tables together")
+    check_survival(task, event, probes)
     board = Board()
     entries = read_entries(given)
     targets = list(dict.fromkeys(targets))
-    labels = read_labels(labels_path, targets)
+    labels = read_labels(labels_path, targets if event is None else [*targets, event])
+    if event is not None:
+        labels = join_events(labels, targets, event)
     ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
     test_set_ledger.check_writable(ledger)
     _check_reference(reference, entries)

@@ -24,6 +24,8 @@ from octjepa.metrics.scores import PRIMARY_METRIC, Predictions, metric_value
 from octjepa.probe.aggregation import Cases
 from octjepa.probe.calibration import ProbeFit
 from octjepa.probe.features import MIN_VAL_PEOPLE, PROBES, TOKEN_PROBES, FeatureSpace, Selection, feature_space
+from octjepa.probe.survival import MIN_EVENTS
+from octjepa.probe.survival import TASK as SURVIVAL
 from octjepa.probe.targets import Target
 
 DEFAULT = ("linear", "knn")
@@ -174,6 +176,8 @@ def _no_selection_reason(target: Target) -> str:
         return f"its {len(val)} validation volumes do not hold two classes"
     if not target.classes and len(val) < 2:
         return f"it has {len(val)} validation volumes with a value"
+    if target.task == SURVIVAL and (events := int((val > 0).sum())) < MIN_EVENTS:
+        return f"{events} of its {len(val)} validation volumes have the event"
     return ""
 
 

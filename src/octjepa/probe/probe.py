@@ -51,7 +51,7 @@ from octjepa.probe.results import (
     measure_subgroups,
 )
 from octjepa.probe.subgroup_columns import SubgroupColumn, read_groups
-from octjepa.probe.survival import TASK, join_events
+from octjepa.probe.survival import check_survival, join_events
 from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.progress import bar
 
@@ -240,10 +240,7 @@ def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -
         unknown = [name for name in given or () if name not in known]
         if unknown or (given is not None and not given):
             raise UsageError(f"no {kind} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
-    if (settings.task == TASK) != (settings.event is not None):
-        raise UsageError("a survival task needs both: --task survival and --event COLUMN, the targets being times")
-    if settings.task == TASK and tuple(settings.probes) != ("linear",):
-        raise UsageError("survival is read by the linear probe alone, which then is Cox regression: --probe linear")
+    check_survival(settings.task, settings.event, settings.probes)
     if not 0 <= settings.label_smoothing < 1:
         raise UsageError(f"label smoothing is {settings.label_smoothing}, expected a share from 0 to below 1")
     if settings.pools is not None:

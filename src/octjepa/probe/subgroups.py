@@ -24,6 +24,7 @@ from octjepa.metrics.intervals import LOWER_IS_BETTER, METRIC_SCALE, MIN_PEOPLE,
 from octjepa.metrics.scores import Figures, Predictions, Weights, measure
 from octjepa.metrics.thresholds import threshold_at_specificity, threshold_scores
 from octjepa.probe.labels import LabelTable
+from octjepa.probe.survival import MIN_EVENTS, TASK
 from octjepa.probe.targets import Target
 
 GROUP_COLUMNS = ("clinical_site", "device")
@@ -196,6 +197,10 @@ def _why_not_measurable(target: Target, others: Target, person_ids: np.ndarray) 
     people = len(set(person_ids[others.indices["test"]].tolist()))
     if people < MIN_PEOPLE:
         return f"{people} test people, at least {MIN_PEOPLE} are needed"
+    if target.task == TASK:
+        events = int((others.values["test"] > 0).sum()), int((others.values["train"] > 0).sum())
+        if min(events) < MIN_EVENTS:
+            return f"{events[0]} events in its test and {events[1]} in train of the others: {MIN_EVENTS} are needed"
     if target.classes:
         if set(target.values["test"].tolist()) - set(others.values["test"].tolist()):
             return f"a class is missing among its {people} test people"

@@ -49,6 +49,14 @@ def join_events(labels: LabelTable, times: Sequence[str], event: str) -> LabelTa
     return replace(labels, values=values, notes=(*labels.notes, *notes))
 
 
+def check_survival(task: str, event: str | None, probes: Sequence[str]) -> None:
+    """Raises UsageError: a survival task without an event or the other way round, or another probe than linear."""
+    if (task == TASK) != (event is not None):
+        raise UsageError("a survival task needs both: --task survival and --event COLUMN, the targets being times")
+    if task == TASK and tuple(probes) != ("linear",):
+        raise UsageError("survival is read by the linear probe alone, which then is Cox regression: --probe linear")
+
+
 def check_events(target: str, values: dict[str, np.ndarray]) -> None:
     """Raises UsageError where train or test holds too few events to learn from or to measure."""
     events = {split: int((values[split] > 0).sum()) for split in ("train", "test")}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from octjepa.config import RecipeKind
 from octjepa.metrics.scores import METRICS
@@ -69,6 +69,17 @@ class FinetuneRecipe(Section):
     micro_batch: Positive | None = machine(None)  # volumes that a process takes at once; null: its whole share
     loader_workers: Annotated[int, Field(ge=0)] = machine(0)
     save_every: Positive = machine(100)  # updates between two checkpoints to go on from
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _no_survival(cls, task: object) -> object:
+        # Cox's loss compares the volumes of a batch with each other, and this loop adds up losses volume by volume.
+        if task == "survival":
+            raise ValueError(
+                "times to an event are not tuned for: octjepa probe (or leaderboard) --task survival --event COLUMN "
+                "reads them from frozen or tuned features"
+            )
+        return task
 
     @model_validator(mode="after")
     def _known_metric(self) -> FinetuneRecipe:
