@@ -117,17 +117,34 @@ def e2e_codes(raw: np.ndarray) -> np.ndarray:
     return ((exponent + 63) << 10 | ((raw / 2.0**exponent - 1) * 1024).astype(int)).astype(np.uint16)
 
 
-def e2e_bytes(scans: list[np.ndarray], pattern: int = PATTERN_VOLUME, layers: bool = False) -> bytes:
-    """An .e2e of one patient with a series for each of `scans` ([F, H, W], linear intensities in (0, 1])."""
+def e2e_bytes(
+    scans: list[np.ndarray],
+    pattern: int = PATTERN_VOLUME,
+    layers: bool = False,
+    device: tuple[str, ...] = (),
+    structure: str = "",
+    setup: str = "",
+) -> bytes:
+    """An .e2e of one patient with a series for each of `scans` ([F, H, W], linear intensities in (0, 1]).
+
+    device: the texts of the study's device record; setup: that of application and camera; structure: the examined one
+    of every series. Without them there is no such record.
+    """
     folders: list[tuple[tuple[int, int, int, int], int, int, bytes]] = []  # ids, ind, kind, content
     patient = struct.pack("<31s66sI1s25s", b"Ada", "M\u00fcller".encode("latin-1"), 19500203, b"F", b"P-77").ljust(
         131, b"\0"
     )
     folders.append(((3, -1, -1, -1), 0, 9, patient))
+    if device:
+        folders.append(((3, 7, -1, -1), 0, 9001, _texts(*device)))
+    if setup:
+        folders.append(((3, 7, -1, -1), 0, 13, setup.encode("utf-16-le")))
     for number, raw in enumerate(scans):
         series = 100 + number
         folders.append(((3, 7, series, -1), 0, 11, bytes(14) + b"RL"[number % 2 : number % 2 + 1] + bytes(12)))
         folders.append(((3, 7, series, -1), 0, 9006, _texts("OCT ART Volume")))
+        if structure:
+            folders.append(((3, 7, series, -1), 0, 9005, _texts(structure)))
         frames, rows, columns = raw.shape
         for index in range(frames):
             y = 10.0 - 0.5 * index

@@ -8,6 +8,7 @@ Source of models and methods: the makers' product pages and DICOM conformance st
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,6 +126,17 @@ def stated_device(manufacturer: str, model: str) -> tuple[str, bool]:
     words = dict.fromkeys([*make.split("_"), *own.split("_")]) if make else dict.fromkeys(own.split("_"))
     slug = "_".join(words)[:_LONGEST].strip("_")
     return slug, slug != make and slug not in _MAKES
+
+
+def named_model(texts: Iterable[str], manufacturer: str, usual: str) -> str:
+    """The listed model of `manufacturer` that one of a file's own `texts` names; otherwise `usual`.
+
+    For formats of one make, most of whose files come from one instrument: ("ANTERION",) -> "ANTERION",
+    ("Heidelberg Retina Angiograph",) -> "Spectralis", the name of its camera part and of no OCT of its own.
+    """
+    make = device_slug(manufacturer)
+    names = (_listed_name(make, device_slug(text), text.lower()) for text in texts)
+    return next((describe_device(name).model for name in names if name.startswith(f"{make}_")), usual)
 
 
 def pick_device(stated: list[tuple[str, bool]], named: list[str], notes: list[str]) -> str:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octjepa.ingest.devices import named_model
 from octjepa.ingest.formats.intensity import to_uint8
 from octjepa.ingest.formats.vendor import check_length, check_shape, date_text, file_size, member_names, more_scans
 from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
@@ -60,12 +61,16 @@ def _columns_and_lines(name: str, size: int) -> tuple[int, int]:
     return known
 
 
-def _zeiss_spacing(name: str, columns: int, lines: int) -> AxisSpacing:
-    """An angiography's field is in its name; that of the other cubes is fixed (`octjepa.ingest.protocols`)."""
+def _zeiss_spacing(name: str, columns: int, lines: int, model: str) -> AxisSpacing:
+    """An angiography's field is in its name; that of the other cubes is fixed (`octjepa.ingest.protocols`).
+
+    The depth is known of a Cirrus alone.
+    """
     field = _FIELD.search(name)
     if field is None:
         return None, None, None
-    return float(field[2]) / lines, _ZEISS_DEPTH_MM / _ZEISS_DEPTH, float(field[1]) / columns
+    depth = _ZEISS_DEPTH_MM / _ZEISS_DEPTH if model == "Cirrus" else None
+    return float(field[2]) / lines, depth, float(field[1]) / columns
 
 
 def read_zeiss(path: Path) -> RawScan:
@@ -85,6 +90,7 @@ def read_zeiss(path: Path) -> RawScan:
     stored = np.fromfile(path, np.uint8, lines * _ZEISS_DEPTH * columns).reshape(lines, _ZEISS_DEPTH, columns)
     eye, date, person = _EYE.search(name), _DATE.search(name), _PERSON.match(name)
     visit = date_text(int(date[3]), int(date[1]), int(date[2])) if date else ""
+    model = named_model((name,), "Zeiss", "Cirrus")
     return RawScan(
         format="zeiss_img",
         pixels=np.ascontiguousarray(stored[:, ::-1, ::-1]),
@@ -93,11 +99,11 @@ def read_zeiss(path: Path) -> RawScan:
             person_id=person[1] if person else "",
             laterality=eye[1] if eye else "",
             manufacturer="Zeiss",
-            model="Cirrus",
+            model=model,
             protocol="optic disc cube" if "optic" in lower else "macular cube" if "macular" in lower else "",
             visit=visit,
         ),
-        spacing_mm=_zeiss_spacing(name, columns, lines),
+        spacing_mm=_zeiss_spacing(name, columns, lines, model),
         notes=("facts_from_file_name",),
         personal=("StudyDate",) if visit else (),
     )

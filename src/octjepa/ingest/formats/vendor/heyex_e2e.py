@@ -22,6 +22,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import VolumeRejected
+from octjepa.ingest.anatomy import other_part
+from octjepa.ingest.devices import named_model
 from octjepa.ingest.formats import import_extra
 from octjepa.ingest.formats.intensity import heyex_display
 from octjepa.ingest.formats.vendor import (
@@ -38,9 +40,11 @@ from octjepa.ingest.raw_scan import AxisSpacing, HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 
 MM_PER_DEGREE = 0.2896
+MAKE = "Heidelberg Engineering"
 _FILE_HEADER, _DIRECTORY, _ENTRY, _CONTAINER, _IMAGE_HEADER = 36, 52, 44, 60, 20
 _CIRCLE, _STAR = 2, 5
 _BSCAN_IMAGE = 35652097
+_SETUP = 13  # of a study: texts of application and camera, zero-terminated
 
 
 def _check_directories(path: Path) -> None:
@@ -164,6 +168,11 @@ def _header(series: _Series, database: _Database) -> tuple[HeaderFields, tuple[s
     eyes = tree.folders.get(kinds.laterality, [])
     eye = database.content(eyes[0])[14:15] if eyes else b""
     texts = database.parse_first(tree._folders_for(tree, kinds.scanpattern), formats.type9000_format)
+    of_study = tree.study.folders if tree.study else {}
+    device = database.parse_first(of_study.get(kinds.device, []), formats.type9001_format)
+    setups = [database.content(folder).decode("utf-16-le", "ignore") for folder in of_study.get(_SETUP, [])[:1]]
+    words = [*(device.text if device else ()), *(text for setup in setups for text in setup.split("\0"))]
+    structure = database.parse_first(tree.folders.get(kinds.examined_structure, []), formats.type9005_format)
     people = tree.patient.folders.get(kinds.patient, []) if tree.patient else []
     person = database.parse_first(people, formats.type9_format)
     person_name = f"{person.surname.strip()} {person.firstname.strip()}".strip() if person else ""
@@ -176,8 +185,9 @@ def _header(series: _Series, database: _Database) -> tuple[HeaderFields, tuple[s
         person_name=person_name,
         birth_date=birth_date,
         laterality=eye.decode("ascii", "replace"),
-        manufacturer="Heidelberg Engineering",
-        model="Spectralis",
+        manufacturer=MAKE,
+        model=named_model(words, MAKE, "Spectralis"),
+        region=other_part(" ".join(structure.text)) if structure else "",
         protocol=str(texts.text[0]).strip("\0 ").lower() if texts and len(texts.text) else "",
         visit=visit,
     )

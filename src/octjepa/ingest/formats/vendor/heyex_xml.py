@@ -12,11 +12,13 @@ names, if there are exactly as many as B-scans.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
 import numpy as np
 
+from octjepa.ingest.devices import named_model
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES, natural_key
 from octjepa.ingest.formats.vendor import (
     check_shape,
@@ -32,6 +34,8 @@ from octjepa.ingest.raw_scan import HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 
 _MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
+MAKE = "Heidelberg Engineering"
+_DEVICE_TAG = re.compile(r"device|equipment|instrument|manufacturer|model", re.IGNORECASE)
 _CONTEXT = "OphthalmicAcquisitionContext"
 
 
@@ -95,6 +99,14 @@ def _date(element: Element | None, xpath: str) -> str:
         return ""
     parts = [_number(date, part) for part in ("Year", "Month", "Day")]
     return date_text(*(int(part) for part in parts)) if np.isfinite(parts).all() else ""
+
+
+def _device_texts(root: Element, series: Element) -> Iterator[str]:
+    """The texts of elements that are called after a device or its maker: of `series` first, then of all."""
+    for part in (series, root):
+        for element in part.iter():
+            if _DEVICE_TAG.search(str(element.tag)) and (text := (element.text or "").strip()):
+                yield text
 
 
 def _named_picture(image: Element) -> str:
@@ -210,8 +222,8 @@ def read_xml(path: Path, member: str = "") -> RawScan:
             person_name=person_name,
             birth_date=birth_date,
             laterality=series.findtext("Laterality", "").strip(),
-            manufacturer="Heidelberg Engineering",
-            model="Spectralis",
+            manufacturer=MAKE,
+            model=named_model(_device_texts(root, series), MAKE, "Spectralis"),
             visit=visit,
         ),
         spacing_mm=(None, _median_scale(images, "ScaleY"), _median_scale(images, "ScaleX")),
