@@ -39,9 +39,9 @@ class OctjepaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         return [self.input_name]
 
     def preprocess(self, images: Scan | Sequence[Scan], return_tensors: str | None = "pt") -> BatchFeature:
-        """One scan or several, which calling the processor does: paths, native volumes, or volumes of a store with the same contract.
+        """One scan or several: paths, native volumes, or volumes of a store with the same contract.
 
-        Raises VolumeRejected for a file that cannot be read.
+        Calling the processor calls this. Raises VolumeRejected for a file that cannot be read.
         """
         contract = Preprocessing.model_validate(self.preprocessing)
         scans = [images] if isinstance(images, Scan) else images

@@ -148,7 +148,7 @@ def leaderboard(
         typer.Option("--task", help="As in probe."),
     ] = "auto",
     event: Annotated[
-        str | None, typer.Option("--event", help="Of survival, whose targets are times: whether the event happened.")
+        str | None, typer.Option("--event", help="For survival: column of whether the event occurred.")
     ] = None,
     kind: Annotated[
         list[str] | None,

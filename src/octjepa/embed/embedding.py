@@ -7,16 +7,13 @@ is the same however the work is divided. Tokens and features of B-scans are writ
 
 from __future__ import annotations
 
-import glob
 import logging
-import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -28,17 +25,16 @@ from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
 from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
+from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
-from octjepa.errors import LINK, ContractError, OctjepaError, UsageError
-from octjepa.locks import file_lock, writer_lock
+from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 
 _log = logging.getLogger(__name__)
 
-PART_VOLUMES = 64  # what a kill can cost, and what a rank takes at a time
 _STALLED_SECONDS = 1800.0
 Engine = Literal["local", "ray"]
 
@@ -74,13 +70,12 @@ def embed_store(
     rows = select_volumes(encoder, store)
     weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
     key = job_key(weights, science_hash(store.preprocessing), contents, options, part)
-    folder = out.parent.resolve() / f".{out.name}.{key[:12]}.parts"
-    job = Job(_absolute(checkpoint), _absolute(store.location), folder, key, options)
+    job = Job(_absolute(checkpoint), _absolute(store.location), parts_folder(out, key), key, options)
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
     with distributed_context("fp32") as runtime, ExitStack() as locks:
-        runtime.run_on_rank_zero(partial(_lock, locks, out, tokens, folder))
+        runtime.run_on_rank_zero(partial(lock_outputs, locks, out, tokens, job.folder))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)
         runtime.sum_numbers([before])  # nobody writes before everybody has seen what there is
@@ -121,16 +116,6 @@ def embed_store(
     if tokens is not None:
         figures["tokens"] = str(tokens)
     return figures
-
-
-def _lock(locks: ExitStack, out: Path, tokens: Path | None, parts: Path) -> None:
-    """Takes the locks of all that is written. Raises UsageError: another process writes there, or it is a link."""
-    locks.enter_context(file_lock(out))
-    if tokens is not None:
-        locks.enter_context(writer_lock(tokens))
-    if parts.is_symlink():
-        raise UsageError(f"{parts} {LINK}")
-    parts.mkdir(exist_ok=True)
 
 
 def bscan_path(out: Path) -> Path:
@@ -206,7 +191,7 @@ def _join(
 
     Returns the least, the median and the greatest number of tokens of a volume.
     """
-    loaded = [_read_part(job.file(number), ids) for number, ids in enumerate(parts)]
+    loaded = [read_part(job.file(number), ids, UNPOOLED) for number, ids in enumerate(parts)]
     frame = add_participants(rows, store.participants)
     for name in ("vector", "untrained", *UNPOOLED):
         frame[name] = list(np.concatenate([part[name] for part in loaded]))
@@ -222,38 +207,8 @@ def _join(
         out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights,
         encoder.recipe.tokens.select,
     )  # fmt: skip
-    _remove_parts(out)
+    remove_parts(out)
     return [float(f) for f in np.quantile(np.concatenate([part["token_count"] for part in loaded]), (0, 0.5, 1))]
-
-
-def _remove_parts(out: Path) -> None:
-    """Removes the parts of the job that is done, and of others that were given up."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.parts"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def discard_leftovers(out: Path, tokens: Path | None = None) -> None:
-    """Removes what an embedding that was killed right after it wrote the table `out` left beside it and in `tokens`.
-
-    Raises UsageError where another process writes them.
-    """
-    if any(out.parent.glob(f".{glob.escape(out.name)}.*")):
-        with file_lock(out), nullcontext() if tokens is None else writer_lock(tokens):
-            _remove_parts(out)
-
-
-def _read_part(path: Path, volume_ids: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of a part by name. Raises OctjepaError: damaged, or not the part of these volumes."""
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (OSError, ValueError, BadZipFile) as error:
-        raise OctjepaError(f"{path} is damaged ({error}): delete it and run the same command again") from None
-    if not {*UNPOOLED, "token_count"} <= set(arrays):
-        raise OctjepaError(f"{path} was written by another octjepa: delete it and run the same command again")
-    if arrays["volume_id"].tolist() != list(volume_ids):
-        raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")
-    return arrays
 
 
 def add_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:

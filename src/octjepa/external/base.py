@@ -45,6 +45,13 @@ class ExternalEncoder(ABC):
     def initial(self) -> ExternalEncoder:
         """The same architecture with new initial weights."""
 
+    def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int] | None:
+        """(slices, depth, columns) of the tokens of a view `[D, H, W]`, which are then in raster order.
+
+        None where a token has no position, as a class token or the vector of a volume.
+        """
+        return None
+
     def untrained(self) -> ExternalEncoder:
         """The same architecture with initial weights, drawn by a fixed seed: the baseline of its row."""
         with torch.random.fork_rng():
@@ -75,7 +82,8 @@ class ModuleEncoder(ExternalEncoder):
     """Any `nn.Module` on images `[B, 1, D, H, W]` of intensities 0..1, as `create` of another package makes it.
 
     It returns tokens `[B, T, dim]`, a vector `[B, dim]`, a feature map `[B, dim, d, h, w]`, or a tuple that begins
-    with one of them. `create(None)` makes the module with initial weights.
+    with one of them. `create(None)` makes the module with initial weights. Of a feature map the positions are known; of
+    tokens where the module has a method `grid((D, H, W))` that returns (d, h, w).
     """
 
     def __init__(self, module: nn.Module, create: Callable[[Path | None], Any], path: Path) -> None:
@@ -85,7 +93,23 @@ class ModuleEncoder(ExternalEncoder):
     def initial(self) -> ExternalEncoder:
         return ModuleEncoder(self.create(None), self.create, self.path)
 
+    @torch.inference_mode()
+    def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int] | None:
+        if callable(own := getattr(self.network, "grid", None)):
+            slices, depth, columns = own(view_shape)
+            return int(slices), int(depth), int(columns)
+        device = next((parameter.device for parameter in self.network.parameters()), None)
+        output = self._output(torch.zeros(view_shape, device=device))
+        return None if output.ndim != 5 else (output.shape[2], output.shape[3], output.shape[4])
+
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        output = self._output(view)
+        if output.ndim == 5:
+            return output[0].flatten(1).T
+        return output.flatten(0, -2)
+
+    def _output(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "1 ..."]:
+        """What the module returns of one image. Raises UsageError for anything else than it may return."""
         output = self.network(view[None, None])
         output = output[0] if isinstance(output, tuple) else output
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 5) or len(output) != 1:
@@ -94,9 +118,7 @@ class ModuleEncoder(ExternalEncoder):
                 f"{self.name} gives {found} of one image [1, 1, D, H, W]: expected tokens [1, T, dim], a vector "
                 "[1, dim] or a feature map [1, dim, d, h, w]"
             )
-        if output.ndim == 5:
-            return output[0].flatten(1).T
-        return output.flatten(0, -2)
+        return output
 
 
 ENCODERS: Registry[Callable[[Path | None], nn.Module | ExternalEncoder]] = Registry(
@@ -121,6 +143,16 @@ def split_address(text: str | Path) -> tuple[str, Path | None] | None:
 def is_external(location: str | Path) -> bool:
     """Whether `location` is the address of another project's encoder, or a folder that describes one."""
     return split_address(location) is not None or _folder_format(location) is not None
+
+
+def refuse_external(location: str | Path, verb: str) -> None:
+    """Raises UsageError for an encoder of another project, which `verb` cannot train or read; it says what can."""
+    if is_external(location):
+        raise UsageError(
+            f"{location} is an encoder of another project, and octjepa {verb} takes those of octjepa alone (its stages "
+            "and positions are theirs): read it frozen by octjepa embed --tokens and probe --probe attentive, or by "
+            "octjepa leaderboard; its module for a loop of your own is octjepa.load_external(...).network"
+        )
 
 
 def load_external(location: str | Path) -> ExternalEncoder:

@@ -94,6 +94,14 @@ class VideoEncoder(FolderEncoder):
         images = _image_format(folder, config, "crop_size", IMAGENET)
         return cls(network, {"images": images, "frames": int(config.frames_per_clip)}, folder)
 
+    def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Of the frames' tubelets: a view of other length is sampled evenly, so its positions are scaled."""
+        config = self.network.config
+        height, width = self.about["images"].size
+        patch: int = config.patch_size  # type: ignore[union-attr, assignment]
+        tubelet: int = config.tubelet_size  # type: ignore[union-attr, assignment]
+        return self.about["frames"] // tubelet, height // patch, width // patch
+
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
         chosen = torch.linspace(0, len(view) - 1, self.about["frames"]).round().long()
         video = self.about["images"].prepare(view[chosen.to(view.device)])[None]
@@ -130,7 +138,18 @@ class MonaiEncoder(FolderEncoder):
             _load_weights(network, folder)
         return cls(network, about, folder)
 
+    @torch.inference_mode()
+    def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int] | None:
+        device = next(self.network.parameters()).device
+        output = self._output(torch.zeros(view_shape, device=device))
+        return None if output.ndim != 5 else (output.shape[2], output.shape[3], output.shape[4])
+
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
+        output = self._output(view)
+        return output[0] if output.ndim == 3 else output[0].flatten(1).T  # of a map [positions, channels]
+
+    def _output(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "1 ..."]:
+        """The last feature map `[1, dim, d, h, w]`, or tokens `[1, T, dim]`."""
         volume = ((view - view.mean()) / view.std().clamp_min(1e-6))[None, None]
         if self.about.get("input_size"):
             volume = F.interpolate(volume, tuple(self.about["input_size"]), mode="trilinear", align_corners=False)
@@ -142,10 +161,10 @@ class MonaiEncoder(FolderEncoder):
         elif name == "SwinUNETR":
             features = network.swinViT(volume)[-1]  # type: ignore[operator]
         elif name == "ViTAutoEnc":
-            return _layer_output(network, "norm", volume)[0]  # [tokens, dim]
+            features = _layer_output(network, "norm", volume)  # [1, tokens, dim]
         else:
             features = _layer_output(network, "layer4", volume)
-        return features[0].flatten(1).T  # [positions, channels]
+        return features
 
 
 for _name, _format in (("transformers", FrameEncoder), ("transformers_video", VideoEncoder), ("monai", MonaiEncoder)):

@@ -144,9 +144,8 @@ class PublishedEncoder(ExternalEncoder):
         return PublishedEncoder(network, self.about, self.path, self.published)
 
     def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(slices, rows, columns) of the tokens of a view: `tokens(view)` holds them in raster order."""
-        slices, rows, columns = (view_shape[0], *self.published.grid)[-3:]
-        return slices, rows, columns
+        slices, depth, columns = (view_shape[0], *self.published.grid)[-3:]
+        return slices, depth, columns
 
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
         published = self.published

@@ -21,8 +21,9 @@ from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import has_file, location_name, parse_location
 from octjepa.config import science_hash
-from octjepa.embed.embedding import discard_leftovers, embed_store
+from octjepa.embed.embedding import embed_store
 from octjepa.embed.external import embed_external, network_hash
+from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
 from octjepa.errors import UsageError
@@ -162,17 +163,17 @@ def embed_entries(
         for candidate in entry.candidates:
             external = is_external(candidate.source)
             about, tokens = None, None
-            if with_tokens and (external or candidate.source.endswith(TABLE)):
+            if with_tokens and candidate.source.endswith(TABLE):
                 raise UsageError(
                     f"{candidate.source} has no tokens to read: the attentive probe works on boards of runs, "
-                    "checkpoints and weights of octjepa alone"
+                    "checkpoints, weights and encoders of others"
                 )
             if candidate.source.endswith(TABLE):
                 table = read_embeddings(candidate.source)
             elif store is None:
                 raise UsageError(f"{candidate.source} is no table of octjepa embed: name the store with --store")
             elif external:
-                table, about = _embed_external(candidate, store, folder)
+                table, tokens, about = _embed_external(candidate, store, folder, with_tokens)
             else:
                 table, tokens = _embed(candidate, store, folder, with_tokens)
             label = entry.label + (f" {candidate.label}" if candidate.label else "")
@@ -192,14 +193,17 @@ def _embed(
     return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens)
 
 
-def _embed_external(candidate: Candidate, store: Store, folder: Path) -> tuple[Embeddings, Mapping[str, str]]:
+def _embed_external(
+    candidate: Candidate, store: Store, folder: Path, with_tokens: bool
+) -> tuple[Embeddings, TokenFolder | None, Mapping[str, str]]:
     """The table of the weights and of the same network untrained, computed where it is not stored yet; `about`."""
     encoder = load_external(candidate.source)
     path = folder / f"{_table_key(encoder.network, store)}{TABLE}"
-    if not path.is_file():
-        embed_external(encoder, store, path)
-    discard_leftovers(path)
-    return read_embeddings(path), encoder.origin
+    tokens = path.with_suffix(".tokens") if with_tokens else None
+    if not path.is_file() or (tokens is not None and not (tokens / INDEX).is_file()):
+        embed_external(encoder, store, path, tokens=tokens)
+    discard_leftovers(path, tokens)
+    return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens), encoder.origin
 
 
 def _table_key(network: nn.Module, store: Store) -> str:

@@ -19,10 +19,12 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
-from octjepa.embed.embedding import discard_leftovers, embed_store, require_same_contract
+from octjepa.embed.embedding import embed_store, require_same_contract
+from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.external import refuse_external
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
@@ -77,6 +79,7 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
     came; a checkpoint was written).
     """
+    refuse_external(checkpoint, "finetune")
     with translate_worker_errors(), distributed_context("fp32") as runtime, ExitStack() as lock:
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))

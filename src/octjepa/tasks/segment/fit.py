@@ -23,6 +23,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
 from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
+from octjepa.external import refuse_external
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
@@ -65,6 +66,7 @@ def segment_store(
     set, beside the folder of labels where none is named. Raises UsageError (labels that do not fit the store, a head in
     `out`, a ledger that cannot be written), ContractError, CheckpointError, Interrupted (a signal came).
     """
+    refuse_external(checkpoint, "segment")
     decoder.monai("metrics")  # where it is absent, that is reported before the work
     with writer_lock(out):
         if is_head(out) and not test_set_ledger.is_unfinished(out):
