@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from octjepa.leaderboard.board import run_board
+from octjepa.leaderboard.entries import embed_entries, read_entries
 from synthetic import MemoryStore, small_recipe
 
 NAMES = ("retfound", "visionfm", "dinov2", "mirage", "octcube")
@@ -39,3 +40,20 @@ def test_five_encoders_of_others_stand_on_one_board(layouts, install_package, tm
     assert {row["name"] for row in board.comparisons} == set(NAMES) - {"retfound"}
     for name in NAMES:
         assert any(note.startswith(f"{name}: encoder ") and "sha256" in note for note in board.notes)
+
+
+def test_their_tokens_are_stored_for_the_attentive_probe(layouts, install_package, tmp_path):
+    install_package("narrow", "octjepa.encoders", "narrow_octcube = narrow:octcube", CODE)
+    store = MemoryStore(small_recipe().preprocessing, train=2, val=2)
+    torch.save(layouts["octcube"](), tmp_path / "octcube.pth")
+    entries = read_entries([f"narrow_octcube:{tmp_path / 'octcube.pth'}"])
+    (one,) = embed_entries(entries, store, tmp_path / "tables", with_tokens=True)
+    assert one.tokens is not None
+    assert one.tokens.grid == (2, 2, 2)
+    ids = one.table.frame["volume_id"].tolist()
+    means = one.tokens.read("vector", ids).features.astype(np.float32).mean(axis=1)  # [volumes, dim]
+    assert np.allclose(means, one.table.features("vector", "mean"), atol=2e-3)
+    (table,) = (tmp_path / "tables").glob("*.parquet")
+    written = table.stat().st_mtime_ns
+    embed_entries(entries, store, tmp_path / "tables", with_tokens=True)
+    assert table.stat().st_mtime_ns == written
