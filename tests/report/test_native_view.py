@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 
 from octjepa import load_encoder
 from octjepa.errors import UsageError
-from octjepa.ingest import read_volume
+from octjepa.ingest import read_one_frame, read_volume
 from octjepa.phantom import write_cohort
 from octjepa.report.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.report.viewer.live import LiveRun
@@ -21,6 +22,7 @@ from octjepa.report.viewer.scans import Scans
 from octjepa.report.viewer.server import open_scans
 from octjepa.store import Store
 from octjepa.store.build import build_store
+from oct_dicom import make_dataset, retina, save, use_syntax
 
 pytest.importorskip("starlette")
 
@@ -58,6 +60,44 @@ def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
     with pytest.raises(IndexError):
         scans.native_plane_png(name, "column", last + 1)
     assert "person" not in json.dumps(about)
+
+
+def test_the_first_b_scan_is_had_without_the_others(folder: Path, tmp_path: Path) -> None:
+    scans = open_scans(folder / "store")
+    name = min(scans.ids)
+    number = scans.first(name)["slice"]
+    entry = scans.volumes.entry(name)
+    path = folder / "eyes" / entry["file"]
+    volume = read_volume(path)
+    assert 0 <= number < volume.shape[0]
+    np.testing.assert_array_equal(pixels(scans.first_png(name)), volume.pixels[number])
+    for other, notes in ((number, []), (number, ["frames_reversed"])):
+        frame = read_one_frame(path, other, volume.shape, notes)
+        reverse = ("frames_reversed" in notes) != ("frames_reversed" in volume.notes)
+        np.testing.assert_array_equal(frame, volume.pixels[-1 - other if reverse else other])
+    assert read_one_frame(path, 0, volume.shape, ["axes_transposed"]) is None  # ingest changed its frames
+    assert read_one_frame(path, volume.shape[0], volume.shape, []) is None
+    assert read_one_frame(path, 0, (volume.shape[0] + 1, *volume.shape[1:]), []) is None  # another scan
+
+
+def test_a_frame_is_read_alone_from_any_transfer_syntax(tmp_path: Path) -> None:
+    frames = retina()
+    for syntax in (ExplicitVRLittleEndian, RLELossless, JPEG2000Lossless):
+        data = make_dataset(frames)
+        use_syntax(data, frames, syntax)
+        path = save(data, tmp_path / f"{syntax}.dcm")
+        found = read_one_frame(path, 3, frames.shape, [])
+        np.testing.assert_array_equal(found, frames[3], err_msg=syntax.name)
+    (tmp_path / "scan.npy").write_bytes(b"no DICOM file")
+    assert read_one_frame(tmp_path / "scan.npy", 0, frames.shape, []) is None
+
+
+def test_a_scan_without_a_first_b_scan_is_shown_all_the_same(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "store", tmp_path / "deep" / "store")
+    alone = open_scans(tmp_path / "deep" / "store")
+    assert alone.first(min(alone.ids)) == {"slice": None}
+    with pytest.raises(KeyError):
+        alone.first_png(min(alone.ids))
 
 
 def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:

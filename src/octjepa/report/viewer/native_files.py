@@ -13,8 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import UInt8
+
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
-from octjepa.ingest import SourceFile, discover, read_volume
+from octjepa.ingest import SourceFile, discover, read_one_frame, read_volume
 from octjepa.remote import is_remote
 from octjepa.store.index import file_key
 from octjepa.store.one_file import user_spacing
@@ -46,6 +49,22 @@ class NativeFiles:
                     self._held.popitem(last=False)
             self._held.move_to_end(name)
             return self._held[name]
+
+    def frame(self, entry: Mapping[str, Any], number: int) -> UInt8[np.ndarray, "H W"] | None:
+        """B-scan `number` of an index entry, without reading the others; None where that cannot be done.
+
+        That it is the file which was ingested is not checked but for its name and size: `read` does so afterwards.
+        """
+        source = next(self._candidates(entry), None)
+        if source is None or source.member or str(entry["volume_id"]) in self._held:
+            return None
+        shape = (int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"]))
+        notes = [note for note in str(entry["notes"] or "").split(";") if note]
+        try:
+            with source.local() as path:
+                return read_one_frame(path, number, shape, notes)
+        except (OctjepaError, OSError):
+            return None
 
     def _read(self, entry: Mapping[str, Any]) -> OCTVolume:
         reasons = []

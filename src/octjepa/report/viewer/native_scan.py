@@ -1,39 +1,36 @@
-"""A scan in its own geometry, as the viewer draws it: planes, surfaces, thickness, and token cells on its B-scans.
+"""A scan in its own geometry, as the viewer draws it: planes, thickness, and token cells on its B-scans.
 
-Axes are slice, depth, column as everywhere. Surfaces are those that ingest found, mapped back from the store; they are
-NaN where the stored volume does not reach.
+Axes are slice, depth, column as everywhere.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Int16, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from octjepa.report.figures import eyes
-from octjepa.store.canonical import BAND_BELOW_BRUCH_MM
+from octjepa.report.viewer.native_surfaces import Plane
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, etdrs_means, scan_centre
 from octjepa.volume import AXES, OCTVolume
 
-SURFACES = ("ILM", "Bruch's membrane", "lower edge of the tissue band")
-Plane = Literal["slice", "depth", "column"]
 _MAX_CELL_ROWS, _MAX_CELL_COLUMNS = 360, 640  # of an overlay: it is drawn over the B-scan at its size
-_EMPTY_STD = 3.0  # intensity levels; a B-scan with less is blank
+_BLANK_STD = 3.0  # intensity levels; a B-scan with less is blank
 _BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _VIRIDIS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], float)
 
 
 @dataclass(frozen=True, eq=False)
 class NativeScan:
-    """`volume` as it came, `native` its mapping to the store and `band` the stored tissue band [2, D, W]."""
+    """`volume` as it came, `native` its mapping to the store and `surfaces` those of `native_surfaces`."""
 
     volume: OCTVolume
     native: NativeMap
-    band: Int16[np.ndarray, "2 D W"]
+    surfaces: Float[np.ndarray, "3 N C"]
 
     def plane(self, plane: Plane, index: int) -> UInt8[np.ndarray, "rows columns"]:
         """One of three orthogonal planes: depth x column, slice x column, or depth x slice. Raises IndexError."""
@@ -44,64 +41,29 @@ class NativeScan:
         return found.T if plane == "column" else found
 
     @cached_property
-    def surfaces(self) -> Float[np.ndarray, "3 N C"]:
-        """Native depth index of `SURFACES` in every A-scan, NaN where there is none."""
-        frames, _, columns = self.volume.shape
-        number, column = (axis.ravel() for axis in np.meshgrid(np.arange(frames), np.arange(columns), indexing="ij"))
-        at = self.native.to_canonical(np.stack([number, np.zeros(len(number)), column], axis=1))  # [N * C, 3]
-        near = np.rint(at[:, [0, 2]]).astype(np.int64)
-        inside = ((near >= 0) & (near < self.band.shape[1:])).all(axis=1)
-        near[~inside] = 0
-        # Between stored slices, which are far apart, the surfaces are interpolated: [2, N * C].
-        low = np.clip(np.floor(at[:, 0]), 0, max(self.band.shape[1] - 2, 0)).astype(np.int64)
-        share = np.clip(at[:, 0] - low, 0, 1)
-        first, second = (
-            self.band[:, low, near[:, 1]],
-            self.band[:, np.minimum(low + 1, len(self.band[0]) - 1), near[:, 1]],
-        )
-        both = (first[0] >= 0) & (second[0] >= 0)
-        nearest = self.band[:, near[:, 0], near[:, 1]]
-        ilm, lower = np.where(both, (1 - share) * first + share * second, nearest)
-        below = BAND_BELOW_BRUCH_MM / self.native.preprocessing.target_spacing_mm[1]
-        bruch = np.where(lower < self.native.preprocessing.stored_size[1] - 1, lower - below, np.nan)  # not clipped
-        result = np.full((3, len(number)), np.nan, np.float32)
-        usable = inside & (ilm >= 0)
-        for surface, depth_index in zip(result, (ilm, bruch, lower), strict=True):
-            at[:, 1] = depth_index
-            surface[usable] = self.native.to_native(at[usable])[:, 1]
-        return result.reshape(3, frames, columns)
-
-    def surface_lines(self, plane: Plane, index: int) -> list[list[float | None]]:
-        """`SURFACES` along a B-scan, or along the slices at one column; None where there is none. Raises IndexError."""
-        if plane == "depth":
-            return []
-        if not 0 <= index < self.volume.shape[AXES.index(plane)]:
-            raise IndexError(index)
-        lines = self.surfaces[:, index] if plane == "slice" else self.surfaces[:, :, index]
-        return [[round(float(value), 2) if np.isfinite(value) else None for value in line] for line in lines]
-
-    @cached_property
     def opening_slice(self) -> int:
         """The B-scan to open on: near the middle, not blank, and with tissue."""
         tissue = np.isfinite(self.surfaces[0]).sum(axis=1)
-        blank = self.volume.pixels[:, ::8, ::8].std(axis=(1, 2)) < _EMPTY_STD
-        return eyes.central(np.where(blank, 0, tissue))
+        return eyes.central(np.where([is_blank(frame) for frame in self.volume.pixels], 0, tissue))
 
     @cached_property
     def en_face(self) -> UInt8[np.ndarray, "N C"]:
         """Mean over the lowest `eyes.SLAB_MM` of the tissue band, at full contrast; black where there is none."""
         frames, height, columns = self.volume.shape
-        slab, total = eyes.SLAB_MM / self.volume.spacing_mm[1], np.zeros((height + 1, columns), np.float32)
-        mean, across = np.zeros((frames, columns), np.float32), np.arange(columns)
+        slab, mean = eyes.SLAB_MM / self.volume.spacing_mm[1], np.zeros((frames, columns), np.float32)
         for number, frame in enumerate(self.volume.pixels):
             ilm, lower = self.surfaces[[0, 2], number]
-            known = np.isfinite(lower)
             low, high = (
                 np.clip(np.nan_to_num(edge), 0, height).astype(int) for edge in (np.maximum(ilm, lower - slab), lower)
             )
-            np.cumsum(frame, axis=0, dtype=np.float32, out=total[1:])
-            summed = total[high, across] - total[low, across]
-            mean[number] = np.where(known & (high > low), summed / np.maximum(high - low, 1), 0)
+            across = np.flatnonzero(np.isfinite(lower) & (high > low))
+            if not len(across):
+                continue
+            low, high = low[across], high[across]
+            first = int(low.min())  # of the depth indices that are summed: a small part of the B-scan
+            total = np.zeros((int(high.max()) - first + 1, columns), np.float32)
+            np.cumsum(frame[first : high.max()], axis=0, dtype=np.float32, out=total[1:])
+            mean[number, across] = (total[high - first, across] - total[low - first, across]) / (high - low)
         shown = mean > 0
         if not shown.any():
             return np.zeros(mean.shape, np.uint8)
@@ -162,6 +124,11 @@ class NativeScan:
         painted = np.zeros((len(position), 4), np.uint8)
         painted[inside] = colours[tuple(cell[inside].T)]
         return painted.reshape(len(depth_index), len(column), 4)
+
+
+def is_blank(frame: UInt8[np.ndarray, "H W"]) -> bool:
+    """Whether a B-scan has no contrast."""
+    return bool(frame[::8, ::8].std() < _BLANK_STD)
 
 
 def coloured(values: Float[np.ndarray, "..."], low: float, high: float, opacity: int) -> UInt8[np.ndarray, "... 4"]:

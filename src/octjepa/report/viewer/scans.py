@@ -19,7 +19,8 @@ from octjepa.report.figures import eyes
 from octjepa.report.viewer.listing import VolumeList
 from octjepa.report.viewer.live import LiveRun
 from octjepa.report.viewer.native_files import NativeFiles
-from octjepa.report.viewer.native_scan import SURFACES, NativeScan
+from octjepa.report.viewer.native_scan import NativeScan, is_blank
+from octjepa.report.viewer.native_surfaces import SURFACES, native_surfaces, surface_lines
 from octjepa.report.viewer.token_colours import TokenColours
 from octjepa.report.viewer.voxel_classes import COLOURS, VoxelClasses, painted
 from octjepa.store.native_mapping import NativeMap
@@ -51,6 +52,8 @@ class Scans:
         self._model, self._lock = model, threading.Lock()
         self._volume = lru_cache(4)(store.read)
         self._native = lru_cache(2)(self._read_native)
+        self._surfaces = lru_cache(8)(self._find_surfaces)
+        self._first = lru_cache(8)(self._find_first)
         self.en_face_png = lru_cache(_CACHED)(self._en_face_png)
         self._load()
 
@@ -114,9 +117,31 @@ class Scans:
         depth, height, width, _ = colours.shape
         return png(colours.reshape(depth * height, width, 4))
 
+    def _find_surfaces(self, volume_id: str) -> tuple[NativeMap, np.ndarray]:
+        native = NativeMap.from_store(self.store, volume_id)
+        return native, native_surfaces(native, np.asarray(self._volume(volume_id).band))
+
+    def _find_first(self, volume_id: str) -> tuple[int, bytes] | None:
+        tissue = np.isfinite(self._surfaces(volume_id)[1][0]).sum(axis=1)
+        number = eyes.central(tissue)
+        frame = self._files.frame(self.volumes.entry(volume_id), number) if tissue.any() else None
+        return None if frame is None or is_blank(frame) else (number, png(frame))
+
+    def first(self, volume_id: str) -> dict[str, Any]:
+        """{slice}: the B-scan that can be had before the file is read as a whole, null where there is none."""
+        found = self._first(volume_id)
+        return {"slice": None if found is None else found[0]}
+
+    def first_png(self, volume_id: str) -> bytes:
+        """The B-scan that `first` names, not checked yet. Raises KeyError: there is none."""
+        found = self._first(volume_id)
+        if found is None:
+            raise KeyError("first")
+        return found[1]
+
     def _read_native(self, volume_id: str) -> NativeScan:
         volume = self._files.read(self.volumes.entry(volume_id))
-        return NativeScan(volume, NativeMap.from_store(self.store, volume_id), np.asarray(self._volume(volume_id).band))
+        return NativeScan(volume, *self._surfaces(volume_id))
 
     def native(self, volume_id: str) -> NativeScan:
         """The scan as it came. Raises UsageError that says why there is none."""
@@ -166,7 +191,7 @@ class Scans:
         self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int
     ) -> list[list[float | None]]:
         """`SURFACES` along a plane of the scan as it came."""
-        return self.native(volume_id).surface_lines(plane, index)
+        return surface_lines(self._surfaces(volume_id)[1], plane, index)
 
     def position(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
         """The position in the store and the token of a native voxel, with the range of similarities to that token."""

@@ -39,9 +39,10 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_SCRIPTS = ("viewer", "stored", "native", "native_drawing", "native_pointers", "live", "parts")
 _PAGE = {
     "/": ("index.html", "text/html"), "/viewer.css": ("viewer.css", "text/css"),
-    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("viewer", "stored", "native", "live", "parts")},
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
 }  # fmt: skip
 
 
@@ -193,6 +194,8 @@ def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Call
             token,
         ),
         native: (scans.native_about, {}),
+        f"{native}/first": (scans.first, {}),
+        f"{native}/first.png": (scans.first_png, {}),
         f"{native}/face.png": (scans.native_face_png, {}),
         f"{native}/localizer.png": (scans.localizer_png, {}),
         f"{native}/thickness.png": (scans.thickness_png, {}),

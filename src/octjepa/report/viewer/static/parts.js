@@ -11,6 +11,9 @@ export function make(name, text, className) {
 export const plain = (text) => (text || "unknown").replaceAll("_", " ");
 export const titleOf = (row) => `${plain(row.device)}, ${row.eye || "eye unknown"}`;
 
+// What can be shown beside the B-scan.
+export const PLANES = [["face", "en face: lowest 0.25 mm of the tissue band"], ["thickness", "retinal thickness"], ["depth", "plane at the chosen depth"], ["localizer", "picture of the fundus in the file"]];
+
 const pictures = new Map(); // url -> promise of an image: the last ones requested
 
 export function picture(url) {

@@ -61,7 +61,9 @@ async function open(row) {
   at("subtitle").textContent = `volume ${row.id} · ${row.file}`;
   facts(row);
   shut();
-  native.open(row);
+  await native.begin(row); // before all else: the first B-scan
+  if (state.row !== row) return;
+  native.finish(row);
   stored.open(row);
   const others = await json(`/volumes/${row.id}/same_person`);
   if (state.row !== row) return;

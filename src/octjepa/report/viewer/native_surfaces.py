@@ -1,0 +1,52 @@
+"""The retinal surfaces that ingest found, mapped from the store back to the scan as it came; its file is not needed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int16
+
+from octjepa.store.canonical import BAND_BELOW_BRUCH_MM
+from octjepa.store.native_mapping import NativeMap
+
+SURFACES = ("ILM", "Bruch's membrane", "lower edge of the tissue band")
+Plane = Literal["slice", "depth", "column"]
+
+
+def native_surfaces(native: NativeMap, band: Int16[np.ndarray, "2 D W"]) -> Float[np.ndarray, "3 N C"]:
+    """The native depth index of `SURFACES` in every A-scan, from the stored tissue `band`.
+
+    NaN where there is no tissue and where the stored volume does not reach.
+    """
+    frames, _, columns = native.shape
+    number, column = (axis.ravel() for axis in np.meshgrid(np.arange(frames), np.arange(columns), indexing="ij"))
+    at = native.to_canonical(np.stack([number, np.zeros(len(number)), column], axis=1))  # [N * C, 3]
+    near = np.rint(at[:, [0, 2]]).astype(np.int64)
+    inside = ((near >= 0) & (near < band.shape[1:])).all(axis=1)
+    near[~inside] = 0
+    # Between stored slices, which are far apart, the surfaces are interpolated: [2, N * C].
+    low = np.clip(np.floor(at[:, 0]), 0, max(band.shape[1] - 2, 0)).astype(np.int64)
+    share = np.clip(at[:, 0] - low, 0, 1)
+    first, second = band[:, low, near[:, 1]], band[:, np.minimum(low + 1, len(band[0]) - 1), near[:, 1]]
+    both = (first[0] >= 0) & (second[0] >= 0)
+    ilm, lower = np.where(both, (1 - share) * first + share * second, band[:, near[:, 0], near[:, 1]])
+    below = BAND_BELOW_BRUCH_MM / native.preprocessing.target_spacing_mm[1]
+    bruch = np.where(lower < native.preprocessing.stored_size[1] - 1, lower - below, np.nan)  # not clipped
+    result = np.full((3, len(number)), np.nan, np.float32)
+    usable = inside & (ilm >= 0)
+    for surface, depth_index in zip(result, (ilm, bruch, lower), strict=True):
+        at[:, 1] = depth_index
+        surface[usable] = native.to_native(at[usable])[:, 1]
+    return result.reshape(3, frames, columns)
+
+
+def surface_lines(surfaces: Float[np.ndarray, "3 N C"], plane: Plane, index: int) -> list[list[float | None]]:
+    """`SURFACES` along a B-scan, or along the slices at one column; None where there is none. Raises IndexError."""
+    if plane == "depth":
+        return []
+    axis = 1 + ("slice", "column").index(plane)
+    if not 0 <= index < surfaces.shape[axis]:
+        raise IndexError(index)
+    lines = surfaces.take(index, axis=axis)
+    return [[round(float(value), 2) if np.isfinite(value) else None for value in line] for line in lines]

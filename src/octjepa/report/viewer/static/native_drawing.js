@@ -1,0 +1,122 @@
+// Draws the planes of a scan as it came, with surfaces, calipers, cross-hairs and the ETDRS grid.
+import { PLANES, strokeLine } from "/parts.js";
+
+const SURFACE_COLOURS = ["#35d0a5", "#ffb454", "#7fb6ff"];
+
+// Drawing. Positions of pixels' centres are at whole numbers, so a picture begins at -0.5.
+function sized(canvas, aspect, tallest = 2) {
+  const width = Math.max(200, Math.round(canvas.clientWidth * Math.min(devicePixelRatio || 1, 2)));
+  const height = Math.round(width * Math.min(aspect, tallest));
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = "#000";
+  pen.fillRect(0, 0, width, height);
+  return [pen, width, height];
+}
+
+export function draw(pane) {
+  if (!pane.facts || !pane.shown || pane.body.hidden) return;
+  const [slices, depth, columns] = pane.facts.shape;
+  const [dz, dy, dx] = pane.facts.spacing_mm;
+  drawScan(pane, depth, columns, dy, dx);
+  const { cross, crossLines, face, thick, kind, slice } = pane.shown;
+  if (!cross) return;
+  let [pen, width, height] = sized(pane.cross.canvas, (depth * dy) / (slices * dz));
+  pen.filter = `contrast(${pane.contrast.value})`;
+  pen.drawImage(cross, 0, 0, width, height);
+  pen.filter = "none";
+  let [sx, sy] = [width / slices, height / depth];
+  if (pane.surfaces.checked) strokeSurfaces(pen, crossLines, (index) => (index + 0.5) * sx, (value) => (value + 0.5) * sy);
+  crosshair(pen, (slice + 0.5) * sx, (pane.place.depth + 0.5) * sy, width, height);
+  pane.cross.caption.textContent = `Across the B-scans at column ${pane.place.column + 1}; first B-scan on the left`;
+  if (kind === "localizer") {
+    [pen, width, height] = sized(pane.face.canvas, face.height / face.width);
+    pen.drawImage(face, 0, 0, width, height);
+    pane.face.caption.textContent = "The picture of the fundus that the file holds";
+    return;
+  }
+  [pen, width, height] = sized(pane.face.canvas, (slices * dz) / (columns * dx));
+  pen.save();
+  if (pane.flipped) pen.transform(1, 0, 0, -1, 0, height);
+  pen.drawImage(face, 0, 0, width, height);
+  if (thick) pen.drawImage(thick, 0, 0, width, height);
+  pen.restore();
+  [sx, sy] = [width / columns, height / slices];
+  const toY = (index) => (pane.flipped ? height - (index + 0.5) * sy : (index + 0.5) * sy);
+  if (pane.etdrs.checked && pane.etdrsFacts && kind !== "depth") drawEtdrs(pane, pen, sx / dx, sy / dz, (pane.etdrsFacts.centre[1] + 0.5) * sx, toY(pane.etdrsFacts.centre[0]));
+  crosshair(pen, (pane.place.column + 0.5) * sx, toY(slice), width, height);
+  const range = thick && pane.etdrsFacts?.low_um !== undefined ? ` Violet ${pane.etdrsFacts.low_um} µm, yellow ${pane.etdrsFacts.high_um} µm.` : "";
+  pane.face.caption.textContent = `${PLANES.find(([name]) => name === kind)[1]}${kind === "depth" ? ` (${pane.place.depth + 1})` : ""}; first B-scan ${pane.flipped ? "at the bottom" : "on top"}.${range}`;
+}
+
+function drawScan(pane, depth, columns, dy, dx) {
+  const [pen, width, height] = sized(pane.scan.canvas, (depth * dy) / (columns * dx));
+  const { scale } = pane.zoom;
+  const [sx, sy] = [(width / columns) * scale, (height / depth) * scale];
+  pane.toX = (column) => (column + 0.5) * sx - pane.zoom.x * width * scale;
+  pane.toY = (index) => (index + 0.5) * sy - pane.zoom.y * height * scale;
+  const [left, top] = [pane.toX(-0.5), pane.toY(-0.5)];
+  pen.filter = `contrast(${pane.contrast.value})`;
+  pen.imageSmoothingEnabled = scale < 6;
+  pen.drawImage(pane.shown.scan, left, top, columns * sx, depth * sy);
+  pen.filter = "none";
+  if (pane.grid && pane.grid.slice === pane.shown.slice) {
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(pane.grid.picture, left, top, columns * sx, depth * sy);
+  }
+  if (pane.surfaces.checked) strokeSurfaces(pen, pane.shown.lines, pane.toX, pane.toY);
+  crosshair(pen, pane.toX(pane.place.column), pane.toY(pane.place.depth), width, height);
+  pen.font = `${Math.round(height / 24 + 8)}px system-ui, sans-serif`;
+  for (const { from, to, slice } of pane.calipers) {
+    if (slice !== pane.shown.slice) continue;
+    const ends = [from, to].map(([column, index]) => [pane.toX(column), pane.toY(index)]);
+    pen.strokeStyle = pen.fillStyle = "#ffe14d";
+    pen.lineWidth = 2;
+    strokeLine(pen, ends);
+    const mm = Math.hypot((to[0] - from[0]) * dx, (to[1] - from[1]) * dy);
+    pen.fillText(`${mm.toFixed(3)} mm`, ends[1][0] + 6, ends[1][1] - 6);
+  }
+  const bar = 0.5; // mm, both ways alike
+  pen.strokeStyle = "#fff";
+  pen.lineWidth = 2;
+  strokeLine(pen, [[12, height - 12], [12 + (bar / dx) * sx, height - 12]]);
+  pane.scan.caption.textContent = `B-scan ${pane.shown.slice + 1}, true proportions${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bar ${bar} mm.${pane.surfaces.checked ? " Green ILM, orange Bruch’s membrane, blue lower edge of the tissue band." : ""}`;
+}
+
+function strokeSurfaces(pen, lines, toX, toY) {
+  pen.lineWidth = 1.5;
+  lines.forEach((values, number) => {
+    pen.strokeStyle = SURFACE_COLOURS[number];
+    strokeLine(pen, values.map((value, index) => (value === null ? null : [toX(index), toY(value)])));
+  });
+}
+
+function crosshair(pen, x, y, width, height) {
+  pen.strokeStyle = "rgb(255 255 255 / .45)";
+  pen.lineWidth = 1;
+  strokeLine(pen, [[0, y], [width, y]]);
+  strokeLine(pen, [[x, 0], [x, height]]);
+}
+
+function drawEtdrs(pane, pen, perMmX, perMmY, x, y) {
+  const { nasal } = pane.etdrsFacts;
+  pen.strokeStyle = "#fff";
+  pen.lineWidth = 1.2;
+  for (const radius of [0.5, 1.5, 3]) {
+    pen.beginPath();
+    pen.ellipse(x, y, radius * perMmX, radius * perMmY, 0, 0, 2 * Math.PI);
+    pen.stroke();
+  }
+  const ends = [0.5 / Math.SQRT2, 3 / Math.SQRT2];
+  for (const [u, v] of [[1, 1], [1, -1], [-1, 1], [-1, -1]]) strokeLine(pen, ends.map((mm) => [x + u * mm * perMmX, y + v * mm * perMmY]));
+  pen.fillStyle = "#fff";
+  pen.font = "bold 13px system-ui, sans-serif";
+  pen.textAlign = "center";
+  pen.fillText("S", x, y - 2.6 * perMmY);
+  pen.fillText("I", x, y + 2.6 * perMmY);
+  if (nasal) {
+    pen.fillText("N", x + nasal * 2.6 * perMmX, y);
+    pen.fillText("T", x - nasal * 2.6 * perMmX, y);
+  }
+  pen.textAlign = "left";
+}
