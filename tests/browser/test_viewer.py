@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from browser import CHROMIUM, Page, browser_page
+from octjepa.embed.table import write_embeddings
 from octjepa.files import replace_folder
 from octjepa.phantom import write_cohort
 from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.misread import CasePredictions
 from octjepa.report.viewer.native_files import NativeFiles
+from octjepa.report.viewer.neighbours import Neighbours
 from octjepa.report.viewer.scans import Scans
 from octjepa.store import Store
 from octjepa.store.build import build_store
@@ -44,6 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.consolidate()
     lines = [{"update": u, "train/loss": 1 / u, "train/grad_norm": 1.0 * u} for u in range(1, 9)]
     lines.append({"update": 8, "val/loss": 0.3, "alarms": {"rankme": "<b>low</b>"}})
+    table = made.table.assign(age=np.nan, clinical_site="")
+    table["histogram"] = table["untrained"] = table["vector"] = [np.eye(3, 12, k, dtype="f4")[0] for k in range(3)]
+    write_embeddings(root / "e.parquet", table, 4, "ours", "c" * 64)
+    case = {"level": "volume", "target": "age", "split": "test", "eye": "OD", "volume_id": row["volume_id"]}
+    case |= {"truth": "60.0", "predicted": "40.0", "classes": [], "scores": [40.0]}
+    pd.DataFrame([case]).to_parquet(root / "cases.parquet")
     (root / "run").mkdir()
     (root / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return root
@@ -55,9 +65,13 @@ def url(folder: Path) -> Iterator[str]:
 
     encoder = load_encoder("phantom-tiny")
     files, live = NativeFiles([str(folder / "eyes")]), LiveRun(folder / "run")
-    with served(
-        Scans(Store.open(folder / "store"), lambda: (encoder.recipe, encoder, ""), files, live=live)
-    ) as address:
+    store = Store.open(folder / "store")
+    tables = (
+        CasePredictions(folder / "cases.parquet", store.table["volume_id"]),
+        Neighbours(folder / "e.parquet", store.table["volume_id"]),
+    )
+    scans = Scans(store, lambda: (encoder.recipe, encoder, ""), files, None, live, *tables)
+    with served(scans) as address:
         yield address
 
 
@@ -186,6 +200,19 @@ def test_two_volumes_side_by_side_and_one_without_its_file(page: Page, url: str)
     page.wait("document.querySelector('#scan-caption').textContent.includes('as stored')")
     assert page.value("document.querySelector('#pane-b').hidden")
     assert page.value("document.querySelector('#error').hidden")
+    check_quiet(page, url)
+
+
+@pytest.mark.slow
+def test_a_misread_volume_and_a_near_eye_are_one_click_away(page: Page, url: str, folder: Path) -> None:
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    wanted = page.value("document.querySelector('#misread-list button').dataset.id")
+    assert text(page, "#misread-list b") == "true 60, predicted 40"
+    page.click("#misread-list button")
+    page.wait(f"document.querySelector('#subtitle').textContent.includes('{wanted}')")
+    page.wait("document.querySelectorAll('#near-list li').length > 0")
+    assert "embeddings of ours" in text(page, "#near-state")
     check_quiet(page, url)
 
 

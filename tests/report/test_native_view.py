@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 
+from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa import load_encoder
 from octjepa.errors import UsageError
 from octjepa.ingest import read_one_frame, read_volume
@@ -22,7 +23,6 @@ from octjepa.report.viewer.scans import Scans
 from octjepa.report.viewer.server import open_scans
 from octjepa.store import Store
 from octjepa.store.build import build_store
-from oct_dicom import make_dataset, retina, save, use_syntax
 
 pytest.importorskip("starlette")
 

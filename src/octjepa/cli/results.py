@@ -94,6 +94,9 @@ def probe(
     subgroups: Subgroups = None,
     ledger: Ledger = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result to this JSON file.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Option("--predictions", help="Also write test predictions case by case: a Parquet file.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -104,12 +107,14 @@ def probe(
     from octjepa.locks import file_lock
     from octjepa.metrics.scores import PRIMARY_METRIC
     from octjepa.probe.aggregation import read_visit_order
+    from octjepa.probe.case_predictions import write_case_predictions
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.probe import DEFAULT_PROBES, ProbeSettings, run_probes
     from octjepa.probe.subgroup_columns import parse_subgroups
 
-    if out is not None:
-        check_output_file(out)
+    for path in (out, predictions):
+        if path is not None:
+            check_output_file(path)
     order = None if visit_order is None else read_visit_order(visit_order)
     settings = ProbeSettings(
         kind or (("linear",) if task == "survival" else DEFAULT_PROBES), task, pool, level=level, several=several,
@@ -118,7 +123,10 @@ def probe(
     )  # fmt: skip
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
     with nullcontext() if out is None else file_lock(out):
-        payload = run_probes(tables, labels, target, settings, folders, ledger).payload()
+        result = run_probes(tables, labels, target, settings, folders, ledger)
+        payload = result.payload()
+        if predictions is not None:
+            write_case_predictions(predictions, result.case_predictions)
         if out is not None:
             write_json(out, payload)
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
@@ -199,6 +207,9 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
     card: Annotated[Path | None, typer.Option("--card", help="Also write a data card of the store (Markdown).")] = None,
+    compare: Annotated[
+        list[str] | None, typer.Option("--compare", help="Another pretraining run beside this one; again for more.")
+    ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -206,7 +217,7 @@ def report(
     """Writes an HTML report. One self-contained file on the data, the training and the results."""
     from octjepa.report import write_report
 
-    written = {"report": str(write_report(source, out, card))}
+    written = {"report": str(write_report(source, out, card, compare or ()))}
     print_result(written | ({"card": str(card)} if card is not None else {}), as_json)
 
 
@@ -221,6 +232,12 @@ def view(
     checkpoint: Annotated[
         str | None, typer.Option("--from", help="The encoder to show with a store or a segmentation head.")
     ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option("--predictions", help="What probe --predictions wrote: lists who was misread.")
+    ] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option("--embeddings", help="An embedding table: lists each eye's nearest neighbours.")
+    ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -228,4 +245,7 @@ def view(
     """Shows volumes in a local web viewer. For a run also tokens, masks and training curves; stop it with Ctrl-C."""
     from octjepa.report.viewer import serve
 
-    serve(source, port, lambda url: print_result({"url": url}, as_json), scans or (), labels, checkpoint)
+    serve(
+        source, port, lambda url: print_result({"url": url}, as_json),
+        scans=scans or (), labels=labels, encoder=checkpoint, predictions=predictions, embeddings=embeddings,
+    )  # fmt: skip

@@ -29,6 +29,7 @@ from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import METRICS
 from octjepa.probe.aggregation import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.probe.calibration import ProbeFit
+from octjepa.probe.case_predictions import list_predictions
 from octjepa.probe.features import (
     PROBES,
     TOKEN_PROBES,
@@ -182,6 +183,7 @@ def run_probes(
         "pool": ATTENTION if probe in TOKEN_PROBES else pool,
     }
     result.paired = next((pair for pair in result.comparisons if headline.items() <= pair.items()), {})
+    result.case_predictions = list_predictions(result.predicted, headline, cases, frame)
     result.baselines = compare_with_baselines(result.paired, measured.estimates)
     read_by = {key: found for key, found in result.predicted.items() if _is_read_by(key, probe, headline["pool"])}
     result.subgroups = measure_subgroups(read_by, groups, test_people, draws, settings.metrics)

@@ -23,6 +23,7 @@ from octjepa.probe.survival import TASK
 from octjepa.probe.targets import Target
 
 MACRO = "macro"
+_NOT_IN_PAYLOAD = ("predicted", "case_predictions")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class ProbeResult(Findings):
     subgroups: of the results that `paired` compares: {name, target, probe, pool, column, metric, groups, equity_scaled,
         left_out}, see `subgroup_columns`.
     predicted: target and test predictions by key; not part of the payload.
+    case_predictions: those of `paired` case by case, as `case_predictions.list_predictions`; not part of the payload.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -68,10 +70,11 @@ class ProbeResult(Findings):
     labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
     subgroups: list[dict[str, Any]] = field(default_factory=list)
     predicted: PredictionsByKey = field(default_factory=dict)
+    case_predictions: list[dict[str, Any]] = field(default_factory=list)
 
     def payload(self) -> dict[str, Any]:
         """The result as plain data for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "predicted"}
+        return {name: value for name, value in vars(self).items() if name not in _NOT_IN_PAYLOAD}
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class EmbeddingContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything the page is made of; None where a part is missing."""
+    """Everything the page is made of; None where a part is missing. `compared` are runs to lay beside its own."""
 
     root: Path
     kind: Kind
@@ -102,6 +102,7 @@ class Contents:
     training: Training | None = None
     probe: ProbeContents | None = None
     embeddings: EmbeddingContents | None = None
+    compared: tuple[Training, ...] = ()
     phantom: bool = False
     demo_seconds: float | None = None
     missing: tuple[Missing, ...] = ()
@@ -167,7 +168,17 @@ def read_contents(source: str | Path) -> Contents:
     phantom = kind == "demo" and (root / "phantom").is_dir()
     demo = root / "demo.json"
     seconds = read_json_object(demo, _REMEDY).get("seconds") if kind == "demo" and demo.is_file() else None
-    return Contents(root, kind, store, training, probe, embeddings, phantom, seconds, tuple(missing))
+    return Contents(root, kind, store, training, probe, embeddings, (), phantom, seconds, tuple(missing))
+
+
+def read_run(source: str | Path) -> Training:
+    """The pretraining run of a run or demo folder. Raises UsageError: it holds none; OctjepaError: it is damaged."""
+    root = Path(source).resolve()
+    if _kind(root, Path(source)) == "demo":
+        root = root / "run"
+    if _kind(root, Path(source)) != "run":
+        raise UsageError(f"{source} is no pretraining run: only those can be compared here")
+    return _read_run(root)
 
 
 def _kind(root: Path, shown: Path) -> Kind:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +13,7 @@ from octjepa.files import write_atomic
 from octjepa.locks import file_lock
 from octjepa.metrics.findings import FAULT_KINDS
 from octjepa.remote import is_remote
-from octjepa.report.contents import Contents, read_contents
+from octjepa.report.contents import Contents, read_contents, read_run
 from octjepa.report.data_card import card_text
 from octjepa.report.headlines import faults, headlines
 from octjepa.report.html import render_template, without_paths
@@ -21,16 +23,23 @@ from octjepa.report.verdict import overall_verdict
 _LONG_TABLE = 12  # rows beyond which a table starts folded
 
 
-def write_report(source: str | Path, out: Path | None = None, card: Path | None = None) -> Path:
+def write_report(
+    source: str | Path, out: Path | None = None, card: Path | None = None, compare: Sequence[str | Path] = ()
+) -> Path:
     """Writes the page about `source` to `out`, by default `report.html` in it, and returns its path.
 
     `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page
     is then written to the working folder by default. With `card` the data card of its store is written there, too, as
-    Markdown. Each file appears whole or not at all.
+    Markdown. Of a run, the curves of the runs `compare` are drawn beside its own. Each file
+    appears whole or not at all.
 
     Raises UsageError (no such folder, none of these, `out` is a folder) and OctjepaError (the disk refuses).
     """
     contents = read_contents(source)
+    if compare:
+        if contents.run is None:
+            raise UsageError(f"{source} is no pretraining run: there is nothing to --compare with")
+        contents = replace(contents, compared=tuple(read_run(path) for path in compare))
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")

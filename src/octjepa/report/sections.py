@@ -14,6 +14,7 @@ from octjepa.errors import OctjepaError
 from octjepa.progress import bar
 from octjepa.report import occlusion, supervised
 from octjepa.report.cohort import accepted_files, refused_files, run_flow, summarise_cohort
+from octjepa.report.comparison import compare_runs
 from octjepa.report.contents import Contents, Kind, Missing
 from octjepa.report.figures import curves, eyes, forest, masks, tokens
 from octjepa.report.headlines import PREDICTORS
@@ -66,6 +67,8 @@ def build_sections(contents: Contents) -> dict[str, Section]:
     """Every section of the page about `contents`, by name and in order."""
     sections: dict[str, Section] = {}
     registered = {name: section for name, section in _SECTIONS.items() if contents.kind in section.kinds}
+    if not contents.compared:
+        registered.pop("comparison", None)
     with bar("report", len(registered), "section") as progress:
         for name, one in registered.items():
             title = "Test" if name == "probe" and contents.kind not in _PRETRAINED else one.title
@@ -243,6 +246,13 @@ def _same_reading(pair: Mapping[str, Any], paired: Mapping[str, Any] | None) -> 
     return paired is not None and all(
         pair.get(key) == paired.get(key) for key in ("name", "probe", "pool", "reference")
     )
+
+
+@section("comparison", "Comparison", "the comparison of runs", _PRETRAINED)
+def _comparison(contents: Contents) -> Built:
+    if contents.run is None or not contents.compared:
+        return None, []
+    return compare_runs([contents.run, *contents.compared]), []
 
 
 @section("occlusion", "Occlusion", "the occlusion maps", (*_PRETRAINED, "tuning"))

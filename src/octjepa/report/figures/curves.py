@@ -12,6 +12,9 @@ from markupsafe import Markup
 
 from octjepa.report.figures import svg
 
+# Okabe and Ito 2008: distinct also for the colour-blind, on light and on dark pages.
+_RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_RUN_STYLES = ("-", "--", ":", "-.")
 _BINS = 240  # no screen shows more points; each bin shows its mean and its range
 
 
@@ -93,17 +96,67 @@ def training_charts(
     return drawings
 
 
+def compared_charts(runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[tuple[Chart, Markup]]:
+    """A drawing for each of `CHARTS` that at least two of `runs`, (label, lines of the journal), hold."""
+    drawings = []
+    for chart in CHARTS:
+        series = [(label, _series(lines, chart.validation or chart.key)) for label, lines in runs]
+        held = [(label, points) for label, points in series if len(points[0])]
+        if len(held) > 1:
+            drawings.append((chart, _draw_compared(chart, held)))
+    return drawings
+
+
+def _draw_compared(chart: Chart, runs: Sequence[tuple[str, tuple[np.ndarray, np.ndarray]]]) -> Markup:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    colours = svg.PAGE_COLOURS
+    with svg.page_style(f"compared {chart.key}", 9):
+        figure = Figure(figsize=(4.6, 2.6), layout="constrained")
+        axes = figure.add_subplot()
+        lowest = []
+        for number, (label, series) in enumerate(runs):
+            x, mean, _, _ = binned(*series)
+            style = _RUN_STYLES[number // len(_RUN_COLOURS) % len(_RUN_STYLES)]
+            axes.plot(
+                x, mean, label=label, color=_RUN_COLOURS[number % len(_RUN_COLOURS)], linestyle=style, linewidth=1.6,
+                marker="D" if len(x) < 12 else None, markersize=3.5,
+            )  # fmt: skip
+            lowest.append(float(mean.min()))
+        if chart.logarithmic and min(lowest) > 0:
+            axes.set_yscale("log")
+        elif chart.floor is not None:
+            axes.set_ylim(bottom=min(chart.floor, *lowest))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.grid(axis="y", color=colours["rule"], linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=colours["ink"], length=0, which="both")
+        axes.set_xlabel("update", color=colours["ink"])
+        figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=colours["ink"], fontsize=8)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        return svg.figure_svg(figure, f"{chart.title} over updates, run by run", f"compared {chart.key}")
+
+
 def _best_baseline(chart: Chart, validations: Sequence[Mapping[str, Any]]) -> float | None:
-    """The figure of the best trivial predictor at the last validation; None where none was measured."""
-    if chart.baseline is None or not validations:
+    return None if chart.baseline is None else best_baseline(chart.baseline, validations)
+
+
+def best_baseline(prefix: str, validations: Sequence[Mapping[str, Any]]) -> float | None:
+    """The figure of the best trivial predictor at the last validation; None where none was measured.
+
+    `prefix` is that of their keys: `val/baseline/` or `val/baseline_loss/`.
+    """
+    if not validations:
         return None
     found = [
         float(value) for key, value in validations[-1].items()
-        if key.startswith(chart.baseline) and value is not None and np.isfinite(value)
+        if key.startswith(prefix) and value is not None and np.isfinite(value)
     ]  # fmt: skip
     if not found:
         return None
-    return min(found) if "loss" in chart.baseline else max(found)
+    return min(found) if "loss" in prefix else max(found)
 
 
 def _series(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:

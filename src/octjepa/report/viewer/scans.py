@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,9 +18,11 @@ from octjepa.errors import OctjepaError
 from octjepa.report.figures import eyes
 from octjepa.report.viewer.listing import VolumeList
 from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.misread import CasePredictions
 from octjepa.report.viewer.native_files import NativeFiles
 from octjepa.report.viewer.native_scan import NativeScan, is_blank
 from octjepa.report.viewer.native_surfaces import SURFACES, native_surfaces, surface_lines
+from octjepa.report.viewer.neighbours import Neighbours
 from octjepa.report.viewer.token_colours import TokenColours
 from octjepa.report.viewer.voxel_classes import COLOURS, VoxelClasses, painted
 from octjepa.store.native_mapping import NativeMap
@@ -44,11 +46,19 @@ class Scans:
         native: NativeFiles | None = None,
         classes: VoxelClasses | None = None,
         live: LiveRun | None = None,
+        cases: CasePredictions | None = None,
+        neighbours: Neighbours | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        """`model` reads the encoder; it is called again when `live` has another checkpoint."""
+        """`model` reads the encoder; it is called again when `live` has another checkpoint.
+
+        `notes` are shown on the page: what of the folder could not be read.
+        """
         self.store, self.volumes, self.live = store, VolumeList(store), live
         self.ids = self.volumes.ids
-        self._files, self._classes = native or NativeFiles([]), classes or VoxelClasses(None, None)
+        self.cases, self.neighbours = cases or CasePredictions(None), neighbours or Neighbours(None)
+        self.files, self._classes = native or NativeFiles([]), classes or VoxelClasses(None, None)
+        self._notes = list(notes)
         self._model, self._lock = model, threading.Lock()
         self._volume = lru_cache(4)(store.read)
         self._native = lru_cache(2)(self._read_native)
@@ -71,6 +81,7 @@ class Scans:
             "layers": self.colours.layers, "voxel_layers": self._classes.layers, "volumes": len(self.ids),
             "encoder": "" if self.encoder is None else self.encoder.name, "missing": self.missing,
             "checkpoint": self.checkpoint, "live": self.live is not None, "surfaces": list(SURFACES),
+            "notes": self._notes, "predicted": self.cases.targets, "neighbours": self.neighbours.table is not None,
             **self.volumes.choices(),
         }  # fmt: skip
         if recipe is not None:
@@ -122,9 +133,12 @@ class Scans:
         return native, native_surfaces(native, np.asarray(self._volume(volume_id).band))
 
     def _find_first(self, volume_id: str) -> tuple[int, bytes] | None:
-        tissue = np.isfinite(self._surfaces(volume_id)[1][0]).sum(axis=1)
+        try:
+            tissue = np.isfinite(self._surfaces(volume_id)[1][0]).sum(axis=1)
+        except OctjepaError:  # the stored volume is damaged; `native_about` says why
+            return None
         number = eyes.central(tissue)
-        frame = self._files.frame(self.volumes.entry(volume_id), number) if tissue.any() else None
+        frame = self.files.frame(self.volumes.entry(volume_id), number) if tissue.any() else None
         return None if frame is None or is_blank(frame) else (number, png(frame))
 
     def first(self, volume_id: str) -> dict[str, Any]:
@@ -140,7 +154,7 @@ class Scans:
         return found[1]
 
     def _read_native(self, volume_id: str) -> NativeScan:
-        volume = self._files.read(self.volumes.entry(volume_id))
+        volume = self.files.read(self.volumes.entry(volume_id))
         return NativeScan(volume, *self._surfaces(volume_id))
 
     def native(self, volume_id: str) -> NativeScan:

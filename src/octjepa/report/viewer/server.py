@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, install_command
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
 from octjepa.report.viewer.live import LiveRun
+from octjepa.report.viewer.misread import CasePredictions
 from octjepa.report.viewer.native_files import NativeFiles, folders_near
+from octjepa.report.viewer.neighbours import Neighbours
 from octjepa.report.viewer.scans import Model, Scans
 from octjepa.report.viewer.voxel_classes import VoxelClasses, head_reader
 from octjepa.store.contract import contract_differences
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from octjepa.store import Store
 
 HOST = "127.0.0.1"
+PREDICTIONS, EMBEDDINGS = "predictions.parquet", "embeddings.parquet"  # in the folder that is shown
+Table = TypeVar("Table")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -39,7 +43,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_SCRIPTS = ("viewer", "stored", "native", "native_drawing", "native_pointers", "live", "parts")
+_SCRIPTS = ("viewer", "stored", "native", "native_drawing", "native_pointers", "live", "cases", "parts")
 _PAGE = {
     "/": ("index.html", "text/html"), "/viewer.css": ("viewer.css", "text/css"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
@@ -53,10 +57,13 @@ def serve(
     scans: Sequence[str] = (),
     labels: str | Path | None = None,
     encoder: str | None = None,
+    predictions: Path | None = None,
+    embeddings: Path | None = None,
 ) -> None:
     """Shows `source` until a signal comes; calls `ready(url)` once it accepts requests. Port 0 is any free one.
 
-    `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head.
+    `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
+    `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours.
     Raises UsageError: the source is none of these, has no store, the port is taken, or the extra is not installed.
     """
     try:
@@ -64,7 +71,7 @@ def serve(
         import uvicorn
     except ImportError:
         raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
-    application = app(open_scans(source, scans, labels, encoder))
+    application = app(open_scans(source, scans, labels, encoder, predictions, embeddings))
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -79,11 +86,17 @@ def serve(
 
 
 def open_scans(
-    source: str | Path, scans: Sequence[str] = (), labels: str | Path | None = None, encoder: str | None = None
+    source: str | Path,
+    scans: Sequence[str] = (),
+    labels: str | Path | None = None,
+    encoder: str | None = None,
+    predictions: Path | None = None,
+    embeddings: Path | None = None,
 ) -> Scans:
     """The volumes of a store, a run, a fine-tuning, a segmentation or a demo folder, with the encoder it has.
 
-    Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels` holds none. Without
+    Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels`,
+    `predictions` or `embeddings` cannot be read. Without
     its encoder (no checkpoint yet, another contract) the eyes are shown all the same, and the page says why.
     """
     contents = read_contents(source)
@@ -105,7 +118,19 @@ def open_scans(
         live = LiveRun(training.path, contents.kind)
     model = partial(_model, contents, store, head, encoder)
     usable = head if head is not None and model()[1] is not None else None
-    return Scans(store, model, files, VoxelClasses(usable, labels), live)
+    ids, notes = set(store.table["volume_id"].astype(str)), []
+
+    def table(read: Callable[..., Table], named: Path | None, beside: str) -> Table:
+        """What `read` makes of the file that was named, or of that in the folder, if it can be read."""
+        if named is None and (contents.root / beside).is_file():
+            try:
+                return read(contents.root / beside, ids)
+            except OctjepaError as error:
+                notes.append(str(error))
+        return read(named, ids)
+
+    cases, near = table(CasePredictions, predictions, PREDICTIONS), table(Neighbours, embeddings, EMBEDDINGS)
+    return Scans(store, model, files, VoxelClasses(usable, labels), live, cases, near, notes)
 
 
 def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, named: str | None) -> Model:
@@ -182,9 +207,11 @@ def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Call
     return {
         "/about": (scans.about, {}),
         "/live": (scans.live_answer, {}),
+        "/misread": (scans.cases.misread, {"target": str}),
         "/volumes": (scans.volumes.page, {**text, "offset": int, "limit": int}),
         volume: (scans.volumes.facts, {}),
         f"{volume}/same_person": (scans.volumes.same_person, {}),
+        f"{volume}/neighbours": (scans.neighbours.nearest, {}),
         f"{volume}/band": (scans.band, {}),
         f"{volume}/central": (scans.central, {}),
         f"{volume}/en_face.png": (lambda volume_id: scans.en_face_png(volume_id), {}),

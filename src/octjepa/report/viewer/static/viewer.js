@@ -1,6 +1,7 @@
 // The page of the viewer: the list of volumes, and what is opened from it. The address keeps volume, slice and overlay.
 import { at, forgetPictures, json, make, plain, say, titleOf } from "/parts.js";
 import { follow } from "/live.js";
+import { misread, nearest } from "/cases.js";
 import { NativePane } from "/native.js";
 import { StoredView } from "/stored.js";
 
@@ -61,6 +62,7 @@ async function open(row) {
   at("subtitle").textContent = `volume ${row.id} · ${row.file}`;
   facts(row);
   shut();
+  if (state.about.neighbours) nearest(row, () => state.row === row, openById, async (id) => compare(await json(`/volumes/${id}`)));
   await native.begin(row); // before all else: the first B-scan
   if (state.row !== row) return;
   native.finish(row);
@@ -73,6 +75,8 @@ async function open(row) {
   select.disabled = !others.length;
   select.onchange = () => (select.value ? compare(others.find((other) => other.id === select.value)) : shut());
 }
+
+const openById = async (id) => open(await json(`/volumes/${id}`));
 
 function compare(row) {
   at("pane-b").hidden = false;
@@ -163,6 +167,7 @@ function turn(by) {
 
 function tell(about) {
   at("summary").textContent = `${about.volumes} volumes of ${about.shape.join(" x ")} voxels${about.encoder ? ` · encoder ${about.encoder}` : ""}`;
+  for (const note of about.notes) at("summary").append(make("span", ` · ${note}`, "mark"));
   if (about.missing) at("summary").append(make("span", ` · without token maps: ${about.missing}`, "mark"));
 }
 
@@ -189,6 +194,7 @@ async function start() {
   document.addEventListener("keydown", key);
   if (Number(slice) >= 1) Object.assign(stored, { slice: Math.floor(Number(slice)) - 1, linked: true, moved: true });
   if (about.layers.includes(layer)) at("layer").value = layer;
+  if (about.predicted.length) misread(about.predicted, openById);
   if (about.live) follow(() => newCheckpoint().catch(say));
   await open(state.page.volumes.find((row) => row.id === id) || state.page.volumes[0]);
 }

@@ -1,0 +1,70 @@
+"""Who was misread: the test cases of a finished probe or fine-tuning, the most confident mistakes first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octjepa.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 100  # cases of a target
+_COLUMNS = ["level", "target", "split", "eye", "volume_id", "truth", "predicted", "classes", "scores"]
+
+
+class CasePredictions:
+    """The predictions.parquet of `octjepa finetune`, or the file of `octjepa probe --predictions`."""
+
+    def __init__(self, path: Path | None, ids: Collection[str] = ()) -> None:
+        """`ids` are the volumes of the store that is shown. Raises UsageError: the file cannot be read."""
+        self._frame = None if path is None else _read(path)
+        self._ids = set(ids)
+
+    @property
+    def targets(self) -> list[str]:
+        """The targets that have test predictions, in the order of the file."""
+        return [] if self._frame is None else list(dict.fromkeys(self._frame["target"]))
+
+    def misread(self, target: str) -> dict[str, Any]:
+        """{classes, cases, volumes}: whether it has classes, the number of test cases, and those to look at.
+
+        A volume is {id, eye, true, predicted, score, shown}. Of classes those with another prediction, by the score of
+        the predicted class; of a quantity all, by the size of the error, which is `score`. Raises KeyError.
+        """
+        if self._frame is None or target not in self.targets:
+            raise KeyError(target)
+        rows = self._frame[self._frame["target"] == target]
+        has_classes = bool(len(rows["classes"].iloc[0]))
+        found = []
+        for row in rows.to_dict("records"):
+            if has_classes:
+                if row["truth"] == row["predicted"]:
+                    continue
+                score = float(row["scores"][list(row["classes"]).index(row["predicted"])])
+            else:
+                score = float(row["predicted"]) - float(row["truth"])
+            shown = [row[name] if has_classes else f"{float(row[name]):.3g}" for name in ("truth", "predicted")]
+            name = str(row["volume_id"])
+            found.append(
+                {"id": name, "eye": str(row["eye"]), "true": shown[0], "predicted": shown[1],
+                 "score": round(score, 3), "shown": name in self._ids}
+            )  # fmt: skip
+        found.sort(key=lambda case: -abs(case["score"]))
+        return {"classes": has_classes, "cases": len(rows), "misread": len(found), "volumes": found[:MOST]}
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """The test cases with a truth, of volumes where the file has several levels."""
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        frame = pd.read_parquet(path, columns=_COLUMNS)
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise UsageError(f"no table of predictions at {path} ({str(error).splitlines()[0]})") from None
+    frame = frame[(frame["split"] == "test") & (frame["truth"] != "") & (frame["volume_id"] != "")]
+    volumes = frame[frame["level"] == "volume"]
+    return volumes if len(volumes) else frame
