@@ -207,6 +207,9 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in SOURCE.")] = None,
     card: Annotated[Path | None, typer.Option("--card", help="Also write a data card of the store (Markdown).")] = None,
+    saliency: Annotated[
+        Path | None, typer.Option("--saliency", help="Folder for occlusion and similarity maps as NIfTI and PNG.")
+    ] = None,
     compare: Annotated[
         list[str] | None, typer.Option("--compare", help="Another pretraining run beside this one; again for more.")
     ] = None,
@@ -217,8 +220,11 @@ def report(
     """Writes an HTML report. One self-contained file on the data, the training and the results."""
     from octjepa.report import write_report
 
-    written = {"report": str(write_report(source, out, card, compare or ()))}
-    print_result(written | ({"card": str(card)} if card is not None else {}), as_json)
+    written = {"report": str(write_report(source, out, card, compare or (), saliency))}
+    print_result(
+        written | {name: str(path) for name, path in (("card", card), ("saliency", saliency)) if path is not None},
+        as_json,
+    )
 
 
 @app.command()

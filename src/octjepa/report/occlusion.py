@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder
     from octjepa.recipe import Recipe
     from octjepa.store import CanonicalVolume, Store
+    from octjepa.tasks.finetune.predict import TunedModel
     from octjepa.tasks.occlusion import Occlusion
 
 MAX_EYES = 4
@@ -90,6 +91,21 @@ class OcclusionMaps:
     scale_eyes: int = 0
 
 
+def occluded_eyes(store: Store, encoder: PretrainedEncoder) -> list[OccludedVolume]:
+    """The held-out eyes of the token maps with the change of their embedding; none where the store holds none.
+
+    Raises OctjepaError: too costly for a page.
+    """
+    from octjepa.tasks import occlusion
+
+    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
+    occluded = []
+    for row in rows[: _affordable_eyes(encoder)] if rows else []:
+        volume = store.read(str(row["volume_id"]))
+        occluded.append(OccludedVolume(row, volume, occlusion.encoder_occlusion(encoder, volume)))
+    return occluded
+
+
 def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the embedding for the held-out eyes of the token maps; None where the store holds none.
 
@@ -98,11 +114,10 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     from octjepa.checkpoint import load_encoder
     from octjepa.tasks import occlusion
 
-    encoder = load_encoder(path).to(_device())
-    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
-    if not rows:
+    encoder = load_encoder(path).to(best_device())
+    if not eyes.one_per_device(store.table, splits=("test", "val")):
         return None
-    rows = rows[: _affordable_eyes(encoder)]
+    _affordable_eyes(encoder)
     held_out = store.table[(store.table["pattern"] == "raster") & store.table["split"].isin(["test", "val"])]
     first_of_person = held_out.sort_values("volume_id").drop_duplicates("person_id")["volume_id"]
     scale_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
@@ -110,35 +125,41 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     unit = occlusion.median_distance(embeddings)
     if not unit > 0:
         raise OctjepaError(f"{len(scale_ids)} held-out people give no distance between eyes to scale changes by")
-    volumes = [store.read(str(row["volume_id"])) for row in rows]
-    occluded = [
-        OccludedVolume(row, volume, occlusion.encoder_occlusion(encoder, volume))
-        for row, volume in zip(rows, volumes, strict=True)
-    ]
+    occluded = occluded_eyes(store, encoder)
     return replace(draw_maps(store, occluded, encoder.recipe, _LEAST * unit, unit), scale_eyes=len(scale_ids))
+
+
+def occluded_cases(store: Store, path: Path, tuned: TunedModel) -> list[OccludedVolume]:
+    """Test volumes of a fine-tuning with the change of the prediction of its first target; none without a label.
+
+    Raises OctjepaError: a store of another contract, too costly for a page, damaged predictions.
+    """
+    from octjepa.embed.embedding import require_same_contract
+    from octjepa.tasks import occlusion
+
+    require_same_contract(tuned.encoder, store, path)
+    head = tuned.heads[0]
+    cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
+    index = {str(row["volume_id"]): row for row in eyes.records(store.table)}
+    occluded = []
+    for case in cases[: _affordable_eyes(tuned.encoder)] if cases else []:
+        volume = store.read(case["volume_id"])
+        result = occlusion.tuned_occlusion(tuned, volume, 0, case["prediction"] if head.classes else None)
+        occluded.append(OccludedVolume(index[case["volume_id"]], volume, result, case["caption"]))
+    return occluded
 
 
 def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the prediction of the first target, for test volumes; None where none of them has a label.
 
-    Raises OctjepaError: no tuned network, a store of another contract, too costly for a page, damaged predictions.
+    Raises OctjepaError: no tuned network, and as `occluded_cases`.
     """
-    from octjepa.embed.embedding import require_same_contract
-    from octjepa.tasks import occlusion
     from octjepa.tasks.finetune.predict import load_tuned
 
-    tuned = load_tuned(path, _device())
-    require_same_contract(tuned.encoder, store, path)
-    head = tuned.heads[0]
-    cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
-    if not cases:
+    tuned = load_tuned(path, best_device())
+    occluded, head = occluded_cases(store, path, tuned), tuned.heads[0]
+    if not occluded:
         return None
-    index = {str(row["volume_id"]): row for row in eyes.records(store.table)}
-    occluded = []
-    for case in cases[: _affordable_eyes(tuned.encoder)]:
-        volume = store.read(case["volume_id"])
-        result = occlusion.tuned_occlusion(tuned, volume, 0, case["prediction"] if head.classes else None)
-        occluded.append(OccludedVolume(index[case["volume_id"]], volume, result, case["caption"]))
     least = _LEAST * (1.0 if head.classes else head.scale[1])
     maps = draw_maps(store, occluded, tuned.encoder.recipe, least)
     return replace(maps, target=head.target, classes=bool(head.classes))
@@ -181,7 +202,8 @@ def _read_predictions(path: Path) -> pd.DataFrame:
         raise OctjepaError(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from None
 
 
-def _device() -> torch.device:
+def best_device() -> torch.device:
+    """The accelerator where there is one, else the processor."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -17,6 +17,7 @@ from octjepa.report.contents import Contents, read_contents, read_run
 from octjepa.report.data_card import card_text
 from octjepa.report.headlines import faults, headlines
 from octjepa.report.html import render_template, without_paths
+from octjepa.report.saliency import write_saliency
 from octjepa.report.sections import build_sections
 from octjepa.report.verdict import overall_verdict
 
@@ -24,14 +25,15 @@ _LONG_TABLE = 12  # rows beyond which a table starts folded
 
 
 def write_report(
-    source: str | Path, out: Path | None = None, card: Path | None = None, compare: Sequence[str | Path] = ()
-) -> Path:
+    source: str | Path, out: Path | None = None, card: Path | None = None, compare: Sequence[str | Path] = (),
+    saliency: Path | None = None,
+) -> Path:  # fmt: skip
     """Writes the page about `source` to `out`, by default `report.html` in it, and returns its path.
 
     `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page
     is then written to the working folder by default. With `card` the data card of its store is written there, too, as
-    Markdown. Of a run, the curves of the runs `compare` are drawn beside its own. Each file
-    appears whole or not at all.
+    Markdown. Of a run, the curves of the runs `compare` are drawn beside its own. With `saliency`, a folder, the maps
+    of the page's eyes are saved there in native geometry. Each file appears whole or not at all.
 
     Raises UsageError (no such folder, none of these, `out` is a folder) and OctjepaError (the disk refuses).
     """
@@ -43,6 +45,8 @@ def write_report(
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
+    if saliency is not None:
+        write_saliency(contents, Path(saliency))
     texts = {out: render(contents)}  # all texts are made before the first is written
     if card is not None:
         texts[card] = card_text(contents, card, out)

@@ -7,20 +7,19 @@ scan is DICOM, thickness and ETDRS tables and a figure. Names are hashes of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
 
-from octjepa.errors import UsageError, VolumeRejected, install_command
+from octjepa.errors import UsageError, VolumeRejected
 from octjepa.files import write_json
 from octjepa.ingest import read_volume
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.store.native_mapping import NativeMap
+from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.folder import SavedHead, load_head
 from octjepa.tasks.segment.label_files import UNLABELLED
@@ -112,17 +111,3 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> dict
     answer["figure"] = str(draw_thickness(out / f"{name}.svg", maps, means, saved.classes, spacing, orientation, name))
     answer["mean_um"] = dict(zip(saved.classes, np.nanmean(maps, axis=(1, 2)).tolist(), strict=True))
     return answer
-
-
-def write_nifti(path: Path, codes: UInt8[np.ndarray, "N R C"], spacing_mm: tuple[float, float, float]) -> None:
-    """B-scans, depth and columns are the third, second and first axis of the file. 255 is "outside".
-
-    By SimpleITK (extra `segment`). Raises UsageError naming the extra.
-    """
-    try:
-        itk = import_module("SimpleITK")
-    except ImportError:
-        raise UsageError(f"writing NIfTI needs SimpleITK: {install_command('segment')}") from None
-    image = itk.GetImageFromArray(np.ascontiguousarray(codes))
-    image.SetSpacing(tuple(reversed(spacing_mm)))
-    itk.WriteImage(image, str(path), useCompression=True)
