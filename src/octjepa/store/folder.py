@@ -34,9 +34,11 @@ from octjepa.store.canonical import CanonicalVolume
 from octjepa.store.contract import check_same_contract, contract_text, read_contract
 from octjepa.store.index import (
     COLUMNS,
+    LABEL_COLUMNS,
     LABELS_FILE,
     PARTICIPANT_COLUMNS,
     Index,
+    entries_of,
     file_key,
     format_labels,
     merge_participants,
@@ -88,7 +90,9 @@ class Store:
         self.path = folder
         self._journal = Journal(folder / "journal.jsonl")
         self._table: pd.DataFrame | None = None
-        entries: list[dict[Any, Any]] = []
+        self._lines: dict[str, int] | None = None  # of the table, by volume id
+        self._moments = np.empty((0, 2))
+        table = pd.DataFrame(columns=list(COLUMNS))
         parquet = folder / "volumes.parquet"
         if parquet.is_file():
             try:
@@ -96,10 +100,9 @@ class Store:
                 if "provenance_row" in table:  # earlier stores call the depth axis "row"
                     table = table.rename(columns={"provenance_row": "provenance_depth"})
                     table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
-                entries = table.to_dict("records")
             except (OSError, ValueError) as error:
                 raise OctjepaError(f"volumes.parquet of the store {self.location} is damaged: {error}") from error
-        self.index = Index(entries, Journal(folder / "quarantine.jsonl").read())
+        self.index = Index(table, Journal(folder / "quarantine.jsonl").read())
         for journal in (*map(Journal, self._journal_parts()), self._journal):
             for change in journal.read():
                 self.index.apply(change)
@@ -150,8 +153,13 @@ class Store:
         import pandas as pd
 
         if self._table is None:
-            entries = [self.index.volumes[key] for key in sorted(self.index.volumes)]
-            self._table = pd.DataFrame(entries, columns=list(COLUMNS))
+            table = self.index.table
+            if table is None:
+                entries = [self.index.volumes[key] for key in sorted(self.index.volumes)]
+                self._table = pd.DataFrame(entries, columns=list(COLUMNS))
+            else:
+                self._table = table.reindex(columns=list(COLUMNS)).sort_values("volume_id", ignore_index=True)
+            self._lines = None
         return self._table
 
     @property
@@ -213,23 +221,27 @@ class Store:
 
     def _read(self, volume_id: str, verify: bool) -> CanonicalVolume:
         """As `read`; `verify`: with the comparison of the hash."""
-        entry = self.index.volumes.get(volume_id)
-        if entry is None:
+        table = self.table
+        if self._lines is None:
+            self._lines = {name: line for line, name in enumerate(table["volume_id"])}
+            self._moments = table[["tissue_mean", "tissue_std"]].to_numpy(float)
+        line = self._lines.get(volume_id)
+        if line is None:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         name = self.chunk_location(volume_id)
         with reading_chunk(name), self.storage.chunk(volume_id) as files:
             if verify:
-                self._check_hash(entry, files)
+                self._check_hash(volume_id, table["chunk_hash"].iloc[line], files)
             pixels = np.lib.format.open_memmap(files["pixels.npy"], mode="r")
             band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].stat().st_mtime_ns)
         if pixels.shape != self.preprocessing.stored_size:
             raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
-        return CanonicalVolume(volume_id, pixels, band, float(entry["tissue_mean"]), float(entry["tissue_std"]), shifts)
+        mean, std = self._moments[line].tolist()
+        return CanonicalVolume(volume_id, pixels, band, mean, std, shifts)
 
-    def _check_hash(self, entry: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+    def _check_hash(self, volume_id: str, expected: object, files: Mapping[str, Path]) -> None:
         """Raises ValueError where a chunk differs from what was written; entries of the first stores have no hash."""
-        version = (str(entry["volume_id"]), files["pixels.npy"].stat().st_mtime_ns)
-        expected = entry.get("chunk_hash")
+        version = (volume_id, files["pixels.npy"].stat().st_mtime_ns)
         if version in self._verified or not isinstance(expected, str) or not expected:
             return
         if chunk_hash(files) != expected:
@@ -243,7 +255,7 @@ class Store:
         a bucket fails.
         """
         damaged = []
-        for volume_id in sorted(self.index.volumes):
+        for volume_id in self.table["volume_id"]:
             try:
                 self._read(volume_id, verify=True)
             except DamagedVolume:
@@ -321,8 +333,9 @@ class Store:
         if unknown:
             raise UsageError(f"split {unknown[0]!r} is none of train, val, test")
         with self.writing():
-            for entry in self.index.volumes.values():
-                entry["split"] = splits.get(entry["person_id"], entry["split"])
+            table = self.table
+            chosen = table["person_id"].map(dict(splits))
+            self.index = Index(table.assign(split=chosen.where(chosen.notna(), table["split"])), self.quarantine)
             self.consolidate()
 
     def add_participants(self, people: list[dict[str, object]]) -> None:
@@ -338,7 +351,7 @@ class Store:
         lines = "".join(json.dumps(entry) + "\n" for entry in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
-        labels = format_labels(self.entries())
+        labels = format_labels(entries_of(table.loc[table["labels"].astype(bool), list(LABEL_COLUMNS)]))
         if labels or (self.path / LABELS_FILE).is_file():
             write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
         self._journal.remove()

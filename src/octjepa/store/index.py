@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,7 @@ COLUMNS = (
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 LABELS_FILE = "labels.tsv"
 _LABEL_KEYS = ("volume_id", "person_id", "eye")
+LABEL_COLUMNS = (*_LABEL_KEYS, "labels")
 # Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
 _NOT_READ = {"unreadable_file", "manifest_row_without_file"}
 _log = logging.getLogger(__name__)
@@ -41,13 +43,34 @@ def file_key(entry: Mapping[str, Any]) -> str:
     return str(entry.get("file_key") or entry["file"])
 
 
-class Index:
-    """Entries in memory: `volumes` by volume id, `quarantine` by file key. A file is in one of the two."""
+def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The lines of a table of volumes, column -> value."""
+    return cast("list[dict[str, Any]]", table.to_dict("records"))
 
-    def __init__(self, volumes: Iterable[dict[str, Any]], quarantine: Iterable[dict[str, str]]) -> None:
-        self.volumes = {str(entry["volume_id"]): entry for entry in volumes}
+
+class Index:
+    """Entries in memory: `volumes` by volume id, `quarantine` by file key. A file is in one of the two.
+
+    `table` holds the volumes as they were read. Their entries, eight times as large, are made when one is asked for.
+    """
+
+    def __init__(self, table: pd.DataFrame, quarantine: Iterable[dict[str, str]]) -> None:
+        self._table = table
         self.quarantine = {file_key(entry): entry for entry in quarantine}
-        self._volume_by_file = {file_key(entry): name for name, entry in self.volumes.items()}
+
+    @property
+    def table(self) -> pd.DataFrame | None:
+        """The volumes as a table; None once there are entries, which may have changed."""
+        return None if "volumes" in self.__dict__ else self._table
+
+    @cached_property
+    def volumes(self) -> dict[str, dict[str, Any]]:
+        """volume id -> entry."""
+        return {entry["volume_id"]: entry for entry in entries_of(self._table)}
+
+    @cached_property
+    def _volume_by_file(self) -> dict[str, str]:
+        return {file_key(entry): name for name, entry in self.volumes.items()}
 
     def apply(self, change: Mapping[str, Any]) -> str:
         """Applies a journal line {"volume": entry} or {"refused": entry}.

@@ -162,7 +162,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def data_hash(store: Store, volume_ids: Sequence[str]) -> str:
     """Hash of the contents of the volumes trained on, in order."""
     contents = store.table.set_index("volume_id")["content_hash"]
-    return hashlib.sha256("".join(contents[volume_id] for volume_id in volume_ids).encode()).hexdigest()
+    return hashlib.sha256("".join(contents.loc[list(volume_ids)]).encode()).hexdigest()
 
 
 def chunks_hash(store: Store, volume_ids: Sequence[str], recipe: Recipe) -> str:
