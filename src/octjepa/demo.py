@@ -1,7 +1,7 @@
 """The whole line on synthetic eyes, offline, in a few minutes: every stage the real one, at small size.
 
 The training is as long as the machine allows: a few updates are timed, and as many are made as end with the stages
-after them within the minutes asked for, but no fewer than the demo's claims were measured with.
+after them within the requested minutes, but no fewer than the demo's claims were measured with.
 
 The folder holds phantom/, store/, run/, embeddings.parquet, probe.json and report.html; it must be new, or one that
 an earlier demo made and marked, which is then replaced.
@@ -29,7 +29,7 @@ _PARTS = ("phantom", "store", "run", "embeddings.parquet", "probe.json", "report
 SEED = 2026  # a cohort on which no setting was chosen: those were tried on seed 0
 PEOPLE_PER_MINUTE = 48
 UPDATES_PER_MINUTE = 135  # at most: 675 in five minutes
-FEWEST_UPDATES = 600  # with which the claims were measured (lab/LOG.md); fewer only where fewer minutes are asked for
+FEWEST_UPDATES = 600  # with which the claims were measured (lab/LOG.md); fewer only if fewer minutes are requested
 AFTER_TRAINING = 0.6  # time of embedding, probes and report in times of drawing and ingest: all go with the people
 TIMING_SECONDS = 3.0  # for which updates are timed before the training
 LESIONS = ("drusen", "intraretinal_fluid", "subretinal_fluid", "geographic_atrophy", "epiretinal_membrane")
@@ -44,7 +44,7 @@ class Schedule:
     after_seconds: float
 
     def describe(self, elapsed: float) -> str:
-        """What is said before the training, `elapsed` seconds after the demo began."""
+        """The message before the training, `elapsed` seconds after the demo began."""
         left = self.training_seconds + self.after_seconds
         return (
             f"pretrain {self.updates} updates on the training people, {_minutes(self.training_seconds)}; "

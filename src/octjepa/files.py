@@ -154,7 +154,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines[:-1] if line]
     except json.JSONDecodeError as error:
-        raise OctjepaError(f"{path} is damaged ({error}): start the run anew with another --out") from None
+        raise OctjepaError(f"{path} is damaged ({error}): start a new run with another --out") from None
 
 
 class Journal:

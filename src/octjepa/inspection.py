@@ -16,7 +16,7 @@ from octjepa.remote.address import parse
 if TYPE_CHECKING:
     from octjepa.ingest.reader import SpacingOption
 
-_ANEW = "restore it from a copy, or start the run anew with another --out"
+_ANEW = "restore it from a copy, or start a new run with another --out"
 _LISTS = {".tsv", ".csv", ".txt", ".lst"}
 
 

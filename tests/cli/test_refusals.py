@@ -84,7 +84,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["ingest", "NEW", "--store", "NEW2"], "no file or folder at"),
         (["ingest", "EMPTY", "--store", "NEW"], "it is empty"),
         (["ingest", "SCAN", "--store", "TEXTS"], "is no store"),
-        (["ingest", "SCAN", "--store", "STORE", "--recipe", "LARGE"], "image_size: store [16, 128, 128], asked [64"),
+        (["ingest", "SCAN", "--store", "STORE", "--recipe", "LARGE"], "image_size: store [16, 128, 128], expected [64"),
         (["inspect", "NEW"], "nothing at"),
         (["inspect", "EMPTY"], "no store (store.json), run (run.json) or checkpoint (manifest.json)"),
         (["inspect", "/dev/null"], "neither a file nor a folder"),

@@ -32,7 +32,7 @@ def test_a_missing_preamble_is_named(name: str, tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(whole[132:])
     assert len(discover([path.parent]).files) == 1  # not left out as a file of another kind
-    with pytest.raises(VolumeRejected, match=r"not_dicom: DICOM elements without the preamble .* write it anew"):
+    with pytest.raises(VolumeRejected, match=r"not_dicom: DICOM elements without the preamble .* write it again"):
         read_volume(path)
 
 

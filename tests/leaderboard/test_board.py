@@ -240,7 +240,7 @@ def test_fewer_labels_read_the_chosen_option_again(made):
     few, more, all_of_them = (board.labelled[key] for key in ("10", "40", "9999"))
     assert all_of_them["rows"] == []
     (reason,) = all_of_them["left_out"]
-    assert "9999 labelled people were asked for, train holds" in reason
+    assert "9999 labelled people were requested, train has" in reason
     assert any(reason in note for note in board.notes)
     for some in (few, more):
         assert [row["name"] for row in some["rows"] if row["primary"]] == [

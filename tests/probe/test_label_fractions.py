@@ -49,7 +49,7 @@ def test_the_draw_is_nested_balanced_and_the_same_for_a_seed() -> None:
 
 def test_too_few_people_or_positives_are_refused_with_the_numbers() -> None:
     target, person_ids = eyes(50, 10)
-    with pytest.raises(UsageError, match="sick: 41 labelled people were asked for, train holds 40"):
+    with pytest.raises(UsageError, match="sick: 41 labelled people were requested, train has 40"):
         limit_target(target, person_ids, 41, 0)
     rare, person_ids = eyes(50, 1)
     with pytest.raises(UsageError, match="of 10 labelled people 1 are of class 1, at least 2 are needed"):

@@ -259,7 +259,7 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
         ({"pools": ["median"]}, "no pool median"),
         ({"pools": []}, "no pool given"),
         ({"metrics": ["accuracy"]}, "no metric accuracy"),
-        ({"metrics": ["r2"]}, "none of the metrics asked for fits"),
+        ({"metrics": ["r2"]}, "none of the requested metrics fits"),
         ({"task": "ranking"}, "no task 'ranking'"),
         ({"task": "ordinal"}, "at least 3 grades"),
         ({"level": "retina"}, "no level 'retina': known are volume, eye, person"),

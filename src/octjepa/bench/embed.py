@@ -1,7 +1,7 @@
 """The table of `octjepa embed` against a script that takes one volume at a time through the same encoders.
 
 Both load `phantom-tiny`, read every volume of a store, take it through the trained and the untrained network and the
-grey-level histogram, and write one parquet file. Ours takes batches, hashes weights and contents, writes parts that
+intensity histogram, and write one parquet file. Ours takes batches, hashes weights and contents, writes parts that
 survive a kill and looks for people whom the encoder was trained on.
 """
 

@@ -92,7 +92,9 @@ def read_manifest(folder: Location) -> dict[str, Any]:
         if manifest["schema"] != SCHEMA:
             newer = manifest["schema"] > SCHEMA
             way_out = (
-                "update octjepa" if newer else "use the octjepa that wrote it (export takes its weights), or train anew"
+                "update octjepa"
+                if newer
+                else "use the octjepa that wrote it (export takes its weights), or train again"
             )
             raise CheckpointError(
                 f"{folder}/{MANIFEST} has schema {manifest['schema']}, this octjepa reads {SCHEMA}: {way_out}"

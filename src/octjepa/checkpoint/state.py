@@ -74,14 +74,14 @@ def load(folder: Location, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe:
         changes = "\n  ".join(changed)
         raise WrongCheckpointError(
             f"checkpoint {folder} is of another run and cannot be resumed by recipe {recipe.name}:\n  {changes}\n"
-            "Give the recipe it was made with, or start anew with another --out."
+            "Give the recipe it was made with, or start a new run with another --out."
         )
     try:
         model.load_state_dict(read_tensors(folder, MODEL_FILE))
     except RuntimeError as error:
         raise WrongCheckpointError(
             f"checkpoint {folder} was made by a version whose {recipe.objective.name} is another network: go on with "
-            f"that version, or start anew with another --out ({str(error).splitlines()[-1].strip()})"
+            f"that version, or start a new run with another --out ({str(error).splitlines()[-1].strip()})"
         ) from None
     _fill_moments(read_tensors(folder, OPTIMIZER_FILE), model, optimizer)
     return manifest["update"], int(manifest.get("skipped_updates", 0))

@@ -61,7 +61,7 @@ def world_size() -> int:
 
 
 def sync() -> None:
-    """Sends all that was recorded to the device and returns; the recording starts anew."""
+    """Sends all that was recorded to the device and returns; the recording starts again."""
     _library("torch_xla").sync()
 
 

@@ -17,7 +17,7 @@ BF16_FROM = (8, 0)
 TAKEN_SHARE = 0.1  # of the memory: what another process may hold without being reported
 
 _EXPECTED = "none, or a GPU with a working driver that is new, large and free enough"
-_TO_DRIVER = "run nvidia-smi: if it fails too, install or restart the driver, then start octjepa anew"
+_TO_DRIVER = "run nvidia-smi: if it fails too, install or restart the driver, then start octjepa again"
 
 
 @register("accelerator", _EXPECTED, _TO_DRIVER)

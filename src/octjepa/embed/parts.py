@@ -48,7 +48,7 @@ def read_part(path: Path, volume_ids: Sequence[str], blocks: Sequence[str]) -> d
     if not {*blocks, "token_count"} <= set(arrays):
         raise OctjepaError(f"{path} was written by another octjepa: delete it and run the same command again")
     if arrays["volume_id"].tolist() != list(volume_ids):
-        raise OctjepaError(f"{path} holds other volumes than asked for: delete it and run the same command again")
+        raise OctjepaError(f"{path} holds other volumes than requested: delete it and run the same command again")
     return arrays
 
 

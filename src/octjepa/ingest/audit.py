@@ -30,7 +30,7 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
         if not has_dicom_magic(path):
             return _other(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd values are counted, not judged, here
+            warnings.simplefilter("ignore")  # odd values are counted here, not refused
             header = dcmread(path, stop_before_pixels=True)
             identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return {

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 _Mask = Bool[np.ndarray, "H W"]
 _STILL_FRAMES = 8  # fewer B-scans than these can be bright at one place by chance
 _STILL_BRIGHT = 140
-_STILL_RANGE = 24  # grey levels by which lossy compression moves a painted pixel
+_STILL_RANGE = 24  # intensity levels by which lossy compression moves a painted pixel
 _STILL_STEP = 60  # intensity levels between ink and the pixel two columns on
 _STILL_ENDS = 2  # places where it does, two rows high: those of a scale bar
 _STILL_PIXELS = 12  # painted pixels, at least

@@ -77,7 +77,7 @@ def _check_kind(path: Path) -> None:
             raise rejection(
                 "not_dicom",
                 "DICOM elements without the preamble of 128 bytes and the mark DICM that a DICOM file begins with; "
-                "write it anew as a file (dcmconv of DCMTK, or pydicom's save_as with enforce_file_format=True)",
+                "write it again as a file (dcmconv of DCMTK, or pydicom's save_as with enforce_file_format=True)",
             )
         start = start.lstrip().lower()
         other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")

@@ -122,7 +122,7 @@ def is_unfinished(work: Path) -> bool:
 
 
 def finish_work(work: Path) -> None:
-    """Ends the use that was recorded for the results in `work`: the next one counts anew."""
+    """Ends the use that was recorded for the results in `work`: the next one is counted separately."""
     (work / _UNFINISHED).unlink(missing_ok=True)
 
 
@@ -195,5 +195,5 @@ def _read(file: Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         raise UsageError(
             f"the ledger of test uses {file} is damaged: looks at this test set can no longer be counted. Restore it "
-            "from a copy, or move it away and say in your report that the count starts anew"
+            "from a copy, or move it away and say in your report that the count starts again"
         ) from None

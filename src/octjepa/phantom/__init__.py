@@ -1,7 +1,7 @@
 """Synthetic OCT eyes with known truth: from a seed, one eye or a whole cohort of real DICOM files.
 
 `make_eye` is a pure function of (seed, person, eye, device, size); `write_cohort` writes an AI-READI-shaped tree with
-manifest, participants and truth. `make_decoy` and `write_decoys` give pairs that grey levels hardly tell apart. Errors
+manifest, participants and truth. `make_decoy` and `write_decoys` give pairs that intensity hardly distinguishes. Errors
 are UsageError for the request and OSError for the disk.
 """
 

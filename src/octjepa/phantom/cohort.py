@@ -138,7 +138,7 @@ def _device(defect: Defect, devices: Sequence[str], index: int) -> str:
 def check_request(
     out: Path, people: int, devices: Sequence[str], size: Size, shares: tuple[float, ...], workers: int, broken: int
 ) -> None:
-    """Raises UsageError where a cohort cannot be drawn as asked for, before anything is written."""
+    """Raises UsageError where a cohort cannot be drawn as requested, before anything is written."""
     if people < 1 or broken < 0 or workers < 1:
         raise UsageError(f"people {people}, broken {broken}, workers {workers}: expected at least 1, 0 and 1")
     if people + broken > MAX_PEOPLE:

@@ -1,4 +1,4 @@
-"""Pairs of eyes that grey levels hardly tell apart: one with a lesion, one with a harmless or other look-alike.
+"""Pairs of eyes that intensity hardly distinguishes: one with a lesion, one with a harmless or other look-alike.
 
 | kind | member 1, the lesion | member 0, the decoy |
 |---|---|---|

@@ -72,7 +72,7 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
     """
     order = people_order(target, person_ids, seed)
     if count > len(order):
-        raise TooFewLabelsError(f"{target.name}: {count} labelled people were asked for, train holds {len(order)}")
+        raise TooFewLabelsError(f"{target.name}: {count} labelled people were requested, train has {len(order)}")
     people, chosen = person_ids[target.indices["train"]], order[:count]
     own = np.isin(people, chosen)
     indices = target.indices | {"train": target.indices["train"][own], "val": target.indices["val"][:0]}

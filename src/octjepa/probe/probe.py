@@ -122,7 +122,7 @@ def run_probes(
     if leaked:
         raise UsageError(
             f"leak: the encoder was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
-            "would be too good. Give the store the split it was trained with, or pretrain anew, then embed again."
+            "would be too good. Give the store the split it was trained with, or pretrain again, then embed again."
         )
     if settings.event is not None:
         labels = join_events(labels, names, settings.event)

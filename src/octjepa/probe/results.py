@@ -118,7 +118,7 @@ def measure_predictions(
         shown = [name for name in known if metric_names is None or name in metric_names]
         if not shown and metric_names is not None:
             raise UsageError(
-                f"{target.name} is {target.task}: none of the metrics asked for fits; it has {', '.join(known)}"
+                f"{target.name} is {target.task}: none of the requested metrics fits; it has {', '.join(known)}"
             )
         for metric in dict.fromkeys((*shown, primary)):
             statistic = partial(measure, metric, predictions)

@@ -1,4 +1,4 @@
-"""Addresses of buckets, gs://bucket/key and s3://bucket/key, told from local paths and never mixed up with them."""
+"""Addresses of buckets, gs://bucket/key and s3://bucket/key, distinguished from local paths."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class BucketStorage:
         return {name: listing[f"{volume_id}/{name}"] for name in CHUNK_FILES if f"{volume_id}/{name}" in listing}
 
     def forget_listing(self, volume_id: str) -> None:
-        """Lists this volume's chunk anew at its next read."""
+        """Lists this volume's chunk again at its next read."""
         self._listings.pop(volume_id[:2], None)
 
     def has_chunk(self, volume_id: str) -> bool:

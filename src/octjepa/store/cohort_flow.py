@@ -218,4 +218,4 @@ def _read_ignored(store: Path) -> dict[str, dict[str, int]]:
         content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))["ignored"]
         return {key: {str(kind): int(number) for kind, number in counts.items()} for key, counts in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise OctjepaError(f"{path} is damaged: remove it and ingest again, which writes it anew") from None
+        raise OctjepaError(f"{path} is damaged: remove it and ingest again, which writes it again") from None

@@ -77,7 +77,7 @@ def check_same_contract(
         return
     ours, theirs = preprocessing.model_dump(mode="json"), requested.model_dump(mode="json")
     differing = "\n".join(
-        f"  preprocessing.{key}: store {ours[key]}, asked {theirs[key]}" for key in ours if ours[key] != theirs[key]
+        f"  preprocessing.{key}: store {ours[key]}, expected {theirs[key]}" for key in ours if ours[key] != theirs[key]
     )
     raise ContractError(
         f"the store {location} was made with another preprocessing contract:\n{differing}\n"

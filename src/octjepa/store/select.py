@@ -68,7 +68,7 @@ def check_not_empty(selection: Selection, store: Store, split: str) -> None:
         f"no volume of split {split!r} is left of store {store.location}: {emptied.why} took out the last "
         f"{emptied.lost.volumes}.\n"
         + "\n".join(selection.flow.lines())
-        + "\nLoosen that criterion of the recipe's data section, split the store anew, or ingest more."
+        + "\nLoosen that criterion of the recipe's data section, split the store again, or ingest more."
     )
 
 

@@ -176,7 +176,7 @@ def _load_newest(
     if last is not None:
         raise UsageError(
             f"{out} wrote {last['checkpoint']}, but {checkpoint_dir} holds no checkpoint: bring it back, name its "
-            "folder by checkpoint.dir, or start the run anew with another --out"
+            "folder by checkpoint.dir, or start a new run with another --out"
         )
     _log.warning("%s was stopped before its first checkpoint was written: it starts at its first update", out)
     return Start()
@@ -259,7 +259,7 @@ def _broadcast_state(model: VJEPA3D, optimizer: torch.optim.AdamW, runtime: Runt
 
 def _cannot_go_back(update: int, when: str) -> str:
     return (
-        f"{SKIPPED_IN_A_ROW} updates in a row from {update + 1} on gave no finite loss or a gradient far above the "
-        f"usual, {when}. Start anew with a lower train.base_lr or with train.precision=fp32; metrics.jsonl names the "
+        f"{SKIPPED_IN_A_ROW} updates in a row from {update + 1} on had a non-finite loss or a gradient far above the "
+        f"usual, {when}. Start a new run with a lower train.base_lr or train.precision=fp32; metrics.jsonl has the "
         "volumes of each skipped update."
     )

@@ -24,7 +24,7 @@ from octjepa.recipe import ObjectiveRecipe, TrainRecipe
 
 
 def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
-    """AdamW over every trainable parameter of `model`; the learning rate is set anew before each update."""
+    """AdamW over every trainable parameter of `model`; the learning rate is set again before each update."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": train.weight_decay},

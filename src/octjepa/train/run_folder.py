@@ -119,7 +119,7 @@ def check_recipe(out: Path, recipe: Recipe) -> None:
         changed = "\n  ".join(differences(started, recipe))
         raise WrongCheckpointError(
             f"run {out} was started with another recipe and cannot be resumed by {recipe.name}:\n  {changed}\n"
-            "Give the recipe it was started with, or start anew with another --out."
+            "Give the recipe it was started with, or start a new run with another --out."
         )
 
 
@@ -156,7 +156,7 @@ def last_saved(out: Path) -> dict[str, Any] | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json_object(path, "start the run anew with another --out")
+    return read_json_object(path, "start a new run with another --out")
 
 
 def data_hash(store: Store, volume_ids: Sequence[str]) -> str:

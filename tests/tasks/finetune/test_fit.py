@@ -324,7 +324,7 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     assert found["6"]["left_out"] == []
     assert not (tmp_path / "out" / "labelled-6" / "frozen.parquet").exists()  # that of the whole run is read
     assert found["999"]["rows"] == []
-    assert "999 labelled people were asked for, train holds 20" in found["999"]["left_out"][0]
+    assert "999 labelled people were requested, train has 20" in found["999"]["left_out"][0]
     assert finetune_with_fewer_labels(settings, (6,), *given) == {"6": found["6"]}  # what is finished is not redone
 
 

@@ -98,7 +98,7 @@ def test_inspect_says_what_the_head_tells_apart_and_how_well(line: Line, tmp_pat
     (copy / "results.json").unlink()
     torn = call("inspect", copy, "--json").json
     assert not torn["finished"]
-    assert "remove the folder and make the head anew" in torn["notes"][0]
+    assert "remove the folder and train the head again" in torn["notes"][0]
 
 
 def test_shifted_labels_and_swapped_classes_are_seen(line: Line) -> None:

@@ -249,7 +249,7 @@ def _frozen_embeddings(
         embed_store(checkpoint, store, path)
     table = read_embeddings(path)
     if table.frame["volume_id"].tolist() != data.frame["volume_id"].tolist():
-        raise OctjepaError(f"the store changed while {path.parent} was made: start anew with another --out")
+        raise OctjepaError(f"the store changed while {path.parent} was made: start a new run with another --out")
     return table
 
 

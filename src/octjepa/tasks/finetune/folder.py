@@ -133,7 +133,7 @@ def open_folder(
         if changed:
             raise WrongCheckpointError(
                 f"{out} cannot be resumed: since it was begun, {', '.join(changed)} changed. Give what it was begun "
-                "with (recipe.yaml, run.json), or start anew with another --out"
+                "with (recipe.yaml, run.json), or start a new run with another --out"
             )
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def _labels_hash(data: TuningData) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return read_json_object(path, "start anew with another --out")
+    return read_json_object(path, "start a new run with another --out")
 
 
 class FinetuneTask:

@@ -1,4 +1,4 @@
-"""Fine-tuning as a task of the supervised loop: what an update of it computes, and how validation judges its weights.
+"""Fine-tuning as a task of the supervised loop: the computation of an update and the evaluation of weights.
 
 Batches, augmented views and drop-path depend on the position in the stream of samples alone, so that a training that
 resumes, or runs on several processes, computes what one process without a break computes.

@@ -29,7 +29,7 @@ KIND = "segmentation head"
 RESULTS = "results.json"
 HEAD_FILE, ENCODER_FILE = "head.safetensors", "encoder.safetensors"
 _PRIOR = "place_prior"  # the name of the position prior in head.safetensors
-_ANEW = "remove the folder and make the head anew"
+_ANEW = "remove the folder and train the head again"
 Head = LinearHead | DecoderHead
 
 

@@ -161,7 +161,7 @@ class LabelledVolumes:
         people = {split: {volume["person_id"] for volume in self.in_split(split)} for split in SPLITS}
         both = (people["train"] & people["val"]) | (people["test"] & (people["train"] | people["val"]))
         if both:
-            raise UsageError(f"{len(both)} people are in two splits: split the store anew (octjepa split)")
+            raise UsageError(f"{len(both)} people are in two splits: split the store again (octjepa split)")
         empty = [split for split in ("train", "test") if not people[split]]
         if empty:
             counts = ", ".join(f"{split} {len(some)}" for split, some in people.items())
