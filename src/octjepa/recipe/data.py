@@ -33,8 +33,8 @@ class DataRecipe(Section):
     device: Device | None = None
     devices: Several[Device] | None = None
     sites: Several[Word] | None = None
-    regions: Several[Word] | None = None  # as the index has them: "Macula", "Optic Disc", "Macula, 6 x 6"
-    lateralities: Several[Laterality] | None = None  # OS alone or OD alone; a scan of unknown eye passes neither
+    regions: Several[Word] | None = None  # as in the index: "Macula", "Optic Disc", "Macula, 6 x 6"
+    lateralities: Several[Laterality] | None = None  # OD, OS or both; scans of an unknown eye are excluded
     formats: Several[Word] | None = None
     patterns: Several[Pattern] = ("raster",)
     min_frames: Positive | None = None  # B-scans of the native scan
@@ -42,12 +42,12 @@ class DataRecipe(Section):
     min_spacing_mm: Limits3 | None = None  # (dz, dy, dx) of the native scan; null leaves an axis free
     max_spacing_mm: Limits3 | None = None
     min_quality: Share | None = None
-    exclude_notes: tuple[Word, ...] = ("sparse_slices", "vertical_lines")  # note codes; [] also takes such rasters
+    exclude_notes: tuple[Word, ...] = ("sparse_slices", "vertical_lines")  # note codes; [] includes such rasters
     exclude_uncertain: tuple[Axis, ...] = ()  # axes whose spacing must not be uncertain
-    one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # keeps the volume of best quality
+    one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # only the volume of best quality
     max_samples: Positive | None = None
     balance: Literal["none", "device", "site", "device_and_site"] = "none"
-    balance_power: Share = 0.0  # a domain of n volumes is drawn like n**power: 0 all alike, 1 as many as it has
+    balance_power: Share = 0.0  # a domain of n volumes is drawn like n**power: 0: all alike, 1: by its size
     expected_volumes: Positive | None = machine(None)  # `plan` counts epochs with it when no store is named
 
     @model_validator(mode="after")

@@ -41,8 +41,8 @@ class CheckpointRecipe(Section):
     dir: Directory = machine("checkpoints")
     every_updates: Positive | None = machine(500)  # null: only at the end
     keep_last: Positive = machine(3)
-    keep_every_updates: Positive | None = machine(None)  # those of every so many updates are never removed
-    # the encoder that load_encoder and export take: null is the objective's; validation: the monitor's better one
+    keep_every_updates: Positive | None = machine(None)  # checkpoints at multiples of this are never removed
+    # the encoder that load_encoder and export use; null: the objective's; validation: the better one by the monitor
     export: Literal["target", "student", "validation"] | None = None
 
 
@@ -71,8 +71,8 @@ class TrackingRecipe(Section):
         machine(())
     )
     project: Word = machine("octjepa")
-    name: Word | None = machine(None)  # null: the recipe's
-    pictures_every_updates: Positive | None = machine(500)  # and at the start; null: never
+    name: Word | None = machine(None)  # null: the name of the recipe
+    pictures_every_updates: Positive | None = machine(500)  # also drawn at the start; null: never
     send_pictures: StrictBool = machine(False)  # views of scans to W&B and MLflow, too
     send_addresses: StrictBool = machine(False)  # of checkpoints, to W&B, as artefacts that refer to them
 
@@ -91,19 +91,19 @@ class TrackingRecipe(Section):
 class MachineRecipe(Section):
     """Nothing here changes a result beyond rounding; what would, parts of a batch for a regulariser, is refused."""
 
-    devices: Positive | None = machine(None)  # the number the recipe is meant for; null: whatever is there
-    # every device holds the whole model, or its part of it (FSDP2; for models that do not fit one device)
+    devices: Positive | None = machine(None)  # number of devices that the recipe is meant for; null: any
+    # every device holds the whole model, or a shard of it (FSDP2; for models that do not fit on one device)
     parallel: Literal["replicated", "sharded"] = machine("replicated")
     # gradients are summed over the devices during the backward pass, where a device takes its share at once
     overlap: StrictBool = machine(True)
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
-    # processes that make samples; null: 0 on a CPU, else one for each core of the device's share, 16 at most
+    # processes that make samples; null: 0 on a CPU, else one less than the device's share of cores, at most 16
     loader_workers: Annotated[int, Field(ge=0)] | None = machine(None)
-    # where views are cut: device keeps the stored voxels there; auto: on a GPU where they fill a quarter at most
+    # where views are cut: device stores all voxels there; auto: on a GPU if they fill a quarter of its memory at most
     data_on: Literal["auto", "host", "device"] = machine("auto")
     # each block by torch.compile, faster after a slow first update; null: on a GPU, in runs of 1,000 updates and more
     compile: StrictBool | None = machine(None)
-    # blocks keep their input alone for the backward pass: less memory, more time
+    # activation checkpointing: blocks store only their input for the backward pass (less memory, more time)
     recompute: StrictBool = machine(False)
 
 

@@ -58,7 +58,7 @@ class ModelRecipe(Section):
     predictor_width: Positive | None = None
     predictor_depth: Positive | None = None
     predictor_heads: Positive | None = None
-    warm_start: Directory = None  # weights of V-JEPA 2 in Hugging Face form, or of ours; null: from scratch
+    warm_start: Directory = None  # weights of V-JEPA 2 in Hugging Face form, or of octjepa; null: random
 
     @model_validator(mode="after")
     def _rope_base_is_used(self) -> ModelRecipe:
@@ -111,7 +111,7 @@ class ObjectiveRecipe(Section):
 
     name: Annotated[str, AfterValidator(_known_objective)] = "vjepa"
     visible_weight: Annotated[float, Field(ge=0)] | None = None
-    visible_warmup: Share | None = None  # of the run, over which that weight rises from 0; 0.1 unless given
+    visible_warmup: Share | None = None  # share of the run over which that weight rises from 0; default 0.1
     variance_covariance: Annotated[float, Field(ge=0)] | None = None
     sigreg: Annotated[float, Field(ge=0)] | None = None
     ema_horizon: Annotated[float, Field(gt=0, le=0.1)] | None = None
@@ -173,13 +173,13 @@ class TrainRecipe(Section):
     epochs: Positive | None = None
     global_batch: Positive = 32
     base_lr: Annotated[float, Field(gt=0, le=1)] = 1e-4
-    min_lr_ratio: Share = 0.01  # of base_lr, at the end: weights that still move are not the best of a run
+    min_lr_ratio: Share = 0.01  # final learning rate as a share of base_lr
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.03
     schedule: Literal["cosine", "constant"] = "cosine"
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # norms so far above the median are skipped; null: none
+    spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # times the median norm; larger ones are skipped
     precision: Precision = "auto"
     seed: Annotated[int, Field(ge=0)] = 0
 
