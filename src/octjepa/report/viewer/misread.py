@@ -38,7 +38,7 @@ class CasePredictions:
             raise KeyError(target)
         rows = self._frame[self._frame["target"] == target]
         has_classes = bool(len(rows["classes"].iloc[0]))
-        found = []
+        found: list[dict[str, Any]] = []
         for row in rows.to_dict("records"):
             if has_classes:
                 if row["truth"] == row["predicted"]:

@@ -1,0 +1,48 @@
+"""The report on a phone and on paper: nothing is wider than the page, and paper is white in a dark browser, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from browser import CHROMIUM, Page, browser_page
+from octjepa import load_encoder
+from octjepa.phantom import write_cohort
+from octjepa.report import write_report
+from octjepa.store.build import build_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
+WIDER = """[...document.querySelectorAll('body *')].filter((node) => !node.closest('.scroll, .strip')
+    && node.getBoundingClientRect().right > innerWidth + 1).map((node) => node.outerHTML.slice(0, 80))"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    root = tmp_path_factory.mktemp("report")
+    write_cohort(root / "eyes", people=1, seed=3, devices=["zeiss_cirrus"], size="small", workers=1)
+    build_store([root / "eyes"], root / "store", load_encoder("phantom-tiny").recipe.preprocessing)
+    out = write_report(root / "store", root / "report.html")
+    with browser_page(tmp_path_factory.mktemp("profile")) as opened:
+        opened.look(390, 844, phone=True)
+        opened.open(out.as_uri())
+        opened.wait("document.querySelector('footer')")
+        yield opened
+
+
+def test_nothing_is_wider_than_a_phone(page: Page) -> None:
+    page.look(390, 844, phone=True)
+    assert page.value("document.documentElement.scrollWidth") <= 390
+    assert page.value(WIDER) == []
+
+
+def test_nothing_is_cut_off_on_paper_which_is_white(page: Page) -> None:
+    page.look(688, 971)  # A4 within margins of 14 mm, at 96 dots an inch
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    page.send("Emulation.setEmulatedMedia", media="print", features=[scheme])
+    page.value("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.value(WIDER.replace(".scroll, .strip", ".nothing")) == []
+    assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.value("getComputedStyle(document.querySelector('section')).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.value("getComputedStyle(document.querySelector('h1')).color") == "rgb(26, 35, 48)"
+    page.send("Emulation.setEmulatedMedia", media="screen")
