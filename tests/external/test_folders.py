@@ -57,6 +57,7 @@ def test_a_vision_transformer_sees_every_b_scan(vit):
     encoder = load_external(vit)
     tokens = encoder.tokens(VIEW)
     assert tokens.shape == (6 * 5, 16)  # 6 B-scans of 4 patches and the class token
+    assert encoder.grid(VIEW.shape) is None  # a class token has no position
     assert np.array_equal(encoder.embed(VIEW), tokens.mean(axis=0))
     assert encoder.embed(VIEW, "mean_std_max").shape == (48,)
     # As the library itself computes it, B-scan by B-scan.
@@ -82,6 +83,7 @@ def test_video_weights_see_b_scans_as_frames(tmp_path):
     encoder = load_external(_video(tmp_path / "video"))
     tokens = encoder.tokens(VIEW)
     assert tokens.shape == (2 * 2 * 2, 24)
+    assert encoder.grid(VIEW.shape) == (2, 2, 2)
     moved = VIEW.copy()
     moved[2] = 255 - moved[2]  # frames 0, 2, 3 and 5 are the four evenly chosen ones
     assert not np.allclose(encoder.tokens(moved), tokens)
@@ -113,6 +115,9 @@ def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width
     assert tokens.ndim == 2
     assert width in (None, tokens.shape[1])
     assert np.isfinite(tokens).all()
+    grid = encoder.grid(VIEW.shape)
+    assert (network == "ViTAutoEnc") == (grid is None)
+    assert grid is None or np.prod(grid) == len(tokens)
     assert np.array_equal(tokens, encoder.tokens(VIEW))  # nothing is drawn in use
     other = encoder.untrained()
     assert not np.allclose(other.tokens(VIEW), tokens)

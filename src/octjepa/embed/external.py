@@ -124,7 +124,7 @@ def _write_part(
     """Computes part `number` and writes it, its tokens first. Raises OctjepaError: tokens that do not fill `grid`."""
     preprocessing = store.preprocessing
     crop = geometry.center_crop(preprocessing)
-    blocks: dict[str, list[np.ndarray]] = {name: [] for name in (*_BLOCKS, "token_count", "dim")}
+    blocks: dict[str, list[Any]] = {name: [] for name in (*_BLOCKS, "token_count", "dim")}
     halves: dict[str, list[np.ndarray]] = {name: [] for name in networks}
     for volume_id in volume_ids:
         volume = store.read(volume_id)

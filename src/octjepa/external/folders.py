@@ -92,15 +92,14 @@ class VideoEncoder(FolderEncoder):
     def build(cls, folder: Path, trained: bool) -> Self:
         network, config = _load_transformers(folder, "VJEPA2Model", trained)
         images = _image_format(folder, config, "crop_size", IMAGENET)
-        return cls(network, {"images": images, "frames": int(config.frames_per_clip)}, folder)
+        patch = (int(config.tubelet_size), int(config.patch_size))
+        return cls(network, {"images": images, "frames": int(config.frames_per_clip), "patch": patch}, folder)
 
     def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Of the frames' tubelets: a view of other length is sampled evenly, so its positions are scaled."""
-        config = self.network.config
         height, width = self.about["images"].size
-        patch: int = config.patch_size  # type: ignore[union-attr, assignment]
-        tubelet: int = config.tubelet_size  # type: ignore[union-attr, assignment]
-        return self.about["frames"] // tubelet, height // patch, width // patch
+        slices, size = self.about["patch"]
+        return self.about["frames"] // slices, height // size, width // size
 
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
         chosen = torch.linspace(0, len(view) - 1, self.about["frames"]).round().long()
