@@ -150,6 +150,10 @@ BENCHMARKS: dict[str, Benchmark] = {
             "transformers": Peer(
                 "VJEPA2Model with the same weights, batches of 16", transformers_vjepa2.embed_against_transformers
             ),
+            "vit_large": Peer(
+                "a ViT-L/16 of 224 x 224 pixels on every B-scan, as RETFound's, random weights",
+                embed.compare_with_vit_large,
+            ),
         },
     ),
     "memory": Benchmark(

@@ -1,8 +1,11 @@
-"""The table of `octjepa embed` against a script that takes one volume at a time through the same encoders.
+"""Embedding against a script that takes one volume at a time, and against a ViT-L that is applied to every B-scan.
 
-Both load `phantom-tiny`, read every volume of a store, take it through the trained and the untrained network and the
-intensity histogram, and write one parquet file. Ours takes batches, hashes weights and contents, writes parts that
-survive a kill and looks for people whom the encoder was trained on.
+`single`: both load `phantom-tiny`, read every volume of a store, take it through the trained and the untrained network
+and the intensity histogram, and write one parquet file. Ours takes batches, hashes weights and contents, writes parts
+that survive a kill and looks for people whom the encoder was trained on.
+
+`vit_large`: networks alone, tokens of every volume. The other is the network of RETFound with random weights, for what
+it computes does not depend on them: 224 x 224 pixels and 197 tokens a B-scan, 303 M parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from octjepa.checkpoint.pooling import DEFAULT_POOL
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.shard import intensity_histogram
+from octjepa.external.published import PUBLISHED, PublishedEncoder
+from octjepa.external.vit import VisionTransformer, ViTShape
 from octjepa.store import Store
+from octjepa.views import geometry
 
 ENCODER = "phantom-tiny"
 POOL = DEFAULT_POOL
@@ -57,3 +63,29 @@ def compare_with_single() -> Iterator[Comparison]:
             "threads": torch.get_num_threads(),
         }
         yield Comparison(rate(ours), rate(lambda: one_by_one(store, work / "other.parquet")), setup)
+
+
+@contextmanager
+def compare_with_vit_large(volumes: int = 1) -> Iterator[Comparison]:
+    """Tokens of a few volumes by `phantom-tiny`, and by a ViT-L/16 on every B-scan, in volumes a second."""
+    device = Runtime("fp32").device
+    encoder = load_encoder(ENCODER).to(device)
+    size = encoder.recipe.preprocessing.image_size
+    published = PUBLISHED["retfound"]
+    width, (depth, heads) = next(iter(published.sizes.items()))
+    shape = ViTShape(width, depth, heads, 4 * width, 3, published.patch, published.grid)
+    about = {"encoder": published.title, "weights": "random"}
+    other = PublishedEncoder(VisionTransformer(shape).eval(), about, Path("random"), published).to(device)
+    with phantom_store(encoder.recipe.preprocessing) as (_, store):
+        read = [store.read(name) for name in store.table["volume_id"][:volumes]]
+        crop = geometry.center_crop(encoder.recipe.preprocessing)
+        views = [geometry.apply_transform(volume.pixels, crop, size) for volume in read]
+
+        def ours() -> int:
+            return len(list(encoder.encode_volumes(read)))
+
+        def theirs() -> int:
+            return len([other.tokens(view) for view in views])
+
+        setup = {"encoder": ENCODER, "other": published.title, "volumes": volumes, "image_size": list(size)}
+        yield Comparison(rate(ours), rate(theirs), setup)
