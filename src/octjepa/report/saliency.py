@@ -92,24 +92,29 @@ def _draw(
     slices, depth, columns = volumes["occlusion"].shape
     most = max(float(np.nanmax(np.abs(volumes["occlusion"]))), 1e-12)
     changes: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -most, "vmax": most}
-    figure = Figure(figsize=(12, 4), dpi=110, layout="constrained")
-    face, first, second = figure.subplots(1, 3)
-    with np.errstate(all="ignore"):
-        known = np.isfinite(volumes["occlusion"])
-        columnwise = np.where(known.any(axis=1), np.nan_to_num(volumes["occlusion"]).sum(axis=1), np.nan)
-        columnwise /= np.maximum(known.sum(axis=1), 1)
-    shown = face.imshow(columnwise, extent=(0, columns * dx, slices * dz, 0), **changes)
-    face.axhline((number + 0.5) * dz, color="black", linewidth=0.8)
-    figure.colorbar(shown, ax=face, shrink=0.8)
-    face.set(title=f"En face: {what}\nif a column of tokens is left out", xlabel="mm", ylabel="mm, B-scans")
+    figure = Figure(figsize=(11, 4.4), dpi=110, layout="constrained")
+    axes = figure.subplot_mosaic([["face", "occlusion"], ["face", "similarity"]], width_ratios=(0.8, 1))
+    known = np.isfinite(volumes["occlusion"])
+    total, count = np.nan_to_num(volumes["occlusion"]).sum(axis=1), known.sum(axis=1)
+    columnwise = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    face_extent = (0.0, columns * dx, slices * dz, 0.0)
+    shown = axes["face"].imshow(columnwise, extent=face_extent, interpolation="nearest", **changes)
+    axes["face"].axhline((number + 0.5) * dz, color="black", linewidth=0.8)
+    axes["face"].set(xlabel="mm", ylabel="mm, across the B-scans")
+    figure.colorbar(shown, ax=axes["face"], shrink=0.8)
     extent = (0.0, columns * dx, depth * dy, 0.0)
     options: dict[str, dict[str, Any]] = {"occlusion": changes, "similarity": {"cmap": "viridis", "vmax": 1.0}}
-    for axes, (kind, values) in zip((first, second), volumes.items(), strict=True):
-        axes.imshow(behind, cmap="gray", extent=extent)
-        laid = axes.imshow(values[number], alpha=0.55, extent=extent, interpolation="nearest", **options[kind])
-        axes.plot((at[2] + 0.5) * dx, (at[1] + 0.5) * dy, "o", color="white", markeredgecolor="black")
-        figure.colorbar(laid, ax=axes, shrink=0.8)
-        axes.set(xlabel="mm")
-    first.set(title=f"The same over B-scan {number + 1}", ylabel="mm, depth")
-    second.set_title("Cosine similarity to the token marked,\nthe strongest in depth")
+    for kind, values in volumes.items():
+        axes[kind].imshow(behind, cmap="gray", extent=extent)
+        laid = axes[kind].imshow(values[number], alpha=0.55, extent=extent, interpolation="nearest", **options[kind])
+        axes[kind].plot((at[2] + 0.5) * dx, (at[1] + 0.5) * dy, "o", color="white", markeredgecolor="black")
+        axes[kind].set(xlabel="mm", ylabel="mm, depth")
+        if kind == "similarity":
+            figure.colorbar(laid, ax=axes[kind], shrink=0.8).solids.set_alpha(1)
+    titles = {
+        "face": f"A column of tokens left out:\n{what}", "occlusion": f"The same over B-scan {number + 1}",
+        "similarity": "Cosine with the token marked, the strongest in depth",
+    }  # fmt: skip
+    for kind, title in titles.items():
+        axes[kind].set_title(title, loc="left", fontsize=10)
     write_atomic(path, lambda file: figure.savefig(file, format="png"))
