@@ -21,7 +21,7 @@ KNOWN = {
     (results.probe, "level"): set(LEVELS),
     (results.probe, "several"): set(RULES),
     (results.leaderboard, "level"): set(LEVELS),
-    (results.leaderboard, "task"): set(TASKS) - {"multilabel", "survival"},
+    (results.leaderboard, "task"): set(TASKS) - {"multilabel"},
     (data.split, "by"): {"recommended", "stratified"},
 }
 
