@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
+from transformers.image_processing_base import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
 
 from octjepa.checkpoint.input_contract import IMAGES, VIDEOS
 from octjepa.checkpoint.module import collate_images, prepare_volume
@@ -25,18 +26,14 @@ from octjepa.volume import OCTVolume
 Scan = str | Path | OCTVolume | CanonicalVolume
 
 
-class OctjepaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
+class OctjepaImageProcessor(BaseImageProcessor):
     """Scans -> `{input_name: tensor}`; `preprocessing` is the contract by which the encoder's volumes were prepared."""
 
     def __init__(self, preprocessing: Mapping[str, Any] | None = None, input_name: str = IMAGES, **others: Any) -> None:
         self.preprocessing = Preprocessing.model_validate(dict(preprocessing or {})).model_dump(mode="json")
         self.input_name = input_name
         super().__init__(**others)
-
-    @property
-    def model_input_names(self) -> list[str]:
-        """The one input of the model."""
-        return [self.input_name]
+        self.model_input_names = [input_name]
 
     def preprocess(self, images: Scan | Sequence[Scan], return_tensors: str | None = "pt") -> BatchFeature:
         """One scan or several: paths, native volumes, or volumes of a store with the same contract.
