@@ -86,6 +86,7 @@ def _draw(
     spacing_mm: tuple[float, float, float], what: str,
 ) -> None:  # fmt: skip
     """The en face map, and both maps over B-scan `number`, with the token that others are compared with, in mm."""
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
     dz, dy, dx = spacing_mm
@@ -110,7 +111,7 @@ def _draw(
         axes[kind].plot((at[2] + 0.5) * dx, (at[1] + 0.5) * dy, "o", color="white", markeredgecolor="black")
         axes[kind].set(xlabel="mm", ylabel="mm, depth")
         if kind == "similarity":
-            figure.colorbar(laid, ax=axes[kind], shrink=0.8).solids.set_alpha(1)
+            figure.colorbar(ScalarMappable(laid.norm, laid.cmap), ax=axes[kind], shrink=0.8)
     titles = {
         "face": f"A column of tokens left out:\n{what}", "occlusion": f"The same over B-scan {number + 1}",
         "similarity": "Cosine with the token marked, the strongest in depth",
