@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "peer_matrix.md"
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row: number, capability, state, where it is asked for, what shows it."""
+    """The cells of every row: number, capability, state, where it is thread for, what shows it."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| \d+ \|", line)]
 
@@ -25,10 +25,10 @@ def functions(file: Path) -> set[str]:
 def test_there_are_fifty_rows_in_order_with_a_plain_state() -> None:
     assert [int(row[0]) for row in rows()] == list(range(1, 51))
     assert len({row[1] for row in rows()}) == 50
-    for number, capability, state, asked, _ in rows():
+    for number, capability, state, thread, _ in rows():
         assert len(capability) > 15, number
         assert re.match(r"(yes|no)($|: )|in part: ", state), f"{number}: {state}"
-        assert asked == "-" or re.fullmatch(r"\[[^]]+\]\(https://[^)]+\)", asked), f"{number}: {asked}"
+        assert thread == "-" or re.fullmatch(r"\[[^]]+\]\(https://[^)]+\)", thread), f"{number}: {thread}"
 
 
 def test_every_row_names_one_test_or_page_that_exists() -> None:
@@ -41,6 +41,6 @@ def test_every_row_names_one_test_or_page_that_exists() -> None:
             assert (PAGE.parent / page[1]).is_file(), f"{number}: {shown}"
 
 
-def test_what_is_said_to_work_is_held_by_a_test() -> None:
+def test_what_works_has_a_test() -> None:
     for number, _, state, _, shown in rows():
         assert not state.startswith("yes") or shown.startswith("`tests/"), number

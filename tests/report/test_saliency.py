@@ -61,7 +61,7 @@ def test_pixels_of_the_store_are_laid_back_on_the_scan(made: Path, eye: Occluded
     assert shown[90, 80] == pixels[tuple(stored)]
 
 
-def test_a_place_without_tissue_and_a_store_without_a_run_are_refused(
+def test_a_position_without_tissue_and_a_store_without_a_run_are_refused(
     made: Path, eye: OccludedVolume, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="no token of tissue"):
