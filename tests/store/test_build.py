@@ -240,7 +240,7 @@ def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], c
         Store.open(tmp_path / "absent")
     with pytest.raises(UsageError, match="is no store"):
         Store.open(tmp_path)
-    with pytest.raises(ContractError, match=r"preprocessing.flatten: store quadratic, asked plane"):
+    with pytest.raises(ContractError, match=r"preprocessing.flatten: store quadratic, expected plane"):
         build_store([cohort], built[0], PREPROCESSING.model_copy(update={"flatten": "plane"}))
     newer = tmp_path / "newer"
     newer.mkdir()
