@@ -11,9 +11,10 @@ first ones.
 The model beside each figure, which `--predict` applies to other machines: an update takes
 
     apart    compute + sum                       sum = bytes of all gradients, each way of each rank, over the rate
-    overlap  compute + max(sum / buckets, sum - backward)        backward = 2/3 of compute
+    overlap  compute + max(sum / buckets, sum - hidden)          hidden = 0.26 of compute
 
-where compute is the update without a limit. On n devices a ring sends 2 (n - 1) / n times the gradients.
+where compute is the update without a limit, and 0.26 was fitted to docs/overlap.json: the whole backward pass would be
+two thirds, but its first half gives few gradients. On n devices a ring sends 2 (n - 1) / n times the gradients.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from octjepa.train.plan import plan
 
 RATES_MBIT = (None, 4000, 1000, 400)
 PEOPLE, WARM_UP_UPDATES, BUCKETS = 24, 6, 8
+HIDDEN = 0.26  # of compute, at most
 INSIDE = "OCTJEPA_BENCH_NAMESPACE"
 # Assumed, not measured: bf16 FLOP/s that an update reaches of a device, bytes/s of its links in a ring.
 MACHINES = {
@@ -53,7 +55,7 @@ def seconds_apart(compute: float, total: float) -> float:
 
 def seconds_overlapped(compute: float, total: float) -> float:
     """Of an update whose gradients are summed bucket by bucket: the last one always waits."""
-    return compute + max(total / BUCKETS, total - 2 * compute / 3)
+    return compute + max(total / BUCKETS, total - HIDDEN * compute)
 
 
 def main() -> None:
