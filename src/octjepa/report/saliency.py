@@ -54,6 +54,7 @@ def _write_eye(store: Store, encoder: PretrainedEncoder, eye: OccludedVolume, fo
     from octjepa.store.native_mapping import NativeMap
     from octjepa.tasks import native_maps
     from octjepa.tasks.nifti import write_nifti
+    from octjepa.tasks.segment.labelled_volumes import frames_reversed
 
     name = str(eye.row["volume_id"])
     native = NativeMap.from_store(store, name)
@@ -64,7 +65,7 @@ def _write_eye(store: Store, encoder: PretrainedEncoder, eye: OccludedVolume, fo
     }
     volumes = {kind: native_maps.tokens_to_native(grid, native, encoder.recipe) for kind, grid in grids.items()}
     paths = []
-    backwards = "frames_reversed" in str(eye.row["notes"] or "").split(";")
+    backwards = frames_reversed(str(eye.row["notes"] or ""))
     for kind, values in volumes.items():
         paths.append(folder / f"{name}.{kind}.nii.gz")
         write_nifti(paths[-1], values[::-1] if backwards else values, native.spacing_mm)
