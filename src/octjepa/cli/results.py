@@ -109,15 +109,16 @@ def probe(
     from octjepa.probe.aggregation import read_visit_order
     from octjepa.probe.case_predictions import write_case_predictions
     from octjepa.probe.label_fractions import parse_counts
-    from octjepa.probe.probe import DEFAULT_PROBES, ProbeSettings, run_probes
+    from octjepa.probe.probe import ProbeSettings, run_probes
     from octjepa.probe.subgroup_columns import parse_subgroups
+    from octjepa.probe.survival import default_probes
 
     for path in (out, predictions):
         if path is not None:
             check_output_file(path)
     order = None if visit_order is None else read_visit_order(visit_order)
     settings = ProbeSettings(
-        kind or (("linear",) if task == "survival" else DEFAULT_PROBES), task, pool, level=level, several=several,
+        kind or default_probes(task), task, pool, level=level, several=several,
         visit_order=order, label_smoothing=label_smoothing, labelled=parse_counts(labelled),
         subgroups=parse_subgroups(subgroups), event=event,
     )  # fmt: skip
@@ -174,11 +175,11 @@ def leaderboard(
     corrected for multiple comparisons.
     """
     from octjepa.leaderboard.board import run_board
-    from octjepa.leaderboard.selection import DEFAULT
     from octjepa.locks import writer_lock
     from octjepa.metrics.test_set_ledger import finish_work
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.subgroup_columns import parse_subgroups
+    from octjepa.probe.survival import default_probes
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
@@ -187,7 +188,7 @@ def leaderboard(
     with writer_lock(out):
         board = run_board(
             entries, labels, target, opened, out / "embeddings", reference, task, ledger,
-            level=level, probes=kind or (("linear",) if task == "survival" else DEFAULT), work=out,
+            level=level, probes=kind or default_probes(task), work=out,
             labelled=parse_counts(labelled), subgroups=parse_subgroups(subgroups), event=event,
         ).payload()  # fmt: skip
         files = [str(path) for path in write_leaderboard(board, out)]

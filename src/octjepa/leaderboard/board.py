@@ -30,7 +30,6 @@ from octjepa.leaderboard.results import (
     training_details,
 )
 from octjepa.leaderboard.selection import (
-    DEFAULT,
     UNTRAINED,
     Choice,
     Option,
@@ -52,7 +51,7 @@ from octjepa.probe.label_fractions import limit_target
 from octjepa.probe.labels import LabelTable, read_labels
 from octjepa.probe.subgroup_columns import Groups, SubgroupColumn, read_groups
 from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
-from octjepa.probe.survival import check_survival, join_events
+from octjepa.probe.survival import DEFAULT_PROBES, check_survival, join_events
 from octjepa.probe.targets import Target, check_people, join_labels, test_set_hash
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -98,7 +97,7 @@ def run_board(
     bootstrap: int = 2000,
     seed: int = 0,
     level: str = "volume",
-    probes: Sequence[str] = DEFAULT,
+    probes: Sequence[str] = DEFAULT_PROBES,
     labelled: Sequence[int] = (),
     work: Path | None = None,
     subgroups: Sequence[SubgroupColumn] = (),

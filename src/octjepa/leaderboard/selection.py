@@ -28,7 +28,6 @@ from octjepa.probe.survival import MIN_EVENTS
 from octjepa.probe.survival import TASK as SURVIVAL
 from octjepa.probe.targets import Target
 
-DEFAULT = ("linear", "knn")
 UNTRAINED = "untrained"
 
 FeatureView = tuple[str, EmbeddedCandidate, str]  # checkpoint, its table, which block of it

@@ -52,11 +52,10 @@ from octjepa.probe.results import (
     measure_subgroups,
 )
 from octjepa.probe.subgroup_columns import SubgroupColumn, read_groups
-from octjepa.probe.survival import check_survival, join_events
+from octjepa.probe.survival import DEFAULT_PROBES, check_survival, join_events
 from octjepa.probe.targets import check_people, test_set_hash
 from octjepa.progress import bar
 
-DEFAULT_PROBES = ("linear", "knn")
 COMMAND = "octjepa probe"
 ATTENTION = "attention"  # the pooling of token probes, learned from labels
 

@@ -17,6 +17,7 @@ from octjepa.errors import UsageError
 from octjepa.probe.labels import LabelTable, numbers_of
 
 TASK = "survival"
+DEFAULT_PROBES = ("linear", "knn")  # of every other task
 MIN_EVENTS = 2  # in train and in test
 _YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
 _STEPS, _TOLERANCE = 50, 1e-9
@@ -47,6 +48,11 @@ def join_events(labels: LabelTable, times: Sequence[str], event: str) -> LabelTa
         if (missing := len(set(labels.values[name]) - set(happened)))
     )
     return replace(labels, values=values, notes=(*labels.notes, *notes))
+
+
+def default_probes(task: str) -> tuple[str, ...]:
+    """The probes of `task` where none is named."""
+    return ("linear",) if task == TASK else DEFAULT_PROBES
 
 
 def check_survival(task: str, event: str | None, probes: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
 class Index:
     """Entries in memory: `volumes` by volume id, `quarantine` by file key. A file is in one of the two.
 
-    `table` holds the volumes as they were read. Their entries, eight times as large, are made when one is asked for.
+    `table` holds the volumes as they were read. Their entries, eight times as large, are made when the first is needed.
     """
 
     def __init__(self, table: pd.DataFrame, quarantine: Iterable[dict[str, str]]) -> None:
