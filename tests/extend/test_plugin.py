@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import call
 
@@ -77,11 +78,30 @@ def test_a_verb_of_a_package_that_fails_on_import_is_one_line(install_package):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of peft on new versions of its own dependencies
 def test_lora_by_peft_trains_its_adapters_alone():
+    """The page's code: the loss falls, adapters alone change, and merged into the encoder they compute the same."""
     pytest.importorskip("peft")
-    code = re.findall(r"^```python\n(.*?)^```", (PAGES / "lora.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    page = (PAGES / "lora.md").read_text(encoding="utf-8")
+    setup, training, merging = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    torch.manual_seed(0)
     scope: dict = {}
-    exec(code, scope)
-    trained = [name for name, value in scope["module"].named_parameters() if value.requires_grad]
+    exec(setup, scope)
+    module, encoder = scope["module"], scope["encoder"]
+    trained = [name for name, value in module.named_parameters() if value.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
+    images, labels = torch.randn(2, 1, *encoder.recipe.preprocessing.image_size), torch.tensor([0, 1])
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    exec(training, scope | {"batches": [(images, labels)] * 4}, found := {})
+    assert found["losses"][-1] < found["losses"][0]
+    changed = {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    with torch.no_grad():
+        adapted = module(images)[1]
+        exec(merging, scope)
+        merged = encoder.module(trainable=False)
+        assert torch.allclose(merged(images)[1], adapted, atol=1e-5)
+    assert not any("lora" in name for name in merged.state_dict())
