@@ -192,6 +192,7 @@ def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
     assert machine_with(tmp_path)["disk"].state == "warning", "5e8 is little, but nobody asked for more"
 
 
+@pytest.mark.slow
 def test_small_shared_memory_fails_only_with_loader_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, 64e6))
     if not Path("/dev/shm").is_dir():

@@ -158,6 +158,7 @@ def test_without_the_data_folder_the_task_is_left_out_with_a_reason(
     assert isinstance(next(real_tasks.read_unet(tmp_path, RECIPE_READ, 1.0, 0)), LeftOut)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_grades_lie_on_the_real_eyes(real_scans: Path, tmp_path: Path) -> None:
     reason = real_eyes.why_absent(real_scans)

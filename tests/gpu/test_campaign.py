@@ -167,6 +167,7 @@ def test_no_operation_of_an_update_makes_the_host_wait() -> None:
     assert counter.names == ["_local_scalar_dense"]
 
 
+@pytest.mark.slow
 def test_the_micro_batch_is_the_largest_power_of_two_that_fits(monkeypatch) -> None:
     monkeypatch.setattr("benchmarks.gpu.fast.peak_bytes", lambda recipe, micro: 1000 + 100 * micro)
     recipe = small_recipe(train={"global_batch": 16})

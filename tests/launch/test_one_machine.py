@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Stage
 
+pytestmark = pytest.mark.slow  # together: the scripts wait for processes
+
 SCRIPT = "one_machine"
 
 

@@ -11,6 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Stage
 
+pytestmark = pytest.mark.slow  # together: the scripts wait for processes
+
 SCRIPT = "slurm.sbatch"
 ROOT = Path(__file__).resolve().parents[2]
 

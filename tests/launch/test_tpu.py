@@ -13,6 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Stage
 
+pytestmark = pytest.mark.slow  # together: the scripts wait for processes
+
 ROOT = Path(__file__).resolve().parents[2]
 GCLOUD = ("--tpu", "my-slice", "--zone", "us-central2-b")
 SSH = ("--hosts", "a,b")

@@ -26,6 +26,7 @@ def eye(made: Path) -> OccludedVolume:
     return occluded_eyes(Store.open(made / "store"), load_encoder(made / "run"))[0]
 
 
+@pytest.mark.slow
 def test_files_have_the_scans_geometry_and_the_maps_values(
     made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_lost_ray_worker_costs_its_file_in_the_end(
     assert reasons(files, tmp_path / "store") == {"a": "read", "bad": "worker_died", "c": "read"}
 
 
+@pytest.mark.slow
 def test_an_absent_cluster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from octjepa.store import ray_pool as module

@@ -131,6 +131,7 @@ def test_a_death_whose_cause_torch_lost_is_read_from_the_process() -> None:
         raise RuntimeError("DataLoader worker (pid(s) 77) exited unexpectedly")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR2])
 def test_a_death_while_a_batch_is_handed_over_is_reported_alike(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

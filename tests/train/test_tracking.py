@@ -101,6 +101,7 @@ def test_a_run_leaves_lines_pictures_and_events(tmp_path, no_environment):
     assert not [secret for secret in secrets_of(tmp_path) if secret in held]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_events(tmp_path, no_environment):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -229,6 +230,7 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, mon
     assert len([line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]) == 3
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_neither_slows_nor_holds_a_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(logger, "SECONDS_AT_THE_END", 0.3)
     free = threading.Event()

@@ -115,6 +115,7 @@ def run_with(listener: Listener, out: Path, patch: pytest.MonkeyPatch, **trackin
     return int(pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), out)["updates"])
 
 
+@pytest.mark.slow
 def test_addresses_are_sent_only_when_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent, outputs = Listener(), Listener()
     run_with(silent, tmp_path / "silent", monkeypatch)
