@@ -1,7 +1,7 @@
-"""The whole line on synthetic eyes, offline, in a few minutes: every stage the real one, at small size.
+"""Every stage on synthetic eyes, offline, in a few minutes: the real code, at small size.
 
-The training is as long as the machine allows: a few updates are timed, and as many are made as end with the stages
-after them within the requested minutes, but no fewer than the demo's claims were measured with.
+The length of the training depends on the machine: a few updates are timed, and as many are made as leave time for the
+later stages within the requested minutes, but not fewer than the published results of the demo were measured with.
 
 The folder holds phantom/, store/, run/, embeddings.parquet, probe.json and report.html; it must be new, or one that
 an earlier demo made and marked, which is then replaced.
@@ -45,18 +45,18 @@ class Schedule:
 
     def describe(self, elapsed: float) -> str:
         """The message before the training, `elapsed` seconds after the demo began."""
-        left = self.training_seconds + self.after_seconds
+        total = elapsed + self.training_seconds + self.after_seconds
         return (
-            f"pretrain {self.updates} updates on the training people, {_minutes(self.training_seconds)}; "
-            f"{_minutes(left)} left, {_minutes(elapsed + left)} in all"
+            f"pretrain: {self.updates} updates on the training people, {_minutes(self.training_seconds)}; then "
+            f"{_minutes(self.after_seconds)} for the other stages; {_minutes(total)} in all"
         )
 
 
 def choose_schedule(minutes: float, elapsed: float, update_seconds: float) -> Schedule:
-    """The training that ends with all that follows `minutes` after the demo began, where that is possible.
+    """The longest training with which the demo ends after `minutes`, where that is possible.
 
     `elapsed`: seconds of drawing and ingest; `update_seconds`: of one update. A fast machine makes no more than
-    `UPDATES_PER_MINUTE`, a slow one no fewer than `FEWEST_UPDATES`, whatever time that takes.
+    `UPDATES_PER_MINUTE`, a slow one no fewer than `FEWEST_UPDATES`, whatever time that takes, unless `minutes` asks for a shorter demo.
     """
     most = round(UPDATES_PER_MINUTE * minutes)
     after = AFTER_TRAINING * elapsed
@@ -88,14 +88,14 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
 
     workers = os.cpu_count() or 1
     people = round(PEOPLE_PER_MINUTE * minutes)
-    _print_stage(f"1/6 {people} synthetic people, both eyes, four devices, as DICOM")
+    _print_stage(f"1/6 phantom: {people} synthetic people, both eyes, four devices, as DICOM")
     cohort = out / "phantom"
     write_cohort(cohort, people, seed=SEED, split_shares=(0.6, 0.1, 0.3), workers=workers, broken=6)
 
     from octjepa.config import load_recipe
 
     recipe = load_recipe("tiny_cpu")
-    _print_stage("2/6 every file into the store, or into quarantine with a reason")
+    _print_stage("2/6 ingest: every file is stored, or refused with a reason")
     build_store([str(cohort)], out / "store", recipe.preprocessing, workers=workers)
     store = Store.open(out / "store")
 
@@ -110,13 +110,13 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     _print_stage(f"3/6 {schedule.describe(elapsed)}")
     recipe = load_recipe("tiny_cpu", [f"train.max_updates={schedule.updates}"])
     summary = pretrain(recipe, store, out / "run")
-    _print_stage(f"4/6 embed every eye, beside an untrained encoder; {_minutes(schedule.after_seconds)} left")
+    _print_stage(f"4/6 embed: every eye, by the trained and by an untrained encoder; {_minutes(schedule.after_seconds)} left")
     embed_store(out / "run", store, out / "embeddings.parquet")
-    _print_stage("5/6 probe the lesions on people never seen")
+    _print_stage("5/6 probe: lesions of people whom the training has not seen")
     table = read_embeddings(out / "embeddings.parquet")
     probed = run_probes([table], cohort / "truth" / "eyes.tsv", list(LESIONS)).payload()
     (out / "probe.json").write_text(json.dumps(probed, indent=1), encoding="utf-8")
-    _print_stage("6/6 report")
+    _print_stage("6/6 report: one HTML page")
     payload = {
         "report": str(out / "report.html"),
         "seconds": time.perf_counter() - started,

@@ -82,5 +82,5 @@ def test_an_ingest_of_wide_fields_says_what_is_cut_and_why_no_other_window_is_ta
     warned = {message: count for count, message in note_warnings({"field_outside": 3, "depth_outside": 1}) if count}
     assert sorted(warned.values()) == [1, 3]
     for message in warned:
-        assert "a recipe decides it" in message
+        assert "set by the recipe" in message
         assert "octjepa plan RECIPE --store STORE" in message

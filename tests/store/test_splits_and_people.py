@@ -66,7 +66,7 @@ def test_files_that_name_nobody_are_counted_noted_and_warned_of(
     assert store.describe()["people_unknown"] == 2
     unknown = store.table["person_id"].str.startswith("unknown-")
     assert (store.table["notes"].str.contains("person_unknown") == unknown).all()
-    (record,) = [record for record in caplog.records if "have no person id" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "without a person id" in record.getMessage()]
     assert "2 volumes" in record.getMessage()
     assert "manifest.tsv" in record.getMessage()
 
@@ -76,7 +76,7 @@ def test_named_people_give_no_warning(tiny: Path, tmp_path: Path, caplog: pytest
 
     summary = build_store([tiny], tmp_path / "store", PREPROCESSING)
     assert (summary["people_unknown"], summary["notes"]) == (0, {"laterality_disagrees": 5})
-    assert "have no person id" not in caplog.text
+    assert "without a person id" not in caplog.text
 
 
 def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

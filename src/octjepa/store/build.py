@@ -292,11 +292,11 @@ def _summary(
     sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
     for count, message in (
-        (unknown, f"volumes of {store.location} have no person id: each counts as a person of its own, so that two "
+        (unknown, f"volume(s) of {store.location} without a person id: each counts as a person of its own, so that two "
          "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
          "filepath and ingest again."),
         *note_warnings(notes),
-        (several_sites, f"person ids of {store.location} come from several institutions: two people may share an id. "
+        (several_sites, f"person id(s) of {store.location} from several institutions: two people may share an id. "
          "Where they do, give a manifest.tsv with ids of their own and ingest again."),
     ):  # fmt: skip
         if count:
