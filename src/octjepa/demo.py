@@ -56,7 +56,8 @@ def choose_schedule(minutes: float, elapsed: float, update_seconds: float) -> Sc
     """The longest training with which the demo ends after `minutes`, where that is possible.
 
     `elapsed`: seconds of drawing and ingest; `update_seconds`: of one update. A fast machine makes no more than
-    `UPDATES_PER_MINUTE`, a slow one no fewer than `FEWEST_UPDATES`, whatever time that takes, unless `minutes` asks for a shorter demo.
+    `UPDATES_PER_MINUTE`, a slow one no fewer than `FEWEST_UPDATES`, whatever time that takes,
+    unless `minutes` asks for a shorter demo.
     """
     most = round(UPDATES_PER_MINUTE * minutes)
     after = AFTER_TRAINING * elapsed
@@ -110,7 +111,7 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     _print_stage(f"3/6 {schedule.describe(elapsed)}")
     recipe = load_recipe("tiny_cpu", [f"train.max_updates={schedule.updates}"])
     summary = pretrain(recipe, store, out / "run")
-    _print_stage(f"4/6 embed: every eye, by the trained and by an untrained encoder; {_minutes(schedule.after_seconds)} left")
+    _print_stage(f"4/6 embed: every eye, trained and untrained encoder; {_minutes(schedule.after_seconds)} left")
     embed_store(out / "run", store, out / "embeddings.parquet")
     _print_stage("5/6 probe: lesions of people whom the training has not seen")
     table = read_embeddings(out / "embeddings.parquet")

@@ -67,7 +67,7 @@ def test_files_that_name_nobody_are_counted_noted_and_warned_of(
     unknown = store.table["person_id"].str.startswith("unknown-")
     assert (store.table["notes"].str.contains("person_unknown") == unknown).all()
     (record,) = [record for record in caplog.records if "without a person id" in record.getMessage()]
-    assert "2 volumes" in record.getMessage()
+    assert "2 volume(s)" in record.getMessage()
     assert "manifest.tsv" in record.getMessage()
 
 
