@@ -265,6 +265,7 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
         ({"level": "retina"}, "no level 'retina': known are volume, eye, person"),
         ({"several": "median"}, "no rule for several volumes 'median'"),
         ({"probes": ["attentive"]}, "0 folder"),
+        ({"attention": True}, "only a probe on tokens attends to them"),
         ({"pools": ["layers"]}, "no pooling 'layers' in this table: it holds mean, mean_std_max"),
         ({"label_smoothing": 1.0}, "label smoothing is 1.0"),
         ({"bootstrap": 0}, "at least 1 resample"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from PIL import Image
 
 from octjepa import load_encoder
 from octjepa.errors import UsageError
+from octjepa.probe.attention_maps import write_attention
 from octjepa.report.contents import read_contents
 from octjepa.report.occlusion import OccludedVolume, occluded_eyes
 from octjepa.report.saliency import write_saliency
@@ -70,3 +75,102 @@ def test_a_position_without_tissue_and_a_store_without_a_run_are_refused(
     shutil.copytree(made / "store", tmp_path / "store")
     with pytest.raises(UsageError, match="no network to explain"):
         write_saliency(read_contents(tmp_path / "store"), tmp_path / "maps")
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, *eyes: OccludedVolume) -> None:
+    monkeypatch.setattr("octjepa.report.saliency.occluded_eyes", lambda store, encoder: list(eyes))
+
+
+def rows_of(eye: OccludedVolume, made: Path) -> list[dict[str, Any]]:
+    """All attention of the trained encoder on one token of tissue, that of its twin even over all tokens."""
+    selected = load_encoder(made / "run").select_tokens(eye.volume)
+    token = int(np.flatnonzero(selected.tissue > 0.5)[3])
+    count = len(selected.grid_index)
+    shares = {False: np.eye(count, dtype=np.float32)[token], True: np.full(count, 1 / count, np.float32)}
+    return [
+        {"name": "untrained" if twin else "tiny", "twin": twin, "target": "drusen/any", "grid": list(selected.grid),
+         "volume_id": eye.row["volume_id"], "grid_index": selected.grid_index, "attention": share}
+        for twin, share in shares.items()
+    ]  # fmt: skip
+
+
+def test_the_attention_of_a_probe_lies_where_its_tokens_do(
+    made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, eye)
+    rows = rows_of(eye, made)
+    write_attention(tmp_path / "attention.parquet", rows)
+    paths = write_saliency(read_contents(made), tmp_path / "maps", tmp_path / "attention.parquet")
+    name = eye.row["volume_id"]
+    assert [Path(path).name for path in paths[3:]] == [
+        f"{name}.attention.drusen_any.nii.gz", f"{name}.attention.drusen_any.png",
+    ]  # fmt: skip
+    values = itk.GetArrayFromImage(itk.ReadImage(paths[3]))
+    count = len(rows[0]["attention"])
+    assert values.max() == pytest.approx(count)  # in even shares: one token has them all
+    native, recipe = NativeMap.from_store(Store.open(made / "store"), name), load_encoder(made / "run").recipe
+    token = int(rows[0]["grid_index"][rows[0]["attention"].argmax()])
+    middle = (np.stack(np.unravel_index(token, recipe.grid)) + 0.5) * recipe.tokens.patch_size - 0.5
+    at = native.to_native((middle + recipe.preprocessing.margin)[None])[0]
+    assert values[tuple(np.rint(at).astype(int))] == pytest.approx(count)
+    assert np.asarray(Image.open(paths[4])).std() > 20
+
+
+def test_attention_of_other_eyes_or_another_grid_is_refused(
+    made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, eye)
+    rows, file = rows_of(eye, made), tmp_path / "attention.parquet"
+    with pytest.raises(UsageError, match="no table of attention"):
+        write_saliency(read_contents(made), tmp_path / "maps", file)
+    write_attention(file, [{**row, "volume_id": "another"} for row in rows])
+    with pytest.raises(UsageError, match="none of the 1 eyes that are mapped"):
+        write_saliency(read_contents(made), tmp_path / "maps", file)
+    write_attention(file, [{**row, "grid": [1, 1, 9999]} for row in rows])
+    with pytest.raises(UsageError, match="attention of a token grid"):
+        write_saliency(read_contents(made), tmp_path / "maps", file)
+
+
+def test_a_scan_whose_frames_ingest_reversed_is_written_in_the_order_of_its_file(
+    made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = {}
+    for notes in ("", "frames_reversed"):
+        stand_in(monkeypatch, replace(eye, row={**eye.row, "notes": notes}))
+        path = write_saliency(read_contents(made), tmp_path / f"maps {notes}")[1]
+        maps[notes] = itk.GetArrayFromImage(itk.ReadImage(path))
+    assert (maps["frames_reversed"] == maps[""][::-1]).all()
+    assert (maps["frames_reversed"] != maps[""]).any()
+
+
+def test_a_scan_whose_voxels_ingest_turned_is_left_out_and_the_others_are_written(
+    made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turned = replace(eye, row={**eye.row, "notes": "turned_upright"})
+    stand_in(monkeypatch, turned)
+    with pytest.raises(UsageError, match=r"ingest turned or sorted its voxels \(turned_upright\)"):
+        write_saliency(read_contents(made), tmp_path / "maps")
+    stand_in(monkeypatch, turned, eye)
+    assert len(write_saliency(read_contents(made), tmp_path / "maps")) == 3
+    assert "turned_upright" in caplog.text
+
+
+def test_a_fine_tuning_is_mapped_with_the_attention_of_its_head(
+    demo: Path, as_tuned: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """End to end: the tuned network is read from its folder, and a test case is mapped."""
+    monkeypatch.setattr("octjepa.report.occlusion.MAX_CASES", 1)
+    tuning = demo / "tuning"
+    tuning.mkdir()
+    (tuning / "run.json").write_text(json.dumps({"kind": "fine-tuning", "name": "drusen", "store": "../store"}))
+    for name in ("metrics.jsonl", "recipe.yaml"):
+        shutil.copy(demo / "run" / name, tuning)
+    as_tuned(tuning)
+    paths = [Path(path) for path in write_saliency(read_contents(tuning), tmp_path / "maps")]
+    assert [".".join(path.name.split(".")[1:]) for path in paths] == [
+        "occlusion.nii.gz", "similarity.nii.gz", "png", "attention.drusen.nii.gz", "attention.drusen.png",
+    ]  # fmt: skip
+    attention = itk.GetArrayFromImage(itk.ReadImage(str(paths[3])))
+    assert attention.max() >= 1 > attention[attention > 0].min()
+    with pytest.raises(UsageError, match="has an attention of its own"):
+        write_saliency(read_contents(tuning), tmp_path / "maps", tmp_path / "attention.parquet")

@@ -97,6 +97,9 @@ def probe(
     predictions: Annotated[
         Path | None, typer.Option("--predictions", help="Also write test predictions case by case: a Parquet file.")
     ] = None,
+    attention: Annotated[
+        Path | None, typer.Option("--attention", help="Also write where the attentive probe looks: a Parquet file.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -107,13 +110,14 @@ def probe(
     from octjepa.locks import file_lock
     from octjepa.metrics.scores import PRIMARY_METRIC
     from octjepa.probe.aggregation import read_visit_order
+    from octjepa.probe.attention_maps import write_attention
     from octjepa.probe.case_predictions import write_case_predictions
     from octjepa.probe.label_fractions import parse_counts
     from octjepa.probe.probe import ProbeSettings, run_probes
     from octjepa.probe.subgroup_columns import parse_subgroups
     from octjepa.probe.survival import default_probes
 
-    for path in (out, predictions):
+    for path in (out, predictions, attention):
         if path is not None:
             check_output_file(path)
     order = None if visit_order is None else read_visit_order(visit_order)
@@ -121,6 +125,7 @@ def probe(
         kind or default_probes(task), task, pool, level=level, several=several,
         visit_order=order, label_smoothing=label_smoothing, labelled=parse_counts(labelled),
         subgroups=parse_subgroups(subgroups), event=event,
+        attention=attention is not None,
     )  # fmt: skip
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
     with nullcontext() if out is None else file_lock(out):
@@ -128,6 +133,8 @@ def probe(
         payload = result.payload()
         if predictions is not None:
             write_case_predictions(predictions, result.case_predictions)
+        if attention is not None:
+            write_attention(attention, result.attention)
         if out is not None:
             write_json(out, payload)
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
@@ -211,6 +218,9 @@ def report(
     saliency: Annotated[
         Path | None, typer.Option("--saliency", help="Folder for occlusion and similarity maps as NIfTI and PNG.")
     ] = None,
+    attention: Annotated[
+        Path | None, typer.Option("--attention", help="With --saliency: what probe --attention wrote, as maps, too.")
+    ] = None,
     compare: Annotated[
         list[str] | None, typer.Option("--compare", help="Another pretraining run beside this one; again for more.")
     ] = None,
@@ -221,7 +231,7 @@ def report(
     """Writes an HTML report. One self-contained file on the data, the training and the results."""
     from octjepa.report import write_report
 
-    written = {"report": str(write_report(source, out, card, compare or (), saliency))}
+    written = {"report": str(write_report(source, out, card, compare or (), saliency, attention))}
     print_result(
         written | {name: str(path) for name, path in (("card", card), ("saliency", saliency)) if path is not None},
         as_json,

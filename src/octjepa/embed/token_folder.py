@@ -130,6 +130,12 @@ class TokenFolder:
         part, own = self.index[volume_id]
         return self.parts[view][part][own]
 
+    def grid_index(self, volume_id: str) -> Int32[np.ndarray, " k"]:
+        """The position of each token of one volume in the raster order of the grid. Raises UsageError as `read`."""
+        self._require([volume_id])
+        part, own = self.index[volume_id]
+        return self.positions[part][own]
+
     def read(self, view: str, volume_ids: Sequence[str]) -> PaddedTokens:
         """Tokens of these volumes, in this order. Raises UsageError for a volume that is not here."""
         self._require(volume_ids)

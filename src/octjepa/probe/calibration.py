@@ -6,6 +6,7 @@ classes, so that each class weighs the same. The test split is only predicted, o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,16 @@ from octjepa.probe.targets import Target
 
 @dataclass(frozen=True)
 class ProbeFit:
-    """Predictions on the test split, the selected setting, and how many fits stopped before they converged."""
+    """Predictions on the test split, the selected setting, and how many fits stopped before they converged.
+
+    attention: of a probe on tokens that attends to them: for volumes, by their position in the table, the share of each
+        of their tokens in turn.
+    """
 
     predictions: Predictions
     setting: float
     unconverged: int
+    attention: Callable[[Int[np.ndarray, " n"]], Iterator[Float[np.ndarray, " k"]]] | None = None
 
 
 def class_shares(target: Target) -> Float[np.ndarray, " classes"]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import METRICS
 from octjepa.probe.aggregation import Cases, PreparedTarget, group_cases, prepare_targets
+from octjepa.probe.attention_maps import list_attention
 from octjepa.probe.calibration import ProbeFit
 from octjepa.probe.case_predictions import list_predictions
 from octjepa.probe.features import (
@@ -72,7 +73,8 @@ class ProbeSettings:
     any test figure is seen; where that probe or pool is not run, the last of those that are. labelled: numbers of
     training people whose labels alone are read, for `ProbeResult.labelled`. subgroups: columns by whose groups the
     results of that probe and pool are measured, for `ProbeResult.subgroups`. event: with task survival the
-    column that says whether the event happened, the targets being times.
+    column that says whether the event happened, the targets being times. attention: also keeps where attentive probes
+    look in volumes of val and test, for `ProbeResult.attention`.
     """
 
     probes: Sequence[str] = DEFAULT_PROBES
@@ -90,6 +92,7 @@ class ProbeSettings:
     labelled: Sequence[int] = ()
     subgroups: Sequence[SubgroupColumn] = ()
     event: str | None = None
+    attention: bool = False
 
 
 def run_probes(
@@ -242,6 +245,8 @@ def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -
         if unknown or (given is not None and not given):
             raise UsageError(f"no {kind} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
     check_survival(settings.task, settings.event, settings.probes)
+    if settings.attention and not set(settings.probes) & set(TOKEN_PROBES.names()):
+        raise UsageError("only a probe on tokens attends to them: give --probe attentive, and --tokens FOLDER")
     if not 0 <= settings.label_smoothing < 1:
         raise UsageError(f"label smoothing is {settings.label_smoothing}, expected a share from 0 to below 1")
     if settings.pools is not None:
@@ -277,9 +282,9 @@ class ProbeInputs:
         self.token_frame = volumes.iloc[_token_positions(cases, len(volumes))] if self.token_probes else volumes
 
     def with_targets(self, prepared: Sequence[PreparedTarget]) -> ProbeInputs:
-        """The same features for other targets."""
+        """The same features for other targets, of which no attention is kept."""
         other = copy.copy(self)
-        other.prepared = prepared
+        other.prepared, other.settings = prepared, replace(self.settings, attention=False)
         return other
 
     def fingerprints(self) -> list[str]:
@@ -294,7 +299,7 @@ class ProbeInputs:
         ]
 
     def fits(self, result: ProbeResult) -> Fits:
-        """Fits every probe to every input; notes on covariates go to `result`."""
+        """Fits every probe to every input; notes on covariates, and attention, go to `result`."""
         smoothing, seed = self.settings.label_smoothing, self.settings.seed
         for name, pool, features in feature_sets(self.tables, self.pools):
             for target, space in self._spaces(features):
@@ -306,10 +311,14 @@ class ProbeInputs:
         fit_targets, selections = zip(*((target.fit_target, target.selection) for target in self.prepared), strict=True)
         ids = self.token_frame["volume_id"].tolist()
         train = np.flatnonzero((self.token_frame["split"] == "train").to_numpy())
+        held_out = np.flatnonzero(self.token_frame["split"].isin(["val", "test"]).to_numpy())
         for name, folder, view in self.token_sets:
             for probe in self.token_probes:
                 fits = TOKEN_PROBES.get(probe)(folder, view, ids, train, fit_targets, selections, smoothing, seed)
                 for target, fit in zip(self.prepared, fits, strict=True):
+                    if self.settings.attention:
+                        about = name, view == "untrained", target.test_target.name
+                        result.attention += list_attention(*about, fit, folder, ids, held_out)
                     yield ResultKey(name, target.test_target.name, probe, ATTENTION), target, fit
         for target in self.prepared:
             features, notes = covariate_features(self.frame, target.fit_target)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -73,6 +74,13 @@ class NetworkFit:
             outputs = network(features).double().numpy()
         network.train()
         return np.exp(outputs) if self.target.classes else outputs * self.scale[1] + self.scale[0]
+
+    @torch.no_grad()
+    def attention(self, tokens: TokenBatch) -> Float[np.ndarray, "n k"]:
+        """The share of each token, the mean over the heads of an attentive network; 0 of what fills a volume up."""
+        assert isinstance(self.learner.network, AttentiveProbe)
+        shares: np.ndarray = self.learner.network.pooling.attention(tokens)[:, 0].mean(dim=1).numpy()
+        return shares
 
     def held_out_loss(self, volumes: Volumes, scores: Float[np.ndarray, "n classes"]) -> float:
         """Log loss in which every class weighs the same, or mean squared error."""
@@ -199,6 +207,16 @@ def _token_scale(volumes: Iterable[np.ndarray]) -> tuple[Float[Tensor, " dim"], 
     return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(std.astype(np.float32))
 
 
+def _attention(read: Read, fits: Sequence[NetworkFit], volumes: Volumes) -> Iterator[Float[np.ndarray, " k"]]:
+    """The share of each token of every volume, the mean over the networks of `fits`."""
+    for start in range(0, len(volumes), _BATCH):
+        tokens = read(volumes[start : start + _BATCH])
+        assert isinstance(tokens, TokenBatch)
+        shares = np.mean([fit.attention(tokens) for fit in fits], axis=0)
+        for share, valid in zip(shares, tokens.valid.numpy(), strict=True):
+            yield share[valid]
+
+
 def predictions(read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volumes]) -> list[Float[np.ndarray, "_ _"]]:
     """What each fit predicts for its own volumes, in their order.
 
@@ -259,9 +277,14 @@ def _fit(
         epochs = [
             (fit.learner.best_update if len(fit.held_out) else fit.learner.updates) // epoch_updates for fit in own
         ]
+        predicted = calibrated_predictions(target, mean, shift)
+        attends = isinstance(own[0].learner.network, AttentiveProbe)
         probe_fits.append(
-            ProbeFit(calibrated_predictions(target, mean, shift), float(np.mean(epochs)), epochs.count(EPOCHS))
-        )
+            ProbeFit(
+                predicted, float(np.mean(epochs)), epochs.count(EPOCHS),
+                partial(_attention, read, own) if attends else None,
+            )
+        )  # fmt: skip
     return probe_fits
 
 

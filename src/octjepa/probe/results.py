@@ -23,7 +23,7 @@ from octjepa.probe.survival import TASK
 from octjepa.probe.targets import Target
 
 MACRO = "macro"
-_NOT_IN_PAYLOAD = ("predicted", "case_predictions")
+_NOT_IN_PAYLOAD = ("predicted", "case_predictions", "attention")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class ProbeResult(Findings):
         left_out}, see `subgroup_columns`.
     predicted: target and test predictions by key; not part of the payload.
     case_predictions: those of `paired` case by case, as `case_predictions.list_predictions`; not part of the payload.
+    attention: where attentive probes look, as `attention_maps.list_attention`; not part of the payload.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -71,6 +72,7 @@ class ProbeResult(Findings):
     subgroups: list[dict[str, Any]] = field(default_factory=list)
     predicted: PredictionsByKey = field(default_factory=dict)
     case_predictions: list[dict[str, Any]] = field(default_factory=list)
+    attention: list[dict[str, Any]] = field(default_factory=list)
 
     def payload(self) -> dict[str, Any]:
         """The result as plain data for JSON."""

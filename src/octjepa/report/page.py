@@ -26,16 +26,18 @@ _LONG_TABLE = 12  # rows beyond which a table starts folded
 
 def write_report(
     source: str | Path, out: Path | None = None, card: Path | None = None, compare: Sequence[str | Path] = (),
-    saliency: Path | None = None,
+    saliency: Path | None = None, attention: Path | None = None,
 ) -> Path:  # fmt: skip
     """Writes the page about `source` to `out`, by default `report.html` in it, and returns its path.
 
     `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page
     is then written to the working folder by default. With `card` the data card of its store is written there, too, as
     Markdown. Of a run, the curves of the runs `compare` are drawn beside its own. With `saliency`, a folder, the maps
-    of the page's eyes are saved there in native geometry. Each file appears whole or not at all.
+    of the page's eyes are saved there in native geometry, and with `attention`, a file of `octjepa probe --attention`,
+    those of the probe. Each file appears whole or not at all.
 
-    Raises UsageError (no such folder, none of these, `out` is a folder) and OctjepaError (the disk refuses).
+    Raises UsageError (no such folder, none of these, `out` is a folder, `attention` alone) and OctjepaError
+    (the disk refuses).
     """
     contents = read_contents(source)
     if compare:
@@ -46,7 +48,9 @@ def write_report(
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
     if saliency is not None:
-        write_saliency(contents, Path(saliency))
+        write_saliency(contents, Path(saliency), attention)
+    elif attention is not None:
+        raise UsageError("the attention of a probe is saved with the other maps: give --saliency FOLDER, too")
     texts = {out: render(contents)}  # all texts are made before the first is written
     if card is not None:
         texts[card] = card_text(contents, card, out)

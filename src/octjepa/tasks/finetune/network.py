@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
+from octjepa.checkpoint.encoder import TokenFeatures
 from octjepa.checkpoint.pooling import DEFAULT_POOL
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.metrics.scores import Task
@@ -142,13 +143,22 @@ class TunedNetwork(nn.Module):
         each = [self.head_outputs(tokens) for tokens in self._whole(volumes)]
         return [torch.cat(outputs) for outputs in zip(*each, strict=True)]
 
+    @torch.no_grad()
+    def attention(self, volume: CanonicalVolume) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, "heads k"]]:
+        """The index of each token of a whole volume in the raster of the grid, and its share for each target."""
+        (tokens,) = self.pretrained.encode_volumes([volume])
+        shares = self.pooling.attention(self._batch(tokens))[0]  # [queries, HEADS, k]
+        return tokens.grid_index, shares.mean(dim=1).cpu().numpy()
+
     def _whole(self, volumes: Sequence[CanonicalVolume]) -> Iterator[TokenBatch]:
         """The tokens of each volume, which differ in number."""
+        yield from map(self._batch, self.pretrained.encode_volumes(volumes))
+
+    def _batch(self, tokens: TokenFeatures) -> TokenBatch:
         device = self.mean.device
-        for tokens in self.pretrained.encode_volumes(volumes):
-            coordinates = torch.from_numpy(grid_coordinates(tokens.grid_index, tokens.grid)[None])
-            valid = torch.ones(coordinates.shape[:2], dtype=torch.bool, device=device)
-            yield TokenBatch(torch.from_numpy(tokens.features[None]).to(device), coordinates.to(device), valid)
+        coordinates = torch.from_numpy(grid_coordinates(tokens.grid_index, tokens.grid)[None])
+        valid = torch.ones(coordinates.shape[:2], dtype=torch.bool, device=device)
+        return TokenBatch(torch.from_numpy(tokens.features[None]).to(device), coordinates.to(device), valid)
 
     def unfreeze(self, blocks: int) -> None:
         """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it."""

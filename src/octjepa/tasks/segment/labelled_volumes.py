@@ -195,9 +195,7 @@ def frames_reversed(notes: str) -> bool:
     if "frames_unordered" in codes and "order_by_correlation" not in codes:
         moved.append("frames_unordered")
     if moved:
-        raise UsageError(
-            f"ingest turned or sorted its voxels ({', '.join(moved)}): labels cannot be laid on the file's"
-        )
+        raise UsageError(f"ingest turned or sorted its voxels ({', '.join(moved)}): nothing can be laid on the file's")
     return "frames_reversed" in codes
 
 

@@ -1,0 +1,83 @@
+"""Where an attentive probe or a tuned head looks in one eye: a NIfTI file and a figure for each target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from octjepa.errors import UsageError
+from octjepa.probe.attention_maps import TokenAttention
+from octjepa.report.native_writer import NativeWriter
+
+_PICTURE = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}
+
+
+def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -> None:
+    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the untrained twin is in the figure alone.
+
+    The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
+    """
+    from octjepa.tasks.native_maps import tokens_to_native
+
+    twins = {found.target: found for found in maps if found.untrained}
+    for found in maps:
+        if found.untrained:
+            continue
+        if found.grid != writer.recipe.grid:
+            raise UsageError(f"attention of a token grid {found.grid}, the encoder's is {writer.recipe.grid}")
+        kind = f"attention.{re.sub(r'[^A-Za-z0-9_-]+', '_', found.target)}"
+        values = writer.write_map(kind, found.even_shares())
+        twin = twins.get(found.target)
+        other = None if twin is None else tokens_to_native(twin.even_shares(), writer.native, writer.recipe)
+        _write_figure(writer, kind, found, values, other)
+
+
+def _write_figure(
+    writer: NativeWriter, kind: str, found: TokenAttention, values: Float[np.ndarray, "N R C"],
+    twin: Float[np.ndarray, "N R C"] | None,
+) -> None:  # fmt: skip
+    """En face the share of each column of tokens, and the B-scan of the token that gets the most."""
+    from matplotlib.figure import Figure
+
+    strongest = np.unravel_index(int(np.nanargmax(found.even_shares())), found.grid)
+    at = writer.centre((int(strongest[0]), int(strongest[1]), int(strongest[2])))
+    number, (dz, dy, dx) = writer.nearest_b_scan(at), writer.native.spacing_mm
+    faces = {"trained": _en_face(values, found, writer)}
+    if twin is not None:
+        faces["untrained"] = _en_face(twin, found, writer)
+    face_extent, extent = writer.extents()
+    figure = Figure(figsize=(11 if twin is None else 14, 4.4), dpi=90, layout="constrained")
+    axes = figure.subplot_mosaic([[*faces, "b_scan"]], width_ratios=[0.8] * len(faces) + [1.2])
+    # Twice what an even attention would give, at least: small differences have no colour.
+    even = float(np.nanmean(faces["trained"]))
+    most = max(2 * even, *(float(np.nanmax(face)) for face in faces.values()))
+    for name, face in faces.items():
+        shown = axes[name].imshow(face, extent=face_extent, vmax=most, **_PICTURE)
+        axes[name].set(xlabel="mm", facecolor="0.8")
+    axes["trained"].set_ylabel("mm, across the B-scans")
+    axes["trained"].axhline((number + 0.5) * dz, color="white", linewidth=0.8)
+    figure.colorbar(shown, ax=axes[name], shrink=0.6, label="% of the attention")
+    axes["b_scan"].imshow(writer.b_scan(number), cmap="gray", extent=extent)
+    laid = axes["b_scan"].imshow(values[number], alpha=0.5, extent=extent, vmax=max(2.0, np.nanmax(values)), **_PICTURE)
+    axes["b_scan"].plot((at[2] + 0.5) * dx, (at[1] + 0.5) * dy, "o", color="none", markeredgecolor="white")
+    axes["b_scan"].set(xlabel="mm", ylabel="mm, depth")
+    figure.colorbar(laid, ax=axes["b_scan"], location="bottom", shrink=0.6, label="even shares")
+    titles = {
+        "trained": f"{found.target}: attention of each\ncolumn of tokens",
+        "untrained": "The same probe on the\nuntrained encoder",
+        "b_scan": f"Attention over B-scan {number + 1}; 1 is an even share.\nThe circle marks the token of the most",
+    }
+    for name, panel in axes.items():
+        panel.set_title(titles[name], loc="left", fontsize=10)
+    writer.write_figure(figure, kind)
+
+
+def _en_face(
+    values: Float[np.ndarray, "N R C"], found: TokenAttention, writer: NativeWriter
+) -> Float[np.ndarray, "N C"]:
+    """Per cent of the attention that the column of tokens at each A-scan gets; NaN where there is none."""
+    total = np.nansum(values, axis=1) * 100 / (writer.token_depth * len(found.attention))
+    return np.where(np.isfinite(values).any(axis=1), total, np.nan)

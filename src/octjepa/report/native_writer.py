@@ -1,0 +1,80 @@
+"""Writes the maps of one eye as files in the geometry of its scan as it came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from octjepa.files import write_atomic
+from octjepa.recipe import Recipe
+from octjepa.report.occlusion import OccludedVolume
+from octjepa.store import Store
+from octjepa.store.native_mapping import NativeMap
+
+NativeValues = Float[np.ndarray, "N R C"]
+
+
+@dataclass(frozen=True, eq=False)
+class NativeWriter:
+    """The files `ID.KIND.nii.gz` and `ID.png` of `eye` in `folder`; `paths` are those that were written."""
+
+    eye: OccludedVolume
+    native: NativeMap
+    recipe: Recipe
+    folder: Path
+    reversed_frames: bool
+    paths: list[Path] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, store: Store, eye: OccludedVolume, recipe: Recipe, folder: Path) -> NativeWriter:
+        """Raises UsageError: ingest turned the scan's voxels, so that no map can be laid on the file's."""
+        from octjepa.tasks.segment.labelled_volumes import frames_reversed
+
+        native = NativeMap.from_store(store, str(eye.row["volume_id"]))
+        return cls(eye, native, recipe, folder, frames_reversed(str(eye.row["notes"] or "")))
+
+    def write_map(self, kind: str, grid: Float[np.ndarray, "d h w"]) -> NativeValues:
+        """Writes the values of tokens as `ID.KIND.nii.gz` and returns them at every voxel, B-scans in spatial order."""
+        from octjepa.tasks.native_maps import tokens_to_native
+        from octjepa.tasks.nifti import write_nifti
+
+        values = tokens_to_native(grid, self.native, self.recipe)
+        self.paths.append(self.folder / f"{self.eye.row['volume_id']}.{kind}.nii.gz")
+        write_nifti(self.paths[-1], values[::-1] if self.reversed_frames else values, self.native.spacing_mm)
+        return values
+
+    def centre(self, token: tuple[int, int, int]) -> Float[np.ndarray, " 3"]:
+        """The middle (slice, depth, column) of a token of the grid in the scan."""
+        corner, patch = np.array(self.native.preprocessing.margin), np.array(self.recipe.tokens.patch_size)
+        centre: np.ndarray = self.native.to_native((corner + (np.array(token) + 0.5) * patch - 0.5)[None])[0]
+        return centre
+
+    def nearest_b_scan(self, centre: Float[np.ndarray, " 3"]) -> int:
+        """The index of the B-scan that is nearest to a position."""
+        return int(np.clip(np.rint(centre[0]), 0, self.native.shape[0] - 1))
+
+    def b_scan(self, number: int) -> UInt8[np.ndarray, "R C"]:
+        """The stored pixels laid back on B-scan `number`."""
+        from octjepa.tasks.native_maps import pixels_to_native
+
+        return pixels_to_native(np.asarray(self.eye.volume.pixels), self.native, number)
+
+    @property
+    def token_depth(self) -> float:
+        """Voxels of the scan that a token spans in depth."""
+        token_mm = self.recipe.tokens.patch_size[1] * self.native.preprocessing.target_spacing_mm[1]
+        return token_mm / self.native.spacing_mm[1]
+
+    def extents(self) -> tuple[tuple[float, float, float, float], tuple[float, float, float, float]]:
+        """For pictures in mm (left, right, bottom, top): of the en face view, and of a B-scan."""
+        (dz, dy, dx), (slices, depth, columns) = self.native.spacing_mm, self.native.shape
+        return (0.0, columns * dx, slices * dz, 0.0), (0.0, columns * dx, depth * dy, 0.0)
+
+    def write_figure(self, figure: object, kind: str = "") -> None:
+        """Writes a matplotlib figure as `ID.png` or `ID.KIND.png`."""
+        name = f"{self.eye.row['volume_id']}.{kind}.png" if kind else f"{self.eye.row['volume_id']}.png"
+        self.paths.append(self.folder / name)
+        write_atomic(self.paths[-1], lambda file: figure.savefig(file, format="png"))  # type: ignore[attr-defined]
