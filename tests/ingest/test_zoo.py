@@ -20,7 +20,7 @@ from octjepa.phantom import DEVICES, DIALECTS, make_eye
 from octjepa.phantom.cohort import MANIFEST_COLUMNS, manifest_row, write_tsv
 from octjepa.phantom.dicom import sop_uid, write_eye
 from octjepa.phantom.eye import Eye
-from octjepa.phantom.zoo import DEFECTS, table, write_broken
+from octjepa.phantom.zoo import DEFECTS, write_broken
 from octjepa.phantom.zoo.headers import PATIENT_NAME
 from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.volume import AXES, OCTVolume
@@ -129,6 +129,28 @@ def test_the_table_is_whole() -> None:
         assert len(defect.reasons) <= 3 or name == "sent_as_text", f"{name}: a fate that admits anything is none"
         assert set(defect.uncertain) <= set(AXES)
         assert defect.devices
+
+
+def expectation(defect: Defect) -> str:
+    """What must become of a defect, in words."""
+    if defect.outcome == "ignored":
+        return "left out and counted"
+    if defect.outcome == "refused":
+        return "refused: " + " or ".join(f"`{reason}`" for reason in defect.reasons)
+    details = [f"noted `{note}`" for note in defect.notes]
+    details += [f"{axis} from {source}" for axis, source in defect.provenance]
+    details += [f"{', '.join(defect.uncertain)} uncertain where it is not the true one"] if defect.uncertain else []
+    details += [f"pattern {defect.pattern}"] if defect.pattern != "raster" else []
+    return "accepted" + (": " if details else "") + "; ".join(details)
+
+
+def table() -> str:
+    """The Markdown table of `docs/zoo.md`, level by level: print it to write that page anew."""
+    levels = ("file", "frames", "header", "geometry", "identity", "pixels")
+    lines = ["| defect | level | what is wrong | must be |", "|---|---|---|---|"]
+    for defect in sorted(DEFECTS.values(), key=lambda defect: levels.index(defect.level)):
+        lines.append(f"| `{defect.name}` | {defect.level} | {defect.description} | {expectation(defect)} |")
+    return "\n".join(lines)
 
 
 def test_the_page_prints_the_table(root: Path) -> None:

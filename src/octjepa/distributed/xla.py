@@ -50,11 +50,6 @@ def device() -> torch.device:
     return result
 
 
-def rank() -> int:
-    """This replica's number among `world_size`."""
-    return int(_library("torch_xla.runtime").global_ordinal())
-
-
 def world_size() -> int:
     """Replicas that `sum_over_ranks` sums over, on all hosts: has to be the launcher's number of processes."""
     return int(_library("torch_xla.runtime").world_size())

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from octjepa.objective.base import gather_tokens
 
-NAMES = ("constant", "position_mean", "copy_nearest")
-
 
 class PositionMeans:
     """Mean of targets, overall and at each of `grid_tokens` positions; the overall mean where none was added."""

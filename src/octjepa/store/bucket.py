@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -28,7 +27,6 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.locks import writer_lock
 from octjepa.store.storage import CHUNK_FILES, MARKER, DamagedVolume, chunk_folder
 
-_log = logging.getLogger(__name__)
 ENTRIES_PER_JOURNAL = 32  # what a killed ingest may lose
 _INDEX_SUFFIXES = {".json", ".jsonl", ".parquet", ".tsv"}
 _UPLOADS, _QUEUED = 4, 16  # uploads at once; chunks that may wait for theirs
@@ -36,7 +34,7 @@ _OLD_SECONDS = 30 * 24 * 3600
 
 
 class BucketStorage:
-    """The `Storage` of a store in a bucket. Picklable: loader processes open connections of their own."""
+    """A store in a bucket. Picklable: loader processes open connections of their own."""
 
     verify = True
 
@@ -167,7 +165,7 @@ def _clear(folder: Path) -> None:
 
 
 class BucketWriter:
-    """The `Writer` that uploads what is put into `folder`; uploads of chunks run beside the work."""
+    """Uploads what is put into `folder`, which is laid out as the store; uploads of chunks run beside the work."""
 
     def __init__(self, bucket: BucketStorage, folder: Path, pool: ThreadPoolExecutor) -> None:
         self.bucket, self.folder, self._pool = bucket, folder, pool

@@ -29,7 +29,7 @@ from octjepa.files import Journal, write_atomic
 from octjepa.ingest.personal_data import count_fields
 from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote
-from octjepa.store.bucket import BucketStorage
+from octjepa.store.bucket import BucketStorage, BucketWriter
 from octjepa.store.canonical import CanonicalVolume
 from octjepa.store.contract import check_same_contract, contract_text, read_contract
 from octjepa.store.index import (
@@ -48,8 +48,6 @@ from octjepa.store.storage import (
     MARKER,
     DamagedVolume,
     DiskStorage,
-    Storage,
-    Writer,
     chunk_folder,
     chunk_hash,
     read_geometry,
@@ -60,6 +58,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPLIT_NAMES = ("train", "val", "test")
+Storage = DiskStorage | BucketStorage  # where the files of a store are
+Writer = DiskStorage | BucketWriter  # publishes what the one writing process puts into a folder laid out as the store
 
 
 def _storage_at(location: str | Path) -> Storage:

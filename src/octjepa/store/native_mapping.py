@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Int16, UInt8
+from jaxtyping import Float, Int16
 
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
@@ -78,23 +78,6 @@ class NativeMap:
         stored = (width - 1) / 2 + (-signed if self.mirrored else signed)
         shifted = (depth_index - (self.shape[1] - 1) / 2) * dy / ty + self._centre_depth + self._shift(index, stored)
         return np.stack([self._mm(index) / tz + (depth - 1) / 2, shifted, stored], axis=1)
-
-    def labels_to_native(self, labels: UInt8[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "N h w"]:
-        """A segmentation of the stored volume at every native voxel, nearest voxel; 0 beyond the stored volume."""
-        depth, height, width = self.preprocessing.stored_size
-        if labels.shape != (depth, height, width):
-            raise UsageError(f"labels of shape {labels.shape}: expected the stored size {(depth, height, width)}")
-        frames, native_height, columns = self.shape
-        grid = np.stack(np.meshgrid(np.arange(native_height), np.arange(columns), indexing="ij"), axis=-1).reshape(
-            -1, 2
-        )
-        result = np.zeros(self.shape, np.uint8)
-        size = np.array(labels.shape)
-        for frame in range(frames):
-            position = np.rint(self.to_canonical(np.insert(grid.astype(float), 0, frame, axis=1))).astype(np.int64)
-            inside = ((position >= 0) & (position < size)).all(axis=1)
-            result[frame].reshape(-1)[inside] = labels[tuple(position[inside].T)]
-        return result
 
     @property
     def _centre_depth(self) -> float:

@@ -10,10 +10,10 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -88,51 +88,10 @@ def chunk_hash(files: Mapping[str, Path]) -> str:
     return digest.hexdigest()
 
 
-@runtime_checkable
-class Writer(Protocol):
-    """Publishes what the one writing process puts into `folder`, a local folder laid out as the store."""
-
-    folder: Path
-
-    def add(self, change: dict[str, Any]) -> None:
-        """Publishes one journal line and the chunk it names."""
-
-    def drop(self, volume_id: str) -> None:
-        """Removes a chunk that no entry names any more."""
-
-    def publish(self) -> None:
-        """Publishes the index files in `folder`."""
-
-
-@runtime_checkable
-class Storage(Protocol):
-    """What a `Store` needs of the place its files are in."""
-
-    verify: bool  # whether a chunk is compared with the SHA-256 of its entry when it is first read
-
-    @property
-    def location(self) -> str:
-        """Path or URL, for messages."""
-
-    def snapshot(self) -> Path | None:
-        """A local folder with the index files as they are now; None where there is nothing."""
-
-    def create(self, marker: str) -> None:
-        """Makes an empty store whose store.json is `marker`. Raises UsageError where something else is there."""
-
-    def has_chunk(self, volume_id: str) -> bool: ...
-
-    def chunk(self, volume_id: str) -> AbstractContextManager[dict[str, Path]]:
-        """{file name: local path} of a chunk, valid within the context."""
-
-    def writing(self) -> AbstractContextManager[Writer]:
-        """Makes this process the only writer. Raises UsageError: another process writes."""
-
-
 class DiskStorage:
-    """A store in a folder of a disk: what is written there is published at once, so it is its own `Writer`."""
+    """A store in a folder of a disk. What is written there is published at once, so it is its own writer."""
 
-    verify = False
+    verify = False  # whether a chunk is compared with the SHA-256 of its entry when it is first read
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,7 +1,7 @@
 """A zoo of broken files: every defect that a reader must survive, as data.
 
 A good eye and one of `DEFECTS` give files on disk and what must become of them: accepted with the true geometry,
-refused with a reason, or ignored. `docs/zoo.md` prints the table.
+refused with a reason, or ignored. `docs/zoo.md` has the table, which a test compares with these data.
 """
 
 from __future__ import annotations
@@ -49,23 +49,3 @@ def write_broken(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     return list(written), scan.manifest_row or {}
-
-
-def table() -> str:
-    """The Markdown table of `docs/zoo.md`: defect, what is wrong, what must become of it."""
-    lines = ["| defect | level | what is wrong | must be |", "|---|---|---|---|"]
-    for defect in sorted(DEFECTS.values(), key=lambda defect: list(_LEVELS).index(defect.level)):
-        lines.append(f"| `{defect.name}` | {defect.level} | {defect.description} | {_expectation(defect)} |")
-    return "\n".join(lines)
-
-
-def _expectation(defect: Defect) -> str:
-    if defect.outcome == "ignored":
-        return "left out and counted"
-    if defect.outcome == "refused":
-        return "refused: " + " or ".join(f"`{reason}`" for reason in defect.reasons)
-    details = [f"noted `{note}`" for note in defect.notes]
-    details += [f"{axis} from {source}" for axis, source in defect.provenance]
-    details += [f"{', '.join(defect.uncertain)} uncertain where it is not the true one"] if defect.uncertain else []
-    details += [f"pattern {defect.pattern}"] if defect.pattern != "raster" else []
-    return "accepted" + (": " if details else "") + "; ".join(details)
