@@ -18,10 +18,10 @@ from synthetic import small_recipe
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (SCHEMA_VERSION + 1, rf"has schema {SCHEMA_VERSION + 1}, this octjepa reads up to .*: update octjepa$"),
+        (SCHEMA_VERSION + 1, rf"has schema {SCHEMA_VERSION + 1}, this octjepa reads schema 1: update octjepa$"),
         (
             OLDEST_SCHEMA - 1,
-            rf"has schema {OLDEST_SCHEMA - 1}, this octjepa reads .* and newer: ingest the scans again",
+            rf"has schema {OLDEST_SCHEMA - 1}, this octjepa reads schema 1: ingest the scans again",
         ),
     ],
 )
@@ -32,6 +32,15 @@ def test_a_store_of_another_schema_names_the_way_out(tmp_path: Path, schema: int
     with pytest.raises(UsageError, match=message) as caught:
         Store.open(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_store_json_without_schema_or_unreadable_names_the_way_out(tmp_path: Path) -> None:
+    marker = json.loads(contract_text(small_recipe().preprocessing))
+    del marker["schema_version"]
+    for text in (json.dumps(marker), "{", json.dumps({"schema_version": SCHEMA_VERSION})):
+        (tmp_path / "store.json").write_text(text)
+        with pytest.raises(UsageError, match="ingest the scans again into a new --store folder"):
+            Store.open(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,12 @@ def read_contract(store: Path) -> tuple[Preprocessing, int]:
         raise UsageError(f"{store} is no store (it has no {MARKER}): make one with `octjepa ingest`")
     try:
         content: dict[str, Any] = json.loads(marker.read_text(encoding="utf-8"))
-        schema = int(content["schema_version"])
+        schema = int(content.get("schema_version", 0))
         if schema > SCHEMA_VERSION:
-            raise UsageError(
-                f"the store {store} has schema {schema}, this octjepa reads up to {SCHEMA_VERSION}: update octjepa"
-            )
+            raise UsageError(f"the store {store} has schema {schema}, this octjepa reads {_readable()}: update octjepa")
         if schema < OLDEST_SCHEMA:
             raise UsageError(
-                f"the store {store} has schema {schema}, this octjepa reads {OLDEST_SCHEMA} and newer: "
+                f"the store {store} has schema {schema}, this octjepa reads {_readable()}: "
                 "ingest the scans again into a new --store folder, or use the octjepa that wrote it"
             )
         preprocessing = Preprocessing.model_validate(content["contract"])
@@ -52,7 +50,14 @@ def read_contract(store: Path) -> tuple[Preprocessing, int]:
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{marker} cannot be read as a store's contract: {error}") from None
+        raise UsageError(
+            f"{marker} cannot be read as a store's contract ({type(error).__name__}: {error}): restore the file, or "
+            "ingest the scans again into a new --store folder"
+        ) from None
+
+
+def _readable() -> str:
+    return f"schema {SCHEMA_VERSION}" if OLDEST_SCHEMA == SCHEMA_VERSION else f"{OLDEST_SCHEMA} to {SCHEMA_VERSION}"
 
 
 def contract_differences(preprocessing: Preprocessing, recipe: Recipe) -> list[str]:
