@@ -126,28 +126,30 @@ def test_the_table_is_whole() -> None:
         assert name == defect.name
         assert set(defect.reasons) <= set(REASONS), name
         assert bool(defect.reasons) == (defect.outcome == "refused"), name
-        assert len(defect.reasons) <= 3 or name == "sent_as_text", f"{name}: a fate that admits anything is none"
+        assert len(defect.reasons) <= 3 or name == "sent_as_text", (
+            f"{name}: an outcome that allows every reason checks nothing"
+        )
         assert set(defect.uncertain) <= set(AXES)
         assert defect.devices
 
 
 def expectation(defect: Defect) -> str:
-    """What must become of a defect, in words."""
+    """The required outcome of a defect, in words."""
     if defect.outcome == "ignored":
-        return "left out and counted"
+        return "ignored and counted"
     if defect.outcome == "refused":
         return "refused: " + " or ".join(f"`{reason}`" for reason in defect.reasons)
-    details = [f"noted `{note}`" for note in defect.notes]
+    details = [f"note `{note}`" for note in defect.notes]
     details += [f"{axis} from {source}" for axis, source in defect.provenance]
-    details += [f"{', '.join(defect.uncertain)} uncertain where it is not the true one"] if defect.uncertain else []
+    details += [f"{', '.join(defect.uncertain)} spacing true or marked uncertain"] if defect.uncertain else []
     details += [f"pattern {defect.pattern}"] if defect.pattern != "raster" else []
     return "accepted" + (": " if details else "") + "; ".join(details)
 
 
 def table() -> str:
-    """The Markdown table of `docs/zoo.md`, level by level: print it to write that page anew."""
+    """The Markdown table of `docs/zoo.md`, level by level: print it to update that page."""
     levels = ("file", "frames", "header", "geometry", "identity", "pixels")
-    lines = ["| defect | level | what is wrong | must be |", "|---|---|---|---|"]
+    lines = ["| defect | level | what is wrong | required outcome |", "|---|---|---|---|"]
     for defect in sorted(DEFECTS.values(), key=lambda defect: levels.index(defect.level)):
         lines.append(f"| `{defect.name}` | {defect.level} | {defect.description} | {expectation(defect)} |")
     return "\n".join(lines)
