@@ -46,3 +46,14 @@ def test_nothing_is_cut_off_on_paper_which_is_white(page: Page) -> None:
     assert page.value("getComputedStyle(document.querySelector('section')).backgroundColor") == "rgb(255, 255, 255)"
     assert page.value("getComputedStyle(document.querySelector('h1')).color") == "rgb(26, 35, 48)"
     page.send("Emulation.setEmulatedMedia", media="screen")
+
+
+def test_no_page_break_cuts_an_eye_or_a_line_of_a_table_or_leaves_a_heading_alone(page: Page) -> None:
+    page.send("Emulation.setEmulatedMedia", media="print")
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    whole = {one: page.value(style.format(one, "breakInside")) for one in (".eye", "figure", "tr", ".key", "p", "pre")}
+    assert set(whole.values()) == {"avoid"}, whole
+    kept = {one: page.value(style.format(one, "breakAfter")) for one in ("h2", "h3", "caption", ".lead", "summary")}
+    assert set(kept.values()) == {"avoid"}, kept
+    assert page.value(style.format("thead", "display")) == "table-header-group"  # again on every page
+    page.send("Emulation.setEmulatedMedia", media="screen")
