@@ -17,6 +17,7 @@ import torch
 
 from octjepa.bench.data import random_batch
 from octjepa.checkpoint import folder
+from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.doctor import examine
 from octjepa.doctor.accelerator import accelerator_checks
@@ -27,7 +28,6 @@ from octjepa.recipe import Recipe
 from octjepa.train import loop
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import peak_bytes
-from octjepa.train.precision import with_precision
 from octjepa.train.step import accumulate, take_step
 
 from .campaign import ROOT, Campaign, Figures, Step, kill, tensors_equal

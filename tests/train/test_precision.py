@@ -13,12 +13,12 @@ import torch
 
 from octjepa.config import load_recipe
 from octjepa.distributed import precision
+from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import WrongCheckpointError
 from octjepa.recipe import Recipe
 from octjepa.train import plan as planning
 from octjepa.train.loop import pretrain
-from octjepa.train.precision import agree_on_precision
 from synthetic import MemoryStore, small_recipe
 
 RATES = {True: "amx_bf16: 400 GFLOP/s in bf16, 100 in fp32", False: "50 GFLOP/s in bf16, 100 in fp32"}

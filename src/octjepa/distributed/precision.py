@@ -1,21 +1,33 @@
-"""Whether a device multiplies bf16 in hardware, and the precision that `auto` chooses on it.
+"""Whether a device multiplies bf16 in hardware, the precision that `auto` chooses on it, and that of a whole run.
 
 A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.6 times as long as in fp32 there (18
 against 43 volumes/s), so `auto` is fp32 on such a machine. For a CPU the instruction sets that torch reports are
 confirmed by timing a product in both types; CUDA needs compute capability 8.0; a TPU always has it.
+
+In a recipe `auto` becomes fp32 or bf16 before anything of it is hashed, compared or built. Rank 0 decides, and a run
+that resumes keeps what it began with, so that all updates of a run are computed alike.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
+
+from octjepa.recipe import Recipe
+
+if TYPE_CHECKING:
+    from octjepa.distributed.runtime import Runtime
 
 AUTO = "auto"
 _SMALLEST, _LARGEST = 256, 4096  # sides of the square matrices that are multiplied
 _LONG_SECONDS = 2e-3  # a product that takes so long is large enough to be timed
 _SECONDS = 0.1  # for each of the two types
+_log = logging.getLogger(__name__)
 
 
 def gemm_gflops(device: torch.device, dtype: torch.dtype, seconds: float = _SECONDS) -> float:
@@ -83,3 +95,40 @@ def wait_for(device: torch.device) -> None:
     """Returns when the work given to an accelerator is done; a CPU is never behind."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+def agree_on_precision(requested: str, read_recorded: Callable[[], str | None], runtime: Runtime) -> str:
+    """`fp32` or `bf16` for a run, the same on every rank, which `runtime` computes in from now on.
+
+    `requested` is the recipe's; `read_recorded` is called on rank 0 and returns what a run that resumes began with,
+    else None. Raises on every rank what it raises.
+    """
+    chosen: list[str] = []
+    runtime.run_on_rank_zero(lambda: chosen.append(_choose(requested, read_recorded(), runtime)))
+    runtime.precision = str(runtime.broadcast_object(chosen[0] if chosen else None))
+    return runtime.precision
+
+
+def _choose(requested: str, recorded: str | None, runtime: Runtime) -> str:
+    """Chooses, and logs one line that says what was chosen and why."""
+    if requested != AUTO or recorded is None:
+        precision, reason = choose_precision(requested, runtime.device)
+        slow = precision == "bf16" and not bf16_in_hardware(runtime.device)[0]
+        level = logging.WARNING if slow else logging.INFO
+        _log.log(level, "precision %s on %s: %s", precision, runtime.device, reason)
+        return precision
+    if recorded == "bf16":
+        in_hardware, found = bf16_in_hardware(runtime.device)
+        if not in_hardware:
+            _log.warning(
+                "precision bf16, in which this run began, is kept, though %s has it not in hardware (%s): updates take "
+                "longer here. A new run would be in fp32", runtime.device, found,
+            )  # fmt: skip
+            return recorded
+    _log.info("precision %s on %s, in which this run began", recorded, runtime.device)
+    return recorded
+
+
+def with_precision(recipe: Recipe, precision: str) -> Recipe:
+    """The recipe with `train.precision` set."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": precision})})

@@ -13,13 +13,12 @@ import numpy as np
 from jaxtyping import Shaped, UInt8, UInt16
 
 from octjepa.ingest.encapsulated import ITEM, decode_frames, split_frames
+from octjepa.ingest.intensity import MAX_BYTES, range_without_marks, scale_to_bytes
 from octjepa.ingest.reasons import rejection
-from octjepa.ingest.value_range import range_without_marks, scale_to_bytes
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-MAX_BYTES = 4 << 30  # decoded pixels of one file; the largest known cube is 512 x 992 x 512 = 0.26 GB
 _PHOTOMETRIC = {"MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _PADDING = 4096  # zeros after the last frame: some writers fill up their last block
 _OVERLAYS = range(

@@ -24,6 +24,7 @@ from octjepa.ingest.identity import identify
 from octjepa.ingest.manifest import ManifestRow, find_row
 from octjepa.ingest.orientation import (
     MAX_LOCALIZERS,
+    align_columns,
     circle_frames,
     find_scan_pattern,
     is_transposed,
@@ -36,7 +37,6 @@ from octjepa.ingest.picture_frames import damaged_frames, picture_frames
 from octjepa.ingest.protocols import protocol_spacing
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan
 from octjepa.ingest.reasons import REASONS, error_origin, rejection
-from octjepa.ingest.scan_direction import align_columns
 from octjepa.volume import AXES, OCTVolume
 
 SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option

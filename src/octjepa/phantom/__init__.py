@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from octjepa.phantom.anatomy import SURFACES
 from octjepa.phantom.cohort import write_cohort
-from octjepa.phantom.decoy_cohort import write_decoys
-from octjepa.phantom.decoys import DECOYS, Decoy, make_decoy
+from octjepa.phantom.decoys import DECOYS, Decoy, make_decoy, write_decoys
 from octjepa.phantom.dialect import DIALECTS
 from octjepa.phantom.eye import Eye, Truth, make_eye, read_truth
 from octjepa.phantom.person import LESIONS

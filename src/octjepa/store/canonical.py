@@ -13,15 +13,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int16, Shaped, UInt8
 
 from octjepa.ingest.burned_in import find_text
+from octjepa.ingest.orientation import VERTICAL_NOTE
 from octjepa.ingest.picture_frames import damaged_frames
 from octjepa.ingest.reasons import rejection
-from octjepa.ingest.scan_direction import VERTICAL_NOTE
 from octjepa.recipe import Preprocessing
 from octjepa.store.fill import intensity_beside_mask, remove_fill
 from octjepa.store.grid_coverage import coverage_notes, shares_outside
-from octjepa.store.human_retina import score_retina
 from octjepa.store.near_duplicates import enface_hash, mean_en_face
 from octjepa.store.neighbours import check_neighbours
+from octjepa.store.plausibility import score_retina
 from octjepa.store.quality import check_layered, score_quality, structured_frames
 from octjepa.store.resample import centred_positions, resampling_matrix
 from octjepa.store.surfaces import RobustSurface, Surfaces, find_surfaces, fit_surface

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octjepa.ingest.scan_direction import VERTICAL_NOTE
+from octjepa.ingest.orientation import VERTICAL_NOTE
 from octjepa.store.canonical import SPARSE_NOTE
 from octjepa.store.vitreous_objects import OBJECT_NOTE
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.location import location_name
+from octjepa.distributed.precision import agree_on_precision, with_precision
 from octjepa.distributed.runtime import distributed_context
 from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, stop_request, sync_flags
 from octjepa.errors import OctjepaError
@@ -40,7 +41,6 @@ from octjepa.train.guards import (
 from octjepa.train.metrics import MetricsBuffer, ThroughputMeter
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
-from octjepa.train.precision import agree_on_precision, with_precision
 from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
 from octjepa.train.setup import Run, prepare_run
 from octjepa.train.step import MicroBatcher, accumulate, take_step

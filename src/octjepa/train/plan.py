@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from octjepa.distributed.precision import choose_precision
+from octjepa.distributed.precision import choose_precision, with_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
@@ -38,7 +38,6 @@ from octjepa.train.optimizer import (
     update_target,
     warmup_updates,
 )
-from octjepa.train.precision import with_precision
 from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, is_out_of_memory, micro_batch_too_large, take_step
 from octjepa.views.loader import TrainingDataset, collate

@@ -15,8 +15,7 @@ from scipy.io import savemat
 
 from eye_files import phantom, write_itk
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import read_volume
-from octjepa.ingest.formats import intensity
+from octjepa.ingest import intensity, read_volume
 
 PIXELS, SPACING = phantom()
 

@@ -10,9 +10,9 @@ import pytest
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.formats import recognise
-from octjepa.ingest.formats.intensity import FILL, heyex_display
 from octjepa.ingest.formats.vendor import heyex_e2e, heyex_xml
 from octjepa.ingest.formats.vendor.heidelberg_vol import read_vol
+from octjepa.ingest.intensity import FILL, heyex_display
 from octjepa.ingest.reader import assemble
 from vendor_files import (
     PATTERN_CIRCLE,

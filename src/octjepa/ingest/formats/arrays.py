@@ -23,8 +23,8 @@ import numpy as np
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.formats.axes import axes_word
-from octjepa.ingest.formats.intensity import check_size, to_uint8
 from octjepa.ingest.formats.sequence import MIN_FRAMES
+from octjepa.ingest.intensity import check_size, to_uint8
 from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from octjepa.ingest.formats.intensity import check_size, luminance, to_uint8
 from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES, Sequence, sequences
+from octjepa.ingest.intensity import check_size, luminance, to_uint8
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from octjepa.ingest.formats import import_extra
 from octjepa.ingest.formats.arrays import single_b_scan
-from octjepa.ingest.formats.intensity import check_size, to_uint8
+from octjepa.ingest.intensity import check_size, to_uint8
 from octjepa.ingest.raw_scan import FrameGeometry, RawScan, StoredAxes
 from octjepa.ingest.reasons import rejection
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from octjepa.ingest.formats import import_extra
 from octjepa.ingest.formats.arrays import ArrayMetadata, array_metadata, array_scan, is_small, scan_member
-from octjepa.ingest.formats.intensity import check_size
+from octjepa.ingest.intensity import check_size
 from octjepa.ingest.raw_scan import RawScan
 from octjepa.ingest.reasons import rejection
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
+from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.embedding import embed_store, require_same_contract
@@ -48,7 +49,6 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
 from octjepa.train.learner import STATES
-from octjepa.train.precision import agree_on_precision
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"

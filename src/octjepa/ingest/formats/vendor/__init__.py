@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.ingest.encapsulated import GAP_SHARE
-from octjepa.ingest.pixels import MAX_BYTES, fill_gaps
+from octjepa.ingest.intensity import MAX_BYTES
+from octjepa.ingest.pixels import fill_gaps
 from octjepa.ingest.raw_scan import FrameGeometry
 from octjepa.ingest.reasons import error_origin, rejection
 

@@ -13,8 +13,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from octjepa.ingest.formats.intensity import to_uint8
 from octjepa.ingest.formats.vendor import check_length, check_shape, file_size, member_names, more_scans, positive
+from octjepa.ingest.intensity import to_uint8
 from octjepa.ingest.raw_scan import FrameGeometry, HeaderFields, RawScan
 from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern

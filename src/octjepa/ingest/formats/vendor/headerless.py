@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from octjepa.ingest.devices import named_model
-from octjepa.ingest.formats.intensity import to_uint8
 from octjepa.ingest.formats.vendor import check_length, check_shape, date_text, file_size, member_names, more_scans
+from octjepa.ingest.intensity import to_uint8
 from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
 from octjepa.ingest.reasons import rejection
 

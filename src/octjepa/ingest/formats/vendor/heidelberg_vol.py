@@ -14,7 +14,6 @@ from typing import BinaryIO
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.ingest.formats.intensity import heyex_display
 from octjepa.ingest.formats.vendor import (
     check_length,
     check_shape,
@@ -24,6 +23,7 @@ from octjepa.ingest.formats.vendor import (
     line_geometry,
     positive,
 )
+from octjepa.ingest.intensity import heyex_display
 from octjepa.ingest.raw_scan import HeaderFields, RawScan
 from octjepa.ingest.reasons import rejection
 

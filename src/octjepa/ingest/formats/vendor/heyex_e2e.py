@@ -25,7 +25,6 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.anatomy import other_part
 from octjepa.ingest.devices import named_model
 from octjepa.ingest.formats import import_extra
-from octjepa.ingest.formats.intensity import heyex_display
 from octjepa.ingest.formats.vendor import (
     check_length,
     check_shape,
@@ -36,6 +35,7 @@ from octjepa.ingest.formats.vendor import (
     member_names,
     more_scans,
 )
+from octjepa.ingest.intensity import heyex_display
 from octjepa.ingest.raw_scan import AxisSpacing, HeaderFields, RawScan
 from octjepa.ingest.reasons import error_origin, rejection
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.ingest.formats.intensity import to_uint8
 from octjepa.ingest.formats.vendor import (
     check_length,
     check_shape,
@@ -24,6 +23,7 @@ from octjepa.ingest.formats.vendor import (
     file_size,
     filled_fields,
 )
+from octjepa.ingest.intensity import to_uint8
 from octjepa.ingest.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
 from octjepa.ingest.reasons import rejection
 from octjepa.volume import Pattern

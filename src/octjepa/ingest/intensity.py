@@ -1,4 +1,10 @@
-"""Values of any number type to 8-bit intensities, with a note of what was changed; what is no scan is refused."""
+"""Values of any number type to 8-bit intensities, with a note of what was changed; what is no scan is refused.
+
+Marks of what was not measured (-32768, 65535, the largest float32) are no intensities. Such a mark lies further from
+the other values than they lie from each other. Scaled together with it, 12 bits of scan would be sixteen intensities;
+it becomes the nearest end of the scan's own range instead, white or black, and `octjepa.store.fill` masks it where it
+reaches the border. A single bright pixel far above all others counts as one too.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Num, UInt8
 
-from octjepa.ingest.pixels import MAX_BYTES
 from octjepa.ingest.reasons import rejection
-from octjepa.ingest.value_range import range_without_marks, scale_to_bytes
 
+MAX_BYTES = 4 << 30  # decoded pixels of one file; the largest known cube is 512 x 992 x 512 = 0.26 GB
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
 FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.store.fill` masks it
 _COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its channels by compression alone
@@ -131,3 +136,30 @@ def heyex_display(linear: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*sh
     valid = (linear >= 0) & (linear <= 1)
     shown = np.sqrt(np.sqrt(np.where(valid, linear, 0).astype(np.float32)))
     return np.where(valid, np.round(255 * shown), FILL).astype(np.uint8)
+
+
+def range_without_marks(values: np.ndarray) -> tuple[float, float]:
+    """(least, largest) value of an array of finite numbers without marks; of both ends the further mark goes first."""
+    low, high = float(values.min()), float(values.max())
+    for _ in range(2):
+        below = float(values.max(where=values < high, initial=low, axis=None)) if high > low else low
+        above = float(values.min(where=values > low, initial=high, axis=None)) if high > low else high
+        if high - below > below - low and high - below >= above - low:
+            high = below
+        elif above - low > high - above:
+            low = above
+        else:
+            break
+    return low, high
+
+
+def scale_to_bytes(values: np.ndarray, low: float, high: float, span: float) -> UInt8[np.ndarray, "..."]:
+    """`values` with `low` at 0 and `low + span` at 255; what is above `high` is white, what is below `low` black.
+
+    One frame at a time: the copy in floats stays small.
+    """
+    intensities = np.empty(values.shape, np.uint8)
+    for out, frame in zip(intensities, values, strict=True):
+        out[...] = np.round((np.clip(frame.astype(np.float64), low, high) - low) * (255.0 / span))
+        out[frame > high] = 255
+    return intensities
