@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from octjepa.checkpoint.folder import MANIFEST, list_checkpoints, read_manifest, read_tensors
-from octjepa.checkpoint.location import Location, has_file, parse_location
+from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tensors
+from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
 from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe

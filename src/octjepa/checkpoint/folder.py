@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from octjepa.checkpoint.location import (
+    MANIFEST,
     Location,
     child,
     has_file,
@@ -34,8 +36,9 @@ from octjepa.checkpoint.location import (
 )
 from octjepa.errors import CheckpointError, WrongCheckpointError
 
-MANIFEST = "manifest.json"
 SCHEMA = 1
+Loaded = TypeVar("Loaded")
+_log = logging.getLogger(__name__)
 
 
 def write_folder(
@@ -49,7 +52,7 @@ def write_folder(
         with staging_folder() as local:
             written = write_folder(local, update, tensors, about)
             final = child(parent, location_name(written))
-            upload(Path(written), str(final), last=MANIFEST)
+            upload(Path(written), str(final))
         return final
     final = parent / f"step-{update:08d}"
     hidden = parent / f".{final.name}.partial"
@@ -127,7 +130,27 @@ def read_tensors(folder: Location, name: str) -> dict[str, Tensor]:
 
 def list_checkpoints(parent: Location) -> list[Location]:
     """Complete checkpoints under `parent`, oldest first."""
-    return split_folders(parent, MANIFEST, "step-")[0]
+    return split_folders(parent)[0]
+
+
+def load_newest(parent: Location, load: Callable[[Location], Loaded]) -> Loaded | None:
+    """What `load` returns for the newest checkpoint under `parent`; None where there is no checkpoint.
+
+    A damaged one is logged, and the one before it is loaded. Raises CheckpointError where none is whole, and
+    WrongCheckpointError as `load` does.
+    """
+    checkpoints = list_checkpoints(parent)
+    for checkpoint in reversed(checkpoints):
+        try:
+            return load(checkpoint)
+        except WrongCheckpointError:
+            raise
+        except CheckpointError as error:
+            if checkpoint == checkpoints[0]:
+                raise
+            name = location_name(checkpoint)
+            _log.warning("%s NOT USED: %s Training resumes from the checkpoint before it", name, error)
+    return None
 
 
 def best_checkpoint(parent: Location) -> Location | None:
@@ -149,7 +172,7 @@ def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> No
 
     Incomplete ones older than the newest, left by killed uploads, are removed too.
     """
-    complete, incomplete = split_folders(parent, MANIFEST, "step-")
+    complete, incomplete = split_folders(parent)
     best = best_checkpoint(parent) if len(complete) > keep_last else None
     abandoned = [
         checkpoint for checkpoint in incomplete if complete and location_name(checkpoint) < location_name(complete[-1])
@@ -157,14 +180,14 @@ def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> No
     for folder in complete[:-keep_last] + abandoned:
         permanent = folder in complete and keep_every is not None and update_number(folder) % keep_every == 0
         if folder != best and not permanent:
-            remove(folder, MANIFEST)
+            remove(folder)
 
 
 def remove_later(parent: Location, update: int) -> None:
     """Removes the checkpoints of updates after `update`, to which a run has returned."""
     for folder in list_checkpoints(parent):
         if update_number(folder) > update:
-            remove(folder, MANIFEST)
+            remove(folder)
 
 
 def update_number(folder: Location) -> int:

@@ -12,6 +12,7 @@ from octjepa import remote
 from octjepa.errors import CheckpointError, OctjepaError, UsageError
 
 Location = Path | str  # a str is a url
+MANIFEST = "manifest.json"  # the file that makes a checkpoint folder complete
 
 
 def parse_location(text: str | Path, within: Path | None = None) -> Location:
@@ -50,18 +51,18 @@ def local_file(location: Location, name: str) -> Iterator[Path]:
         yield path
 
 
-def split_folders(location: Location, marker: str, pattern: str) -> tuple[list[Location], list[Location]]:
-    """(complete, incomplete) folders called `pattern`* in `location`, sorted: with and without a file `marker`."""
+def split_folders(location: Location) -> tuple[list[Location], list[Location]]:
+    """(complete, incomplete) folders called step-* in `location`, sorted: with and without a manifest."""
     if isinstance(location, Path):
-        paths = sorted(path for path in location.glob(f"{pattern}*") if path.is_dir())
-        return [p for p in paths if (p / marker).is_file()], [p for p in paths if not (p / marker).is_file()]
+        paths = sorted(path for path in location.glob("step-*") if path.is_dir())
+        return [p for p in paths if (p / MANIFEST).is_file()], [p for p in paths if not (p / MANIFEST).is_file()]
     depth = len(location.split("/"))
     parts = [obj.url.split("/") for obj in remote.list_objects(location)]
-    parts = [part for part in parts if len(part) == depth + 2 and part[depth].startswith(pattern)]
-    complete = {part[depth] for part in parts if part[-1] == marker}
-    rest = {part[depth] for part in parts} - complete
+    parts = [part for part in parts if len(part) == depth + 2 and part[depth].startswith("step-")]
+    complete = {part[depth] for part in parts if part[-1] == MANIFEST}
+    incomplete = {part[depth] for part in parts} - complete
     return [remote.join(location, name) for name in sorted(complete)], [
-        remote.join(location, name) for name in sorted(rest)
+        remote.join(location, name) for name in sorted(incomplete)
     ]
 
 
@@ -78,13 +79,12 @@ def staging_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def upload(folder: Path, location: str, last: str) -> None:
-    """Uploads all files of `folder` to `location`, the file `last` after the others. Raises CheckpointError."""
+def upload(folder: Path, location: str) -> None:
+    """Uploads all files of `folder` to `location`, the manifest after the others. Raises CheckpointError."""
     try:
-        remote.remove(
-            remote.join(location, last)
-        )  # left by a killed upload of the same update: it must not make new files look complete
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
+        # A manifest that a killed upload of the same update left must not make new files look complete.
+        remote.remove(remote.join(location, MANIFEST))
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
             remote.put(path, remote.join(location, path.name))
     except OctjepaError as error:
         raise CheckpointError(
@@ -92,12 +92,12 @@ def upload(folder: Path, location: str, last: str) -> None:
         ) from None
 
 
-def remove(folder: Location, marker: str) -> None:
-    """Removes a folder with its contents, `marker` first, so that a kill leaves nothing that looks complete."""
+def remove(folder: Location) -> None:
+    """Removes a folder with its contents, the manifest first, so that a kill leaves nothing that looks complete."""
     if isinstance(folder, Path):
         shutil.rmtree(folder)
         return
-    remote.remove(remote.join(folder, marker))
+    remote.remove(remote.join(folder, MANIFEST))
     for obj in remote.list_objects(folder):
         remote.remove(obj.url)
 

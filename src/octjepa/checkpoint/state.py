@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.location import Location
+from octjepa.checkpoint.folder import read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.location import MANIFEST, Location
 from octjepa.config import science, science_hash, stored_recipe
 from octjepa.distributed.runtime import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError

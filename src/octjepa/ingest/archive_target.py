@@ -9,10 +9,10 @@ import shutil
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Protocol
+from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from octjepa import remote
@@ -43,40 +43,8 @@ class Meter:
         self._progress.advance(self._bytes // MB - before)
 
 
-class Target(Protocol):
-    """A folder that members are written to."""
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Held while members are written, by one process at a time."""
-
-    def check_room(self, needed: int) -> None:
-        """Raises OctjepaError where `needed` bytes have no room."""
-
-    def has(self, path: str) -> bool:
-        """Whether something exists at `path`."""
-
-    def is_same(self, member: Member) -> bool:
-        """Whether the file at a member's path is that member."""
-
-    def is_free(self, path: str) -> bool:
-        """Whether a file can be made there."""
-
-    def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
-        """Writes one member; False where its content is damaged."""
-
-
-def make_target(target: str | Path) -> Target:
-    """Raises UsageError: there is a file, or no access to the bucket."""
-    if remote.is_remote(target):
-        return BucketTarget(str(target))
-    folder = Path(target)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{printable(str(folder))} is a file: name a folder, new or not")
-    return FolderTarget(folder.resolve())
-
-
 class FolderTarget:
-    """A folder on a disk."""
+    """A folder on a disk that members are written to."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,9 +56,11 @@ class FolderTarget:
             yield
 
     def check_room(self, needed: int) -> None:
+        """Raises OctjepaError where `needed` bytes have no room."""
         _check_room(needed, self._folder)
 
     def has(self, path: str) -> bool:
+        """Whether something exists at `path`."""
         return os.path.lexists(self._folder / path)
 
     def is_same(self, member: Member) -> bool:
@@ -111,6 +81,7 @@ class FolderTarget:
         return above == self._folder or (above.is_dir() and above.resolve().is_relative_to(self._folder))
 
     def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
+        """Writes one member; False where its content is damaged."""
         path = self._folder / member.path
         path.parent.mkdir(parents=True, exist_ok=True)
         # The name depends on the path alone: what a killed run leaves is overwritten by the next one.
@@ -127,7 +98,10 @@ class FolderTarget:
 
 
 class BucketTarget:
-    """Objects below a url, written atomically by the store; one of the member's size is taken for the member."""
+    """Objects below a url, with the methods of `FolderTarget`.
+
+    They are written atomically by the store; one of the member's size is taken for the member.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = remote.join(url)
@@ -161,6 +135,19 @@ class BucketTarget:
             if whole:
                 remote.put(path, remote.join(self._url, member.path))
             return whole
+
+
+Target = FolderTarget | BucketTarget
+
+
+def make_target(target: str | Path) -> Target:
+    """Raises UsageError: there is a file, or no access to the bucket."""
+    if remote.is_remote(target):
+        return BucketTarget(str(target))
+    folder = Path(target)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{printable(str(folder))} is a file: name a folder, new or not")
+    return FolderTarget(folder.resolve())
 
 
 def _check_room(needed: int, folder: Path) -> None:

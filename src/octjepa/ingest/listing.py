@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
 from posixpath import basename, dirname, join
-from typing import Protocol
 
 from octjepa import remote
 from octjepa.errors import UsageError, VolumeRejected
@@ -45,64 +44,18 @@ def relative(path: str, folder: str) -> str | None:
     return path[len(inside) + 1 :] if path.startswith(f"{inside}/") else None
 
 
-class Listing(Protocol):
-    """What a search needs to know about files, on a disk or in a bucket."""
+class LocalListing:
+    """Files on the disks of this machine: what a search needs to know about them."""
+
+    def __init__(self) -> None:
+        self.real = cache(os.path.realpath)  # the path of a folder without links; thousands of files share few
 
     def normalise(self, source: str) -> str:
         """The path that a user's `source` names. Raises UsageError for one that cannot be searched."""
-
-    def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
-        """(path without links, kind), kind as in `entries`; None where there is nothing. Raises PermissionError."""
-
-    def entries(self, folder: str) -> Sequence[tuple[str, str]]:
-        """(name, kind) in the order of names; kind is file, folder, link (to a file) or what else it is.
-
-        Raises OSError.
-        """
-
-    def is_file(self, path: str) -> bool:
-        """Whether `path` is a file that exists."""
-
-    def size(self, path: str) -> int:
-        """Bytes of a file."""
-
-    def read_bytes(self, path: str) -> bytes:
-        """The whole content of a small file."""
-
-    def real(self, folder: str) -> str:
-        """The path of a folder without links."""
-
-    def is_scan(self, path: str) -> bool:
-        """Whether a reader should try this file; True for one that cannot be opened, so that its error is recorded."""
-
-    def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
-        """Whether the files called `names` in a folder are the B-scan images of one scan."""
-
-    def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
-        """The scans of which a folder holds a DICOM file per B-scan. Raises ResourceError: no room for a copy."""
-
-    def location(self, path: str) -> Path | str:
-        """What a reader opens: a path on a disk, or an address in a bucket."""
-
-    def name_outside(self, path: str) -> str:
-        """What to call a file that is not below the searched root."""
-
-    def source(
-        self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False, series: Series | None = None
-    ) -> SourceFile:
-        """The scan at `path`, a folder of images or of the B-scans of `series` where `is_folder`."""
-
-
-class LocalListing:
-    """Files on the disks of this machine."""
-
-    def __init__(self) -> None:
-        self.real = cache(os.path.realpath)  # of folders: thousands of files share few
-
-    def normalise(self, source: str) -> str:
         return str(Path(source))
 
     def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
+        """(path without links, kind), kind as in `entries`; None where there is nothing. Raises PermissionError."""
         try:
             mode = os.lstat(path).st_mode
             if stat.S_ISLNK(mode):
@@ -116,6 +69,10 @@ class LocalListing:
         return real, "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "special file"
 
     def entries(self, folder: str) -> list[tuple[str, str]]:
+        """(name, kind) in the order of names; kind is file, folder, link (to a file) or what else it is.
+
+        Raises OSError.
+        """
         with os.scandir(folder) as found:
             return sorted((entry.name, self._kind(entry)) for entry in found)
 
@@ -135,40 +92,49 @@ class LocalListing:
             return "link to nothing"
 
     def is_file(self, path: str) -> bool:
+        """Whether `path` is a file that exists."""
         return os.path.isfile(path)
 
     def size(self, path: str) -> int:
+        """Bytes of a file."""
         return os.path.getsize(path)
 
     def read_bytes(self, path: str) -> bytes:
+        """The whole content of a small file."""
         return Path(path).read_bytes()
 
     def is_scan(self, path: str) -> bool:
+        """Whether a reader should try this file; True for one that cannot be opened, so that its error is recorded."""
         try:
             return formats.recognise(Path(path)) is not None
         except VolumeRejected:
             return True
 
     def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
+        """Whether the files called `names` in a folder are the B-scan images of one scan."""
         return formats.is_scan_folder(Path(folder), names)
 
     def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
+        """The scans of which a folder holds a DICOM file per B-scan. Raises ResourceError: no room for a copy."""
         return series_in(Path(folder), names)
 
     def location(self, path: str) -> Path:
+        """What a reader opens: a path on a disk, or an address in a bucket."""
         return Path(path)
 
     def name_outside(self, path: str) -> str:
+        """What to call a file that is not below the searched root."""
         return basename(path)
 
     def source(
         self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False, series: Series | None = None
     ) -> SourceFile:
+        """The scan at `path`, a folder of images or of the B-scans of `series` where `is_folder`."""
         return SourceFile(Path(path), name, row)
 
 
 class BucketListing:
-    """Objects in buckets. What was listed or looked up once is not requested again."""
+    """Objects in buckets, with the methods of `LocalListing`. What was listed or looked up is not requested again."""
 
     def __init__(self) -> None:
         self._suffixes = tuple(formats.suffixes() - IMAGES)  # by name alone a TIFF may be a single picture
@@ -271,6 +237,9 @@ class BucketListing:
 
     def _files(self, folder: str) -> list[str]:
         return [join(folder, name) for name, kind in self.entries(folder) if kind == "file"]
+
+
+Listing = LocalListing | BucketListing
 
 
 @dataclass(frozen=True)

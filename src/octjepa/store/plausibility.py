@@ -32,7 +32,7 @@ _FRAMES = 3  # B-scans over which intensities are averaged, and a lone A-scan is
 _LEAST = 0.1  # a lower score is refused
 # (0 below, 1 from, 1 up to, 0 above) of the curvature per mm, positive where the middle is highest
 _CURVATURE = (-0.3, -0.2, 0.07, 0.12)
-_THICKNESS_MM = (0.04, 0.09, 0.75, 1.2)  # median of ILM to Bruch's membrane
+_MEDIAN_THICKNESS_MM = (0.04, 0.09, 0.75, 1.2)  # median of ILM to Bruch's membrane
 _NARROWEST_MM = 1.0  # a field along the columns that shows no curvature
 
 
@@ -95,7 +95,7 @@ def _curvature_per_mm(depth_mm: Float[np.ndarray, " C"], column_mm: float) -> fl
 def score_retina(surfaces: Surfaces, fit: RobustSurface, depth_mm: float, column_mm: float) -> float:
     """0..1. Raises VolumeRejected not_retina where the score is below `_LEAST`, with what speaks against it."""
     thickness = float(np.median(surfaces.bm - surfaces.ilm)) * depth_mm
-    score, against = _trapezoid(thickness, _THICKNESS_MM), f"{thickness:.2f} mm thick"
+    score, against = _trapezoid(thickness, _MEDIAN_THICKNESS_MM), f"{thickness:.2f} mm thick"
     if fit.surface.shape[1] * column_mm >= _NARROWEST_MM:
         outer = _curvature_per_mm(fit.surface.mean(axis=0) * depth_mm, column_mm)
         inner = _curvature_per_mm(np.median(surfaces.ilm - fit.offsets[:, None], axis=0) * depth_mm, column_mm)

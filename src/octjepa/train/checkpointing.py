@@ -21,7 +21,7 @@ from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.location import Location, child, location_name
 from octjepa.checkpoint.warm_start import warm_start
 from octjepa.distributed.runtime import Runtime
-from octjepa.errors import CheckpointError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
@@ -158,20 +158,9 @@ def _load_newest(
     if checkpoint_dir is None:
         raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
     check_data(out, store, ids, recipe)
-    checkpoints = folder.list_checkpoints(checkpoint_dir)
-    for checkpoint in reversed(checkpoints):
-        try:
-            update, skipped = state.load(checkpoint, model, optimizer, recipe)
-        except WrongCheckpointError:
-            raise
-        except CheckpointError as error:
-            if checkpoint == checkpoints[0]:
-                raise
-            _log.warning(
-                "%s NOT USED: %s The run goes on from the checkpoint before it", location_name(checkpoint), error
-            )
-            continue
-        return _start_with_lines(out, update, skipped)
+    loaded = folder.load_newest(checkpoint_dir, lambda checkpoint: state.load(checkpoint, model, optimizer, recipe))
+    if loaded is not None:
+        return _start_with_lines(out, *loaded)
     last = last_saved(out)
     if last is not None:
         raise UsageError(

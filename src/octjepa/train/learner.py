@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octjepa.checkpoint.folder import list_checkpoints, prune, read_manifest, read_tensors, write_folder
-from octjepa.checkpoint.location import Location, location_name
+from octjepa.checkpoint.folder import load_newest, prune, read_manifest, read_tensors, write_folder
+from octjepa.checkpoint.location import Location
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
 _NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
 _COUNTS = ("skipped", "best_update", "best_loss", "waited", "done")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -147,17 +145,7 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
     A damaged state is reported, and the one before it taken. Raises CheckpointError (none is whole),
     WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).
     """
-    states = list_checkpoints(folder)
-    for state in reversed(states):
-        try:
-            return _load_state(state, learner, fingerprint)
-        except WrongCheckpointError:
-            raise
-        except CheckpointError as error:
-            if state == states[0]:
-                raise
-            _log.warning("%s NOT USED: %s Training resumes from the checkpoint before it", location_name(state), error)
-    return 0
+    return load_newest(folder, lambda state: _load_state(state, learner, fingerprint)) or 0
 
 
 def _load_state(state: Location, learner: Learner, fingerprint: str) -> int:
