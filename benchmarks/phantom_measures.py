@@ -1,4 +1,4 @@
-"""Layer intensity, vitreous, speckle grain, shadows, motion and thickness of phantom and real eyes.
+"""Layer intensity, vitreous, speckle correlation, vessel shadows, motion and thickness of phantom and real eyes.
 
 `measure_pixels` needs only pixels and spacing, so phantom and real scans are measured by the same code; what needs the
 true surfaces is in `measure_truth`. `REFERENCE` holds the figures that were measured on real scans. Printed by
@@ -18,7 +18,7 @@ from octjepa.phantom.anatomy import BM, ILM, make_anatomy
 from octjepa.phantom.dialect import dialect_of
 from octjepa.phantom.eye import Eye
 
-# Name -> measured value or range. Reflectivities are Spectralis display values; grain autocorrelations at 1, 2, 3 px.
+# Name -> measured value or range. Reflectivities are display values of a Spectralis.
 REFERENCE: Final[dict[str, dict[str, str]]] = {
     "heidelberg_spectralis": {
         "vitreous mean": "2-6",
@@ -32,28 +32,28 @@ REFERENCE: Final[dict[str, dict[str, str]]] = {
         "layer ez": "120-184",
         "layer rpe": "222",
         "layer choroid": "88 -> 50",
-        "grain axial 1": "0.85",
-        "grain axial 2": "0.56",
-        "grain axial 3": "0.30",
-        "grain lateral 1": "0.88",
-        "grain lateral 2": "0.71",
-        "grain lateral 3": "0.61",
-        "shadow width um": "60-150",
-        "axial shift std px256": "0",
+        "speckle corr. axial 1": "0.85",
+        "speckle corr. axial 2": "0.56",
+        "speckle corr. axial 3": "0.30",
+        "speckle corr. lateral 1": "0.88",
+        "speckle corr. lateral 2": "0.71",
+        "speckle corr. lateral 3": "0.61",
+        "vessel shadow width um": "60-150",
+        "axial shift SD, px of 256": "0",
         "frame intensity CV %": "1-9",
     },
     "topcon_maestro2": {
         "vitreous mean": "57",
         "vitreous std": "6",
         "layer rpe": "129",
-        "grain axial 1": "0.70 (downsized)",
-        "grain axial 2": "0.34 (downsized)",
-        "grain axial 3": "0.14 (downsized)",
-        "grain lateral 1": "0.53 (downsized)",
-        "grain lateral 2": "0.39 (downsized)",
-        "grain lateral 3": "0.34 (downsized)",
-        "shadow width um": "60-150",
-        "axial shift std px256": "1.95",
+        "speckle corr. axial 1": "0.70 (downsized)",
+        "speckle corr. axial 2": "0.34 (downsized)",
+        "speckle corr. axial 3": "0.14 (downsized)",
+        "speckle corr. lateral 1": "0.53 (downsized)",
+        "speckle corr. lateral 2": "0.39 (downsized)",
+        "speckle corr. lateral 3": "0.34 (downsized)",
+        "vessel shadow width um": "60-150",
+        "axial shift SD, px of 256": "1.95",
         "frame intensity CV %": "1-9",
     },
 }
@@ -68,11 +68,11 @@ REFERENCE_THICKNESS: Final = {
 
 
 def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, float, float]) -> dict[str, float]:
-    """Figures that pixels alone give. The retina is found per column as the brightest smoothed voxel, about the RPE."""
+    """Statistics of the pixels alone. The RPE of a column is taken to be the brightest smoothed voxel."""
     _, dy, dx = spacing_mm
     used = np.linspace(0, len(pixels) - 1, min(len(pixels), 24)).round().astype(int)
     frames = pixels[used].astype(np.float32)
-    # White filling (the corners of a registered scan) is no tissue, and a column of nothing else counts for nothing.
+    # White fill (the corners of a registered scan) is not tissue; a column of fill only is ignored.
     filling = _filling(frames)
     frames[filling] = 0
     valid = frames.max(axis=1) > 0
@@ -86,12 +86,12 @@ def measure_pixels(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, 
     figures = {"vitreous mean": float("nan"), "vitreous std": float("nan")}
     if vitreous.size > 1000:
         figures |= {"vitreous mean": float(vitreous.mean()), "vitreous std": float(vitreous.std())}
-    figures |= _grain(frames, rpe, dy)
-    figures["shadow width um"] = _shadow_width_um(trace, dx)
-    figures["axial shift std px256"] = _axial_shift(pixels, spacing_mm)
+    figures |= _speckle_correlation(frames, rpe, dy)
+    figures["vessel shadow width um"] = _shadow_width_um(trace, dx)
+    figures["axial shift SD, px of 256"] = _axial_shift(pixels, spacing_mm)
     tissue = np.where(valid, trace, np.nan)
     level = np.nanmean(tissue[valid.any(axis=1)], axis=1)
-    # The slow change of intensity over the field is anatomy and illumination; neighbours show the frame's own part.
+    # Slow changes of intensity over the field are anatomy and illumination; differences of adjacent frames are not.
     figures["frame intensity CV %"] = float(100 * np.std(np.diff(level)) / np.sqrt(2) / np.mean(level))
     return figures
 
@@ -100,7 +100,7 @@ def _filling(frames: Float[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"]:
     return np.stack([uniform_filter(frame, 7) for frame in frames]) > 250
 
 
-def _grain(frames: Float[np.ndarray, "D H W"], rpe: np.ndarray, depth_mm: float) -> dict[str, float]:
+def _speckle_correlation(frames: Float[np.ndarray, "D H W"], rpe: np.ndarray, depth_mm: float) -> dict[str, float]:
     """Autocorrelation of pixel values less their local mean (sigma 12 px), 130-230 um above the RPE."""
     depth_index = np.arange(frames.shape[1])[None, :, None]
     inside = (depth_index < rpe[:, None] - 0.13 / depth_mm) & (depth_index > rpe[:, None] - 0.23 / depth_mm)
@@ -113,7 +113,7 @@ def _grain(frames: Float[np.ndarray, "D H W"], rpe: np.ndarray, depth_mm: float)
             near[axis], far[axis] = slice(None, -lag), slice(lag, None)
             both = inside[tuple(near)] & inside[tuple(far)]
             first, second = rest[tuple(near)][both], rest[tuple(far)][both]
-            figures[f"grain {name} {lag}"] = (
+            figures[f"speckle corr. {name} {lag}"] = (
                 float(np.corrcoef(first, second)[0, 1]) if both.sum() > 1000 else float("nan")
             )
     return figures
@@ -132,7 +132,7 @@ def _shadow_width_um(trace: Float[np.ndarray, "D W"], column_mm: float) -> float
 
 
 def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, float, float]) -> float:
-    """Frame-to-frame axial shift (std of all neighbours, slow bend removed) in pixels of a scan of depth 256."""
+    """Standard deviation of the axial shift between adjacent frames, slow drift removed, in pixels of a scan of depth 256."""
     _, dy, dx = spacing_mm
     step = max(1, round(0.05 / dx))
     thin = pixels[:, :, ::step].astype(np.float32)

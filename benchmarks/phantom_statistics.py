@@ -36,12 +36,12 @@ from octjepa.volume import Laterality
 
 
 def mean_of(eyes: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of each figure over eyes."""
+    """Mean of each statistic over eyes."""
     return {name: float(np.nanmean([eye[name] for eye in eyes])) for name in eyes[0]}
 
 
 def measure_real(path: Path) -> dict[str, float]:
-    """The figures of a real DICOM file that pixels alone give."""
+    """The statistics of a real DICOM file that need no truth."""
     import pydicom
 
     dataset = pydicom.dcmread(path)
@@ -51,9 +51,9 @@ def measure_real(path: Path) -> dict[str, float]:
 
 
 def print_table(columns: dict[str, dict[str, float]], reference: Callable[[str], str]) -> None:
-    """Prints a Markdown table, a line a figure."""
+    """Prints a Markdown table with one line per statistic."""
     names = sorted({name for column in columns.values() for name in column}, key=lambda name: (name.split()[0], name))
-    print("| figure | reference | " + " | ".join(columns) + " |")
+    print("| statistic | reference | " + " | ".join(columns) + " |")
     print("|---|---|" + "---|" * len(columns))
     for name in names:
         cells = [f"{column[name]:.2f}" if np.isfinite(column.get(name, np.nan)) else "" for column in columns.values()]
@@ -171,11 +171,11 @@ def main() -> None:
         return
     columns: dict[str, dict[str, float]] = {}
     for device in arguments.devices:
-        rows = []
+        eyes = []
         for person in range(arguments.people):
             eye = make_eye(0, person, "OD", device, "full")
-            rows.append(measure_pixels(eye.pixels, eye.spacing_mm) | measure_truth(eye))
-        columns[device] = mean_of(rows)
+            eyes.append(measure_pixels(eye.pixels, eye.spacing_mm) | measure_truth(eye))
+        columns[device] = mean_of(eyes)
     for path in sorted(Path(arguments.real).glob("*.dcm")) if arguments.real else []:
         columns[f"real: {path.stem[:16]}"] = measure_real(path)
     for device in [device for device in REFERENCE if device in columns]:
@@ -186,7 +186,7 @@ def main() -> None:
         print_table(shown, lambda name, device=device: REFERENCE[device].get(name, ""))
     others = {name: columns[name] for name in columns if name in DEVICES and name not in REFERENCE}
     if others:
-        print("\nNo measured reference for these\n")
+        print("\nNo measured reference\n")
         print_table(others, lambda name: "")
     print("\nThickness, 40 healthy right eyes\n")
     print_table({"phantom": measure_thickness(0, 40)}, lambda name: REFERENCE_THICKNESS[name])

@@ -27,7 +27,7 @@ _BUSY_SHARE = 0.5  # load per core above which a warning is logged
 
 @dataclass(frozen=True)
 class Peer:
-    """Another way to do the work: a description of one line, and the comparison with ours."""
+    """A reference implementation: a description of one line, and the comparison with octjepa."""
 
     description: str
     comparison: Callable[[], AbstractContextManager[Comparison]]
@@ -78,43 +78,43 @@ def run_benchmark(subject: str, against: str | None = None, repeats: int | None 
     return {**about, **figures, "setup": dict(comparison.setup), "machine": machine}
 
 
-_RATE = "volumes a second"
+_RATE = "volumes per second"
 WIDER = ("model.width=384", "model.depth=12", "model.heads=12")
-_FASTER = "ours / other: above 1 octjepa is faster, below 1 the other"
+_FASTER = "Above 1 octjepa is faster, below 1 the reference"
 
 BENCHMARKS: dict[str, Benchmark] = {
     "step": Benchmark(
-        "a training update of tiny_cpu as pretrain takes it",
+        "one training update of the recipe tiny_cpu, as in octjepa pretrain",
         _RATE,
         _FASTER,
         7,
         {
             "plain": Peer("the same network and loss in a plain eager torch loop", step.compare_with_plain),
             "transformers": Peer(
-                "VJEPA2Model of the same size, both on every patch", transformers_vjepa2.step_against_transformers
+                "VJEPA2Model of the same size; both encode every patch", transformers_vjepa2.step_against_transformers
             ),
             "shipped": Peer(
-                "VJEPA2Model.forward of the same size, whose student sees every patch",
+                "VJEPA2Model.forward of the same size, whose student encodes every patch",
                 transformers_vjepa2.step_against_shipped,
             ),
             "sparse": Peer(
-                "V-JEPA in plain PyTorch as its papers describe it, every patch; two masks a volume on both sides",
+                "V-JEPA in plain PyTorch after its papers, on every patch; two masks per volume on both sides",
                 sparse_vjepa.compare_with_sparse,
             ),
             "sparse_alike": Peer(
-                "the same, and ours takes every patch too", partial(sparse_vjepa.compare_with_sparse, *WHOLE_GRID)
+                "the same; octjepa encodes every patch, too", partial(sparse_vjepa.compare_with_sparse, *WHOLE_GRID)
             ),
             "matmul": Peer(
-                "a plain matrix product of as many operations: the ratio is the share of its rate",
+                "a plain matrix product with as many operations; the ratio is the share of its rate",
                 step.compare_with_matmul,
             ),
             "matmul_384": Peer("the same at width 384, depth 12", partial(step.compare_with_matmul, *WIDER)),
             "fp32": Peer("the same update in fp32", partial(step.compare_with_change, "train.precision=fp32")),
             "compiled": Peer(
-                "the same update, blocks compiled", partial(step.compare_with_change, "machine.compile=true")
+                "the same update with compiled blocks", partial(step.compare_with_change, "machine.compile=true")
             ),
             "sincos": Peer(
-                "the same with sin-cos positions", partial(step.compare_with_change, "model.positions=sincos")
+                "the same update with sin-cos positions", partial(step.compare_with_change, "model.positions=sincos")
             ),
         },
     ),
@@ -129,24 +129,24 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
     ),
     "loader": Benchmark(
-        "training samples of the whole grid from a store",
+        "training samples of the whole grid, read from a store",
         _RATE,
         _FASTER,
         7,
         {
             "torch": Peer(
-                "a torch DataLoader over the same store with plain random transforms", loader.compare_with_torch
+                "a torch DataLoader on the same store with plain random transforms", loader.compare_with_torch
             ),
-            "monai": Peer("MONAI's CacheDataset in memory and its random transforms", loader.compare_with_monai),
+            "monai": Peer("MONAI's CacheDataset in memory with its random transforms", loader.compare_with_monai),
         },
     ),
     "embed": Benchmark(
-        "octjepa embed; against transformers the encoder alone",
+        "octjepa embed (against transformers only the encoder)",
         _RATE,
         _FASTER,
         7,
         {
-            "single": Peer("the same table by a script, one volume at a time", embed.compare_with_single),
+            "single": Peer("a script that writes the same table, one volume at a time", embed.compare_with_single),
             "transformers": Peer(
                 "VJEPA2Model with the same weights, batches of 16", transformers_vjepa2.embed_against_transformers
             ),
@@ -157,16 +157,20 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
     ),
     "memory": Benchmark(
-        "peak memory of an update as octjepa plan predicts it",
+        "peak memory of an update, as predicted by octjepa plan",
         "bytes",
-        "ours / other: 1 is right, below 1 an update holds more than was predicted",
+        "1 is exact; below 1 an update needs more memory than predicted",
         3,
-        {"measured": Peer("the peak of a process that takes the update, on the CPU", memory.compare_with_measured)},
+        {
+            "measured": Peer(
+                "the measured peak of a process that makes the update, on the CPU", memory.compare_with_measured
+            )
+        },
     ),
     "scaling": Benchmark(
-        "octjepa pretrain as two processes of one thread, on the CPU",
+        "octjepa pretrain as two processes of one thread each, on the CPU",
         _RATE,
-        "ours / other: above 1 two processes are faster than the one",
+        "Above 1 two processes are faster than one",
         3,
         {
             "threads": Peer("one process of two threads", partial(scaling.compare_with_one_process, 2)),
