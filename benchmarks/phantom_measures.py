@@ -132,7 +132,7 @@ def _shadow_width_um(trace: Float[np.ndarray, "D W"], column_mm: float) -> float
 
 
 def _axial_shift(pixels: UInt8[np.ndarray, "D H W"], spacing_mm: tuple[float, float, float]) -> float:
-    """Standard deviation of the axial shift between adjacent frames, slow drift removed, in pixels of a scan of depth 256."""
+    """Standard deviation of the axial shift between frames, without slow drift, in pixels of a scan of depth 256."""
     _, dy, dx = spacing_mm
     step = max(1, round(0.05 / dx))
     thin = pixels[:, :, ::step].astype(np.float32)
