@@ -156,7 +156,28 @@ def inspect(
     if found.get("damaged"):
         raise OctjepaError(
             f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "
-            "aa being the first two signs of ID) and run the same ingest again"
+            "aa being the first two signs of ID; of a packed store the shards that hold them, which shards.parquet "
+            "names) and run the same ingest again"
+        )
+
+
+@app.command()
+def pack(
+    store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
+    shard_mb: Annotated[float, typer.Option("--shard-mb", help="Size of a shard in millions of bytes.")] = 256,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Packs the volumes of a store into large files, for buckets and disks that are slow with many small ones."""
+    from octjepa.store import Store
+    from octjepa.store.shards import pack as pack_store
+
+    found = pack_store(Store.open(store), shard_mb)
+    print_result(found, as_json)
+    if found["damaged"]:
+        raise OctjepaError(
+            f"{len(found['damaged'])} volumes of {store} are not what was written and were left where they are: "
+            f"`octjepa inspect {store} --verify` says what to do"
         )
 
 

@@ -33,13 +33,15 @@ T = TypeVar("T")
 class RemoteObject:
     """One object; `version` is its ETag (S3) or generation (GCS), which differs where the content does.
 
-    `checksum` is "md5:<hex>" or "crc32c:<hex>" where the store gives one, else "".
+    `checksum` is "md5:<hex>" or "crc32c:<hex>" where the store gives one, else "". With `start` it is `size` bytes of
+    an object from that byte; such an object never changes its content.
     """
 
     url: str
     size: int
     version: str
     checksum: str = field(default="", compare=False)
+    start: int | None = None
 
 
 _connections: dict[tuple[Any, ...], Any] = {}
@@ -219,6 +221,9 @@ def download(found: RemoteObject, path: Path) -> None:
     """Writes the object's body to `path`, in one try and unverified. Raises the library's errors."""
     address = parse(found.url)
     files = connection(address.scheme, RetryPolicy.from_environment())
+    if found.start is not None:
+        path.write_bytes(files.cat_file(address.path, start=found.start, end=found.start + found.size))
+        return
     # In one stream: several at once write into a file of full length, where a missing piece would be zeros.
     one_stream = {"max_concurrency": 1} if address.scheme == "s3" else {"concurrency": 1}
     files.get_file(address.path, str(path), **one_stream)

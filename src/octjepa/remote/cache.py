@@ -116,7 +116,8 @@ def _open_copy(found: RemoteObject) -> tuple[int, Path]:
 
 
 def _folder(found: RemoteObject) -> Path:
-    key = hashlib.sha256("\x1f".join((found.url, found.version, str(found.size))).encode()).hexdigest()[:32]
+    parts = (found.url, found.version, str(found.size), *(() if found.start is None else (str(found.start),)))
+    key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
     return cache_root() / "objects" / key[:2] / key
 
 
@@ -155,7 +156,7 @@ def _lock_copy(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
 
 def _download(found: RemoteObject, folder: Path) -> None:
     """Fetches and verifies one object, and moves it into the cache."""
-    now = info(found.url)
+    now = found if found.start is not None else info(found.url)
     if now is None or now.version != found.version:
         what = "is gone" if now is None else "has other content"
         raise OctjepaError(f"{found.url} {what} since it was listed: run the same command again")
@@ -172,7 +173,7 @@ def _download(found: RemoteObject, folder: Path) -> None:
             raise user_error(error, "read", found.url) from None
         except Exception as error:
             raise user_error(error, "read", found.url) from None
-        if not now.checksum and info(found.url) != now:
+        if found.start is None and not now.checksum and info(found.url) != now:
             raise OctjepaError(f"{found.url} changed while it was read: run the same command again")
         _move(body, folder / checksum_of(body, "blake2b"))
     finally:

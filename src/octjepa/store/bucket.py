@@ -25,7 +25,7 @@ from typing import Any
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.locks import writer_lock
-from octjepa.store.storage import CHUNK_FILES, MARKER, DamagedVolume, chunk_folder
+from octjepa.store.storage import CHUNK_FILES, MARKER, SHARDS, ChunkFile, DamagedVolume, ShardPart, chunk_folder
 
 ENTRIES_PER_JOURNAL = 32  # what a killed ingest may lose
 _INDEX_SUFFIXES = {".json", ".jsonl", ".parquet", ".tsv"}
@@ -41,6 +41,7 @@ class BucketStorage:
     def __init__(self, url: str) -> None:
         self.url = remote.join(url)
         self._listings: dict[str, dict[str, remote.RemoteObject]] = {}  # first two letters of the id -> its objects
+        self._shards: set[str] | None = None  # names of the shards that are there
 
     @property
     def location(self) -> str:
@@ -123,13 +124,32 @@ class BucketStorage:
         return len(self._chunk_objects(volume_id)) == len(CHUNK_FILES)
 
     @contextmanager
-    def chunk(self, volume_id: str) -> Iterator[dict[str, Path]]:
+    def chunk(self, volume_id: str) -> Iterator[dict[str, ChunkFile]]:
         """{file name: local copy} of a chunk, held in the cache within the context. Raises DamagedVolume: no chunk."""
         objects = self._chunk_objects(volume_id)
         if len(objects) < len(CHUNK_FILES):
             raise DamagedVolume(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
         with ExitStack() as stack:
-            yield {name: stack.enter_context(remote.local_copy(found)) for name, found in objects.items()}
+            yield {name: ChunkFile(stack.enter_context(remote.local_copy(found))) for name, found in objects.items()}
+
+    def shard_names(self) -> list[str]:
+        """The shards that are there, whether or not the table names them."""
+        return [found.url.rpartition("/")[2] for found in remote.list_objects(remote.join(self.url, SHARDS))]
+
+    def has_shard(self, name: str) -> bool:
+        """Whether the shard is there; listed once."""
+        if self._shards is None:
+            self._shards = set(self.shard_names())
+        return name in self._shards
+
+    @contextmanager
+    def shard(self, part: ShardPart) -> Iterator[dict[str, ChunkFile]]:
+        """{file name: part of a local copy} of a volume, for which one request asks for its bytes of the shard."""
+        url = remote.join(self.url, SHARDS, part.shard)
+        # A shard is named by its content, so the name is its version.
+        wanted = remote.RemoteObject(url, part.size, part.shard, start=part.start)
+        with remote.local_copy(wanted) as copy:
+            yield part.files(copy, 0)
 
     # -- writing --
 
@@ -173,6 +193,7 @@ class BucketWriter:
         self._failure: OctjepaError | None = None
         self._lines: list[str] = []
         self._dropped: list[str] = []
+        self._dropped_shards: list[str] = []
         self._sent = {path.name: path.read_bytes() for path in self._index_files()}
         self._journals = max((int(path.stem.partition("-")[2]) for path in folder.glob("journal-*.jsonl")), default=0)
 
@@ -198,6 +219,16 @@ class BucketWriter:
     def drop(self, volume_id: str) -> None:
         """Removes a chunk when the index that no longer names it is in the bucket."""
         self._dropped.append(volume_id)
+
+    def add_shard(self, path: Path) -> None:
+        """Uploads a shard, whose local file is then removed. Raises OctjepaError."""
+        remote.put(path, remote.join(self.bucket.url, SHARDS, path.name))
+        self.bucket._shards = None
+        path.unlink()
+
+    def drop_shard(self, name: str) -> None:
+        """Removes a shard when the table that no longer names it is in the bucket."""
+        self._dropped_shards.append(name)
 
     def _upload_chunk(self, volume_id: str) -> None:
         chunk = chunk_folder(self.folder, volume_id)
@@ -234,4 +265,7 @@ class BucketWriter:
             for name in CHUNK_FILES:
                 remote.remove(self.bucket.chunk_url(volume_id, name))
             self.bucket.forget_listing(volume_id)
+        for name in self._dropped_shards:
+            remote.remove(remote.join(self.bucket.url, SHARDS, name))
         self._dropped.clear()
+        self._dropped_shards.clear()

@@ -7,16 +7,17 @@
     journal.jsonl         what the running (or killed) ingest added since the last two were written; in a bucket
                           a file journal-<number>.jsonl each time
     chunks/aa/<id>/       pixels.npy (memory-mapped), geometry.npz
+    shards/, shards.parquet  the same files of many volumes, one after the other, where a store was packed
 
 Plain .npy memory maps: a canonical volume is small, is read in one sequential pass and cropped by whole voxels, and
-needs no decoder. No compressed chunk format has been measured against them yet.
+needs no decoder. docs/decisions/0003-store.md has the measurements.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,10 @@ from octjepa.store.index import (
     merge_participants,
     people_unknown,
 )
+from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
     MARKER,
+    ChunkFile,
     DamagedVolume,
     DiskStorage,
     chunk_folder,
@@ -103,9 +106,16 @@ class Store:
             except (OSError, ValueError) as error:
                 raise OctjepaError(f"volumes.parquet of the store {self.location} is damaged: {error}") from error
         self.index = Index(table, Journal(folder / "quarantine.jsonl").read())
+        self.shards = ShardTable.read(folder)
         for journal in (*map(Journal, self._journal_parts()), self._journal):
             for change in journal.read():
-                self.index.apply(change)
+                self._apply(change)
+
+    def _apply(self, change: dict[str, Any]) -> str | None:
+        """As `Index.apply`; a volume that was written anew is no longer in a shard."""
+        if "volume" in change:
+            self.shards.forget(str(change["volume"]["volume_id"]))
+        return self.index.apply(change)
 
     def _journal_parts(self) -> list[Path]:
         """What a killed ingest into a bucket left of its journal."""
@@ -229,19 +239,37 @@ class Store:
         if line is None:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         name = self.chunk_location(volume_id)
-        with reading_chunk(name), self.storage.chunk(volume_id) as files:
+        with reading_chunk(name), self.chunk_files(volume_id) as files:
             if verify:
                 self._check_hash(volume_id, table["chunk_hash"].iloc[line], files)
-            pixels = np.lib.format.open_memmap(files["pixels.npy"], mode="r")
-            band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].stat().st_mtime_ns)
+            pixels = files["pixels.npy"].memory_map()
+            band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].mtime_ns)
         if pixels.shape != self.preprocessing.stored_size:
             raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         mean, std = self._moments[line].tolist()
         return CanonicalVolume(volume_id, pixels, band, mean, std, shifts)
 
-    def _check_hash(self, volume_id: str, expected: object, files: Mapping[str, Path]) -> None:
+    @contextmanager
+    def chunk_files(self, volume_id: str) -> Iterator[dict[str, ChunkFile]]:
+        """{file name: file} of a volume, in its folder or its shard; from a bucket, local copies within the context.
+
+        Raises DamagedVolume: a bucket has no such chunk; OctjepaError: it fails.
+        """
+        part = self.shards.part(volume_id)
+        if part is None and isinstance(self.storage, DiskStorage) and not self.storage.has_chunk(volume_id):
+            self.shards = ShardTable.read(self.path)  # it may have been packed since the store was opened
+            part = self.shards.part(volume_id)
+        with self.storage.chunk(volume_id) if part is None else self.storage.shard(part) as files:
+            yield files
+
+    def has_files(self, volume_id: str) -> bool:
+        """Whether the files of a volume, or the shard with them, are there."""
+        part = self.shards.part(volume_id)
+        return self.storage.has_chunk(volume_id) if part is None else self.storage.has_shard(part.shard)
+
+    def _check_hash(self, volume_id: str, expected: object, files: Mapping[str, ChunkFile]) -> None:
         """Raises ValueError where a chunk differs from what was written; entries of the first stores have no hash."""
-        version = (volume_id, files["pixels.npy"].stat().st_mtime_ns)
+        version = (volume_id, files["pixels.npy"].mtime_ns)
         if version in self._verified or not isinstance(expected, str) or not expected:
             return
         if chunk_hash(files) != expected:
@@ -277,6 +305,7 @@ class Store:
             **{f"by_{name}": dict(sorted(Counter(table[name]).items())) for name in ("device", "pattern", "split")},
             "quarantined": len(refused),
             "by_reason": dict(sorted(Counter(entry["reason"] for entry in refused).items())),
+            "packed": len(self.shards),
             "stored_size": list(self.preprocessing.stored_size),
             "preprocessing": self.preprocessing.model_dump(mode="json"),
             "contract_hash": self.contract_hash,
@@ -307,7 +336,7 @@ class Store:
         return {
             file_key(entry): (int(entry["file_size"]), int(entry["file_mtime_ns"]), str(entry["manifest_hash"]))
             for name, entry in self.index.volumes.items()
-            if self.storage.has_chunk(name)
+            if self.has_files(name)
         }
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -321,11 +350,32 @@ class Store:
     def _record(self, change: dict[str, Any]) -> None:
         writer = self._writer or DiskStorage(self.path)
         self._journal.append(change)
-        removed = self.index.apply(change)
+        removed = self._apply(change)
         self._table = None
         writer.add(change)
         if removed and removed not in self.index.volumes:
             writer.drop(removed)
+
+    def add_shard(self, path: Path, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Adds the shard at `path`, in the folder of the index, with its lines of the table."""
+        (self._writer or DiskStorage(self.path)).add_shard(path)
+        self.shards.add(rows)
+
+    def remove_chunks(self, volume_ids: Iterable[str]) -> None:
+        """Writes the table of shards, then removes the chunks of volumes that are in one."""
+        writer = self._writer or DiskStorage(self.path)
+        self.shards.write(self.path)
+        for volume_id in volume_ids:
+            writer.drop(volume_id)
+        writer.publish()
+
+    def remove_packed(self) -> None:
+        """Removes shards that hold no volume of the index, and the chunks of volumes that are in a shard."""
+        writer = self._writer or DiskStorage(self.path)
+        self.shards.keep(set(self.table["volume_id"]))
+        for name in set(self.storage.shard_names()) - self.shards.names():
+            writer.drop_shard(name)
+        self.remove_chunks([n for n in map(str, self.shards.table["volume_id"]) if self.storage.has_chunk(n)])
 
     def set_split(self, splits: Mapping[str, str]) -> None:
         """Writes person -> "train" | "val" | "test" ("" takes it away). Raises UsageError for another word."""
@@ -351,6 +401,7 @@ class Store:
         lines = "".join(json.dumps(entry) + "\n" for entry in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
+        self.shards.write(self.path)
         labels = format_labels(entries_of(table.loc[table["labels"].astype(bool), list(LABEL_COLUMNS)]))
         if labels or (self.path / LABELS_FILE).is_file():
             write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))

@@ -9,6 +9,7 @@ directions, so one direction inverts the other exactly (to rounding of float64) 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,9 +48,8 @@ class NativeMap:
         entry = entries[0]
         with (
             reading_chunk(store.chunk_location(volume_id)),
-            store.storage.chunk(volume_id) as files,
-            files["geometry.npz"].open("rb") as file,
-            np.load(file, allow_pickle=False) as geometry,
+            store.chunk_files(volume_id) as files,
+            np.load(BytesIO(files["geometry.npz"].read_bytes()), allow_pickle=False) as geometry,
         ):
             shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
         return cls(

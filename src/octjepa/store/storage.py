@@ -11,7 +11,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -25,6 +27,7 @@ from octjepa.store.canonical import CanonicalVolume
 
 MARKER = "store.json"
 CHUNK_FILES = ("pixels.npy", "geometry.npz")
+SHARDS = "shards"  # folder of the files that hold many volumes each
 _ADVICE = {
     errno.ENOMEM: "use fewer processes or a smaller batch, or give the machine more memory",
     errno.EMFILE: MORE_FILES,
@@ -42,6 +45,65 @@ _DAMAGE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)  # no such file; Num
 
 class DamagedVolume(OctjepaError):
     """The files of a volume are absent, or were read and differ from what was written."""
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """A file of a volume: `size` bytes of `path` from `start`, or the whole file."""
+
+    path: Path
+    start: int = 0
+    size: int | None = None
+
+    def read_bytes(self) -> bytes:
+        """Its content. Raises OSError, ValueError: the file at `path` is too short."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            content = file.read(-1 if self.size is None else self.size)
+        if self.size is not None and len(content) != self.size:
+            raise ValueError(f"{len(content)} bytes of {self.size} are there")
+        return content
+
+    def memory_map(self) -> np.ndarray:
+        """The array of a .npy file as a read-only memory map. Raises OSError, ValueError: it is no such array."""
+        if self.size is None:
+            return np.lib.format.open_memmap(self.path, mode="r")
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("not written by octjepa")
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            begin = file.tell()
+        if fortran or dtype.hasobject or begin + dtype.itemsize * int(np.prod(shape)) != self.start + self.size:
+            raise ValueError("its length is not that of the table of shards")
+        return np.memmap(self.path, dtype, "r", begin, shape)
+
+    @property
+    def mtime_ns(self) -> int:
+        """Time of the last change of the file at `path`. Raises OSError."""
+        return self.path.stat().st_mtime_ns
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """Where the files of a volume are in a shard: one after the other from byte `start`, with the lengths `sizes`."""
+
+    shard: str
+    start: int
+    sizes: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(self.sizes.values())
+
+    def files(self, path: Path, start: int) -> dict[str, ChunkFile]:
+        """{file name: file}, where the first begins at byte `start` of `path`."""
+        found = {}
+        for name, size in self.sizes.items():
+            found[name] = ChunkFile(path, start, size)
+            start += size
+        return found
 
 
 @contextmanager
@@ -69,22 +131,20 @@ def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
 
 
 @lru_cache(maxsize=4096)
-def read_geometry(path: Path, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
+def read_geometry(file: ChunkFile, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
     """(tissue band [2, D, W], shifts [D, W]) of a chunk, cached: opening the archive costs more than mapping pixels.
 
     `mtime_ns` is the archive's, so that a chunk that was written again is read again.
     """
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as geometry:
+    with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as geometry:
         return geometry["band"], geometry["shifts"]
 
 
-def chunk_hash(files: Mapping[str, Path]) -> str:
-    """SHA-256 over the `CHUNK_FILES` of a chunk, one after the other, given as {file name: path}."""
+def chunk_hash(files: Mapping[str, ChunkFile | Path]) -> str:
+    """SHA-256 over the `CHUNK_FILES` of a chunk, one after the other."""
     digest = hashlib.sha256()
     for name in CHUNK_FILES:
-        with files[name].open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        digest.update(files[name].read_bytes())
     return digest.hexdigest()
 
 
@@ -127,9 +187,22 @@ class DiskStorage:
         return all(path.is_file() for path in self._chunk_files(volume_id).values())
 
     @contextmanager
-    def chunk(self, volume_id: str) -> Iterator[dict[str, Path]]:
-        """{file name: path} of a chunk, whether or not the files are there."""
-        yield self._chunk_files(volume_id)
+    def chunk(self, volume_id: str) -> Iterator[dict[str, ChunkFile]]:
+        """{file name: file} of a chunk, whether or not the files are there."""
+        yield {name: ChunkFile(path) for name, path in self._chunk_files(volume_id).items()}
+
+    def has_shard(self, name: str) -> bool:
+        """Whether the shard is there."""
+        return (self.folder / SHARDS / name).is_file()
+
+    def shard_names(self) -> list[str]:
+        """The shards that are there, whether or not the table names them."""
+        return [path.name for path in (self.folder / SHARDS).glob("*.bin")]
+
+    @contextmanager
+    def shard(self, part: ShardPart) -> Iterator[dict[str, ChunkFile]]:
+        """{file name: file} of a volume in a shard, whether or not the shard is there."""
+        yield part.files(self.folder / SHARDS / part.shard, part.start)
 
     @contextmanager
     def writing(self) -> Iterator[DiskStorage]:
@@ -143,6 +216,13 @@ class DiskStorage:
     def drop(self, volume_id: str) -> None:
         """Deletes a chunk."""
         shutil.rmtree(chunk_folder(self.folder, volume_id), ignore_errors=True)
+
+    def add_shard(self, path: Path) -> None:
+        """Nothing to do: the shard is in the folder."""
+
+    def drop_shard(self, name: str) -> None:
+        """Deletes a shard."""
+        (self.folder / SHARDS / name).unlink(missing_ok=True)
 
     def publish(self) -> None:
         """Nothing to do: the index is in the folder."""

@@ -1,0 +1,197 @@
+"""Volumes packed into shards: a few large files in place of two small ones per volume.
+
+    shards/<SHA-256>.bin   the files of many volumes, one after the other, as they were in chunks/
+    shards.parquet         volume id, its shard, the first byte of its files there, their lengths
+
+A volume is read from its part of the shard: a memory map on a disk, one request for a range of bytes in a bucket. So
+any order of reading remains possible, and batches and resumed runs are those of the store before it was packed, to the
+bit. Volumes that are ingested later are in chunks/ until the store is packed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.files import write_atomic
+from octjepa.progress import bar
+from octjepa.store.storage import CHUNK_FILES, SHARDS, DamagedVolume, ShardPart, reading_chunk
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from octjepa.store.folder import Store
+
+SHARDS_FILE = "shards.parquet"
+_COLUMNS = ("volume_id", "shard", "start", "pixels_bytes", "geometry_bytes")
+_MB = 1_000_000
+_PENDING = 0.1  # of the packed volumes: for fewer the table, which grows, is not written anew
+
+
+class ShardTable:
+    """Which volumes of a store are in which shard, and where."""
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.table = table
+        self._changed = False
+
+    @classmethod
+    def read(cls, folder: Path) -> ShardTable:
+        """The table in the folder of a store's index; empty where nothing is packed. Raises OctjepaError: damaged."""
+        import pandas as pd
+
+        path = folder / SHARDS_FILE
+        if not path.is_file():
+            return cls(pd.DataFrame(columns=list(_COLUMNS)))
+        try:
+            return cls(pd.read_parquet(path)[list(_COLUMNS)])
+        except (OSError, ValueError, KeyError) as error:
+            raise OctjepaError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def _lines(self) -> dict[str, int]:
+        return {str(name): line for line, name in enumerate(self.table["volume_id"])}
+
+    @cached_property
+    def _parts(self) -> list[np.ndarray]:
+        return [self.table[name].to_numpy() for name in _COLUMNS[1:]]
+
+    def part(self, volume_id: str) -> ShardPart | None:
+        """Where the files of a volume are; None where it is not packed."""
+        line = self._lines.get(volume_id)
+        if line is None:
+            return None
+        shard, start, *sizes = (column[line] for column in self._parts)
+        return ShardPart(str(shard), int(start), dict(zip(CHUNK_FILES, map(int, sizes), strict=True)))
+
+    def names(self) -> set[str]:
+        """The shards of the table."""
+        return set(map(str, self.table["shard"]))
+
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Adds volumes, as lines of `_COLUMNS`."""
+        import pandas as pd
+
+        lines = {**self._lines, **{str(row[0]): len(self.table) + number for number, row in enumerate(rows)}}
+        added = pd.DataFrame(rows, columns=list(_COLUMNS))
+        self._replace(pd.concat([self.table, added], ignore_index=True) if len(self.table) else added)
+        self._lines = lines
+
+    def keep(self, volume_ids: set[str]) -> None:
+        """Forgets all others."""
+        kept = self.table["volume_id"].isin(list(volume_ids))
+        if not kept.all():
+            self._replace(self.table[kept].reset_index(drop=True))
+
+    def forget(self, volume_id: str) -> None:
+        """The volume was written to chunks/ anew."""
+        if self.part(volume_id) is not None:
+            self._replace(self.table[self.table["volume_id"] != volume_id].reset_index(drop=True))
+
+    def _replace(self, table: pd.DataFrame) -> None:
+        self.table, self._changed = table, True
+        for name in ("_lines", "_parts"):
+            self.__dict__.pop(name, None)
+
+    def write(self, folder: Path) -> None:
+        """Writes the table where it was changed. Raises OctjepaError."""
+        if self._changed:
+            write_atomic(folder / SHARDS_FILE, lambda file: self.table.to_parquet(file, index=False))
+            self._changed = False
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    rows: list[tuple[Any, ...]]
+    damaged: list[str]
+
+
+def pack(store: Store, shard_mb: float = 256) -> dict[str, Any]:
+    """Packs the volumes in chunks/ into shards of about `shard_mb` million bytes and removes their folders.
+
+    Returns {volumes, packed, shards, bytes, damaged}: volumes in shards now, of which `packed` by this call; shards and
+    bytes that it wrote; ids of volumes that are not what was written, which stay where they are. A call that was
+    killed loses nothing; the next one goes on. Who reads a store in a bucket meanwhile has to open it again.
+    Raises UsageError (no size above 0, another process writes), OctjepaError (disk full, the bucket fails).
+    """
+    if not 0 < shard_mb < float("inf"):
+        raise UsageError(f"a shard of {shard_mb:g} million bytes: expected a number above 0")
+    damaged: list[str] = []
+    packed = written = shards = 0
+    with store.writing():
+        store.consolidate()
+        for left in (store.path / SHARDS).glob(".new-*"):
+            left.unlink()
+        store.remove_packed()
+        waiting = [name for name in map(str, store.table["volume_id"]) if store.shards.part(name) is None]
+        pending: list[str] = []
+        with bar("pack", len(waiting), "volumes") as progress:
+            for shard in _write_shards(store, waiting, shard_mb * _MB):
+                damaged += shard.damaged
+                if shard.rows:
+                    written, shards, packed = written + shard.path.stat().st_size, shards + 1, packed + len(shard.rows)
+                    store.add_shard(shard.path, shard.rows)
+                    pending += [str(row[0]) for row in shard.rows]
+                    if len(pending) >= _PENDING * len(store.shards):
+                        store.remove_chunks(pending)
+                        pending = []
+                progress.advance(len(shard.rows) + len(shard.damaged))
+        store.remove_chunks(pending)
+    return {"volumes": len(store.shards), "packed": packed, "shards": shards, "bytes": written, "damaged": damaged}
+
+
+def _write_shards(store: Store, waiting: Sequence[str], size: float) -> Iterator[_Shard]:
+    """Shards with the volumes `waiting`, each written when the one before it is in the store."""
+    hashes = dict(zip(store.table["volume_id"], store.table["chunk_hash"], strict=True))
+    left = iter(waiting)
+    name = next(left, None)
+    folder = store.path / SHARDS
+    while name is not None:
+        rows: list[tuple[Any, ...]] = []
+        damaged: list[str] = []
+        digest = hashlib.sha256()
+        try:
+            folder.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(prefix=".new-", dir=folder, delete=False) as file:
+                start = 0
+                while name is not None and start < size:
+                    try:
+                        parts = _read(store, name, hashes[name])
+                    except DamagedVolume:
+                        damaged.append(name)
+                    else:
+                        content = b"".join(parts)
+                        file.write(content)
+                        digest.update(content)
+                        rows.append((name, start, *map(len, parts)))
+                        start += len(content)
+                    name = next(left, None)
+                file.flush()
+                os.fsync(file.fileno())
+            path = folder / f"{digest.hexdigest()}.bin"
+            os.replace(file.name, path) if rows else os.unlink(file.name)
+        except OSError as error:
+            raise OctjepaError(f"{folder} cannot be written: {error.strerror}: make room and run again") from None
+        yield _Shard(path, [(row[0], path.name, *row[1:]) for row in rows], damaged)
+
+
+def _read(store: Store, volume_id: str, expected: object) -> list[bytes]:
+    """The files of a chunk in the order of CHUNK_FILES. Raises DamagedVolume: they are not what was written."""
+    with reading_chunk(store.chunk_location(volume_id)), store.chunk_files(volume_id) as files:
+        parts = [files[name].read_bytes() for name in CHUNK_FILES]
+        if isinstance(expected, str) and expected and hashlib.sha256(b"".join(parts)).hexdigest() != expected:
+            raise ValueError("its SHA-256 is not that of the index")
+    return parts
