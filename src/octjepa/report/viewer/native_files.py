@@ -89,7 +89,7 @@ class NativeFiles:
         raise UsageError(f"its file {hint}: start the viewer with --scans FOLDER, the folder that was ingested")
 
     def _candidates(self, entry: Mapping[str, Any]) -> Iterator[SourceFile]:
-        """Files that may be the entry's: by name below the folders, then by the hash of the path."""
+        """Files that may be the entry's: by name below the folders, then by the hash of the path, then by any name."""
         name, _, member = str(entry["file"]).partition("#")
         tried = set()
         if name and ".." not in Path(name).parts and not Path(name).is_absolute():
@@ -99,16 +99,21 @@ class NativeFiles:
                     source = SourceFile(path, name, None, (), member)
                     tried.add(source.key)
                     yield source
-        if self._scans and (found := self._by_key.get(file_key(entry))) is not None and found.key not in tried:
-            yield found
+        if self._scans:
+            by_key, by_name = self._discovered
+            for found in (by_key.get(file_key(entry)), by_name.get(str(entry["file"]))):
+                if found is not None and found.key not in tried:
+                    tried.add(found.key)
+                    yield found
 
     @cached_property
-    def _by_key(self) -> dict[str, SourceFile]:
-        """Every scan of the given folders by the hash of its path."""
+    def _discovered(self) -> tuple[dict[str, SourceFile], dict[str, SourceFile]]:
+        """Every scan of the given folders and buckets by the hash of its path, and by its name below them."""
         try:
-            return {file.key: file for file in discover(self._scans).files}
+            files = discover(self._scans).files
         except OctjepaError:
-            return {}
+            files = []
+        return {file.key: file for file in files}, {file.name: file for file in files}
 
 
 def folders_near(store: Path) -> list[Path]:
