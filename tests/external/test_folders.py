@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from octjepa.errors import CheckpointError, UsageError, install_command
 from octjepa.external import is_external, load_external
+from octjepa.external.folders import from_architecture
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 
@@ -208,3 +209,18 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monk
     monkeypatch.setitem(sys.modules, "monai.networks", None)
     with pytest.raises(UsageError, match=re.escape(install_command("segment"))):
         load_external(tmp_path)
+
+
+def test_what_builds_each_network_is_stored_as_json_and_builds_it_again(vit, tmp_path):
+    """Of a folder's encoder, without the folder; initial weights are other ones until they are loaded."""
+    arguments = {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}
+    for folder in (vit, _video(tmp_path / "video"), _monai(tmp_path / "net", "resnet10", arguments)):
+        encoder = load_external(folder)
+        stored = json.loads(json.dumps(encoder.architecture()))
+        again = from_architecture(encoder.kind, stored)
+        again.network.load_state_dict(encoder.network.state_dict())
+        assert np.array_equal(again.tokens(VIEW), encoder.tokens(VIEW))
+        assert again.untrained().tokens(VIEW).shape == encoder.tokens(VIEW).shape
+        assert encoder.width(VIEW.shape) == encoder.tokens(VIEW).shape[1]
+    with pytest.raises(ValueError, match=r"run\.py is no file that describes"):
+        from_architecture("transformers", {"files": {"../run.py": {}}})

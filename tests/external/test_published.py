@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.external import is_external, load_external
-from octjepa.external.published import PUBLISHED, Published
+from octjepa.external.published import PUBLISHED, Published, from_architecture
 from octjepa.external.state_dict import file_sha256, read_state_dict
 from octjepa.external.vit import VisionTransformer, ViTShape
+from octjepa.train.learner import parameters_by_level
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(3, 32, 32), dtype=np.uint8)
 IMAGES = {"mirage": (64, 64), "octcube": (6, 32, 32), "dinov2": (28, 28), "retfound_dinov2": (28, 28)}
@@ -49,6 +51,28 @@ def test_every_layout_gives_the_tokens_of_its_grid(layouts, tmp_path, name):
     untrained = encoder.untrained().tokens(VIEW)
     assert untrained.shape == tokens.shape
     assert not np.allclose(untrained, tokens)
+    again = from_architecture(json.loads(json.dumps(encoder.architecture())), path)
+    again.network.load_state_dict(encoder.network.state_dict())
+    assert np.array_equal(again.tokens(VIEW), tokens)
+    assert encoder.width(VIEW.shape) == 16
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_layout_is_trained_with_its_blocks_in_order(layouts, tmp_path, name):
+    if name == "dinov3":
+        pytest.importorskip("transformers", minversion="4.56")
+    encoder = narrow(name).load(saved(tmp_path / "weights.pth", layouts[name]()))
+    patches, first, last = parameters_by_level(encoder.network.requires_grad_(True))
+    names = {parameter: key for key, parameter in encoder.network.named_parameters()}
+    final = {names[parameter] for parameter in last if ".1." not in names[parameter]}
+    assert len(final) == (0 if name == "mirage" else 2)  # the norm, which MIRAGE has not
+    assert all(".0." in names[parameter] for parameter in first)
+    tokens = encoder.features(torch.from_numpy(VIEW / np.float32(255)))
+    assert np.allclose(tokens.detach(), encoder.tokens(VIEW), atol=1e-5)
+    tokens.square().mean().backward()
+    for parameter in (*first, *last):
+        assert parameter.grad is not None, names[parameter]
+    assert any(parameter.grad is not None for parameter in patches)
 
 
 @pytest.mark.parametrize("name", ["retfound", "mirage", "dinov2"])

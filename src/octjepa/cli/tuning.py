@@ -28,7 +28,12 @@ from octjepa.errors import TooManyLostError, UsageError
 @app.command()
 def finetune(
     recipe: Annotated[str, typer.Argument(help="A fine-tuning recipe's name (finetune, study_group) or path.")],
-    checkpoint: Annotated[str, typer.Option("--from", help="The encoder: a run, step-* folder, file or name.")],
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--from", help="The encoder: a run, step-* folder, file or name; or NAME:PATH of another project's."
+        ),
+    ],
     store: StorePath,
     labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the tuned encoder and its results.")],

@@ -21,6 +21,7 @@ from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed import token_folder
 from octjepa.embed.embedding import add_participants
+from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import EmbeddingOptions, Job, intensity_histogram, job_key
 from octjepa.embed.table import write_embeddings
@@ -29,6 +30,8 @@ from octjepa.external import ExternalEncoder, load_external
 from octjepa.files import write_atomic
 from octjepa.progress import bar
 from octjepa.store import Store
+from octjepa.store.canonical import CANONICAL_VERSION
+from octjepa.store.contract import check_same_contract
 from octjepa.views import geometry
 
 PATTERNS = ("raster",)  # scan patterns that external encoders are given; ours name theirs in their recipe
@@ -48,11 +51,17 @@ def embed_external(
 
     tokens: a folder for the features of every token; part: volumes that a kill can cost.
 
-    Raises what `load_external` raises; UsageError: no volume to embed, a pooling that needs positions, tokens of an
-    encoder whose tokens have none, a folder that cannot be used, another process writes the table.
+    `leaked` counts people of val and test on whom an encoder was fine-tuned (0 for others): probes refuse such a table.
+
+    Raises what `load_external` raises; ContractError: fine-tuned on volumes prepared otherwise; UsageError: no volume
+    to embed, a pooling that needs positions, tokens of an encoder whose tokens have none, a folder that cannot be used,
+    another process writes the table.
     """
     device = Runtime("fp32").device
     encoder = (encoder if isinstance(encoder, ExternalEncoder) else load_external(encoder)).to(device)
+    tuned = encoder.tuned_on
+    if tuned is not None:
+        check_same_contract(str(store.location), store.preprocessing, CANONICAL_VERSION, tuned.preprocessing)
     rows = store.table[store.table["pattern"].isin(PATTERNS)].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no {' or '.join(PATTERNS)} volume to embed")
@@ -85,7 +94,10 @@ def embed_external(
         frame = add_participants(rows, store.participants)
         for name in _BLOCKS:
             frame[name] = list(joined[name])
-        write_embeddings(out, frame, dim, encoder.name, contract, pools=tuple(pools), weights=weights)
+        leaked = 0
+        if tuned is not None:
+            leaked = count_leaked_people(rows, training_volumes_of_ids(tuned.volume_ids, tuned.folder))
+        write_embeddings(out, frame, dim, encoder.name, contract, leaked, tuple(pools), weights)
         remove_parts(out)
     counts = map(float, np.quantile(joined["token_count"], (0, 0.5, 1)))
     return {
@@ -93,6 +105,7 @@ def embed_external(
         "dim": dim,
         "pools": list(pools),
         "missing": len(store.table) - len(rows),
+        "leaked": leaked,
         "resumed": len(rows) - computed,
         "tokens_per_volume": dict(zip(("least", "median", "most"), counts, strict=True)),
         "volumes_per_second": computed / (time.perf_counter() - started),

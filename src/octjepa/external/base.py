@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from octjepa.checkpoint.pooling import pool_features
 from octjepa.errors import UsageError
+from octjepa.recipe import Preprocessing
 from octjepa.registry import Registry
 
 _UNTRAINED_SEED = 0
@@ -25,8 +27,23 @@ ORIGIN = ("encoder", "source", "licence", "sha256")
 _FOLDERS, _PUBLISHED = "octjepa.external.folders", "octjepa.external.published"
 
 
+@dataclass(frozen=True)
+class TunedOn:
+    """What an encoder was fine-tuned on: volumes of these content ids and preprocessing; folder: its checkpoint."""
+
+    volume_ids: frozenset[str]
+    preprocessing: Preprocessing
+    folder: Path
+
+
 class ExternalEncoder(ABC):
-    """A frozen network of another project. `name` is that of its folder or file, `about` what is known of it."""
+    """A frozen network of another project. `name` is that of its folder or file, `about` what is known of it.
+
+    kind: its name in `ENCODERS`; tuned_on: None but for one that octjepa fine-tuned.
+    """
+
+    kind: str = ""
+    tuned_on: TunedOn | None = None
 
     def __init__(self, network: nn.Module, about: Mapping[str, Any], path: Path) -> None:
         self.network = network.eval().requires_grad_(False)
@@ -44,6 +61,17 @@ class ExternalEncoder(ABC):
     @abstractmethod
     def initial(self) -> ExternalEncoder:
         """The same architecture with new initial weights."""
+
+    def architecture(self) -> dict[str, Any]:
+        """What builds the network without the file of its weights, as JSON (`external.saved`).
+
+        Empty where the function called `kind` in `ENCODERS` makes it of no path.
+        """
+        return {}
+
+    def width(self, view_shape: tuple[int, int, int]) -> int:
+        """The number of features of a token."""
+        return self.tokens(np.zeros(view_shape, dtype=np.uint8)).shape[1]
 
     def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int] | None:
         """(slices, depth, columns) of the tokens of a view `[D, H, W]`, which are then in raster order.
@@ -141,8 +169,8 @@ def split_address(text: str | Path) -> tuple[str, Path | None] | None:
 
 
 def is_external(location: str | Path) -> bool:
-    """Whether `location` is the address of another project's encoder, or a folder that describes one."""
-    return split_address(location) is not None or _folder_format(location) is not None
+    """Whether `location` is the address of another project's encoder, or a folder that holds one."""
+    return split_address(location) is not None or _folder_format(location) is not None or _tuned(location) is not None
 
 
 def refuse_external(location: str | Path, verb: str) -> None:
@@ -150,18 +178,22 @@ def refuse_external(location: str | Path, verb: str) -> None:
     if is_external(location):
         raise UsageError(
             f"{location} is an encoder of another project, and octjepa {verb} takes those of octjepa alone (its stages "
-            "and positions are theirs): read it frozen by octjepa embed --tokens and probe --probe attentive, or by "
-            "octjepa leaderboard; its module for a loop of your own is octjepa.load_external(...).network"
+            "and positions are theirs): tune it by octjepa finetune, or read it frozen by octjepa embed --tokens and "
+            "probe --probe attentive, or by octjepa leaderboard; its module for a loop of your own is octjepa.load_external(...).network"
         )
 
 
 def load_external(location: str | Path) -> ExternalEncoder:
-    """The encoder at `location`: a folder, or `NAME:PATH`.
+    """The encoder at `location`: a folder, also that of a fine-tuning of one, or `NAME:PATH`.
 
     Raises UsageError: no description, an unknown or unreadable one, a library or file that is not there;
     CheckpointError: weights that are damaged or do not fill the network.
     """
     address = split_address(location)
+    if address is None and (tuned := _tuned(location)) is not None:
+        from octjepa.external.saved import load_saved
+
+        return load_saved(tuned)
     name, path = address or (_folder_format(location), Path(location))
     if name is None:
         raise UsageError(
@@ -170,11 +202,18 @@ def load_external(location: str | Path) -> ExternalEncoder:
         )
     create = ENCODERS.get(name)
     made = create(path)
-    if isinstance(made, ExternalEncoder):
-        return made
-    if not isinstance(made, nn.Module):
+    if isinstance(made, nn.Module):
+        made = ModuleEncoder(made, create, path or Path(name))
+    if not isinstance(made, ExternalEncoder):
         raise UsageError(f"encoder {name} makes a {type(made).__name__}: expected an nn.Module or an ExternalEncoder")
-    return ModuleEncoder(made, create, path or Path(name))
+    made.kind = name
+    return made
+
+
+def _tuned(location: str | Path) -> Path | None:
+    from octjepa.external.saved import find_tuned
+
+    return find_tuned(Path(location)) if Path(location).is_dir() else None
 
 
 def _folder_format(location: str | Path) -> str | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import torch
@@ -25,6 +26,7 @@ from octjepa.external.base import ENCODERS, ExternalEncoder
 from octjepa.external.images import IMAGENET, ImageFormat
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
+PREPROCESSORS = ("video_preprocessor_config.json", "preprocessor_config.json")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _NEED_EINOPS = ("SwinUNETR", "ViTAutoEnc")  # which no extra of ours installs
 # Names as in monai.networks.nets.
@@ -45,7 +47,9 @@ def folder_format(folder: Path) -> str | None:
 
 
 class FolderEncoder(ExternalEncoder):
-    """An encoder that a folder describes."""
+    """An encoder that a folder describes. files: content of its JSON files by name, where no folder holds them."""
+
+    files: Mapping[str, Any] | None = None
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
@@ -60,7 +64,25 @@ class FolderEncoder(ExternalEncoder):
         """The network described in `folder`, with its weights or untrained."""
 
     def initial(self) -> Self:
-        return self.build(self.path, trained=False)
+        return self.from_files(self.architecture()["files"])
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, Any]) -> Self:
+        """The network with initial weights that JSON `files` describe. Raises ValueError: a file of another name."""
+        if others := set(files) - {CONFIG, MONAI_CONFIG, *PREPROCESSORS}:
+            raise ValueError(f"{min(others)} is no file that describes an encoder")
+        with TemporaryDirectory(prefix="octjepa-") as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
+            made = cls.build(Path(folder), trained=False)
+        made.files = files
+        return made
+
+    def architecture(self) -> dict[str, Any]:
+        if self.files is not None:
+            return {"files": dict(self.files)}
+        paths = [self.path / name for name in (CONFIG, MONAI_CONFIG, *PREPROCESSORS)]
+        return {"files": {path.name: _read_json(path) for path in paths if path.is_file()}}
 
 
 class FrameEncoder(FolderEncoder):
@@ -166,8 +188,19 @@ class MonaiEncoder(FolderEncoder):
         return features
 
 
-for _name, _format in (("transformers", FrameEncoder), ("transformers_video", VideoEncoder), ("monai", MonaiEncoder)):
+_FORMATS: dict[str, type[FolderEncoder]] = {
+    "transformers": FrameEncoder, "transformers_video": VideoEncoder, "monai": MonaiEncoder,
+}  # fmt: skip
+for _name, _format in _FORMATS.items():
     ENCODERS.register(_name)(_format.load)
+
+
+def from_architecture(kind: str, stored: Mapping[str, Any]) -> FolderEncoder:
+    """The encoder with initial weights that `FolderEncoder.architecture` describes.
+
+    Raises KeyError, TypeError, ValueError: it describes none; UsageError: a library is absent.
+    """
+    return _FORMATS[kind].from_files(stored["files"])
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -245,7 +278,7 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
 def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple[Any, Any]) -> ImageFormat:
     """The images that a model of transformers takes; `normalisation`: (mean, std) where no file states them."""
     mean, std = normalisation
-    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+    for name in PREPROCESSORS:
         if (folder / name).is_file():
             settings = _read_json(folder / name)
             mean, std = settings.get("image_mean", mean), settings.get("image_std", std)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _B_SCANS_AT_ONCE = 16
@@ -37,5 +38,9 @@ class ImageFormat:
 
     def encode(self, view: Float[Tensor, "d h w"], network: Callable[[Tensor], Tensor]) -> Float[Tensor, "k dim"]:
         """Tokens of all B-scans, slice after slice, by a `network` that maps images to tokens `[n, t, dim]`."""
-        batches = view.split(_B_SCANS_AT_ONCE)
-        return torch.cat([network(self.prepare(b_scans)).flatten(0, 1) for b_scans in batches])
+        batches = [self.prepare(b_scans) for b_scans in view.split(_B_SCANS_AT_ONCE)]
+        if torch.is_grad_enabled():  # activations of 16 B-scans are stored at a time, those of the others recomputed
+            tokens = [checkpoint(network, images, use_reentrant=False) for images in batches]
+        else:
+            tokens = [network(images) for images in batches]
+        return torch.cat([of_batch.flatten(0, 1) for of_batch in tokens])

@@ -8,10 +8,10 @@ B-scan, so that tokens stand in raster order over slice, row and column of patch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -143,6 +143,12 @@ class PublishedEncoder(ExternalEncoder):
         network = self.published.network(self.shape)
         return PublishedEncoder(network, self.about, self.path, self.published)
 
+    def architecture(self) -> dict[str, Any]:
+        return {"title": self.published.title, "shape": asdict(self.shape)}
+
+    def width(self, view_shape: tuple[int, int, int]) -> int:
+        return self.shape.width
+
     def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         slices, depth, columns = (view_shape[0], *self.published.grid)[-3:]
         return slices, depth, columns
@@ -157,6 +163,21 @@ class PublishedEncoder(ExternalEncoder):
             return tokens
         images = ImageFormat(published.image, channels, published.mean, published.std)  # type: ignore[arg-type]
         return images.encode(view, self.network)
+
+
+def from_architecture(stored: Mapping[str, Any], path: Path) -> PublishedEncoder:
+    """The encoder with initial weights that `PublishedEncoder.architecture` describes.
+
+    Raises KeyError, TypeError, ValueError: it describes none.
+    """
+    sizes: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored["shape"].items()
+    }
+    shape = ViTShape(**sizes)
+    titles = {published.title: published for published in PUBLISHED.values()}
+    image = tuple(count * patch for count, patch in zip(shape.grid, shape.patch, strict=True))
+    published = replace(titles[stored["title"]], image=image)
+    return PublishedEncoder(published.network(shape), {}, path, published)
 
 
 def _split_checksum(path: Path) -> tuple[Path, str]:

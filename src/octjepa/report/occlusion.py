@@ -132,11 +132,17 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
 def occluded_cases(store: Store, path: Path, tuned: TunedModel) -> list[OccludedVolume]:
     """Test volumes of a fine-tuning with the change of the prediction of its first target; none without a label.
 
-    Raises OctjepaError: a store of another contract, too costly for a page, damaged predictions.
+    Raises OctjepaError: a store of another contract, too costly for a page, damaged predictions, another project's
+    encoder.
     """
     from octjepa.embed.embedding import require_same_contract
     from octjepa.tasks import occlusion
+    from octjepa.tasks.finetune.external import TunableExternal
 
+    if isinstance(tuned.encoder, TunableExternal):
+        raise OctjepaError(
+            f"{tuned.encoder.name} is an encoder of another project, which reads whole images: maps leave tokens out"
+        )
     require_same_contract(tuned.encoder, store, path)
     head = tuned.heads[0]
     cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)

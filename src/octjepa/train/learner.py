@@ -97,19 +97,36 @@ def adamw(groups: Iterable[Any], device: torch.device, **settings: Any) -> torch
     return torch.optim.AdamW(groups, fused=device.type not in ("cpu", "xla"), **settings)
 
 
+def network_blocks(network: nn.Module) -> list[nn.Module]:
+    """The layers of the longest list of modules in `network`, the first of several; itself where it holds no list."""
+    lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    return max(lists, key=len, default=[network])
+
+
+def parameters_by_level(network: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of `network` from the input to the output, by the order in which its modules were registered.
+
+    First those before the blocks, as the patch embedding; then those of each block, and with the last one those after
+    it, as the final norm.
+    """
+    blocks = network_blocks(network)
+    numbers = {parameter: number for number, block in enumerate(blocks, 1) for parameter in block.parameters()}
+    levels: list[list[nn.Parameter]] = [[] for _ in range(len(blocks) + 1)]
+    outside = 0
+    for parameter in network.parameters():
+        number = numbers.get(parameter, outside)
+        levels[number].append(parameter)
+        outside = len(blocks) if number else 0
+    return levels
+
+
 def layer_decay_groups(network: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
     """Parameter groups of an encoder: the last block at lr x decay, each one below at a rate `decay` times lower.
 
-    From the input to the output: the patch embedding, a group for each block, the final norm with the last one.
-    Layer-wise decay is that of ULMFiT (Howard & Ruder 2018) and BEiT.
+    A group for each of `parameters_by_level`. Layer-wise decay is that of ULMFiT (Howard & Ruder 2018) and BEiT.
     """
-    depth = len(network.blocks)  # type: ignore[arg-type]
-    groups: dict[int, list[nn.Parameter]] = {}
-    for name, parameter in network.named_parameters():
-        numbers = [int(part) for part in name.split(".") if part.isdigit()]
-        level = depth if name.startswith("norm") else numbers[0] + 1 if name.startswith("blocks") and numbers else 0
-        groups.setdefault(level, []).append(parameter)
-    return [{"params": group, "lr": lr * decay ** (depth + 1 - level)} for level, group in sorted(groups.items())]
+    levels = parameters_by_level(network)
+    return [{"params": group, "lr": lr * decay ** (len(levels) - level)} for level, group in enumerate(levels)]
 
 
 def host_weights(network: nn.Module) -> dict[str, Tensor]:

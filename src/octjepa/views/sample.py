@@ -57,6 +57,28 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     return draw.sample._replace(context_view=context_view, target_view=target_view)
 
 
+def make_view(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Float[np.ndarray, "d h w"]:
+    """The view of `volume` in `epoch`, or (None) without intensity augmentation, as intensities 0..1.
+
+    For networks that take images instead of tokens. The draws are those of `make_sample`'s context view. Gain, gamma
+    and speckle are applied about the tissue's mean, which stays.
+    """
+    transform = geometry.sample_transform(
+        recipe.preprocessing, recipe.views, _generator(volume, recipe, epoch, "geometry")
+    )
+    view = geometry.apply_transform(volume.pixels, transform, recipe.preprocessing.image_size)
+    augmentation, _ = _augmentations(recipe, epoch, _generator(volume, recipe, epoch, "light"))
+    if augmentation == intensity.IntensityAugmentation():
+        return view.astype(np.float32) / 255
+    whole = view.reshape(1, -1)
+    if augmentation.blur:
+        whole = intensity.blur(whole, recipe.preprocessing.image_size)
+    noise = _generator(volume, recipe, epoch, "speckle")
+    scores = intensity.apply_intensity(whole, augmentation, volume.tissue_mean, volume.tissue_std, noise)
+    pixels = scores.reshape(view.shape) * max(volume.tissue_std, 1.0) + volume.tissue_mean
+    return np.asarray(np.clip(pixels / 255, 0, 1), dtype=np.float32)
+
+
 def draw_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Draw:
     """What `make_sample` draws, for views that are cut elsewhere. Crops and flips alone read no voxel of `volume`."""
     return _draw(volume, recipe, epoch, 0)[0]

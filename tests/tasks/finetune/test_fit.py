@@ -326,9 +326,3 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     assert found["999"]["rows"] == []
     assert "999 labelled people were requested, train has 20" in found["999"]["left_out"][0]
     assert finetune_with_fewer_labels(settings, (6,), *given) == {"6": found["6"]}  # what is finished is not redone
-
-
-def test_an_encoder_of_another_project_is_refused_with_what_reads_it(tune, tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"octjepa finetune takes those of octjepa alone .* probe --probe attentive"):
-        tune(tmp_path / "out", checkpoint="retfound:weights.pth")
-    assert not (tmp_path / "out").exists()

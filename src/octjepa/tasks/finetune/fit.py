@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
 from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.embedding import embed_store, require_same_contract
+from octjepa.embed.external import embed_external, network_hash
 from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.external import refuse_external
+from octjepa.external import is_external
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
@@ -34,6 +35,7 @@ from octjepa.probe.results import MACRO, ProbeResult
 from octjepa.probe.subgroup_columns import SubgroupColumn
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
+from octjepa.tasks.finetune.external import TunableExternal, load_start, tuned_network
 from octjepa.tasks.finetune.folder import (
     RESULTS,
     check_folder,
@@ -79,7 +81,6 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
     came; a checkpoint was written).
     """
-    refuse_external(checkpoint, "finetune")
     with translate_worker_errors(), distributed_context("fp32") as runtime, ExitStack() as lock:
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))
@@ -158,9 +159,10 @@ def _finetune(
         raise UsageError(
             f"batch {recipe.batch} cannot be divided evenly over {runtime.world_size} processes: change either"
         )
-    encoder = load_encoder(checkpoint).to(runtime.device)
+    encoder = load_start(checkpoint, store.preprocessing).to(runtime.device)
     require_same_contract(encoder, store, checkpoint)
-    frozen = weights_hash(encoder)
+    theirs = isinstance(encoder, TunableExternal)
+    frozen = network_hash(encoder.encoder) if theirs else weights_hash(encoder)
     ledger = ledger_folder or test_set_ledger.default_folder(labels)
     found = ProbeResult()
     prepared: list[TuningData] = []
@@ -176,6 +178,8 @@ def _finetune(
     if recipe.scratch:
         untrained = encoder.untrained().to(runtime.device)
         tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
+    if theirs and recipe.drop_path:
+        found.add_note(f"{data.name} is of another project: drop_path was not applied")
     table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
     used = _measured(data, tuned, table)
     runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found, out))
@@ -216,7 +220,7 @@ def _tune(
     runtime: Runtime,
     found: ProbeResult,
 ) -> _TunedRun:
-    network = TunedNetwork(start, data.tasks).to(runtime.device)
+    network = tuned_network(start, data.tasks).to(runtime.device)
     runtime.run_on_rank_zero(lambda: folder.mkdir(exist_ok=True))
     learner = tune(network, recipe, data, store, runtime, folder)
     val = predict_split(network, data, store, "val", runtime)
@@ -245,6 +249,8 @@ def _frozen_embeddings(
     there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
     if there:
         runtime.run_on_rank_zero(lambda: discard_leftovers(path))
+    elif is_external(checkpoint):
+        runtime.run_on_rank_zero(lambda: embed_external(checkpoint, store, path))
     else:
         embed_store(checkpoint, store, path)
     table = read_embeddings(path)

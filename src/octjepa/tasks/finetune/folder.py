@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import TUNED
+from octjepa.checkpoint.encoder import PREFIXES, TUNED
 from octjepa.checkpoint.folder import list_checkpoints, update_number, write_folder
 from octjepa.checkpoint.state import MODEL_FILE
 from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
+from octjepa.external.saved import WEIGHTS, describe_encoder
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task
@@ -31,6 +32,7 @@ from octjepa.probe.results import differences_by_name
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks import TASKS
+from octjepa.tasks.finetune.external import TunableExternal
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.tuning_data import TuningData
@@ -171,7 +173,7 @@ def save_tuned(
     encoder: dict[str, Any] = {}
     for name, value in host_weights(network).items():
         if name.startswith("encoder."):
-            encoder[f"target_encoder.{name.removeprefix('encoder.')}"] = value
+            encoder[name.removeprefix("encoder.")] = value
         else:
             heads[name] = value
     specs = [
@@ -191,7 +193,15 @@ def save_tuned(
             "devices": sorted(set(data.frame["device"].iloc[data.labelled("train")]) - {""}),
         },
     }
-    return Path(write_folder(folder, update, {MODEL_FILE: encoder, HEAD_FILE: heads}, about))
+    if isinstance(pretrained, TunableExternal):
+        about |= describe_encoder(pretrained.external, pretrained.preprocessing)
+        files = {WEIGHTS: encoder, HEAD_FILE: heads}
+    else:
+        files = {
+            MODEL_FILE: {f"{PREFIXES['target']}{name}": value for name, value in encoder.items()},
+            HEAD_FILE: heads,
+        }
+    return Path(write_folder(folder, update, files, about))
 
 
 def describe(out: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ gains is the encoder's (Kumar et al. 2022, LP-FT).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from octjepa.metrics.scores import Task
 from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
-from octjepa.train.learner import layer_decay_groups
-from octjepa.views.sample import token_positions
+from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
+from octjepa.views.loader import collate
+from octjepa.views.sample import make_sample, token_positions
 
 POOL = DEFAULT_POOL  # of the frozen probes beside it
 TUNED_POOL = "mean_std_max+attention"
@@ -50,6 +51,8 @@ class TunedNetwork(nn.Module):
     reference_mean: Tensor
     reference_std: Tensor
     reference_limit: Tensor
+    make_sample: Callable[..., Any] = staticmethod(make_sample)  # of a volume, for training
+    collate: Callable[..., Any] = staticmethod(collate)  # samples -> what `encode_batch` takes
 
     def __init__(self, pretrained: PretrainedEncoder, tasks: Sequence[tuple[Task, int]]) -> None:
         super().__init__()
@@ -86,6 +89,19 @@ class TunedNetwork(nn.Module):
             self.encoder.blocks.paths = None
         coordinates = (positions - self.middle) / self.half_size
         return TokenBatch(features.float(), coordinates, torch.ones_like(coordinates[..., 0], dtype=torch.bool))
+
+    def encode_batch(self, batch: Any, paths: Tensor | None = None) -> TokenBatch:
+        """`forward` of a batch as `collate` makes it, on the network's device."""
+        device = self.mean.device
+        found: TokenBatch = self(
+            batch.context_view.to(device), batch.positions.to(device), None if paths is None else paths.to(device)
+        )
+        return found
+
+    @property
+    def depth(self) -> int:
+        """Number of the encoder's blocks."""
+        return len(network_blocks(self.encoder))
 
     def set_scale(self, volumes: Float[Tensor, "n features"]) -> None:
         """Standardises what the heads read by `pool` of (some of) the training volumes."""
@@ -162,17 +178,17 @@ class TunedNetwork(nn.Module):
 
     def unfreeze(self, blocks: int) -> None:
         """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it."""
-        depth = len(self.encoder.blocks)
-        self.encoder.requires_grad_(blocks > depth)
-        if 0 < blocks <= depth:
-            for part in (*list(self.encoder.blocks)[depth - blocks :], self.encoder.norm):
-                part.requires_grad_(True)
+        levels = parameters_by_level(self.encoder)
+        frozen = len(levels) - blocks
+        for level, parameters in enumerate(levels):
+            for parameter in parameters:
+                parameter.requires_grad_(level >= frozen)
         self.heads.requires_grad_(True)
         self.pooling.requires_grad_(True)
 
     def groups(self, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
         """AdamW's groups: `peak` the highest rate, `start` the update at which they begin to learn; no decay of 1-D."""
-        depth = len(self.encoder.blocks)
+        depth = self.depth
         last, everything = recipe.starts
         parts = [([*self.heads.parameters(), *self.pooling.parameters()], recipe.head_lr, 0)]
         # level 0 is the patch embedding, level n block n

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import TUNED, newest_checkpoint
 from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import parse_location
@@ -25,6 +25,7 @@ from octjepa.probe.aggregation import PreparedTarget
 from octjepa.probe.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
 from octjepa.progress import bar
 from octjepa.store import CanonicalVolume, Store
+from octjepa.tasks.finetune.external import load_start, tuned_network
 from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.tasks.finetune.tuning_data import TrainingLabels, TuningData
@@ -216,8 +217,8 @@ def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedMod
         level, devices = str(about["settings"]["level"]), list(about["devices"])
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{folder} is damaged: its manifest does not describe the heads") from None
-    encoder = load_encoder(folder)
-    network = TunedNetwork(encoder, [(head.task, len(head.classes)) for head in heads])
+    encoder = load_start(folder, None)
+    network = tuned_network(encoder, [(head.task, len(head.classes)) for head in heads])
     weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
     load_weights(network, {**weights, **read_tensors(folder, HEAD_FILE)}, folder)
     return TunedModel(encoder, network.to(device or torch.device("cpu")).eval(), heads, level, devices)

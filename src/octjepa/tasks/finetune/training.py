@@ -17,6 +17,7 @@ from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.distributed.runtime import Runtime
 from octjepa.recipe import TrainRecipe
 from octjepa.store import Store
+from octjepa.tasks.finetune.external import ViewBatch
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.tasks.finetune.predict import predict_split, standardise, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
@@ -27,7 +28,7 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 
-class TuningTask(SupervisedTask[Batch]):
+class TuningTask(SupervisedTask[Batch | ViewBatch]):
     """Fine-tuning of `network` on the training volumes of `data`, in the stages of the recipe."""
 
     def __init__(
@@ -35,8 +36,9 @@ class TuningTask(SupervisedTask[Batch]):
     ) -> None:
         self.network, self.recipe, self.data, self.store, self.runtime = network, recipe, data, store, runtime
         self.stream = TrainingDataset(store, recipe.sampling(network.pretrained.recipe), data.volume_ids("train"))
+        self.stream.make = network.make_sample
         self.index = {name: number for number, name in enumerate(data.frame["volume_id"])}
-        self.depth = len(network.encoder.blocks)
+        self.depth = network.depth
         self.optimizer = adamw(network.groups(recipe), network.mean.device, betas=(0.9, 0.999))
 
     def begin_update(self, update: int) -> dict[str, Any]:
@@ -46,16 +48,17 @@ class TuningTask(SupervisedTask[Batch]):
         set_rates(self.optimizer, self.recipe, self.stream.recipe.train, update)
         return {"blocks": blocks, "lr": self.optimizer.param_groups[0]["lr"]}
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Iterator[Batch | ViewBatch]:
         runtime, recipe = self.runtime, self.recipe
         return training_batches(
-            self.stream, start, recipe.stages.updates, recipe.loader_workers, runtime.rank, runtime.world_size
-        )
+            self.stream, start, recipe.stages.updates, recipe.loader_workers, runtime.rank, runtime.world_size,
+            collate_samples=self.network.collate,
+        )  # fmt: skip
 
-    def unreadable_count(self, batch: Batch) -> int:
+    def unreadable_count(self, batch: Batch | ViewBatch) -> int:
         return len(batch.unreadable)
 
-    def losses(self, learner: Learner, batch: Batch, update: int, micro_batch: int) -> Iterator[Tensor]:
+    def losses(self, learner: Learner, batch: Batch | ViewBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
         """The mean loss over targets and the global batch, in micro-batches of this rank's volumes."""
         device, size = self.network.mean.device, len(batch.volume_ids)
         blocks = self.recipe.learning_blocks(update, self.depth)
@@ -65,9 +68,7 @@ class TuningTask(SupervisedTask[Batch]):
             positions = range(first + start, first + start + len(part.volume_ids))
             paths = draw_paths(self.recipe, self.depth, blocks, positions)
             with self.runtime.autocast():
-                tokens = self.network(
-                    part.context_view.to(device), part.positions.to(device), None if paths is None else paths.to(device)
-                )
+                tokens = self.network.encode_batch(part, paths)
             volumes = [self.index[name] for name in part.volume_ids]
             total = torch.zeros((), device=device)
             for outputs, labels in zip(self.network.head_outputs(tokens), self.data.labels, strict=True):
