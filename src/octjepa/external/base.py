@@ -179,7 +179,8 @@ def refuse_external(location: str | Path, verb: str) -> None:
         raise UsageError(
             f"{location} is an encoder of another project, and octjepa {verb} takes those of octjepa alone (its stages "
             "and positions are theirs): tune it by octjepa finetune, or read it frozen by octjepa embed --tokens and "
-            "probe --probe attentive, or by octjepa leaderboard; its module for a loop of your own is octjepa.load_external(...).network"
+            "probe --probe attentive, or by octjepa leaderboard; its module for a loop of your own is "
+            "octjepa.load_external(...).network"
         )
 
 
