@@ -58,7 +58,7 @@ def test_a_module_is_named_after_what_it_holds_and_has_a_docstring() -> None:
 
 def test_public_functions_and_classes_have_docstrings() -> None:
     methods_of: dict[Path, list[tuple[ast.ClassDef, ast.FunctionDef]]] = {}
-    documented: dict[Path, set[str]] = {}  # folder -> methods with a docstring: a protocol documents its classes
+    documented: dict[Path, set[str]] = {}  # folder -> methods with a docstring: of alike classes one documents all
     for path in SOURCES:
         classes = [node for node in parsed(path).body if isinstance(node, ast.ClassDef)]
         methods = [(owner, item) for owner in classes for item in owner.body if isinstance(item, ast.FunctionDef)]

@@ -270,7 +270,7 @@ def test_the_band_on_real_eyes(real_scans: Path) -> None:
     thickness_mm = (bottom - ilm) * 0.0078 - 0.15
     assert np.percentile(thickness_mm, 5) > 0.12
     assert np.percentile(thickness_mm, 99) < 0.85
-    assert made.quality > 0.5
+    assert float(made.measurements["quality"]) > 0.5
     # Two of the eleven B-scans have a nerve fibre layer as bright as the RPE: none may take the one for the other.
     flat = round(0.65 * (made.volume.pixels.shape[1] - 1)) + round(0.15 / 0.0078)
     assert np.percentile(np.abs(bottom - flat), 98) < 8

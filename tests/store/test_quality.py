@@ -120,7 +120,7 @@ def test_a_damaged_b_scan_decides_nothing_about_the_others() -> None:
 
 
 def test_clean_scans_of_four_vendors_score_alike() -> None:
-    scores = {device: made(shaped_eye(device, seed=7).volume).quality for device in DEVICES}
+    scores = {device: float(made(shaped_eye(device, seed=7).volume).measurements["quality"]) for device in DEVICES}
     assert min(scores.values()) > 0.85, scores
     assert max(scores.values()) - min(scores.values()) < 0.12, scores
 
@@ -200,7 +200,7 @@ def test_an_ilm_torn_by_noise_is_repaired_and_what_is_left_lowers_the_quality(mo
     assert repaired < torn / 2
     assert float(unrepaired.measurements["torn_share"]) == pytest.approx(torn, abs=0.06)
     assert float(result.measurements["torn_share"]) == pytest.approx(repaired, abs=0.06)
-    assert result.quality > 0
+    assert float(result.measurements["quality"]) > 0
     assert canonicalise(eye.volume, Preprocessing()).measurements["torn_share"] == 0
 
 

@@ -124,8 +124,13 @@ BENCHMARKS: dict[str, Benchmark] = {
         _FASTER,
         5,
         {
-            "pydicom": Peer("pydicom, SciPy's zoom, percentiles; one process", ingest.compare_with_pydicom),
-            "monai": Peer("pydicom, MONAI's Spacingd, size, percentiles; one process", ingest.compare_with_monai),
+            "pydicom": Peer(
+                "pydicom, SciPy's zoom, percentiles; one process", partial(ingest.compare_with, ingest.by_scipy)
+            ),
+            "monai": Peer(
+                "pydicom, MONAI's Spacingd, size, percentiles; one process",
+                partial(ingest.compare_with, ingest.by_monai),
+            ),
         },
     ),
     "loader": Benchmark(
@@ -135,9 +140,13 @@ BENCHMARKS: dict[str, Benchmark] = {
         7,
         {
             "torch": Peer(
-                "a torch DataLoader on the same store with plain random transforms", loader.compare_with_torch
+                "a torch DataLoader on the same store with plain random transforms",
+                partial(loader.compare_with, loader.PlainViews),
             ),
-            "monai": Peer("MONAI's CacheDataset in memory with its random transforms", loader.compare_with_monai),
+            "monai": Peer(
+                "MONAI's CacheDataset in memory with its random transforms",
+                partial(loader.compare_with, loader.monai_views),
+            ),
         },
     ),
     "embed": Benchmark(

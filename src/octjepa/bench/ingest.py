@@ -101,22 +101,10 @@ def monai(module: str) -> Any:
 
 
 @contextmanager
-def compare_with_monai() -> Iterator[Comparison]:
-    """Against MONAI's transforms. Raises UsageError where MONAI is not installed."""
-    monai("transforms")  # refused before anything is drawn
-    with _against(by_monai) as made:
-        yield made
-
-
-@contextmanager
-def compare_with_pydicom() -> Iterator[Comparison]:
-    """Against pydicom, SciPy and NumPy."""
-    with _against(by_scipy) as made:
-        yield made
-
-
-@contextmanager
-def _against(pipeline: Pipeline) -> Iterator[Comparison]:
+def compare_with(pipeline: Pipeline) -> Iterator[Comparison]:
+    """Against `by_scipy` or `by_monai`. Raises UsageError where MONAI is needed and not installed."""
+    if pipeline is by_monai:
+        monai("transforms")  # refused before anything is drawn
     preprocessing = bench_recipe().preprocessing
     with phantom_files() as (work, cohort), one_thread():
         paths = sorted(cohort.rglob("*.dcm"))

@@ -10,7 +10,7 @@ volumes in memory, with MONAI's random transforms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import exp
@@ -110,22 +110,13 @@ def _monai_sample(found: dict[str, Any], recipe: Recipe) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def compare_with_torch() -> Iterator[Comparison]:
-    """Against a DataLoader over the same store."""
-    with _against(PlainViews) as made:
-        yield made
+def compare_with(dataset: Callable[[Store, list[str], Recipe], Any]) -> Iterator[Comparison]:
+    """Against a DataLoader over `PlainViews` of the same store, or over `monai_views`.
 
-
-@contextmanager
-def compare_with_monai() -> Iterator[Comparison]:
-    """Against MONAI's CacheDataset. Raises UsageError where MONAI is not installed."""
-    monai("data")  # refused before anything is drawn
-    with _against(monai_views) as made:
-        yield made
-
-
-@contextmanager
-def _against(dataset: Any) -> Iterator[Comparison]:
+    Raises UsageError where MONAI is needed and not installed.
+    """
+    if dataset is monai_views:
+        monai("data")  # refused before anything is drawn
     recipe = bench_recipe(*WHOLE_GRID)
     with phantom_store(recipe.preprocessing) as (_, store):
         _, stream = choose_cohort(store, recipe)

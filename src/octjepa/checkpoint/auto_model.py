@@ -23,7 +23,7 @@ from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from octjepa.checkpoint.input_contract import IMAGES, VIDEOS
+from octjepa.checkpoint.export import IMAGES, VIDEOS
 from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.config import stored_recipe
 from octjepa.model import VJEPA3D

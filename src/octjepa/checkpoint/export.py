@@ -1,4 +1,4 @@
-"""Exports an encoder with a model card: safetensors with its contract, a model of transformers, or ONNX."""
+"""Exports an encoder with a model card and what it says of its input: safetensors, a model of transformers, or ONNX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import yaml
@@ -16,18 +16,23 @@ from safetensors.torch import save
 from torch import Tensor
 
 from octjepa.checkpoint.encoder import EXPORTED, PREFIXES, PretrainedEncoder, load_encoder
-from octjepa.checkpoint.input_contract import IMAGES, VIDEOS, input_contract, processor_config
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.files import write_atomic
 from octjepa.locks import LOCK, writer_lock
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
+from octjepa.recipe import Preprocessing
 from octjepa.views.sample import token_positions
 from octjepa.views.tokens import COUNT_MULTIPLE, TISSUE_SHARE
 
 Form = Literal["safetensors", "hf", "onnx"]
 WEIGHTS, GRAPH, CARD, SUMS = EXPORTED, "model.onnx", "README.md", "SHA256SUMS"
 Content = str | bytes | dict[str, Tensor]
+PROCESSOR = "OctjepaImageProcessor"
+IMAGES, VIDEOS = (
+    "pixel_values",
+    "pixel_values_videos",
+)  # inputs of OctjepaModel [B, 1, D, H, W], VJEPA2Model [B, D, 1, H, W]
 
 
 def export(
@@ -213,3 +218,34 @@ Features of retinal OCT volumes, for research. Not a medical device: no decision
 quality has to be shown by probes on held-out people of the data at hand, beside an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
 """
+
+
+def input_contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) -> str:
+    """preprocessing.json: what an input must have undergone."""
+    recipe = encoder.recipe
+    contract: dict[str, Any] = {
+        "preprocessing": recipe.preprocessing.model_dump(mode="json"),
+        "tokens": recipe.tokens.model_dump(mode="json"),
+        "intensity": "z-score over the tissue band, once",
+        **({} if inputs is None else {"inputs": inputs}),
+    }
+    return json.dumps(contract, indent=2)
+
+
+def processor_config(preprocessing: Preprocessing, input_name: str) -> dict[str, Any]:
+    """The `preprocessor_config.json` of an encoder whose model calls its input `input_name`.
+
+    The keys that no code here reads say the contract to whoever prepares the input by other means.
+    """
+    slices, depth, columns = preprocessing.image_size
+    shape = ["B", 1, slices, depth, columns] if input_name == IMAGES else ["B", slices, 1, depth, columns]
+    return {
+        "image_processor_type": PROCESSOR,
+        "input_name": input_name,
+        "input_shape": shape,
+        "size": {"slices": slices, "depth": depth, "columns": columns},
+        "spacing_mm": list(preprocessing.target_spacing_mm),
+        "num_channels": 1,
+        "normalization": "z-score over the tissue band of each volume, once; no further mean or standard deviation",
+        "preprocessing": preprocessing.model_dump(mode="json"),
+    }

@@ -60,18 +60,16 @@ def phantom(
     """Draws synthetic eyes with ground truth. They are written as DICOM in the folder layout of AI-READI."""
     from octjepa.phantom import write_cohort
     from octjepa.recipe import DEVICES
+    from octjepa.store.split import read_shares
 
     chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
-    parts = [share.strip() for share in shares.split(",")]
-    if len(parts) != 3 or not all(share.replace(".", "", 1).isdigit() for share in parts):
-        raise UsageError(f"--shares {shares!r} is not of the form 0.7,0.15,0.15")
-    train, val, test = map(float, parts)
-    given = (train, val, test)
+    processes = workers or os.cpu_count() or 1
     print_result(
-        write_cohort(out, people, seed, chosen, size, given, _cores(workers), broken, difficulty, group_effect), as_json
+        write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, broken, difficulty, group_effect),
+        as_json,
     )
 
 
@@ -226,7 +224,3 @@ def split(
             raise UsageError("--labels and --target belong together: name the file and its column")
         values = read_labels(labels, [target]).values[target]
     print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values), as_json)
-
-
-def _cores(workers: int | None) -> int:
-    return workers or os.cpu_count() or 1

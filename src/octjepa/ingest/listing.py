@@ -200,6 +200,7 @@ class BucketListing:
         return remote.read_bytes(path)
 
     def real(self, folder: str) -> str:
+        """The folder itself: a bucket has no links."""
         return folder
 
     def is_scan(self, path: str) -> bool:

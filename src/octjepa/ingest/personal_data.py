@@ -12,6 +12,7 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -56,13 +57,11 @@ _BLANK = {
 }  # fmt: skip
 
 
-def _tags() -> dict[int, str]:
+@cache
+def _tag_to_field() -> dict[int, str]:
     from pydicom.datadict import tag_for_keyword
 
     return {tag: field for field in FIELD_KINDS if (tag := tag_for_keyword(field)) is not None}
-
-
-_TAG_TO_FIELD: dict[int, str] = {}
 
 
 def _is_filled(header: Dataset, tag: int) -> bool:
@@ -80,9 +79,7 @@ def _is_filled(header: Dataset, tag: int) -> bool:
 
 def personal_fields(header: Dataset) -> tuple[str, ...]:
     """The fields of `FIELD_KINDS` that a DICOM header fills, in that order; PatientID is the study's own key."""
-    if not _TAG_TO_FIELD:
-        _TAG_TO_FIELD.update(_tags())
-    found = {field for tag, field in _TAG_TO_FIELD.items() if tag in header and _is_filled(header, tag)}
+    found = {field for tag, field in _tag_to_field().items() if tag in header and _is_filled(header, tag)}
     if any(tag.is_private and tag.element > 0xFF for tag in header.keys()):  # noqa: SIM118 -- a Dataset iterates elements
         found.add(PRIVATE)
     if str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES":

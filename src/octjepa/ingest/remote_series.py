@@ -6,11 +6,8 @@ nothing, for their files are larger than a B-scan; the answer is remembered for 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from octjepa import remote
@@ -31,13 +28,6 @@ def series_of_objects(objects: Mapping[str, remote.RemoteObject]) -> list[Series
     small = {name: found for name, found in objects.items() if _BYTES[0] <= found.size <= _BYTES[1]}
     if len(small) < MIN_FRAMES:
         return []
-    versions = sorted((found.url, found.version, found.size) for found in small.values())
-    cached = remote.cache_folder("series") / f"{hashlib.sha256(repr(versions).encode()).hexdigest()[:32]}.json"
-    try:
-        remembered = json.loads(cached.read_text(encoding="utf-8"))
-        return [Series(member, tuple(names), tuple(beside)) for member, names, beside in remembered]
-    except (OSError, ValueError, TypeError):
-        pass  # not looked for before
     absent: list[str] = []
 
     def facts(name: str) -> Dataset | None:
@@ -50,10 +40,10 @@ def series_of_objects(objects: Mapping[str, remote.RemoteObject]) -> list[Series
             absent.append(name)
             return None
 
-    with ThreadPoolExecutor(_CONCURRENT_FETCHES) as pool:
-        sizes = {name: found.size for name, found in small.items()}
-        series = find_series(sizes, lambda names: list(pool.map(facts, names)), _PEEKED)
-    if not absent:
-        with suppress(OSError):
-            cached.write_text(json.dumps(series), encoding="utf-8")
-    return series
+    def find() -> tuple[list[Series], bool]:
+        with ThreadPoolExecutor(_CONCURRENT_FETCHES) as pool:
+            sizes = {name: found.size for name, found in small.items()}
+            return find_series(sizes, lambda names: list(pool.map(facts, names)), _PEEKED), not absent
+
+    series = remote.remembered("series", small.values(), find)
+    return [Series(member, tuple(names), tuple(beside)) for member, names, beside in series]

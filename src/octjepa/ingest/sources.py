@@ -7,15 +7,12 @@ eyes, becomes a `SourceFile` for each of them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,20 +178,16 @@ def _list_scans(path: Path, name: str) -> tuple[str, ...] | None:
 def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
     """As `_list_scans`, of an object; the answer is cached for as long as the object stays the same."""
     found = next(obj for obj in file.objects if obj.url == file.location)
-    digest = hashlib.sha256("\x1f".join((found.url, found.version, str(found.size))).encode()).hexdigest()
-    cached = remote.cache_folder("scans") / f"{digest[:32]}.json"
-    try:
-        return tuple(json.loads(cached.read_text(encoding="utf-8"))["scans"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not listed before
-    try:
-        with remote.local_copy(found) as path:
-            members = _list_scans(path, file.name)
-    except ResourceError:
-        raise
-    except OctjepaError:  # reading it raises the same, for the quarantine
-        return None
-    if members is not None:
-        with suppress(OSError):
-            cached.write_text(json.dumps({"scans": members}), encoding="utf-8")
-    return members
+
+    def find() -> tuple[tuple[str, ...] | None, bool]:
+        try:
+            with remote.local_copy(found) as path:
+                members = _list_scans(path, file.name)
+        except ResourceError:
+            raise
+        except OctjepaError:  # reading it raises the same, for the quarantine
+            return None, False
+        return members, members is not None
+
+    listed = remote.remembered("scans", [found], find)
+    return None if listed is None else tuple(listed)

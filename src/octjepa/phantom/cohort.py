@@ -147,7 +147,7 @@ def check_request(
         raise UsageError(f"devices {list(devices)!r}: name each once, at least one of {', '.join(DEVICES)}")
     for device in devices:
         dialect_of(device).grid(size)  # raises for an unknown device or size
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+    if len(shares) != 3 or min(shares) < 0 or not abs(sum(shares) - 1) <= 1e-6:
         raise UsageError(f"split shares {tuple(shares)}: expected train, val and test, none negative, sum 1")
     if out.exists() and (not out.is_dir() or any(path.name != LOCK for path in out.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder: name a new one, so that no cohorts mix")

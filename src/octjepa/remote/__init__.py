@@ -7,7 +7,7 @@ does not answer or sends damaged bodies for as long as is borne), ResourceError 
 
 from octjepa.remote.address import is_remote, join
 from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
-from octjepa.remote.cache import cache_folder, local_copy, read_bytes
+from octjepa.remote.cache import cache_folder, local_copy, read_bytes, remembered
 from octjepa.remote.lock import bucket_lock
 from octjepa.remote.retry import retry_count
 
@@ -23,6 +23,7 @@ __all__ = [
     "put",
     "put_bytes",
     "read_bytes",
+    "remembered",
     "remove",
     "retry_count",
 ]

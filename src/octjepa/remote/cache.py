@@ -13,15 +13,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 from octjepa.remote.address import parse
@@ -94,6 +96,22 @@ def local_copy(source: str | RemoteObject) -> Iterator[Path]:
         yield path
     finally:
         os.close(handle)
+
+
+def remembered(kind: str, objects: Iterable[RemoteObject], find: Callable[[], tuple[Any, bool]]) -> Any:
+    """What `find()` says of `objects` in plain JSON data, remembered in the cache for as long as they stay the same.
+
+    `kind` names the question; the second value of `find()` is whether the answer may be remembered.
+    """
+    versions = sorted((found.url, found.version, found.size) for found in objects)
+    path = cache_folder(kind) / f"{hashlib.sha256(repr(versions).encode()).hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    answer, stays = find()
+    if stays:
+        with suppress(OSError):
+            path.write_text(json.dumps(answer), encoding="utf-8")
+    return answer
 
 
 def read_bytes(url: str) -> bytes:

@@ -7,7 +7,7 @@ then average B-scans along the slice axis, so that tilt and motion do not smear 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int16, Shaped, UInt8
@@ -78,11 +78,6 @@ class CanonicalisationResult:
     tissue_share: float
     measurements: dict[str, float | str]
     notes: tuple[str, ...]
-
-    @property
-    def quality(self) -> float:
-        """The quality score, 0 to 1."""
-        return float(self.measurements["quality"])
 
 
 def volume_id(content_hash: str) -> str:
@@ -303,7 +298,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     )  # fmt: skip
     code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
     measurements: dict[str, float | str] = {
-        **quality.columns(),
+        **asdict(quality),
         "retina_score": retina_score,
         **outside,
         "enface_hash": code,

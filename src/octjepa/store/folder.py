@@ -150,12 +150,8 @@ class Store:
         if folder is None or not (folder / MARKER).is_file():
             storage.create(contract_text(preprocessing))
         store = cls.open(path)
-        store.check_contract(preprocessing)
+        check_same_contract(store.location, store.preprocessing, store.canonical_version, preprocessing)
         return store
-
-    def check_contract(self, preprocessing: Preprocessing) -> None:
-        """Raises ContractError where volumes of `preprocessing` may not be added: the message says what differs."""
-        check_same_contract(self.location, self.preprocessing, self.canonical_version, preprocessing)
 
     @property
     def table(self) -> pd.DataFrame:

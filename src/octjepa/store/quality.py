@@ -6,7 +6,7 @@ samples more finely does not count as noisier.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -52,10 +52,6 @@ class Quality:
     fill_share: float
     torn_share: float
     implausible_share: float
-
-    def columns(self) -> dict[str, float]:
-        """{column of the index: value}."""
-        return asdict(self)
 
 
 def structured_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " D"]:

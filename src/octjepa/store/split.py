@@ -77,7 +77,7 @@ def split_stratified(
     People in `fixed` (person -> split) keep their split but count towards the shares. Depends on the seed and on who
     is in which stratum, not on the order of files. Raises UsageError: shares that do not add up to 1, labels of nobody.
     """
-    if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
+    if not abs(sum(shares) - 1) <= 1e-6 or min(shares) < 0:
         raise UsageError(f"shares {shares} of train, val, test must add up to 1")
     fixed = fixed or {}
     assigned = _minimise(strata_of(store, labels), dict(zip(SPLIT_NAMES, shares, strict=True)), fixed, seed)

@@ -137,15 +137,8 @@ def _ordered(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _write(out: Path, runs: Sequence[dict[str, Any]], axes: Mapping[str, Sequence[str]]) -> None:
     """The table of the runs so far, as TSV and JSON."""
-    columns = ("run", *axes, *_SHOWN)
-    lines = ["\t".join(columns)]
-    for run in _ordered(runs):
-        lines.append("\t".join("" if run[column] is None else _cell(run[column]) for column in columns))
-    text = "\n".join(lines) + "\n"
-    write_atomic(out / TABLE, lambda file: file.write(text.encode()))
+    import pandas as pd
+
+    table = pd.DataFrame(_ordered(runs), columns=["run", *axes, *_SHOWN])
+    write_atomic(out / TABLE, lambda file: table.to_csv(file, sep="\t", index=False, float_format="%.6g"))
     write_json(out / RESULTS, {"axes": dict(axes), "runs": _ordered(runs)})
-
-
-def _cell(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text.replace("\t", " ")

@@ -1,4 +1,10 @@
-"""Validation: how well hidden tokens of held-out people are predicted, beside trivial predictors."""
+"""Validation: how well hidden tokens of held-out people are predicted, beside trivial predictors.
+
+The trivial predictors do not learn, and a network must beat them on the same targets of the same people. `constant`
+predicts the mean target everywhere, `position_mean` the mean target at that grid position, both computed on training
+people. `copy_nearest` predicts the target feature of the nearest visible token of the same volume; since neighbouring
+B-scans are nearly copies, a mask that this solves teaches nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
-from octjepa.objective import baselines
-from octjepa.objective.base import cosine
+from octjepa.objective.base import cosine, gather_tokens
 from octjepa.objective.loss import token_grid_positions
 from octjepa.objective.rank_metrics import rank_me
 from octjepa.recipe import Recipe
@@ -25,13 +32,13 @@ _RANK_TOKENS = 2048  # a singular value decomposition of 2048 x width stays well
 
 @uncompiled()
 @torch.no_grad()
-def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> baselines.PositionMeans:
+def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_tokens: int) -> PositionMeans:
     """Mean target features of training people, overall and per grid cell: what the trivial predictors know."""
-    means: baselines.PositionMeans | None = None
+    means: PositionMeans | None = None
     for batch in batches:
         with runtime.autocast():
             targets = model.targets(batch.target_view.to(runtime.device), batch.positions.to(runtime.device))
-        means = means or baselines.PositionMeans(grid_tokens, targets.shape[-1])
+        means = means or PositionMeans(grid_tokens, targets.shape[-1])
         means.add(targets, batch.grid_index)
     if means is None:
         raise ValueError("no training batch to fit the trivial predictors to")
@@ -52,7 +59,7 @@ def validate(
     model: VJEPA3D,
     runtime: Runtime,
     batches: Iterable[Batch],
-    means: baselines.PositionMeans,
+    means: PositionMeans,
     grid: tuple[int, int, int],
 ) -> dict[str, float]:
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
@@ -71,7 +78,7 @@ def validate(
         guesses = {
             "constant": means.constant().expand_as(truth),
             "position_mean": means.at(index),
-            "copy_nearest": baselines.copy_nearest(targets, grid_positions, batch.context, batch.target),
+            "copy_nearest": copy_nearest(targets, grid_positions, batch.context, batch.target),
         }
         values = {"loss": model.objective.loss(prediction.predicted.cpu(), truth)}
         values["cosine"] = cosine(prediction.predicted.cpu(), truth)
@@ -123,3 +130,39 @@ def summary_metrics(result: Mapping[str, float]) -> dict[str, Any]:
 
 def _with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+class PositionMeans:
+    """Mean of targets, overall and at each of `grid_tokens` positions; the overall mean where none was added."""
+
+    def __init__(self, grid_tokens: int, width: int) -> None:
+        self.sums = torch.zeros(grid_tokens, width, dtype=torch.float64)
+        self.counts = torch.zeros(grid_tokens, dtype=torch.float64)
+
+    def add(self, targets: Float[Tensor, "b t w"], grid_index: Int[Tensor, "b t"]) -> None:
+        """Adds the target features of a batch to the sums."""
+        flat = targets.detach().flatten(0, 1).cpu().double()
+        index = grid_index.flatten().cpu()
+        self.sums.index_add_(0, index, flat)
+        self.counts.index_add_(0, index, torch.ones(len(index), dtype=torch.float64))
+
+    def constant(self) -> Float[Tensor, " w"]:
+        """The mean over all positions."""
+        return (self.sums.sum(0) / self.counts.sum().clamp_min(1)).float()
+
+    def at(self, grid_index: Int[Tensor, "b m"]) -> Float[Tensor, "b m w"]:
+        """The mean of each position in `grid_index`; of a position never seen, the mean over all."""
+        means = (self.sums / self.counts.clamp_min(1).unsqueeze(-1)).float()
+        means[self.counts == 0] = self.constant()
+        return means[grid_index]
+
+
+def copy_nearest(
+    targets: Float[Tensor, "b t w"],
+    positions: Float[Tensor, "b t 3"],
+    context: Int[Tensor, "b n"],
+    target: Int[Tensor, "b m"],
+) -> Float[Tensor, "b m w"]:
+    """The target feature of the visible token nearest in `positions`; ties go to the lower token index."""
+    distance = torch.cdist(gather_tokens(positions, target).float(), gather_tokens(positions, context).float())
+    return gather_tokens(targets, torch.gather(context, 1, distance.argmin(dim=-1)))
