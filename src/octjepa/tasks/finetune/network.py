@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import TokenFeatures
-from octjepa.checkpoint.pooling import DEFAULT_POOL
+from octjepa.checkpoint.pooling import DEFAULT_POOL, TokenFeatures
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
