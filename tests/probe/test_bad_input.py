@@ -46,7 +46,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a class that train lacks": (
         lambda f, t: lesion(f, t, split_of(f, "train"), 0), "split train has no volume of class 1"),
     "a class that test lacks": (
-        lambda f, t: lesion(f, t, split_of(f, "test"), 0), "split test has no volume of class 1"),
+        lambda f, t: lesion(f, t, split_of(f, "test"), 0),
+        "`octjepa split STORE --by stratified --shares 0.6,0.1,0.3 --labels LABELS --target lesion0`, and embed again"),
     "a person on two sides": (
         lambda f, t: (f.assign(split=np.where(f.index == 0, "test", f["split"])), t), "leak: 1 of 60 people"),
     "one scan, two people, two sides": (

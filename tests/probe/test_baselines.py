@@ -46,7 +46,7 @@ def test_covariates_fill_the_unknown_from_training_only() -> None:
     assert features[:, 0].tolist() == [50, 55, 60, 99, 55]  # the median of the training ages, not of all
     assert features[:, 1].tolist() == [0, 1, 0, 0, 1]
     assert features[:, 2:4].tolist() == [[0, 1], [1, 0], [0, 1], [0, 0], [0, 1]]  # "" and UW; UCSD was never trained on
-    assert notes == ["lesion: device does not vary in training; the covariate row learns nothing from it"]
+    assert notes == ["lesion: device is constant or unknown in training; the covariate baseline ignores it"]
 
 
 def test_a_covariate_is_not_its_own_predictor() -> None:

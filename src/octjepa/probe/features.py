@@ -182,6 +182,6 @@ def covariate_features(frame: pd.DataFrame, target: Target) -> tuple[Float[np.nd
             texts = frame[name].to_numpy(dtype=str)
             encoded = [(texts == value).astype(float) for value in np.unique(texts[train])]
         if all(np.ptp(column[train]) == 0 for column in encoded):
-            notes.append(f"{target.name}: {name} does not vary in training; the covariate row learns nothing from it")
+            notes.append(f"{target.name}: {name} is constant or unknown in training; the covariate baseline ignores it")
         columns += encoded
     return np.stack(columns, axis=1), notes

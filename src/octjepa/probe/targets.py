@@ -84,12 +84,15 @@ def non_numeric_notes(target: str, texts: Sequence[str]) -> list[str]:
 def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
     """Notes on classes that a split lacks; UsageError where the target cannot be learned or measured without them."""
     lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
-    counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
     notes: list[str] = []
-    if lacking["train"]:
-        raise UsageError(f"{target}: split train has no volume of class {', '.join(lacking['train'])} ({counts})")
-    if len(classes) - len(lacking["test"]) < 2:
-        raise UsageError(f"{target}: split test has no volume of class {', '.join(lacking['test'])} ({counts})")
+    required = "train" if lacking["train"] else "test" if len(classes) - len(lacking["test"]) < 2 else ""
+    if required:
+        counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
+        raise UsageError(
+            f"{target}: split {required} has no volume of class {', '.join(lacking[required])} ({counts}). Balance the "
+            "splits over it with `octjepa split STORE --by stratified --shares 0.6,0.1,0.3 --labels LABELS --target "
+            f"{target}`, and embed again; or label more people"
+        )
     if lacking["test"]:
         absent = ", ".join(lacking["test"])
         notes.append(f"{target}: split test has no volume of class {absent}; means run over the classes it has")
@@ -140,7 +143,10 @@ def check_people(frame: pd.DataFrame) -> list[str]:
         )
     for split in ("train", "test"):
         if split not in set(used["split"]):
-            raise UsageError(f"no volume is in split {split!r}; run octjepa split STORE and embed again")
+            raise UsageError(
+                f"no volume is in split {split!r}: run `octjepa split STORE --by stratified --shares 0.6,0.1,0.3`, "
+                "and embed again"
+            )
     twice = int((copies["person_id"].nunique() > 1).sum())
     if not twice:
         return []
