@@ -105,7 +105,7 @@ def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
     assert summary["people_at_several_sites"] == 1
-    assert "1 person ids of" in caplog.text
+    assert "1 person id(s) of" in caplog.text
     sites = set(Store.open(tmp_path / "store").table["site"])
     assert len(sites) == 2
     assert all(site.startswith("site-") for site in sites)

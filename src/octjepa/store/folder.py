@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -344,7 +344,7 @@ class Store:
         self._record({"refused": entry})
 
     def _record(self, change: dict[str, Any]) -> None:
-        writer = self._writer or DiskStorage(self.path)
+        writer = self.writer
         self._journal.append(change)
         removed = self._apply(change)
         self._table = None
@@ -352,26 +352,10 @@ class Store:
         if removed and removed not in self.index.volumes:
             writer.drop(removed)
 
-    def add_shard(self, path: Path, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Adds the shard at `path`, in the folder of the index, with its lines of the table."""
-        (self._writer or DiskStorage(self.path)).add_shard(path)
-        self.shards.add(rows)
-
-    def remove_chunks(self, volume_ids: Iterable[str]) -> None:
-        """Writes the table of shards, then removes the chunks of volumes that are in one."""
-        writer = self._writer or DiskStorage(self.path)
-        self.shards.write(self.path)
-        for volume_id in volume_ids:
-            writer.drop(volume_id)
-        writer.publish()
-
-    def remove_packed(self) -> None:
-        """Removes shards that hold no volume of the index, and the chunks of volumes that are in a shard."""
-        writer = self._writer or DiskStorage(self.path)
-        self.shards.keep(set(self.table["volume_id"]))
-        for name in set(self.storage.shard_names()) - self.shards.names():
-            writer.drop_shard(name)
-        self.remove_chunks([n for n in map(str, self.shards.table["volume_id"]) if self.storage.has_chunk(n)])
+    @property
+    def writer(self) -> Writer:
+        """What publishes the files that the one writing process puts into `path`."""
+        return self._writer or DiskStorage(self.path)
 
     def set_split(self, splits: Mapping[str, str]) -> None:
         """Writes person -> "train" | "val" | "test" ("" takes it away). Raises UsageError for another word."""

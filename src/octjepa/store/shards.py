@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -133,9 +133,7 @@ def pack(store: Store, shard_mb: float = 256) -> dict[str, Any]:
     packed = written = shards = 0
     with store.writing():
         store.consolidate()
-        for left in (store.path / SHARDS).glob(".new-*"):
-            left.unlink()
-        store.remove_packed()
+        _remove_leftovers(store)
         waiting = [name for name in map(str, store.table["volume_id"]) if store.shards.part(name) is None]
         pending: list[str] = []
         with bar("pack", len(waiting), "volumes") as progress:
@@ -143,14 +141,33 @@ def pack(store: Store, shard_mb: float = 256) -> dict[str, Any]:
                 damaged += shard.damaged
                 if shard.rows:
                     written, shards, packed = written + shard.path.stat().st_size, shards + 1, packed + len(shard.rows)
-                    store.add_shard(shard.path, shard.rows)
+                    store.writer.add_shard(shard.path)
+                    store.shards.add(shard.rows)
                     pending += [str(row[0]) for row in shard.rows]
                     if len(pending) >= _PENDING * len(store.shards):
-                        store.remove_chunks(pending)
+                        _publish(store, pending)
                         pending = []
                 progress.advance(len(shard.rows) + len(shard.damaged))
-        store.remove_chunks(pending)
+        _publish(store, pending)
     return {"volumes": len(store.shards), "packed": packed, "shards": shards, "bytes": written, "damaged": damaged}
+
+
+def _publish(store: Store, packed: Iterable[str]) -> None:
+    """Writes the table of shards, then removes the chunks of the volumes `packed`."""
+    store.shards.write(store.path)
+    for volume_id in packed:
+        store.writer.drop(volume_id)
+    store.writer.publish()
+
+
+def _remove_leftovers(store: Store) -> None:
+    """Removes unfinished shards, those without a volume of the index, and chunks of volumes that are in a shard."""
+    for left in (store.path / SHARDS).glob(".new-*"):
+        left.unlink()
+    store.shards.keep(set(store.table["volume_id"]))
+    for name in set(store.storage.shard_names()) - store.shards.names():
+        store.writer.drop_shard(name)
+    _publish(store, [name for name in map(str, store.shards.table["volume_id"]) if store.storage.has_chunk(name)])
 
 
 def _write_shards(store: Store, waiting: Sequence[str], size: float) -> Iterator[_Shard]:
