@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octjepa.config import science_hash
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import UsageError
 from octjepa.files import Journal, write_atomic
 from octjepa.ingest.personal_data import count_fields
 from octjepa.recipe import Preprocessing
@@ -37,13 +37,14 @@ from octjepa.store.index import (
     COLUMNS,
     LABEL_COLUMNS,
     LABELS_FILE,
-    PARTICIPANT_COLUMNS,
     Index,
     entries_of,
     file_key,
     format_labels,
     merge_participants,
     people_unknown,
+    read_people,
+    read_volumes,
 )
 from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
@@ -88,24 +89,12 @@ class Store:
 
     def _load(self, folder: Path) -> None:
         """Reads the index from `folder`, with the journals of an ingest that was killed."""
-        import pandas as pd
-
         self.path = folder
         self._journal = Journal(folder / "journal.jsonl")
         self._table: pd.DataFrame | None = None
         self._lines: dict[str, int] | None = None  # of the table, by volume id
         self._moments = np.empty((0, 2))
-        table = pd.DataFrame(columns=list(COLUMNS))
-        parquet = folder / "volumes.parquet"
-        if parquet.is_file():
-            try:
-                table = pd.read_parquet(parquet)
-                if "provenance_row" in table:  # earlier stores call the depth axis "row"
-                    table = table.rename(columns={"provenance_row": "provenance_depth"})
-                    table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
-            except (OSError, ValueError) as error:
-                raise OctjepaError(f"volumes.parquet of the store {self.location} is damaged: {error}") from error
-        self.index = Index(table, Journal(folder / "quarantine.jsonl").read())
+        self.index = Index(read_volumes(folder, self.location), Journal(folder / "quarantine.jsonl").read())
         self.shards = ShardTable.read(folder)
         for journal in (*map(Journal, self._journal_parts()), self._journal):
             for change in journal.read():
@@ -174,18 +163,7 @@ class Store:
 
         Raises OctjepaError: participants.parquet is damaged.
         """
-        import pandas as pd
-
-        path = self.path / "participants.parquet"
-        if not path.is_file():
-            return pd.DataFrame(columns=list(PARTICIPANT_COLUMNS))
-        try:
-            return pd.read_parquet(path)[list(PARTICIPANT_COLUMNS)]
-        except (OSError, ValueError, KeyError) as error:
-            raise OctjepaError(
-                f"participants.parquet of the store {self.location} is damaged ({type(error).__name__}): remove it and "
-                "ingest again with the participants.tsv it came from"
-            ) from None
+        return read_people(self.path, self.location)
 
     @property
     def quarantine(self) -> list[dict[str, str]]:

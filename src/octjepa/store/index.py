@@ -11,7 +11,10 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from octjepa.errors import OctjepaError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +49,42 @@ def file_key(entry: Mapping[str, Any]) -> str:
 def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The lines of a table of volumes, column -> value."""
     return cast("list[dict[str, Any]]", table.to_dict("records"))
+
+
+def read_volumes(folder: Path, location: str) -> pd.DataFrame:
+    """volumes.parquet of the store in `folder`; empty where there is none.
+
+    Raises OctjepaError, which names the store by its `location`: the file is damaged.
+    """
+    import pandas as pd
+
+    path = folder / "volumes.parquet"
+    if not path.is_file():
+        return pd.DataFrame(columns=list(COLUMNS))
+    try:
+        table = pd.read_parquet(path)
+        if "provenance_row" in table:  # earlier stores call the depth axis "row"
+            table = table.rename(columns={"provenance_row": "provenance_depth"})
+            table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
+        return table
+    except (OSError, ValueError) as error:
+        raise OctjepaError(f"volumes.parquet of the store {location} is damaged: {error}") from error
+
+
+def read_people(folder: Path, location: str) -> pd.DataFrame:
+    """participants.parquet of the store in `folder`; empty where there is none. Raises OctjepaError: damaged."""
+    import pandas as pd
+
+    path = folder / "participants.parquet"
+    if not path.is_file():
+        return pd.DataFrame(columns=list(PARTICIPANT_COLUMNS))
+    try:
+        return pd.read_parquet(path)[list(PARTICIPANT_COLUMNS)]
+    except (OSError, ValueError, KeyError) as error:
+        raise OctjepaError(
+            f"participants.parquet of the store {location} is damaged ({type(error).__name__}): remove it and "
+            "ingest again with the participants.tsv it came from"
+        ) from None
 
 
 class Index:

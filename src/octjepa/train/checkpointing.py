@@ -133,7 +133,10 @@ def start_from(
     def read() -> None:
         nonlocal start
         if resume:
-            start = _load_newest(out, checkpoint_dir, store, ids, model, optimizer, recipe)
+            if checkpoint_dir is None:
+                raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
+            check_data(out, store, ids, recipe)
+            start = _newest(out, checkpoint_dir, lambda checkpoint: state.load(checkpoint, model, optimizer, recipe))
             if read_summary(out) is None:
                 record_code_change(out, start.update)
         if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
@@ -145,20 +148,9 @@ def start_from(
     return result
 
 
-def _load_newest(
-    out: Path,
-    checkpoint_dir: Location | None,
-    store: Store,
-    ids: list[str],
-    model: VJEPA3D,
-    optimizer: torch.optim.AdamW,
-    recipe: Recipe,
-) -> Start:
-    """Loads the newest whole checkpoint; a damaged one is logged, and the one before it is taken."""
-    if checkpoint_dir is None:
-        raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
-    check_data(out, store, ids, recipe)
-    loaded = folder.load_newest(checkpoint_dir, lambda checkpoint: state.load(checkpoint, model, optimizer, recipe))
+def _newest(out: Path, checkpoint_dir: Location, load: Callable[[Location], tuple[int, int]]) -> Start:
+    """The start from the newest whole checkpoint; `load` fills the model and returns the updates done and skipped."""
+    loaded = folder.load_newest(checkpoint_dir, load)
     if loaded is not None:
         return _start_with_lines(out, *loaded)
     last = last_saved(out)
