@@ -199,7 +199,7 @@ def test_layers_follow_the_band() -> None:
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)
     volume = store.volumes["volume0000"]
-    layers = sample_layers(volume, recipe, None).reshape(recipe.grid)
+    layers = sample_layers(volume, recipe).reshape(recipe.grid)
     assert (layers[:, 0] == LAYERS.index("vitreous")).all()
     assert (layers[:, -1] >= LAYERS.index("choroid")).all()
     assert (layers[:, 1:] >= layers[:, :-1]).all()

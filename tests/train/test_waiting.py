@@ -24,7 +24,7 @@ from octjepa.errors import OctjepaError
 def fail():
     time.sleep(6)
     raise OctjepaError("the disk is full")
-with runtime.distributed_context("fp32") as here:
+with runtime.distributed_context() as here:
     here.run_on_rank_zero(lambda: time.sleep(6))
     print("first", here.broadcast_object("word" if here.rank == 0 else None), flush=True)
     try:

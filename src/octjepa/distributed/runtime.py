@@ -239,9 +239,10 @@ class Runtime:
 
 
 @contextmanager
-def distributed_context(precision: str) -> Iterator[Runtime]:
+def distributed_context() -> Iterator[Runtime]:
     """Joins the processes that a launcher started, if any, and leaves them at the end.
 
+    The runtime computes in fp32 until `agree_on_precision`.
     Raises UsageError: the launcher's environment is incomplete, or the other processes do not come.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -249,7 +250,7 @@ def distributed_context(precision: str) -> Iterator[Runtime]:
     if joins:
         _join(processes)
     try:
-        yield Runtime(precision)
+        yield Runtime("fp32")
     finally:
         if joins:
             dist.destroy_process_group()

@@ -74,7 +74,7 @@ def embed_store(
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
-    with distributed_context("fp32") as runtime, ExitStack() as locks:
+    with distributed_context() as runtime, ExitStack() as locks:
         runtime.run_on_rank_zero(partial(lock_outputs, locks, out, tokens, job.folder))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)

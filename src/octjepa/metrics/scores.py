@@ -101,9 +101,9 @@ def forecasts(predictions: Predictions) -> tuple[Float[np.ndarray, " n"], Bool[n
     return calibrated.max(axis=1), calibrated.argmax(axis=1) == truth
 
 
-def calibration_bins(stated: Float[np.ndarray, " n"], bins: int) -> Int[np.ndarray, " n"]:
-    """The bin, of `bins` of equal mass, of each stated probability."""
-    edges = np.quantile(stated, np.linspace(0, 1, bins + 1)[1:-1])
+def calibration_bins(stated: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """The bin, of `ECE_BINS` of equal mass, of each stated probability."""
+    edges = np.quantile(stated, np.linspace(0, 1, ECE_BINS + 1)[1:-1])
     return np.searchsorted(edges, stated, side="right")
 
 
@@ -115,7 +115,7 @@ def expected_calibration_error(predictions: Predictions, weights: Weights) -> Fi
     full test set in every resample. On few volumes it reads above zero even for a perfect model.
     """
     stated, happened = forecasts(predictions)
-    member = calibration_bins(stated, ECE_BINS)[:, None] == np.arange(ECE_BINS)  # [n, bins]
+    member = calibration_bins(stated)[:, None] == np.arange(ECE_BINS)  # [n, bins]
     gap = np.abs((member * (stated - happened)[:, None]).T @ weights).sum(axis=0)
     return ratio(gap, weights.sum(axis=0))
 

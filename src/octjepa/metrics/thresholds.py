@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.scores import ECE_BINS, Figures, Predictions, Weights, calibration_bins, forecasts, ratio
+from octjepa.metrics.scores import Figures, Predictions, Weights, calibration_bins, forecasts, ratio
 
 
 def threshold_at_specificity(
@@ -136,7 +136,7 @@ def reliability_curve(predictions: Predictions, draws: Draws, person_ids: list[s
     true, or that holds too few people, has no interval: see Interval.
     """
     stated, happened = forecasts(predictions)
-    member = calibration_bins(stated, ECE_BINS)
+    member = calibration_bins(stated)
     people = np.array(person_ids)
     points = []
     for number in np.unique(member):

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from octjepa.model.blocks import NORM_EPS, Stack, initialise
-from octjepa.model.positions import Rope, rope_tables, sincos
+from octjepa.model.positions import Rope, encode_positions
 from octjepa.recipe import ROPE_BASE, SUB_PATCH
 
 HIDDEN = 48  # features of a sub-patch in `PatchMLP`
@@ -91,11 +91,7 @@ class Encoder(nn.Module):
         The last one passes the final norm, the others a layer norm without parameters, so that an encoder has the
         same weights whatever the number of supervised depths.
         """
-        if self.positions == "sincos":
-            tables = None
-            tokens = tokens + sincos(coordinates, self.width)
-        else:
-            tables = rope_tables(coordinates, self.width // self.heads, self.positions == "rope_tiled", self.rope)
+        tokens, tables = encode_positions(tokens, coordinates, self.heads, self.positions, self.rope)
         *early, last = self.blocks.intermediate_features(tokens, tables, depths)
         normed = [F.layer_norm(features.float(), (self.width,), eps=NORM_EPS) for features in early]
         return torch.cat([*normed, self.norm(last)], dim=-1)  # [b, t, w * depths]

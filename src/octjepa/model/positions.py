@@ -101,3 +101,17 @@ def sincos(coordinates: Float[Tensor, "batch tokens 3"], width: int) -> Float[Te
     angle = coordinates.float()[..., None] * _frequencies(pairs, coordinates.device)
     table = torch.cat([angle.sin(), angle.cos()], dim=-1).flatten(-2)
     return torch.nn.functional.pad(table, (0, width - table.shape[-1]))
+
+
+def encode_positions(
+    tokens: Float[Tensor, "batch tokens width"],
+    coordinates: Float[Tensor, "batch tokens 3"],
+    heads: int,
+    positions: str,
+    rope: Rope,
+) -> tuple[Float[Tensor, "batch tokens width"], RopeTables | None]:
+    """(tokens, the tables for their attention) by "rope", "rope_tiled" or "sincos", which is added to the tokens."""
+    width = tokens.shape[-1]
+    if positions == "sincos":
+        return tokens + sincos(coordinates, width), None
+    return tokens, rope_tables(coordinates, width // heads, positions == "rope_tiled", rope)

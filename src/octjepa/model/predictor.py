@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from octjepa.model.blocks import NORM_EPS, Stack, initialise
-from octjepa.model.positions import Rope, rope_tables, sincos
+from octjepa.model.positions import Rope, encode_positions
 from octjepa.recipe import ROPE_BASE
 
 
@@ -57,11 +57,7 @@ class TransformerPredictor(nn.Module):
         masks = self.mask_token.expand(embedded.shape[0], target_positions.shape[1], -1)
         tokens = torch.cat([embedded, masks], dim=1)  # [b, n + m, w]
         positions = torch.cat([context_positions, target_positions], dim=1)
-        if self.positions == "sincos":
-            tables = None
-            tokens = tokens + sincos(positions, self.width)
-        else:
-            tables = rope_tables(positions, self.width // self.heads, self.positions == "rope_tiled", self.rope)
+        tokens, tables = encode_positions(tokens, positions, self.heads, self.positions, self.rope)
         visible = embedded.shape[1]
         if self.leave_visible is None:
             return None, self.leave(self.norm(self.blocks(tokens, tables, visible))).float()

@@ -59,7 +59,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     data, a run in the way or being written), ContractError (store made otherwise), CheckpointError (resume failed, disk
     full), PretextAlarm (the task is broken) and Interrupted (a signal arrived; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context("fp32") as runtime, ExitStack() as lock:
+    with translate_worker_errors(), distributed_context() as runtime, ExitStack() as lock:
         batch_shares(recipe, runtime.world_size)  # refuses a batch that these ranks cannot share, before they confer
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         recorded = partial(recorded_precision, out, resume)

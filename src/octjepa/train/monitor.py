@@ -67,7 +67,7 @@ class MonitorSet:
             collate([LoadedSample(v.volume_id, make_sample(v, recipe, epoch)) for v in volumes])
             for epoch in range(VIEWS)
         )
-        layers = torch.from_numpy(np.stack([sample_layers(v, recipe, None) for v in volumes]))
+        layers = torch.from_numpy(np.stack([sample_layers(v, recipe) for v in volumes]))
         return cls(batch, draws, tuple(str(device[v.volume_id]) for v in volumes), layers)
 
     @cached_property

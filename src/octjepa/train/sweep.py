@@ -89,7 +89,7 @@ def sweep(
     another process writes to `out`, and what `plan_sweep` raises.
     """
     plans = plan_sweep(recipe, overrides, axes)
-    with distributed_context("fp32") as runtime, ExitStack() as lock:
+    with distributed_context() as runtime, ExitStack() as lock:
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         runs = _train_all(plans, store, out, axes, train)
     return {"runs": _ordered(runs), "table": str(out / TABLE)}

@@ -111,11 +111,10 @@ def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background
     return Draw(transform, augmentations, sample), view
 
 
-def sample_layers(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Int[np.ndarray, " grid"]:
-    """Which of `tokens.LAYERS` each patch of `make_sample`'s views belongs to, -1 for none; raster order."""
-    stage = "fixed" if epoch is None else epoch
+def sample_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
+    """Which of `tokens.LAYERS` each patch of `make_sample`'s fixed views belongs to, -1 for none; raster order."""
     transform = geometry.sample_transform(
-        recipe.preprocessing, recipe.views, keys.generator(recipe.train.seed, "geometry", stage, volume.volume_id)
+        recipe.preprocessing, recipe.views, _generator(volume, recipe, None, "geometry")
     )
     mask = geometry.tissue_mask(volume.band, transform, volume.pixels.shape[1], recipe.preprocessing.image_size)
     return tokens.patch_layers(mask, recipe.tokens.patch_size)

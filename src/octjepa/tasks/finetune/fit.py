@@ -81,7 +81,7 @@ def finetune_store(
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
     came; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context("fp32") as runtime, ExitStack() as lock:
+    with translate_worker_errors(), distributed_context() as runtime, ExitStack() as lock:
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))
         finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
