@@ -57,6 +57,9 @@ export class NativePane {
     field("surfaces", "checkbox", "Layers", { checked: true }).addEventListener("input", () => draw(this));
     field("etdrs", "checkbox", "ETDRS grid", { checked: true }).addEventListener("input", () => draw(this));
     field("contrast", "range", "Contrast", { min: 0.5, max: 3, step: 0.1, value: 1 }).addEventListener("input", () => draw(this));
+    this.stretch = field("stretch", "select", "Depth", {});
+    this.stretch.append(...[1, 2, 3].map((times) => new Option(times === 1 ? "true" : `× ${times}`, times)));
+    this.stretch.addEventListener("input", () => draw(this));
     button("in", "Zoom in", () => zoomBy(this, 1.5, 0.5, 0.5));
     button("out", "Zoom out", () => zoomBy(this, 1 / 1.5, 0.5, 0.5));
     this.caliper = button("caliper", "Measure", () => this.choose("caliper"));

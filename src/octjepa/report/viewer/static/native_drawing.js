@@ -4,9 +4,10 @@ import { PLANES, strokeLine } from "/parts.js";
 const SURFACE_COLOURS = ["#35d0a5", "#ffb454", "#7fb6ff"];
 
 // Drawing. Positions of pixels' centres are at whole numbers, so a picture begins at -0.5.
-function sized(canvas, aspect, tallest = 2) {
-  const width = Math.max(200, Math.round(canvas.clientWidth * Math.min(devicePixelRatio || 1, 2)));
-  const height = Math.round(width * Math.min(aspect, tallest));
+function sized(canvas, aspect, tallest = 1.2) {
+  canvas.style.maxWidth = aspect > tallest ? `${(100 * tallest) / aspect}%` : ""; // narrower, so that proportions stay
+  const width = Math.max(24, Math.round(canvas.clientWidth * Math.min(devicePixelRatio || 1, 2)));
+  const height = Math.max(1, Math.round(width * aspect));
   if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   const pen = canvas.getContext("2d");
   pen.fillStyle = "#000";
@@ -18,10 +19,11 @@ export function draw(pane) {
   if (!pane.facts || !pane.shown || pane.body.hidden) return;
   const [slices, depth, columns] = pane.facts.shape;
   const [dz, dy, dx] = pane.facts.spacing_mm;
-  drawScan(pane, depth, columns, dy, dx);
+  const stretch = Number(pane.stretch.value);
+  drawScan(pane, depth, columns, dy * stretch, dx, stretch);
   const { cross, crossLines, face, thick, kind, slice } = pane.shown;
   if (!cross) return;
-  let [pen, width, height] = sized(pane.cross.canvas, (depth * dy) / (slices * dz));
+  let [pen, width, height] = sized(pane.cross.canvas, (depth * dy * stretch) / (slices * dz), 0.8);
   pen.filter = `contrast(${pane.contrast.value})`;
   pen.drawImage(cross, 0, 0, width, height);
   pen.filter = "none";
@@ -46,10 +48,13 @@ export function draw(pane) {
   if (pane.etdrs.checked && pane.etdrsFacts && kind !== "depth") drawEtdrs(pane, pen, sx / dx, sy / dz, (pane.etdrsFacts.centre[1] + 0.5) * sx, toY(pane.etdrsFacts.centre[0]));
   crosshair(pen, (pane.place.column + 0.5) * sx, toY(slice), width, height);
   const range = thick && pane.etdrsFacts?.low_um !== undefined ? ` Violet ${pane.etdrsFacts.low_um} µm, yellow ${pane.etdrsFacts.high_um} µm.` : "";
-  pane.face.caption.textContent = `${PLANES.find(([name]) => name === kind)[1]}${kind === "depth" ? ` (${pane.place.depth + 1})` : ""}; first B-scan ${pane.flipped ? "at the bottom" : "on top"}.${range}`;
+  const text = PLANES.find(([name]) => name === kind)[1];
+  const known = kind === "face" ? " Black where the store holds no tissue." : "";
+  pane.face.caption.textContent = `${text[0].toUpperCase()}${text.slice(1)}${kind === "depth" ? ` (${pane.place.depth + 1})` : ""}; first B-scan ${pane.flipped ? "at the bottom" : "on top"}.${range}${known}`;
 }
 
-function drawScan(pane, depth, columns, dy, dx) {
+// `dy` is that of the drawing, `stretch` times the scan's.
+function drawScan(pane, depth, columns, dy, dx, stretch) {
   const [pen, width, height] = sized(pane.scan.canvas, (depth * dy) / (columns * dx));
   const { scale } = pane.zoom;
   const [sx, sy] = [(width / columns) * scale, (height / depth) * scale];
@@ -66,21 +71,24 @@ function drawScan(pane, depth, columns, dy, dx) {
   }
   if (pane.surfaces.checked) strokeSurfaces(pen, pane.shown.lines, pane.toX, pane.toY);
   crosshair(pen, pane.toX(pane.place.column), pane.toY(pane.place.depth), width, height);
-  pen.font = `${Math.round(height / 24 + 8)}px system-ui, sans-serif`;
+  pen.font = `${Math.round(Math.max(12, Math.min(width / 36, 26)))}px system-ui, sans-serif`;
   for (const { from, to, slice } of pane.calipers) {
     if (slice !== pane.shown.slice) continue;
     const ends = [from, to].map(([column, index]) => [pane.toX(column), pane.toY(index)]);
-    pen.strokeStyle = pen.fillStyle = "#ffe14d";
-    pen.lineWidth = 2;
-    strokeLine(pen, ends);
-    const mm = Math.hypot((to[0] - from[0]) * dx, (to[1] - from[1]) * dy);
-    pen.fillText(`${mm.toFixed(3)} mm`, ends[1][0] + 6, ends[1][1] - 6);
+    pen.fillStyle = "#ffe14d";
+    for (const [colour, line] of [["rgb(0 0 0 / .6)", 5], ["#ffe14d", 2]]) {
+      Object.assign(pen, { strokeStyle: colour, lineWidth: line });
+      strokeLine(pen, ends);
+    }
+    const mm = Math.hypot((to[0] - from[0]) * dx, ((to[1] - from[1]) * dy) / stretch);
+    Object.assign(pen, { strokeStyle: "#000", lineWidth: 3, lineJoin: "round" });
+    for (const write of ["strokeText", "fillText"]) pen[write](`${mm.toFixed(3)} mm`, ends[1][0] + 6, ends[1][1] - 6);
   }
-  const bar = 0.5; // mm, both ways alike
+  const bar = 0.5; // mm
   pen.strokeStyle = "#fff";
   pen.lineWidth = 2;
-  strokeLine(pen, [[12, height - 12], [12 + (bar / dx) * sx, height - 12]]);
-  pane.scan.caption.textContent = `B-scan ${pane.shown.slice + 1}, true proportions${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bar ${bar} mm.${pane.surfaces.checked ? " Green ILM, orange Bruch’s membrane, blue lower edge of the tissue band." : ""}`;
+  strokeLine(pen, [[12, height - 12 - ((bar * stretch) / dy) * sy], [12, height - 12], [12 + (bar / dx) * sx, height - 12]]);
+  pane.scan.caption.textContent = `B-scan ${pane.shown.slice + 1}, ${stretch > 1 ? `depth drawn ${stretch} times` : "true proportions"}${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bars ${bar} mm.${pane.surfaces.checked ? " Green ILM, orange Bruch’s membrane, blue lower edge of the tissue band." : ""}`;
 }
 
 function strokeSurfaces(pen, lines, toX, toY) {
@@ -100,23 +108,24 @@ function crosshair(pen, x, y, width, height) {
 
 function drawEtdrs(pane, pen, perMmX, perMmY, x, y) {
   const { nasal } = pane.etdrsFacts;
-  pen.strokeStyle = "#fff";
-  pen.lineWidth = 1.2;
-  for (const radius of [0.5, 1.5, 3]) {
-    pen.beginPath();
-    pen.ellipse(x, y, radius * perMmX, radius * perMmY, 0, 0, 2 * Math.PI);
-    pen.stroke();
-  }
   const ends = [0.5 / Math.SQRT2, 3 / Math.SQRT2];
-  for (const [u, v] of [[1, 1], [1, -1], [-1, 1], [-1, -1]]) strokeLine(pen, ends.map((mm) => [x + u * mm * perMmX, y + v * mm * perMmY]));
-  pen.fillStyle = "#fff";
-  pen.font = "bold 13px system-ui, sans-serif";
-  pen.textAlign = "center";
-  pen.fillText("S", x, y - 2.6 * perMmY);
-  pen.fillText("I", x, y + 2.6 * perMmY);
-  if (nasal) {
-    pen.fillText("N", x + nasal * 2.6 * perMmX, y);
-    pen.fillText("T", x - nasal * 2.6 * perMmX, y);
+  for (const [colour, width] of [["rgb(0 0 0 / .55)", 3.2], ["#fff", 1.2]]) { // dark below white: seen on any picture
+    pen.strokeStyle = colour;
+    pen.lineWidth = width;
+    for (const radius of [0.5, 1.5, 3]) {
+      pen.beginPath();
+      pen.ellipse(x, y, radius * perMmX, radius * perMmY, 0, 0, 2 * Math.PI);
+      pen.stroke();
+    }
+    for (const [u, v] of [[1, 1], [1, -1], [-1, 1], [-1, -1]]) strokeLine(pen, ends.map((mm) => [x + u * mm * perMmX, y + v * mm * perMmY]));
   }
-  pen.textAlign = "left";
+  const size = Math.round(Math.max(11, 0.5 * perMmX));
+  const letters = [["S", 0, -1], ["I", 0, 1], ...(nasal ? [["N", nasal, 0], ["T", -nasal, 0]] : [])];
+  Object.assign(pen, { font: `bold ${size}px system-ui, sans-serif`, textAlign: "center", textBaseline: "middle", fillStyle: "#fff", strokeStyle: "#000", lineWidth: 3, lineJoin: "round" });
+  for (const [letter, u, v] of letters) {
+    const at = [x + u * 2.25 * perMmX, y + v * 2.25 * perMmY];
+    pen.strokeText(letter, ...at);
+    pen.fillText(letter, ...at);
+  }
+  Object.assign(pen, { textAlign: "left", textBaseline: "alphabetic" });
 }

@@ -59,7 +59,7 @@ async function open(row) {
   state.row = row;
   mark();
   at("title").textContent = titleOf(row);
-  at("subtitle").textContent = `volume ${row.id} · ${row.file}`;
+  at("subtitle").textContent = `volume ${row.id} · ${row.file.split("/").pop()}`;
   facts(row);
   shut();
   if (state.about.neighbours) nearest(row, () => state.row === row, openById, async (id) => compare(await json(`/volumes/${id}`)));
@@ -114,12 +114,12 @@ function facts(row) {
   const known = {
     protocol: row.protocol, pattern: row.pattern, region: row.region, site: row.site, split: row.split,
     quality: good(row), stored: row.mirrored ? "mirrored, as a right eye" : "as scanned",
-    notes: row.notes.map(plain).join(", "),
+    notes: row.notes.map(plain).join(", "), file: row.file,
   };
   for (const [name, value] of Object.entries(known)) {
     if (!value) continue;
     const line = make("tr");
-    line.append(make("th", name), make("td", name === "quality" ? value : plain(value)));
+    line.append(make("th", name), make("td", ["quality", "file"].includes(name) ? value : plain(value), name));
     more.append(line);
   }
   at("facts").replaceChildren(table, more);
