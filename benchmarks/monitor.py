@@ -66,4 +66,4 @@ def main(name: str, updates: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "tiny_cpu", int(sys.argv[2]) if len(sys.argv) > 2 else 40)
+    main(sys.argv[1] if len(sys.argv) > 1 else "tiny_cpu_vjepa", int(sys.argv[2]) if len(sys.argv) > 2 else 40)

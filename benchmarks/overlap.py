@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/overlap.py [--turns 3] [--updates 16] [--out docs/overlap.json]
     .venv/bin/python benchmarks/overlap.py --predict
 
-`octjepa pretrain tiny_cpu` as two processes of one thread, with `machine.overlap` on and off in turns, in a network
+`octjepa pretrain tiny_cpu_vjepa` as two processes of one thread, with `machine.overlap` on and off in turns, in a network
 namespace of their own whose loopback a token bucket (`tc`, tbf) limits to the rates below; both ranks share it. Needs
 Linux, `unshare`, `ip` and `tc`; without the rights of root a user namespace is tried. Medians of the updates after the
 first ones.
@@ -78,18 +78,22 @@ def main() -> None:
 def measure(turns: int, updates: int, note: str, out: Path | None) -> None:
     """Runs in the namespace, prints a line a rate and writes all to `out`."""
     _run("ip", "link", "set", "lo", "up")
-    gradients = 4 * plan(load_recipe("tiny_cpu"))["trainable"]
+    gradients = 4 * plan(load_recipe("tiny_cpu_vjepa"))["trainable"]
     seconds: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         write_cohort(work / "phantom", PEOPLE, 1)
-        build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu").preprocessing)
+        build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu_vjepa").preprocessing)
         for rate in RATES_MBIT:
             _limit(rate)
             modes: dict[str, list[float]] = {"overlap": [], "apart": []}
             for _ in range(turns):
                 for mode, of_turns in modes.items():
-                    recipe = ["tiny_cpu", *NOTHING_BESIDE_UPDATES, f"machine.overlap={str(mode == 'overlap').lower()}"]
+                    recipe = [
+                        "tiny_cpu_vjepa",
+                        *NOTHING_BESIDE_UPDATES,
+                        f"machine.overlap={str(mode == 'overlap').lower()}",
+                    ]
                     _, each = train(2, 1, WARM_UP_UPDATES + updates, str(work / "store"), work / "run", recipe)
                     of_turns.append(round(statistics.median(each[WARM_UP_UPDATES:]), 4))
             seconds[f"{rate} Mbit/s" if rate else "no limit"] = modes

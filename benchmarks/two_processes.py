@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/two_processes.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
 
-`octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu` as users run it, on one
+`octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu_vjepa` as users run it, on one
 small phantom store, again and again in turns. Updates a second come
 from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system) are what a
 long run took more than a short one, so that starting and judging cancel out; other work on the machine disturbs them
@@ -39,7 +39,7 @@ OBJECTIVES = {
     "one_process_of_two_threads": (1, 2),
     "one_process_of_one_thread": (1, 1),
 }
-RECIPE = ["tiny_cpu", *NOTHING_BESIDE_UPDATES]
+RECIPE = ["tiny_cpu_vjepa", *NOTHING_BESIDE_UPDATES]
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         write_cohort(work / "phantom", PEOPLE, 1)
-        build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu").preprocessing)
+        build_store([work / "phantom"], work / "store", load_recipe("tiny_cpu_vjepa").preprocessing)
         for _ in range(given.turns):
             for objective, result in turns.items():
                 recipe, location = [*RECIPE, *given.overrides], str(work / "store")

@@ -29,6 +29,7 @@ from .page import CNN, row_names, write_page
 from .reading import Exam
 from .results import Results, RowName
 from .settings import EXAM, RESULTS, SEALED, Settings
+from .ship import ship
 
 WORK = Path(__file__).resolve().parents[2] / "exam"
 
@@ -44,6 +45,10 @@ def main() -> int:
         folder = make_cohorts(given.work, EXAM, (PRETRAINING,))
         for plan in training.read_plans(only=[given.train]):
             training.train(given.work, plan, plan.seeds[0], folder / PRETRAINING / "store")
+        return 0
+    if given.ship:
+        for plan in training.read_plans(only=[given.ship]):
+            ship(plan, given.work, Results(given.out))
         return 0
     settings, out = (SEALED, given.out / "sealed") if given.sealed else (EXAM, given.out)
     if given.people:  # a trial of the machinery
@@ -69,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--without", metavar="TASK", action="append", default=[], help="leave a task for later, such as tuning")
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
     add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
+    add("--ship", metavar="NAME:SEED", help="make this run the encoder of the package, phantom-tiny")
     add("--sealed", action="store_true", help="the same exam on people that nobody has looked at; once")
     add("--again", action="store_true", help="open the sealed cohort a second time; the record says so")
     add("--people", type=int, help="a trial with so many test people, for an --out of its own")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PARTS = ("phantom", "store", "run", "embeddings.parquet", "probe.json", "report.html", "demo.json")
 SEED = 2026  # a cohort on which no setting was chosen: those were tried on seed 0
 PEOPLE_PER_MINUTE = 48
-UPDATES_PER_MINUTE = 135  # at most: 675 in five minutes
+UPDATES_PER_MINUTE = 240  # at most: 1,200 in five minutes
 FEWEST_UPDATES = 600  # with which the claims were measured (lab/LOG.md); fewer only if fewer minutes are requested
 AFTER_TRAINING = 0.6  # time of embedding, probes and report in times of drawing and ingest: all go with the people
 TIMING_SECONDS = 3.0  # for which updates are timed before the training

@@ -162,7 +162,7 @@ def test_a_run_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None
     from octjepa.bench.scaling import train
 
     with pytest.raises(OctjepaError, match=r"a run that was to be measured failed: octjepa: .*no store"):
-        train(1, 1, 2, str(tmp_path / "no store"), tmp_path / "run", ["tiny_cpu"])
+        train(1, 1, 2, str(tmp_path / "no store"), tmp_path / "run", ["tiny_cpu_vjepa"])
 
 
 def test_a_busy_machine_is_reported(

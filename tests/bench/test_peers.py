@@ -142,4 +142,4 @@ def test_memory_that_cannot_be_measured_is_reported(monkeypatch: pytest.MonkeyPa
         peak_memory_bytes(["nowhere"])
     monkeypatch.setattr("octjepa.bench.memory.STATUS", tmp_path / "status")
     with pytest.raises(UsageError, match="measure on Linux"):
-        peak_memory_bytes(["tiny_cpu"])
+        peak_memory_bytes(["tiny_cpu_vjepa"])

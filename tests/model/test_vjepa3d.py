@@ -68,7 +68,9 @@ def test_reference_sizes(size, objective, millions):
 
 
 def test_any_width_depth_and_heads_replace_single_numbers_of_a_preset():
-    recipe = load_recipe("tiny_cpu", ["model.width=240", "model.depth=2", "model.heads=10", "model.predictor_heads=6"])
+    recipe = load_recipe(
+        "tiny_cpu_vjepa", ["model.width=240", "model.depth=2", "model.heads=10", "model.predictor_heads=6"]
+    )
     model = VJEPA3D.from_recipe(recipe)
     assert (model.context_encoder.width, len(model.context_encoder.blocks), model.context_encoder.heads) == (240, 2, 10)
     assert (model.predictor.width, len(model.predictor.blocks), model.predictor.heads) == (96, 3, 6)

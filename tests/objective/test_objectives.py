@@ -265,9 +265,9 @@ def test_a_package_of_a_user_adds_an_objective(install_package: Install) -> None
         "class Halved(VJEPA):\n    predictor_depth = 1\n    alarm_bounds = {'low_rank': 2.0}\n\n"
         "    def loss(self, predicted, target):\n        return super().loss(predicted, target) / 2\n",
     )
-    recipe = load_recipe("tiny_cpu", ["objective.name=halved"])
+    recipe = load_recipe("tiny_cpu_vjepa", ["objective.name=halved"])
     model = VJEPA3D.from_recipe(recipe)
     assert len(model.predictor.blocks) == 1
     predicted, target = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     assert model.objective.loss(predicted, target) == get_objective("vjepa").loss(predicted, target) / 2
-    assert len(VJEPA3D.from_recipe(load_recipe("tiny_cpu")).predictor.blocks) == 3
+    assert len(VJEPA3D.from_recipe(load_recipe("tiny_cpu_vjepa")).predictor.blocks) == 3

@@ -50,7 +50,7 @@ def test_a_mask_picture_has_exactly_the_recipes_counts(made: Path, family: str) 
     from octjepa.config import load_recipe
     from octjepa.store import Store
 
-    recipe = load_recipe("tiny_cpu", ["masks.runs=0", "masks.target_share=0.7"])
+    recipe = load_recipe("tiny_cpu_vjepa", ["masks.runs=0", "masks.target_share=0.7"])
     store = Store.open(made / "store")
     picture = masks.mask_picture(store.read(store.table["volume_id"][0]), recipe, family)
     weights = single_family(recipe, family).masks

@@ -84,7 +84,7 @@ _FASTER = "Above 1 octjepa is faster, below 1 the reference"
 
 BENCHMARKS: dict[str, Benchmark] = {
     "step": Benchmark(
-        "one training update of the recipe tiny_cpu, as in octjepa pretrain",
+        "one training update of the recipe tiny_cpu_vjepa, as in octjepa pretrain",
         _RATE,
         _FASTER,
         7,

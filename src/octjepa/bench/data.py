@@ -1,4 +1,4 @@
-"""What is worked on: the recipe `tiny_cpu`, and a few phantom eyes in a folder that goes when the work is done."""
+"""What is worked on: the recipe `tiny_cpu_vjepa`, and a few phantom eyes in a folder that goes when the work is done."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store, build_store
 from octjepa.views.loader import Batch
 
-RECIPE: tuple[str, ...] = ("tiny_cpu",)  # its name, and keys that differ
+RECIPE: tuple[str, ...] = ("tiny_cpu_vjepa",)  # its name, and keys that differ
 WHOLE_GRID = ("tokens.select=all", "tokens.budget=null")  # every patch: others know nothing of tissue
 PEOPLE = 12
 SEED = 41
 
 
 def bench_recipe(*more: str) -> Recipe:
-    """`tiny_cpu` with `overrides`, key=value each, in the precision that `octjepa pretrain` would choose here."""
+    """`tiny_cpu_vjepa` with `overrides`, key=value each, in the precision that `octjepa pretrain` would choose here."""
     name, *overrides = RECIPE
     recipe = load_recipe(name, [*overrides, *more])
     return with_precision(recipe, Runtime(recipe.train.precision).precision)

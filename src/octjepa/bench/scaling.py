@@ -1,6 +1,6 @@
 """What a second process is worth: `octjepa pretrain` as two processes of one thread under torchrun, against one.
 
-Runs of `tiny_cpu` on a small phantom store, on the CPU. The figure comes from a run's journal without its first
+Runs of `tiny_cpu_vjepa` on a small phantom store, on the CPU. The figure comes from a run's journal without its first
 updates, so starting, judging and saving are not in it.
 
 Threads that wait for each other spin, and spin for long where other work takes their core: set OMP_WAIT_POLICY=passive

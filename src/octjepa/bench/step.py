@@ -1,4 +1,4 @@
-"""One training update of `tiny_cpu`, forward, backward, step and EMA, on random numbers in a batch's shapes.
+"""One training update of `tiny_cpu_vjepa`, forward, backward, step and EMA, on random numbers in a batch's shapes.
 
 Ours is what `octjepa pretrain` calls for it: gradients with their figures, the check of the gradient on the
 device, the step, the target. `plain` takes the very same network, arm and precision through the loop that a person

@@ -1,0 +1,88 @@
+"""Makes a run of the exam the encoder that comes with the package: weights in 16 bit, a card with its figures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
+from octjepa.errors import UsageError
+from octjepa.files import write_json
+
+from .page import HEADLINES, cell
+from .results import Results, RowName
+from .settings import EXAM
+from .training import Plan, is_trained, run_folder
+
+NAME = "phantom-tiny"
+TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
+
+
+def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> None:
+    """Writes `target` anew from a run of the exam.
+
+    Raises UsageError: the run has not ended, or was not read.
+    """
+    seed = plan.seeds[0]
+    folder = run_folder(work, plan, seed)
+    if not is_trained(folder):
+        raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` goes on with it')
+    patch = plan.recipe(seed).tokens.patch_size
+    rows = {
+        plan.name: RowName(plan.name, patch, seed), "untrained": RowName(f"untrained:{plan.name}", patch, seed),
+        "intensity": RowName("intensity", patch),
+    }  # fmt: skip
+    shown = [key for key, _ in HEADLINES if results.value(rows[plan.name], key) is not None]
+    if not shown:
+        raise UsageError(f"{plan.name}:{seed} was not read: run `make exam` first")
+    about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
+    table = []
+    for key in shown:
+        task, figure, labels = key.split("/")
+        cells = " | ".join(cell(results, [row], key) for row in rows.values())
+        table.append(f"| {task} | {figure} | {labels} | {cells} |")
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary) / NAME
+        export(folder / "run", "safetensors", made, licence="apache-2.0")
+        with safe_open(made / WEIGHTS, "pt") as file:
+            metadata = file.metadata()
+            halves = {name: file.get_tensor(name).to(torch.float16) for name in file.keys()}  # noqa: SIM118
+        save_file(halves, made / WEIGHTS, metadata)
+        card = (made / CARD).read_text(encoding="utf-8")
+        card = card.replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{NAME}")')
+        title = next(line for line in card.splitlines() if line.startswith("# "))
+        text = f"""## The run
+
+`{folder.name}`, made by `make exam`: {about["updates"]} updates, {about["views"]} views,
+about {plan.cpu_minutes:g} CPU-minutes, on phantom eyes of {EXAM.pretraining} synthetic people (difficulty exam,
+seed {EXAM.pretraining_seed}) less those of the validation split. It is the run of seed {seed}: no seed was chosen.
+Weights are kept in 16 bit. What is known of the run is in run.json.
+
+It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
+foundation model.
+
+Frozen, on people that it has not seen, with so many labelled eyes or people (docs/exam says what each figure is;
+95 % interval over people):
+
+| task | figure | labelled | {" | ".join(rows)} |
+|---|---|---|{"---|" * len(rows)}
+""" + "\n".join([*table, ""])
+        (made / CARD).write_text(f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{text}", encoding="utf-8")
+        write_json(made / "run.json", {"run": folder.name, "alarms": _alarms(folder / "run"), **about})
+        names = (WEIGHTS, CARD, "run.json")
+        sums = [f"{hashlib.sha256((made / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+        (made / SUMS).write_text("".join(sums), encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(made, target, ignore=shutil.ignore_patterns(".*"))
+        (target / WEIGHTS).chmod(0o644)
+
+
+def _alarms(run: Path) -> dict[str, object]:
+    return dict(json.loads((run / "summary.json").read_text(encoding="utf-8")).get("alarms", {}))
