@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/two_processes.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
 
-`octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu_vjepa` as users run it, on one
-small phantom store, again and again in turns. Updates a second come
+`octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu_vjepa` as users run it, on
+one small phantom store, again and again in turns. Updates a second come
 from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system) are what a
 long run took more than a short one, so that starting and judging cancel out; other work on the machine disturbs them
 less. Efficiency is that of two processes over that of one of two threads, by both figures; and over one of one thread

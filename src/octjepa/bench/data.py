@@ -1,4 +1,4 @@
-"""What is worked on: the recipe `tiny_cpu_vjepa`, and a few phantom eyes in a folder that goes when the work is done."""
+"""What is worked on: the recipe `tiny_cpu_vjepa`, and a few phantom eyes in a folder that is removed at the end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Peak memory of an update: what `octjepa plan` predicts against what a process holds.
 
-Measured on `tiny_cpu_vjepa` with 64 volumes at once, so that activations stand out of what the interpreter holds anyway.
+Measured on `tiny_cpu_vjepa` with 64 volumes at once, so that activations exceed what the interpreter holds anyway.
 A process never forgets its peak, so `python -m octjepa.bench.memory RECIPE k=v...` measures in a process of its own and
 prints bytes: the peak over two updates, less the memory held before them, when all libraries are loaded and one small
 update has been taken. It is not reduced by an earlier peak: on a CPU without bf16 arithmetic, loading peaks 56 MB above
