@@ -5,8 +5,8 @@
 
 `octjepa pretrain tiny_cpu_vjepa` as two processes of one thread, with `machine.overlap` on and off in turns, in a
 network namespace of their own whose loopback a token bucket (`tc`, tbf) limits to the rates below; both ranks share
-it. Needs Linux, `unshare`, `ip` and `tc`; without the rights of root a user namespace is tried. Medians of the updates after the
-first ones.
+it. Needs Linux, `unshare`, `ip` and `tc`; without the rights of root a user namespace is tried. Medians of the
+updates after the first ones.
 
 The model beside each figure, which `--predict` applies to other machines: an update takes
 

@@ -53,7 +53,7 @@ def test_no_page_break_cuts_an_eye_or_a_line_of_a_table_or_leaves_a_heading_alon
     style = "getComputedStyle(document.querySelector('{}')).{}"
     whole = {one: page.value(style.format(one, "breakInside")) for one in (".eye", "figure", "tr", ".key", "p", "pre")}
     assert set(whole.values()) == {"avoid"}, whole
-    kept = {one: page.value(style.format(one, "breakAfter")) for one in ("h2", "h3", "caption", ".lead", "summary")}
-    assert set(kept.values()) == {"avoid"}, kept
+    after = {one: page.value(style.format(one, "breakAfter")) for one in ("h2", "h3", "caption", ".lead", "summary")}
+    assert set(after.values()) == {"avoid"}, after
     assert page.value(style.format("thead", "display")) == "table-header-group"  # again on every page
     page.send("Emulation.setEmulatedMedia", media="screen")

@@ -176,8 +176,10 @@ def test_a_packed_store_in_a_bucket(bucket: Bucket, tiny: Path, whole: Path) -> 
     same_columns = [name for name in Store.open(url).table if not name.startswith("file_")]
     one, other = Store.open(url), Store.open(whole)
     assert one.table[same_columns].equals(other.table[same_columns])
+    bucket.proxy.requests.clear()
     for volume_id in one.table["volume_id"]:
         assert np.array_equal(one.read(volume_id).pixels, other.read(volume_id).pixels)
+    assert [method for method, _ in bucket.proxy.requests] == ["GET"] * 10  # one request a volume
     assert build_store([tiny], url, PREPROCESSING)["skipped"] == 10
     assert pack(Store.open(url))["packed"] == 0
 

@@ -91,9 +91,9 @@ class ShardTable:
 
     def keep(self, volume_ids: set[str]) -> None:
         """Forgets all others."""
-        kept = self.table["volume_id"].isin(list(volume_ids))
-        if not kept.all():
-            self._replace(self.table[kept].reset_index(drop=True))
+        selected = self.table["volume_id"].isin(list(volume_ids))
+        if not selected.all():
+            self._replace(self.table[selected].reset_index(drop=True))
 
     def forget(self, volume_id: str) -> None:
         """The volume was written to chunks/ anew."""
