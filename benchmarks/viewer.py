@@ -1,11 +1,16 @@
 """CPU-seconds of the viewer's server until the first B-scan of a full-size scan, and for what comes after it.
 
-python benchmarks/viewer.py [--folder FOLDER] [DEVICE ...]
+    python benchmarks/viewer.py [--folder FOLDER] [--chromium] [DEVICE ...]
+
+With --chromium also milliseconds from the click on an eye to its pictures on the page of a headless chromium, measured
+in the page, with server and browser running: a phantom of the first device is opened before, the others are new.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,9 +47,45 @@ def whole_file(scans: Scans, name: str) -> None:
     scans.surface_lines(name, "slice", number)
 
 
+# Resolves with milliseconds from the click to the first B-scan, and to the scan that was read whole and checked.
+CLICK = """new Promise((resolve) => {
+  const pane = document.querySelector('#pane-a'), begun = performance.now();
+  let first = null;
+  const look = new MutationObserver(() => {
+    const status = pane.querySelector('.state').textContent, shown = !pane.querySelector('.native-body').hidden;
+    if (shown && first === null && /first B-scan;|B-scans of/.test(status)) first = performance.now() - begun;
+    if (shown && /B-scans of/.test(status)) { look.disconnect(); resolve([first, performance.now() - begun]); }
+    else if (/Not shown/.test(status)) { look.disconnect(); resolve([null, null]); }
+  });
+  look.observe(pane, {subtree: true, attributes: true, childList: true, characterData: true});
+  document.querySelector(`#list [data-id="%s"]`).click();
+})"""
+
+
+def in_chromium(root: Path) -> None:
+    """The eyes of the store in `root`, each opened by a click."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+    from browser import browser_page
+    from viewer_server import served
+
+    scans = open_scans(root / "store", [str(root / "eyes")])
+    print("\n| click on | first B-scan, ms | whole file, ms | load |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as profile, served(scans) as url, browser_page(Path(profile)) as page:
+        page.look(1300, 900)
+        page.open(f"{url}/")
+        page.wait("document.querySelector('#pane-a .sectors table')", timeout=240)
+        opened = page.value("document.querySelector('#list [aria-current=true]').dataset.id")
+        for name in sorted(scans.ids - {opened}):
+            time.sleep(3)  # the eye before is drawn whole
+            first, whole = page.value(CLICK % name)
+            device, load = scans.volumes.entry(name)["device"], os.getloadavg()[0]
+            print(f"| {device} | {first:.0f} | {whole:.0f} | {load:.1f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where the phantoms and their stores are, or are written")
+    parser.add_argument("--chromium", action="store_true", help="also from click to picture in the browser")
     parser.add_argument("devices", nargs="*", default=DEVICES)
     arguments = parser.parse_args()
     preprocessing = load_encoder("phantom-tiny").recipe.preprocessing
@@ -68,6 +109,8 @@ def main() -> None:
                 ]
                 size = " x ".join(map(str, scans.native(name).volume.shape))
                 print(f"| {device} {size} | {' | '.join(f'{value:.2f}' for value in spent)} |", flush=True)
+            if arguments.chromium:
+                in_chromium(root)
 
 
 if __name__ == "__main__":

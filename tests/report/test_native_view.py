@@ -71,7 +71,7 @@ def test_the_first_b_scan_is_had_without_the_others(folder: Path, tmp_path: Path
     volume = read_volume(path)
     assert 0 <= number < volume.shape[0]
     np.testing.assert_array_equal(pixels(scans.first_png(name)), volume.pixels[number])
-    for other, notes in ((number, []), (number, ["frames_reversed"])):
+    for other, notes in ((number, []), (number, ["frames_reversed"]), (number, ["field_outside=0.5", "fill_masked"])):
         frame = read_one_frame(path, other, volume.shape, notes)
         reverse = ("frames_reversed" in notes) != ("frames_reversed" in volume.notes)
         np.testing.assert_array_equal(frame, volume.pixels[-1 - other if reverse else other])

@@ -20,6 +20,7 @@ from octjepa.ingest.pixels import check_size, integer, read_layout
 _HARMLESS = (
     "frames_reversed", "repeated_frames", "person_", "laterality_", "device_", "manifest_", "positions_", "slice_",
     "spacing_", "depth_disagrees", "column_spacing", "option_disagrees", "extent_", "pitch_", "decimal_comma",
+    "field_outside", "field_implausible", "depth_outside", "fill_masked",
 )  # fmt: skip
 
 
