@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.external import is_external, load_external
+from octjepa.external import check_address, is_external, load_external
 from octjepa.external.published import PUBLISHED, Published, from_architecture
 from octjepa.external.state_dict import file_sha256, read_state_dict
 from octjepa.external.vit import VisionTransformer, ViTShape
@@ -370,3 +370,13 @@ def test_addresses_differ_from_paths(tmp_path, monkeypatch):
     assert not is_external("retfound:run")  # a folder of that name
     with pytest.raises(UsageError, match=r"NAME:PATH with one of .*mirage.*retfound"):
         load_external("unheard_of:weights.pth")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"unknown encoder 'retfund': one of .*retfound"):
+        check_address("retfund:weights.pth")
+    for location in ("gs://bucket/run", "phantom-tiny", "runs/a:b", "retfound:weights.pth"):
+        check_address(location)
+    (tmp_path / "mine:1").mkdir()
+    check_address("mine:1")

@@ -45,7 +45,7 @@ def embed(
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.external import embed_external
     from octjepa.errors import UsageError
-    from octjepa.external import is_external
+    from octjepa.external import check_address, is_external
     from octjepa.store import Store
 
     check_output_file(out)
@@ -54,6 +54,7 @@ def embed(
             raise UsageError(f"{checkpoint}: --per-bscan and --engine ray work with encoders of octjepa alone")
         print_result(embed_external(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens), as_json)
         return
+    check_address(checkpoint)
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)
     print_result(made, as_json)
 

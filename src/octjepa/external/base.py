@@ -173,6 +173,13 @@ def is_external(location: str | Path) -> bool:
     return split_address(location) is not None or _folder_format(location) is not None or _tuned(location) is not None
 
 
+def check_address(location: str | Path) -> None:
+    """Raises UsageError where `location` is no path or url and reads as `NAME:PATH`, but nothing is called NAME."""
+    name, sign, path = str(location).partition(":")
+    if sign and name.isidentifier() and not path.startswith("//") and not Path(location).exists():
+        ENCODERS.get(name)
+
+
 def refuse_external(location: str | Path, verb: str) -> None:
     """Raises UsageError for an encoder of another project, which `verb` cannot train or read; it says what can."""
     if is_external(location):

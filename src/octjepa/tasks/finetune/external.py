@@ -22,7 +22,7 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.external import ExternalEncoder, is_external, load_external
+from octjepa.external import ExternalEncoder, check_address, is_external, load_external
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import TokenBatch
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
@@ -124,6 +124,7 @@ def load_start(location: str | Path, preprocessing: Preprocessing | None) -> Pre
     `load_encoder` and `load_external` raise.
     """
     if not is_external(location):
+        check_address(location)
         return load_encoder(location)
     external = load_external(location)
     prepared = preprocessing if external.tuned_on is None else external.tuned_on.preprocessing
