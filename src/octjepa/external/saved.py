@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.checkpoint.encoder import TUNED, newest_checkpoint
-from octjepa.checkpoint.folder import MANIFEST, read_manifest, read_tensors
+from octjepa.checkpoint.folder import read_manifest, read_tensors
+from octjepa.checkpoint.location import MANIFEST
 from octjepa.errors import CheckpointError, OctjepaError
 from octjepa.external.base import ExternalEncoder, TunedOn, load_external
 from octjepa.recipe import Preprocessing

@@ -12,7 +12,7 @@ from octjepa.errors import UsageError
 from octjepa.probe.attention_maps import TokenAttention
 from octjepa.report.native_writer import NativeWriter
 
-_PICTURE = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}
+_PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}
 
 
 def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -> None:
