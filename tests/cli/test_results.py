@@ -29,7 +29,14 @@ PLAN_KEYS = {
     "tokens", "parameters", "trainable", "flops_per_volume", "peak_memory_bytes", "disk_bytes", "updates",
     "effective_batch", "lr", "ema_half_life_samples",
 }  # fmt: skip
-RECIPES = ("smoke_test", "tiny_cpu", "one_gpu", "pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain")
+RECIPES = (
+    "smoke_test",
+    "tiny_cpu",
+    "tiny_cpu_vjepa",
+    "one_gpu",
+    "pretrain_vjepa_single_domain",
+    "pretrain_vjepa_multi_domain",
+)
 
 
 @pytest.mark.parametrize("verb", AGREED)

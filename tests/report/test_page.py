@@ -54,7 +54,9 @@ def test_every_part_is_drawn(page: str) -> None:
     assert "Missing:" not in page
     recipe = load_recipe("tiny_cpu")
     (seen, predicted), left = recipe.mask_counts, recipe.grid_tokens - recipe.token_count
-    assert f"{seen} seen, {predicted} predicted, {left} left out of {recipe.grid_tokens} tokens" in page
+    hidden = recipe.token_count - seen - predicted  # of the hidden tokens only a share are targets
+    counts = f"{seen} seen, {predicted} predicted, {hidden} hidden, {left} left out of {recipe.grid_tokens} tokens"
+    assert counts in page
 
 
 @pytest.mark.slow
