@@ -51,6 +51,10 @@ class Registry(Generic[T]):
         """All names, sorted: built in, registered by a decorator, and declared by installed packages."""
         return sorted({*self._modules, *self._parts, *(point.name for point in self._entry_points())})
 
+    def is_built_in(self, name: str) -> bool:
+        """Whether octjepa itself declares the name."""
+        return name in self._modules
+
     def __contains__(self, name: object) -> bool:
         return name in self._modules or name in self._parts or name in self.names()
 

@@ -166,7 +166,7 @@ def pack(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Packs the volumes of a store into large files, for buckets and disks that are slow with many small ones."""
+    """Packs the volumes of a store into large files. For buckets, and disks that are slow with many small files."""
     from octjepa.store import Store
     from octjepa.store.shards import pack as pack_store
 

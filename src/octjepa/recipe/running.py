@@ -165,14 +165,14 @@ class Recipe(Section):
         given = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
         if not given:
             return self
-        objective = OBJECTIVES.get(self.objective.name)
-        unused = [key for key in given if key != "width" and objective.predictor == "mlp"]
+        mlp = _has_mlp(self.objective.name)
+        unused = [key for key in given if key != "width" and mlp]
         if unused:
             raise ValueError(
                 f"model.predictor_{unused[0]} is unused by objective {self.objective.name} (a 2-layer MLP); drop it"
             )
-        if objective.predictor == "transformer":
-            width = model.predictor_width or objective.predictor_width or size.predictor_width
+        if not mlp:
+            width = model.predictor_width or OBJECTIVES.get(self.objective.name).predictor_width or size.predictor_width
             check_heads(width, size.predictor_heads, "predictor_")
         return self
 
@@ -219,3 +219,10 @@ class Recipe(Section):
         """(context, target) tokens a volume, the same for every sample."""
         masked = round(self.masks.ratio * self.token_count)
         return self.token_count - masked, round(self.masks.target_share * masked)
+
+
+def _has_mlp(objective: str) -> bool:
+    """Whether its predictor is the MLP; of our own it is known without importing them, for ingest needs no torch."""
+    if OBJECTIVES.is_built_in(objective):
+        return objective == "normalized_mse"
+    return bool(OBJECTIVES.get(objective).predictor == "mlp")
