@@ -60,8 +60,8 @@ def create(path):
 
 @pytest.fixture
 def mine(install_package) -> str:
-    install_package("network_of_a_user", "octjepa.encoders", "mine = network_of_a_user:create", CODE)
-    return "mine:weights"
+    install_package("network_of_a_user", "octjepa.encoders", "tunable = network_of_a_user:create", CODE)
+    return "tunable:weights"
 
 
 def test_blocks_are_the_longest_list_and_learn_in_stages(mine) -> None:
@@ -177,7 +177,7 @@ def test_a_damaged_description_is_refused(tune, mine, tmp_path) -> None:
     message = tune(tmp_path / "out", "stages.all=1", checkpoint=mine)
     manifest = Path(message["checkpoint"]) / "manifest.json"
     about = json.loads(manifest.read_text())
-    about["external"] = {"kind": "mine"}
+    about["external"] = {"kind": "tunable"}
     manifest.write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match="does not describe the encoder"):
         load_external(tmp_path / "out")
