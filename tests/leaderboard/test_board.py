@@ -25,6 +25,8 @@ from octjepa.probe.probe import ProbeSettings, run_probes
 from octjepa.probe.targets import join_labels
 from octjepa.report.leaderboard import NAMES, write_leaderboard
 
+pytestmark = pytest.mark.slow  # together: whole boards
+
 
 def _run(labels: Path, *entries: str | Path, **options: Any) -> Board:
     options = {"bootstrap": 200, **options}

@@ -117,6 +117,7 @@ def test_tables_are_retained_until_the_store_changes(
     assert len(reads) == 2 * 42
 
 
+@pytest.mark.slow
 def test_what_a_killed_embedding_left_beside_a_whole_table_is_removed(
     run: Path, store: MemoryStore, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_labels_that_fit_nothing_are_reported_before_anything_is_embedded(
         run_board([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
 
 
+@pytest.mark.slow
 def test_what_pretraining_saw_is_left_out(run: Path, store: MemoryStore, labels: Path, tmp_path: Path) -> None:
     store.table.loc[[0, 1], "split"] = "test"
     with pytest.raises(UsageError, match="pretrained on eyes of 2 people"):

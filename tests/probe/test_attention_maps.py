@@ -39,6 +39,7 @@ def tokens_of(tmp_path: Path) -> Callable[[pd.DataFrame], TokenFolder]:
     return write
 
 
+@pytest.mark.slow
 def test_attention_of_held_out_volumes_is_written_and_read(
     cohort: Cohort, tokens_of: Callable[[pd.DataFrame], TokenFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

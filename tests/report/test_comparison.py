@@ -51,6 +51,7 @@ def test_runs_of_one_name_are_numbered_and_absent_keys_shown(made: Path) -> None
     assert recipe_differences([{"a": "1", "b": "2"}, {"a": "1"}]) == [("b", ["2", "-"])]
 
 
+@pytest.mark.slow
 def test_the_page_has_the_comparison_only_where_it_was_wanted(made: Path, other: Path, tmp_path: Path) -> None:
     from command_line import call
 

@@ -24,6 +24,7 @@ from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks import native_maps
 
 itk = pytest.importorskip("SimpleITK")
+pytestmark = pytest.mark.slow  # occlusion of whole eyes
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ def many(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Scans:
     return open_scans(store)
 
 
+@pytest.mark.slow
 def test_a_store_of_100_000_volumes_is_given_out_in_pages(many: Scans) -> None:
     assert many.about()["volumes"] == COUNT
     first, last = many.volumes.page(), many.volumes.page(offset=COUNT - 50)

@@ -76,6 +76,7 @@ def test_a_sweep_goes_on_and_lists_the_best_first_and_failures_last(tmp_path: Pa
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["runs"] == again["runs"]
 
 
+@pytest.mark.slow
 def test_one_sweep_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
     """Two would train the same runs and overwrite each other's table."""
 

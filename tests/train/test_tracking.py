@@ -150,6 +150,7 @@ def _only_local(connect):
     return checked
 
 
+@pytest.mark.slow
 def test_mlflow_writes_files_and_goes_on_in_the_same_run(tmp_path, no_environment):
     recipe = recipe_of(backends=["mlflow"], project="eyes", send_pictures=True)
     outputs(tmp_path / "run", recipe)
@@ -220,6 +221,7 @@ def run_with(tracker, tmp_path, monkeypatch, name="run"):
     return pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     tracker = Bad(refuse, at=2)
     assert run_with(tracker, tmp_path, monkeypatch)["updates"] == 3

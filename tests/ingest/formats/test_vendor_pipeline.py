@@ -51,6 +51,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.slow
 def test_every_format_is_recognised_read_and_silent(files: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
     for format, path in files.items():
         assert formats.recognise(path) == format.removesuffix("_fds")
