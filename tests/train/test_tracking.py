@@ -221,7 +221,6 @@ def run_with(tracker, tmp_path, monkeypatch, name="run"):
     return pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), tmp_path / name)
 
 
-@pytest.mark.slow
 def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     tracker = Bad(refuse, at=2)
     assert run_with(tracker, tmp_path, monkeypatch)["updates"] == 3
