@@ -21,6 +21,7 @@ from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.phantom import DECOYS
+from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
 from .cohorts import PRETRAINING, Cohort, cohort_names, make_cohorts
@@ -125,14 +126,15 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
             results.add(row, "real_boundaries", real_tasks.read_boundaries(folder, None, recipe), about)
         write_page(results, out)
     if given.ceilings or everything:
-        _unet(exam, plans[0], about)
         _ceilings(exam, make_cohorts(given.work, settings, (PRETRAINING, *(f"{k}_ample" for k in DECOYS))), about)
         write_page(results, out)
     if everything:
-        pretraining = make_cohorts(given.work, settings, (PRETRAINING,))
+        store = make_cohorts(given.work, settings, (PRETRAINING,)) / PRETRAINING / "store"
+        seconds = training.cpu_seconds(given.work / "seconds_per_update.json", plans[0], Store.open(store))
+        _unet(exam, plans[0], seconds, about)
         for plan in plans:
             for seed in plan.seeds:
-                run = training.train(given.work, plan, seed, pretraining / PRETRAINING / "store")
+                run = training.train(given.work, plan, seed, store)
                 encoder = load_encoder(run / "run")
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
                 run_about = json.loads((run / "trained.json").read_text(encoding="utf-8"))
@@ -153,12 +155,12 @@ def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
         exam.results.add(row, "decoys", found, about)
 
 
-def _unet(exam: Exam, plan: training.Plan, about: dict[str, Any]) -> None:
-    """A U-Net on the real eyes, with the CPU-seconds that pretraining the plan's encoder takes."""
-    row, seconds = RowName("unet", (0, 0, 0)), plan.cpu_minutes * 60
+def _unet(exam: Exam, plan: training.Plan, seconds: float, about: dict[str, Any]) -> None:
+    """A U-Net on the real eyes, with the CPU-seconds that pretraining the plan's encoder takes on this machine."""
+    row = RowName("unet", (0, 0, 0))
     if not exam.results.has(row, "real_fluid"):
         found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
-        exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": seconds})
+        exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "encoder": plan.name})
 
 
 def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:
@@ -184,9 +186,7 @@ def _list(given: argparse.Namespace) -> int:
     for plan in training.read_plans():
         for seed in plan.seeds:
             done = training.is_trained(training.run_folder(given.work, plan, seed))
-            print(
-                f"{plan.name:<28} seed {seed}: {'trained' if done else 'not trained yet'}, {plan.cpu_minutes:g} CPU-min"
-            )
+            print(f"{plan.name:<28} seed {seed}: {'trained' if done else 'not trained yet'}, {plan.updates} updates")
     return 0
 
 

@@ -74,10 +74,10 @@ class Results:
             known = json.loads(self.path.read_text(encoding="utf-8"))
             self.entries, self.left_out = known["figures"], known.get("left_out", [])
 
-    def has(self, row: RowName, task: str) -> bool:
-        """Whether a row's figures of a task are there, with their resamples."""
+    def has(self, row: RowName, task: str, run: str | None = None) -> bool:
+        """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`."""
         return (self.samples / f"{row.key}-{task}.npz").is_file() and any(
-            entry["row"] == row.key and entry["task"] == task for entry in self.entries
+            entry["row"] == row.key and entry["task"] == task and entry.get("run") == run for entry in self.entries
         )
 
     def add(self, row: RowName, task: str, found: Iterable[Finding | LeftOut], about: Entry) -> None:

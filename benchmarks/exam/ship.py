@@ -61,7 +61,7 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         text = f"""## The run
 
 `{folder.name}`, made by `make exam`: {about["updates"]} updates, {about["views"]} views,
-about {plan.cpu_minutes:g} CPU-minutes, on phantom eyes of {EXAM.pretraining} synthetic people (difficulty exam,
+on phantom eyes of {EXAM.pretraining} synthetic people (difficulty exam,
 seed {EXAM.pretraining_seed}) less those of the validation split. It is the run of seed {seed}: no seed was chosen.
 Weights are kept in 16 bit. What is known of the run is in run.json.
 

@@ -1,8 +1,4 @@
-"""Pretraining runs of the exam within a budget of CPU-seconds; resumed where they stopped.
-
-The schedule needs the number of updates in advance: it follows from the CPU-seconds of an update, measured once for a
-recipe on this machine and kept beside the runs. `encoders.yaml` names the runs.
-"""
+"""Pretraining runs of the exam, of as many updates as `encoders.yaml` says; resumed where they stopped."""
 
 from __future__ import annotations
 
@@ -38,22 +34,22 @@ _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 
 @dataclass(frozen=True)
 class Plan:
-    """One encoder: overrides of the exam's recipe, CPU-minutes of a run, seeds."""
+    """One encoder: overrides of the exam's recipe, updates of a run, seeds."""
 
     name: str
     overrides: tuple[str, ...]
-    cpu_minutes: float
+    updates: int
     seeds: tuple[int, ...]
 
-    def recipe(self, seed: int, updates: int = 1) -> Recipe:
+    def recipe(self, seed: int) -> Recipe:
         """The recipe of a seed."""
-        every = max(1, updates // _CHECKPOINTS)
+        every = max(1, self.updates // _CHECKPOINTS)
         return load_recipe(
             RECIPE,
             [
-                *self.overrides, f"train.seed={seed}", f"train.max_updates={updates}",
+                *self.overrides, f"train.seed={seed}", f"train.max_updates={self.updates}",
                 f"checkpoint.every_updates={every}", "checkpoint.keep_last=1",
-                f"monitor.every_updates={max(1, updates // 8)}", "tracking.pictures_every_updates=null",
+                f"monitor.every_updates={max(1, self.updates // 8)}", "tracking.pictures_every_updates=null",
             ],
         )  # fmt: skip
 
@@ -62,7 +58,7 @@ def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list
     """The runs of `encoders.yaml`, or those of `only` (NAME:SEED). Raises UsageError where it names none."""
     given: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     plans = [
-        Plan(name, tuple(one.get("overrides", ())), float(one["cpu_minutes"]), tuple(one["seeds"]))
+        Plan(name, tuple(one.get("overrides", ())), int(one["updates"]), tuple(one["seeds"]))
         for name, one in given.items()
     ]
     if not plans:
@@ -79,7 +75,7 @@ def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:
     """Where a run lies: whatever changes its result changes the folder."""
     digest = science_hash(plan.recipe(0))[:8]
-    return work / "runs" / f"{plan.name}-{digest}-{plan.cpu_minutes:g}min-seed{seed}"
+    return work / "runs" / f"{plan.name}-{digest}-seed{seed}"
 
 
 def is_trained(folder: Path) -> bool:
@@ -92,30 +88,23 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
     folder = run_folder(work, plan, seed)
     if is_trained(folder):
         return folder
-    store = Store.open(store_path)
-    each = _seconds_per_update(work / "seconds_per_update.json", plan.recipe(0), store)
-    schedule = folder / "schedule.json"
-    if not schedule.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        updates = max(20, int(plan.cpu_minutes * 60 / each))
-        write_json(schedule, {"updates": updates, "cpu_seconds_per_update": each})
-    updates = int(json.loads(schedule.read_text(encoding="utf-8"))["updates"])
-    recipe, out = plan.recipe(seed, updates), folder / "run"
+    recipe, out = plan.recipe(seed), folder / "run"
     started = time.process_time()
-    summary = pretrain(recipe, store, out, resume=(out / "run.json").is_file())
+    summary = pretrain(recipe, Store.open(store_path), out, resume=(out / "run.json").is_file())
     write_json(
         folder / "trained.json",
         {
-            "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": updates,
-            "views": updates * recipe.train.global_batch, "cpu_minutes_of_last_start":
+            "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
+            "views": plan.updates * recipe.train.global_batch, "cpu_minutes_of_last_start":
             round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
         },
     )  # fmt: skip
     return folder
 
 
-def _seconds_per_update(path: Path, recipe: Recipe, store: Store) -> float:
-    """CPU-seconds of an update of a recipe on this machine, measured where it is not known yet."""
+def cpu_seconds(path: Path, plan: Plan, store: Store) -> float:
+    """CPU-seconds that a run of `plan` takes on this machine, from a few updates; measured once, then read."""
+    recipe = plan.recipe(0)
     known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     key = f"{science_hash(recipe)[:16]}-{torch.get_num_threads()}"
     if key not in known:
@@ -132,4 +121,4 @@ def _seconds_per_update(path: Path, recipe: Recipe, store: Store) -> float:
         known[key] = (time.process_time() - started) / _MEASURED
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, known)
-    return known[key]
+    return known[key] * plan.updates

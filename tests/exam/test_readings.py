@@ -43,6 +43,15 @@ def test_labelled_people_are_nested_half_with_the_lesion_and_repeat() -> None:
     assert draw_labelled(candidates, np.arange(200) < 1, 10, "people", 0, 0) is None
 
 
+def test_figures_of_another_training_of_the_same_row_count_as_missing(tmp_path: Path) -> None:
+    results, row = Results(tmp_path), RowName("mae", PATCH)
+    found = finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))
+    results.add(row, "has_it", [found], {"run": "mae-1"})
+    assert results.has(row, "has_it", "mae-1")
+    assert not results.has(row, "has_it", "mae-2")
+    assert not results.has(row, "has_it")
+
+
 def test_a_signal_among_many_features_is_read_and_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 300))
@@ -74,7 +83,7 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
             scores = rng.normal(size=120) + effect * TRUTH
             results.add(RowName(name, PATCH, seed), "has_it", [finding(scores, draws)], {"run": "x"})
     again = Results(tmp_path / "out")
-    assert again.has(RowName("mae", PATCH, 1), "has_it")
+    assert again.has(RowName("mae", PATCH, 1), "has_it", "x")
     assert not again.has(RowName("mae", PATCH, 1), "where")
     ours, twins = ([RowName(name, PATCH, seed) for seed in (0, 1)] for name in ("mae", "untrained:mae"))
     found = compare(again, ours, twins, "has_it/auroc/30")
@@ -116,7 +125,7 @@ def test_every_plan_makes_a_recipe_and_a_change_makes_another_folder(tmp_path: P
     folders = {training.run_folder(tmp_path, plan, seed) for plan in plans for seed in plan.seeds}
     assert len(folders) == sum(len(plan.seeds) for plan in plans)
     for plan in plans:
-        assert plan.recipe(3, 40).train.max_updates == 40
+        assert plan.recipe(3).train.max_updates == plan.updates
 
 
 def test_a_list_without_encoders_is_refused(tmp_path: Path) -> None:
