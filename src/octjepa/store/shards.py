@@ -41,7 +41,8 @@ class ShardTable:
     """Which volumes of a store are in which shard, and where."""
 
     def __init__(self, table: pd.DataFrame) -> None:
-        self.table = table
+        self._table = table
+        self._forgotten: set[str] = set()  # removed together: each removal copies the table
         self._changed = False
 
     @classmethod
@@ -57,6 +58,14 @@ class ShardTable:
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """One line for each packed volume."""
+        if self._forgotten:
+            self._replace(self._table[~self._table["volume_id"].isin(list(self._forgotten))].reset_index(drop=True))
+            self._forgotten = set()
+        return self._table
+
     def __len__(self) -> int:
         return len(self.table)
 
@@ -71,7 +80,7 @@ class ShardTable:
     def part(self, volume_id: str) -> ShardPart | None:
         """Where the files of a volume are; None where it is not packed."""
         line = self._lines.get(volume_id)
-        if line is None:
+        if line is None or volume_id in self._forgotten:
             return None
         shard, start, *sizes = (column[line] for column in self._parts)
         return ShardPart(str(shard), int(start), dict(zip(CHUNK_FILES, map(int, sizes), strict=True)))
@@ -84,9 +93,10 @@ class ShardTable:
         """Adds volumes, as lines of `_COLUMNS`."""
         import pandas as pd
 
-        lines = {**self._lines, **{str(row[0]): len(self.table) + number for number, row in enumerate(rows)}}
+        table = self.table
+        lines = {**self._lines, **{str(row[0]): len(table) + number for number, row in enumerate(rows)}}
         added = pd.DataFrame(rows, columns=list(_COLUMNS))
-        self._replace(pd.concat([self.table, added], ignore_index=True) if len(self.table) else added)
+        self._replace(pd.concat([table, added], ignore_index=True) if len(table) else added)
         self._lines = lines
 
     def keep(self, volume_ids: set[str]) -> None:
@@ -98,10 +108,11 @@ class ShardTable:
     def forget(self, volume_id: str) -> None:
         """The volume was written to chunks/ anew."""
         if self.part(volume_id) is not None:
-            self._replace(self.table[self.table["volume_id"] != volume_id].reset_index(drop=True))
+            self._forgotten.add(volume_id)
+            self._changed = True
 
     def _replace(self, table: pd.DataFrame) -> None:
-        self.table, self._changed = table, True
+        self._table, self._changed = table, True
         for name in ("_lines", "_parts"):
             self.__dict__.pop(name, None)
 
