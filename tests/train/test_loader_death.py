@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,19 @@ def run_with(do: Callable[[], Any], out: Path) -> None:
 
 
 @pytest.fixture
-def no_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch raises the news of a death wherever Python is; within a check of shapes it would read as a wrong shape."""
+def only_code_of_the_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch raises the news of a death wherever Python is: also in what only tests have, which would distort it.
+
+    In a check of shapes it would read as a wrong shape; in hypothesis's meter of garbage collections it would be lost.
+    """
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    meters = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = meters
 
 
-@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.usefixtures("only_code_of_the_run")
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.slow
 def test_the_cause_is_reported(death: str, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def _measure(recipe: Recipe) -> int:
         model = VJEPA3D.from_recipe(recipe)
         optimizer = build_optimizer(model, recipe.train)
         for size in batch_sizes:
-            accumulate(model, data.random_batch(recipe, size), recipe, runtime)
+            batch = data.random_batch(recipe, size)  # held to the end of the update, as in training
+            accumulate(model, batch, recipe, runtime)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             update_target(model.target_encoder, model.context_encoder, 0.99)

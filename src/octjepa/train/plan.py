@@ -51,14 +51,14 @@ SECONDS = 15.0  # after which the fewest are enough
 def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     """All numbers of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
 
-    `peak_memory_bytes` is of one device, weights, gradients, moments, activations and one micro-batch of views together
-    (`peak_bytes` says what is not in it; in sharded mode it is not divided). `precision` is what the run would compute
+    `peak_memory_bytes` is of one device: weights, gradients, moments, activations and views together (`peak_bytes` says
+    of how many, and what is not in it; in sharded mode it is not divided). `precision` is what the run would compute
     in on this machine. Raises UsageError when the batch cannot be divided over `machine.devices`.
     """
     precision, reason = choose_precision(recipe.train.precision, Runtime("fp32").device)
     recipe = with_precision(recipe, precision)
     devices = recipe.machine.devices or 1
-    _, micro, accumulation = batch_shares(recipe, devices)
+    share, micro, accumulation = batch_shares(recipe, devices)
     known = volumes or recipe.data.expected_volumes
     if recipe.data.max_samples is not None:
         known = min(known or recipe.data.max_samples, recipe.data.max_samples)
@@ -84,7 +84,7 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "trainable": trainable,
         "parameters_by_part": {name: _count(part) for name, part in model.named_children()},
         "flops_per_volume": flops,
-        "peak_memory_bytes": peak_bytes(recipe, micro),
+        "peak_memory_bytes": peak_bytes(recipe, micro, share),
         "disk_bytes": _disk_bytes(recipe, every, trainable, updates),
         "volumes": counted,
         "volumes_known": known is not None,
@@ -167,8 +167,11 @@ class StorageCounter(TorchDispatchMode):
         self._held -= self._known.pop(key, 0)
 
 
-def peak_bytes(recipe: Recipe, micro: int) -> int:
+def peak_bytes(recipe: Recipe, micro: int, share: int | None = None) -> int:
     """The most memory of one device that takes `micro` volumes at once, over two updates: the first makes the moments.
+
+    `share` is what the device takes of the global batch, by default one micro-batch. Of several, sums of gradients wait
+    to be added in pairs; and on the CPU, the views of all of them are in the same memory.
 
     torch's fake tensors have shapes, types and lifetimes, but no bytes; every storage is counted from its first use
     until it is freed. What a kernel takes for itself, and what an allocator keeps back, is not in it. A test holds the
@@ -178,12 +181,17 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
     voxels = math.prod(recipe.tokens.patch_size)
     with torch.device("meta"):
         model = VJEPA3D.from_recipe(recipe)
-    bf16 = Runtime(recipe.train.precision).precision == "bf16"
+    runtime = Runtime(recipe.train.precision)
+    bf16, share = runtime.precision == "bf16", share or micro
+    views = share if runtime.device.type == "cpu" else micro
+    sums = max(number.bit_count() for number in range(math.ceil(share / micro)))  # waiting, while the last is computed
     with FakeTensorMode(allow_non_fake_inputs=True), StorageCounter() as storages:
         model = model.to_empty(device="cpu")
         optimizer = build_optimizer(model, recipe.train)
         for update in range(2):
-            context_view, target_view = torch.empty(micro, tokens, voxels), torch.empty(micro, tokens, voxels)
+            pending = [[torch.empty_like(p) for p in model.parameters() if p.requires_grad] for _ in range(sums)]
+            batch = torch.empty(views, tokens, voxels), torch.empty(views, tokens, voxels)
+            context_view, target_view = batch[0][:micro], batch[1][:micro]
             positions = torch.empty(micro, tokens, 3)
             index = torch.empty(micro * recipe.masks.per_target, tokens, dtype=torch.int64)
             context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
@@ -191,7 +199,7 @@ def peak_bytes(recipe: Recipe, micro: int) -> int:
                 prediction = model.predict(context_view, target_view, positions, context, target)
             loss, _ = training_loss(recipe.objective, prediction, positions, context, target, update)
             loss.backward()
-            del prediction, loss
+            del prediction, loss, pending
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             update_target(model.target_encoder, model.context_encoder, 0.99)
