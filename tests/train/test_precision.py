@@ -102,7 +102,7 @@ def test_plan_names_it_and_counts_its_memory(
     monkeypatch: pytest.MonkeyPatch, machine: Any, has_bf16: bool, expected: str
 ) -> None:
     counted: list[str] = []
-    monkeypatch.setattr(planning, "peak_bytes", lambda recipe, micro: counted.append(recipe.train.precision))
+    monkeypatch.setattr(planning, "peak_bytes", lambda recipe, *_: counted.append(recipe.train.precision))
     machine(has_bf16)
     planned = planning.plan(recipe_of())
     assert planned["precision"] == expected
