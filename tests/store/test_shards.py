@@ -8,12 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bucket_servers import Bucket
 from command_line import call
 from octjepa.config import load_recipe
-from octjepa.errors import UsageError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.remote import join, list_objects
 from octjepa.store import Store, build_store
 from octjepa.store import shards as shards_module
@@ -160,10 +161,19 @@ def test_sizes_that_are_none_are_refused(path: Path) -> None:
             pack(Store.open(path), size)
 
 
+def test_a_name_that_leads_out_of_the_store_is_refused(path: Path) -> None:
+    pack(Store.open(path))
+    table = pd.read_parquet(path / "shards.parquet")
+    table["shard"] = "../../secret.bin"
+    table.to_parquet(path / "shards.parquet", index=False)
+    with pytest.raises(OctjepaError, match=r"shards\.parquet is damaged .*is no name of a shard"):
+        Store.open(path)
+
+
 def test_a_damaged_table_is_reported(path: Path) -> None:
     pack(Store.open(path))
     (path / "shards.parquet").write_bytes(b"PAR1")
-    with pytest.raises(Exception, match=r"shards\.parquet is damaged"):
+    with pytest.raises(OctjepaError, match=r"shards\.parquet is damaged"):
         Store.open(path)
 
 

@@ -142,6 +142,10 @@ class BucketStorage:
             self._shards = set(self.shard_names())
         return name in self._shards
 
+    def forget_shards(self) -> None:
+        """Lists the shards again when one is next looked for."""
+        self._shards = None
+
     @contextmanager
     def shard(self, part: ShardPart) -> Iterator[dict[str, ChunkFile]]:
         """{file name: part of a local copy} of a volume, for which one request asks for its bytes of the shard."""
@@ -223,7 +227,7 @@ class BucketWriter:
     def add_shard(self, path: Path) -> None:
         """Uploads a shard, whose local file is then removed. Raises OctjepaError."""
         remote.put(path, remote.join(self.bucket.url, SHARDS, path.name))
-        self.bucket._shards = None
+        self.bucket.forget_shards()
         path.unlink()
 
     def drop_shard(self, name: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 SHARDS_FILE = "shards.parquet"
 _COLUMNS = ("volume_id", "shard", "start", "pixels_bytes", "geometry_bytes")
+_SHARD = re.compile(r"[0-9a-f]{64}\.bin")
 _MB = 1_000_000
 _PENDING = 0.1  # of the packed volumes: for fewer the table, which grows, is not written anew
 
@@ -54,7 +56,11 @@ class ShardTable:
         if not path.is_file():
             return cls(pd.DataFrame(columns=list(_COLUMNS)))
         try:
-            return cls(pd.read_parquet(path)[list(_COLUMNS)])
+            table = pd.read_parquet(path)[list(_COLUMNS)]
+            strange = [name for name in map(str, table["shard"].unique()) if not _SHARD.fullmatch(name)]
+            if strange:  # a path could lead out of the store
+                raise ValueError(f"{strange[0]!r} is no name of a shard")
+            return cls(table)
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
 
