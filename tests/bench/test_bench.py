@@ -122,7 +122,7 @@ def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -
     from octjepa.bench.data import RECIPE
 
     measured = []
-    monkeypatch.setattr("octjepa.distributed.precision.bf16_in_hardware", lambda device: (False, "a stand-in"))
+    monkeypatch.setattr("octjepa.distributed.precision.bf16_is_faster", lambda device: (False, "a stand-in"))
 
     def peak_memory_bytes(recipe: list[str]) -> int:
         measured.append(recipe)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from octjepa.config import load_recipe
-from octjepa.distributed.precision import AUTO, bf16_in_hardware, choose_precision
+from octjepa.distributed.precision import AUTO, bf16_is_faster, choose_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
 from octjepa.files import write_atomic
@@ -55,7 +55,7 @@ def device_checks(setup: Setup) -> Iterator[Check]:
     requested = None if setup.recipe is None else setup.recipe.train.precision
     for device in every_device():
         yield from attempt(f"device {device}", _GRADIENT, alone, partial(_fp32, device))
-        expected = "as in fp32, under bf16 autocast; in hardware, where the recipe asks for bf16"
+        expected = "as in fp32, under bf16 autocast; faster than fp32, where the recipe asks for bf16"
         yield from attempt(f"bf16 on {device}", expected, fp32, partial(_bf16, device, expected, fp32, requested))
 
 
@@ -75,10 +75,10 @@ def _fp32(device: torch.device) -> list[Check]:
 
 def _bf16(device: torch.device, expected: str, to_do: str, requested: str | None) -> list[Check]:
     norm = gradient_norm(device, "bf16", load_recipe("smoke_test"))
-    in_hardware, _ = bf16_in_hardware(device)
+    faster, _ = bf16_is_faster(device)
     chosen, reason = choose_precision(AUTO, device)
     name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}; {reason}: train.precision=auto is {chosen}"
-    if math.isfinite(norm) and norm > 0 and (in_hardware or requested != "bf16"):
+    if math.isfinite(norm) and norm > 0 and (faster or requested != "bf16"):
         return [Check(name, "ok", found, expected)]
     return [Check(name, "warning", found, expected, to_do)]
 

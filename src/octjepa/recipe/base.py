@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, V
 # The instruments of AI-READI: its folders, and what phantoms imitate. A store may hold any others.
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
-Precision = Literal["auto", "fp32", "bf16"]  # auto: bf16 where the device has it in hardware, else fp32
+Precision = Literal["auto", "fp32", "bf16"]  # auto: bf16 where it is faster on the device, else fp32
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size3 = tuple[Positive, Positive, Positive]
