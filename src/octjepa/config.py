@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
@@ -197,7 +198,13 @@ def stored_recipe(data: dict[str, Any], where: str) -> Recipe:
 
     Raises RecipeError listing every fault at once.
     """
-    return PRETRAINING.read(with_earlier_defaults(data), where)
+    try:
+        return PRETRAINING.read(with_earlier_defaults(data), where)
+    except RecipeError as error:
+        raise RecipeError(
+            f"{error}\nThis octjepa ({version('octjepa')}) never stored such a recipe: if nobody edited it, use the "
+            "octjepa that did; the run.json of a run names its version"
+        ) from None
 
 
 # section -> key -> what every run did before that key existed

@@ -1,18 +1,34 @@
-"""A store or checkpoint of another schema ends in one line that names both schemas and the way out."""
+"""What another version wrote is read as it was meant, or refused in one line that names both schemas."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from octjepa import __version__, load_encoder
 from octjepa.checkpoint import folder
-from octjepa.errors import CheckpointError, UsageError
+from octjepa.checkpoint.encoder import EXPORTED
+from octjepa.checkpoint.export import export
+from octjepa.checkpoint.state import MODEL_FILE
+from octjepa.config import stored_recipe
+from octjepa.embed import table
+from octjepa.errors import CheckpointError, RecipeError, UsageError
+from octjepa.model import VJEPA3D
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.contract import OLDEST_SCHEMA, SCHEMA_VERSION, contract_text
-from synthetic import small_recipe
+from octjepa.store.index import COLUMNS, decode_labels
+from octjepa.train.run_folder import check_data, data_hash
+from synthetic import MemoryStore, small_recipe
 
 
 @pytest.mark.parametrize(
@@ -53,8 +69,117 @@ def test_a_checkpoint_of_another_schema_names_the_way_out(tmp_path: Path, schema
         folder.read_manifest(tmp_path)
 
 
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """The folder of an exported encoder, with its initial weights."""
+    recipe = small_recipe()
+    saves = folder.write_folder(
+        tmp_path, 1, {MODEL_FILE: VJEPA3D.from_recipe(recipe).state_dict()}, {"recipe": recipe.model_dump(mode="json")}
+    )
+    export(str(saves), "safetensors", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def rewrite_metadata(file: Path, change: dict[str, Any]) -> None:
+    """The file with these entries of octjepa's metadata; None removes one."""
+    with safe_open(file, "pt") as weights:
+        about = json.loads(weights.metadata()["octjepa"]) | change
+    about = {key: value for key, value in about.items() if value is not None}
+    save_file(load_file(file), file, {"octjepa": json.dumps(about)})
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [(folder.SCHEMA + 1, "update octjepa$"), (folder.SCHEMA - 1, "use the octjepa that wrote it .*or train again$")],
+)
+def test_an_exported_encoder_of_another_schema_names_the_way_out(exported: Path, schema: int, message: str) -> None:
+    rewrite_metadata(exported / EXPORTED, {"schema": schema})
+    with pytest.raises(CheckpointError, match=rf"has schema {schema}, this octjepa reads {folder.SCHEMA}: {message}"):
+        load_encoder(exported)
+
+
+def test_the_first_exported_encoders_recorded_no_schema(exported: Path) -> None:
+    with safe_open(exported / EXPORTED, "pt") as weights:
+        assert json.loads(weights.metadata()["octjepa"])["schema"] == folder.SCHEMA
+    before = load_encoder(exported).encoder.state_dict()
+    rewrite_metadata(exported / EXPORTED, {"schema": None})
+    after = load_encoder(exported).encoder.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"), [(table.SCHEMA + 1, "update octjepa$"), (table.SCHEMA - 1, "run octjepa embed again$")]
+)
+def test_embeddings_of_another_schema_name_the_way_out(
+    tmp_path: Path, cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]], schema: int, message: str
+) -> None:
+    path = table.write_embeddings(tmp_path / "e.parquet", cohort(people=3)[0], 16, "octjepa", "abc")
+    rewrite_table(path, {b"octjepa.schema": str(schema).encode()})
+    with pytest.raises(UsageError, match=rf"has schema {schema}, this octjepa reads {table.SCHEMA}: {message}"):
+        table.read_embeddings(path)
+
+
+def test_the_first_embeddings_named_neither_schema_nor_weights(
+    tmp_path: Path, cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
+) -> None:
+    path = table.write_embeddings(
+        tmp_path / "e.parquet", cohort(people=3)[0], 16, "octjepa", "abc", weights="ab12", tokens="tissue"
+    )
+    written = table.read_embeddings(path)
+    assert (written.weights, written.tokens) == ("ab12", "tissue")
+    rewrite_table(
+        path, {f"octjepa.{name}".encode(): None for name in ("schema", "weights", "tokens", "pools", "leaked")}
+    )
+    first = table.read_embeddings(path)
+    assert (first.weights, first.tokens, first.pools, first.leaked) == ("", "budget", ("mean_std_max",), 0)
+    assert (first.vector == written.vector).all()
+
+
+def rewrite_table(path: Path, change: dict[bytes, bytes | None]) -> None:
+    """The parquet file with these entries of its metadata; None removes one."""
+    content = pq.read_table(path)
+    metadata = {key: value for key, value in ({**content.schema.metadata, **change}).items() if value is not None}
+    pq.write_table(content.replace_schema_metadata(metadata), path)
+
+
+def test_the_index_of_the_first_stores_is_read(tmp_path: Path) -> None:
+    """They called the depth axis "row", and had neither labels nor hashes of chunks."""
+    entry: dict[str, object] = dict.fromkeys(COLUMNS, "") | {
+        "volume_id": "a", "provenance_depth": "header", "uncertain": "depth;column",
+    }  # fmt: skip
+    frame = pd.DataFrame([entry]).drop(columns=["labels", "chunk_hash"])
+    first = frame.rename(columns={"provenance_depth": "provenance_row"}).assign(uncertain="row;column")
+    first.to_parquet(tmp_path / "volumes.parquet")
+    (tmp_path / "store.json").write_text(contract_text(small_recipe().preprocessing))
+    store = Store.open(tmp_path)
+    assert list(store.table.columns) == list(COLUMNS)
+    (found,) = store.table.to_dict("records")
+    assert (found["provenance_depth"], found["uncertain"]) == ("header", "depth;column")
+    assert decode_labels(found) == {}
+
+
+def test_a_run_of_the_first_versions_goes_on(tmp_path: Path) -> None:
+    """Its run.json has no hash of the chunks: the contents alone are compared."""
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    names = list(store.volumes)[:12]
+    about = {"data_hash": data_hash(store, names), "volumes": 12}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    check_data(tmp_path, store, names, recipe)
+    (tmp_path / "run.json").write_text(json.dumps(about | {"chunks_hash": "another"}))
+    with pytest.raises(UsageError, match="no longer holds the 12 training volumes"):
+        check_data(tmp_path, store, names, recipe)
+
+
+def test_a_stored_recipe_with_a_key_of_another_version_names_the_way_out() -> None:
+    stored = small_recipe().model_dump(mode="json")
+    stored["model"]["recurrence"] = 2
+    with pytest.raises(RecipeError, match=rf"(?s)model\.recurrence: unknown key.*This octjepa \({__version__}\)"):
+        stored_recipe(stored, "of the test")
+
+
 def test_what_is_written_now_is_read_now(tmp_path: Path) -> None:
     """Raise OLDEST_SCHEMA or bring a migration when this fails: stores of the last schema are in use."""
     (tmp_path / "store.json").write_text(contract_text(small_recipe().preprocessing))
     assert Store.open(tmp_path).preprocessing == small_recipe().preprocessing
-    assert (OLDEST_SCHEMA, SCHEMA_VERSION, folder.SCHEMA) == (1, 1, 1)
+    assert (OLDEST_SCHEMA, SCHEMA_VERSION, folder.SCHEMA, table.SCHEMA) == (1, 1, 1, 1)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tensors
+from octjepa.checkpoint.folder import check_schema, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
 from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
@@ -245,9 +245,10 @@ def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], dict[st
     try:
         with local_copy(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
             metadata = json.loads((file.metadata() or {})["octjepa"])
+            check_schema(int(metadata.get("schema", 1)), str(path))  # the first exports did not record it
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
         return stored_recipe(metadata["recipe"], f"of {path}"), weights, metadata
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError):
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError):
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 
 

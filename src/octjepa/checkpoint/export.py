@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from octjepa.checkpoint.encoder import EXPORTED, PREFIXES, PretrainedEncoder, load_encoder
+from octjepa.checkpoint.folder import SCHEMA
 from octjepa.config import science_hash
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.files import write_atomic
@@ -99,6 +100,7 @@ def _not_empty(out: Path) -> UsageError:
 def _about(encoder: PretrainedEncoder) -> dict[str, str]:
     recipe = encoder.recipe
     about = {
+        "schema": SCHEMA,
         "recipe": recipe.model_dump(mode="json"),
         "contract_hash": science_hash(recipe.preprocessing),
         "trained_on": sorted(encoder.trained_on),

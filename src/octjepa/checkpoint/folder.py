@@ -62,7 +62,7 @@ def write_folder(
             shutil.rmtree(abandoned, ignore_errors=True)
         hidden.mkdir()
         files = {}
-        metadata = {"octjepa": json.dumps(dict(about))}
+        metadata = {"octjepa": json.dumps({"schema": SCHEMA, **about})}
         for name, content in tensors.items():
             path = hidden / name
             save_file({key: value.detach().contiguous().cpu() for key, value in content.items()}, path, metadata)
@@ -92,16 +92,7 @@ def read_manifest(folder: Location) -> dict[str, Any]:
     try:
         with local_file(folder, MANIFEST) as path:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["schema"] != SCHEMA:
-            newer = manifest["schema"] > SCHEMA
-            way_out = (
-                "update octjepa"
-                if newer
-                else "use the octjepa that wrote it (export takes its weights), or train again"
-            )
-            raise CheckpointError(
-                f"{folder}/{MANIFEST} has schema {manifest['schema']}, this octjepa reads {SCHEMA}: {way_out}"
-            )
+        check_schema(manifest["schema"], f"{folder}/{MANIFEST}")
         valid = isinstance(manifest["update"], int) and all(file["sha256"] for file in manifest["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
         valid = False
@@ -111,6 +102,14 @@ def read_manifest(folder: Location) -> dict[str, Any]:
             "from an earlier one."
         )
     return manifest
+
+
+def check_schema(schema: int, where: str) -> None:
+    """Raises CheckpointError where this octjepa does not read the schema of the checkpoint or weights file `where`."""
+    if schema != SCHEMA:
+        older = "use the octjepa that wrote it (export takes its weights), or train again"
+        way_out = "update octjepa" if schema > SCHEMA else older
+        raise CheckpointError(f"{where} has schema {schema}, this octjepa reads {SCHEMA}: {way_out}")
 
 
 def read_tensors(folder: Location, name: str) -> dict[str, Tensor]:

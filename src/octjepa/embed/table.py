@@ -36,6 +36,7 @@ NUMERIC_COLUMNS = ("age", "quality")
 SPLITS = ("train", "val", "test")
 # All that hold tissue; the whole grid; as many as `tokens.budget` of the recipe has (older tables).
 TOKENS = ("tissue", "all", "budget")
+SCHEMA = 1  # of the table; one that names none is of the first
 _METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens")
 
 
@@ -184,7 +185,7 @@ def write_embeddings(
     for name, block in blocks.items():
         ends = np.arange(len(block) + 1, dtype=np.int32) * block.shape[1]
         columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.ascontiguousarray(block).reshape(-1)))
-    values = {name: getattr(table, name) for name in _METADATA} | {"pools": ",".join(table.pools)}
+    values = {name: getattr(table, name) for name in _METADATA} | {"pools": ",".join(table.pools), "schema": SCHEMA}
     content = pa.table(columns).replace_schema_metadata(
         {f"octjepa.{name}": str(value) for name, value in values.items()}
     )
@@ -202,7 +203,8 @@ def _stack(column: pd.Series, path: Path) -> Float[np.ndarray, "volumes features
 def read_embeddings(path: str | Path) -> Embeddings:
     """The table that `write_embeddings` wrote.
 
-    Raises UsageError: no such file, not parquet, not an embedding table, repeated volumes, features of uneven length.
+    Raises UsageError: no such file, not parquet, not an embedding table, another schema, repeated volumes, features of
+    uneven length.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -214,10 +216,14 @@ def read_embeddings(path: str | Path) -> Embeddings:
         content = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"{path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
+    metadata = {key.decode(): value.decode() for key, value in (content.schema.metadata or {}).items()}
+    schema = int(metadata.get("octjepa.schema", 1))
+    if schema != SCHEMA:
+        way_out = "update octjepa" if schema > SCHEMA else "run octjepa embed again"
+        raise UsageError(f"{path} has schema {schema}, this octjepa reads {SCHEMA}: {way_out}")
     missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in content.column_names]
     if missing:
         raise UsageError(f"{path} lacks the column(s) {', '.join(missing)}: it is no table of octjepa embed")
-    metadata = {key.decode(): value.decode() for key, value in (content.schema.metadata or {}).items()}
     missing = [name for name in ("octjepa.dim", "octjepa.encoder", "octjepa.contract") if name not in metadata]
     if missing:
         raise UsageError(f"{path} lacks the parquet metadata {', '.join(missing)}: it is no table of octjepa embed")
