@@ -24,7 +24,7 @@ from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
-from .cohorts import PRETRAINING, Cohort, cohort_names, make_cohorts
+from .cohorts import PRETRAINING, Cohort, cohort_names, fingerprint, make_cohorts
 from .openings import code, open_seal
 from .page import CNN, row_names, write_page
 from .reading import Exam
@@ -103,6 +103,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
     if given.cohorts:
         make_cohorts(given.work, settings, (PRETRAINING, *(f"{kind}_ample" for kind in DECOYS)))
         return
+    results.check_cohorts(fingerprint(folder, names))
     exam = Exam(folder, results)
     plans = training.read_plans(only=given.only)
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}

@@ -95,6 +95,15 @@ def cohort_names(settings: Settings) -> tuple[str, ...]:
     return ("main", UNFLATTENED, SECOND_VISIT, *DECOYS)
 
 
+def fingerprint(folder: Path, names: Sequence[str]) -> str:
+    """Of the volumes of the cohorts `names`, as ingest stored them."""
+    digest = hashlib.sha256()
+    for name in names:
+        table = Store.open(folder / name / "store").table.sort_values("volume_id")
+        digest.update(json.dumps([name, *map(str, table["chunk_hash"])]).encode())
+    return digest.hexdigest()[:16]
+
+
 def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: int = 2) -> Path:
     """The folder that holds the cohorts `names`, each made where it is not there yet.
 

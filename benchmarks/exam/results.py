@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from octjepa.errors import UsageError
 from octjepa.files import write_atomic, write_json
 from octjepa.metrics.bootstrap import Estimate
 from octjepa.metrics.comparisons import paired_difference, recipe_difference
@@ -67,12 +68,24 @@ class Results:
         self.path, self.samples = folder / "results.json", folder / "samples"
         self.entries: list[Entry] = []
         self.left_out: list[Entry] = []
+        self.cohorts: str | None = None  # fingerprint of what all figures were measured on
         self._read()
 
     def _read(self) -> None:
         if self.path.is_file():
             known = json.loads(self.path.read_text(encoding="utf-8"))
             self.entries, self.left_out = known["figures"], known.get("left_out", [])
+            self.cohorts = known.get("cohorts")
+
+    def check_cohorts(self, fingerprint: str) -> None:
+        """Raises UsageError where figures are of other cohorts: ingest has changed, and rows would not compare."""
+        if self.entries and self.cohorts != fingerprint:
+            raise UsageError(
+                f"the figures in {self.path} were measured on cohorts {self.cohorts or 'without a fingerprint'}, those "
+                f"here are {fingerprint}: the same phantoms, ingested otherwise. Rows of both do not compare. Move its "
+                "folder away, or name another --out"
+            )
+        self.cohorts = fingerprint
 
     def has(self, row: RowName, task: str, run: str | None = None) -> bool:
         """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`."""
@@ -91,7 +104,7 @@ class Results:
         with FileLock(self.samples / ".lock"):
             self._read()
             self._replace(row, task, found, findings, about)
-            write_json(self.path, {"figures": self.entries, "left_out": self.left_out})
+            write_json(self.path, {"cohorts": self.cohorts, "figures": self.entries, "left_out": self.left_out})
 
     def _replace(
         self, row: RowName, task: str, found: list[Finding | LeftOut], findings: list[Finding], about: Entry

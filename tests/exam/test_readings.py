@@ -52,6 +52,15 @@ def test_figures_of_another_training_of_the_same_row_count_as_missing(tmp_path: 
     assert not results.has(row, "has_it")
 
 
+def test_figures_of_other_cohorts_are_not_joined(tmp_path: Path) -> None:
+    results, row = Results(tmp_path), RowName("mae", PATCH)
+    results.check_cohorts("a")
+    results.add(row, "has_it", [finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))], {"run": "mae-1"})
+    Results(tmp_path).check_cohorts("a")
+    with pytest.raises(UsageError, match="measured on cohorts a, those here are b"):
+        Results(tmp_path).check_cohorts("b")
+
+
 def test_a_signal_among_many_features_is_read_and_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 300))
