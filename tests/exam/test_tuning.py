@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.exam import tuning as module
 from benchmarks.exam.results import Finding, LeftOut
-from benchmarks.exam.tuning import draw_people, training_recipe, tune, tuning
+from benchmarks.exam.tuning import draw_people, logits, training_recipe, tune, tuning
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.model import VJEPA3D
@@ -67,7 +67,7 @@ def test_a_visible_lesion_is_learned_and_the_given_encoder_stays() -> None:
     before = {name: value.clone() for name, value in given.encoder.state_dict().items()}
     network = tune(eyes, given, eyes.indices("train"), eyes.indices("val"), 0, updates=12)
     test = eyes.indices("test")
-    scores, has = network.predict(eyes, test)[:, 0], eyes.lesions[test, 0]
+    scores, has = logits(network, eyes, test)[:, 0], eyes.lesions[test, 0]
     assert scores[has].min() > scores[~has].max()
     assert all(torch.equal(value, before[name]) for name, value in given.encoder.state_dict().items())
     assert any(not torch.equal(v, before[n]) for n, v in network.pretrained.encoder.state_dict().items())
