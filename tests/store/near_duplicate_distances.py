@@ -45,8 +45,8 @@ COPIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "JPEG quality 20": lambda pixels: jpeg(pixels, 20),
     "brightened by 15 % and 8": lambda pixels: np.clip(pixels * 1.15 + 8, 0, 255).astype(np.uint8),
     "gamma 0.8": lambda pixels: (255 * (pixels / 255) ** 0.8).astype(np.uint8),
-    "shifted by 3 rows, 2 columns": lambda pixels: np.roll(pixels, (3, 2), (1, 2)),
-    "shifted by 5 rows, 4 columns": lambda pixels: np.roll(pixels, (-5, 4), (1, 2)),
+    "shifted by 3 depth samples, 2 columns": lambda pixels: np.roll(pixels, (3, 2), (1, 2)),
+    "shifted by 5 depth samples, 4 columns": lambda pixels: np.roll(pixels, (-5, 4), (1, 2)),
     "4 pixels cropped all around": lambda pixels: pixels[:, 4:-4, 4:-4],
     "2 B-scans and 8 columns cropped": lambda pixels: pixels[1:-1, :, 6:-2],
 }

@@ -91,7 +91,7 @@ def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.nd
         raise UsageError(
             f"{target}: split {required} has no volume of class {', '.join(lacking[required])} ({counts}). Balance the "
             "splits over it with `octjepa split STORE --by stratified --shares 0.6,0.1,0.3 --labels LABELS --target "
-            f"{target}`, and embed again; or label more people"
+            f"{target}`, and embed again (before that pretrain again, if on this store); or label more people"
         )
     if lacking["test"]:
         absent = ", ".join(lacking["test"])
