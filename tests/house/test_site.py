@@ -74,6 +74,7 @@ def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the site is built first, a minute of one idle core
 def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert check.faults(site) == []
     assert (site / "search" / "search_index.js").stat().st_size > 100_000
