@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import numpy as np
 import pytest
 from benchmarks.coverage import FIGURES, bca, coverage
@@ -19,7 +21,8 @@ def test_ours_cover_and_percentiles_of_few_people_do_not() -> None:
 
 def test_the_bca_we_compare_with_is_scipys() -> None:
     values = np.random.default_rng(0).exponential(size=40)
-    scipys = bootstrap((values,), np.mean, n_resamples=20_000, method="BCa", rng=np.random.default_rng(1))
+    generator = "rng" if "rng" in signature(bootstrap).parameters else "random_state"  # SciPy before 1.15
+    scipys = bootstrap((values,), np.mean, n_resamples=20_000, method="BCa", **{generator: np.random.default_rng(1)})
     samples = scipys.bootstrap_distribution
     left_out = (values.sum() - values) / 39
     low, high = scipys.confidence_interval

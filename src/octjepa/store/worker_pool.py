@@ -17,11 +17,17 @@ from collections.abc import Callable, Generator, Sequence
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import OctjepaError
 from octjepa.ingest import SourceFile
 from octjepa.store.one_file import Result, refused
+
+# Generic for a type checker alone, and jaxtyping 0.2.34, the lowest, evaluates every annotation of a function.
+if TYPE_CHECKING:
+    Pipe = Connection[Any, Any]
+else:
+    Pipe = Connection
 
 Work = Callable[[SourceFile], Result]
 AHEAD = 4  # results that may wait for an earlier file, per worker: enough to keep all busy, few enough to stay small
@@ -168,7 +174,7 @@ class Worker:
         self.pipe.close()
 
 
-def _work_on(pipe: Connection[Any, Any], work: Work) -> None:
+def _work_on(pipe: Pipe, work: Work) -> None:
     """The main function of a worker: reports ready, then answers each file with (error or None, result or None)."""
     from threadpoolctl import threadpool_limits
 
