@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ CPU = torch.device("cpu")
 
 def pretend(monkeypatch: pytest.MonkeyPatch, bf16_gflops: float, **capabilities: Any) -> None:
     """A CPU with these capabilities, on which fp32 products run at 100 GFLOP/s."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", **capabilities})
+    monkeypatch.setattr(precision, "cpu_capabilities", lambda: {"architecture": "x86_64", **capabilities})
     monkeypatch.setattr(precision, "measured_rates", lambda device: (bf16_gflops, 100.0))
 
 
@@ -40,6 +42,17 @@ def test_instruction_sets_are_confirmed_by_a_product(
     assert faster == expected
     assert f"{bf16_gflops:.3g} GFLOP/s in bf16, 100 in fp32" in reason
     assert choose_precision("auto", CPU) == ("bf16" if expected else "fp32", reason)
+
+
+def test_a_torch_that_reports_no_capabilities_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch 2.9, the lowest, has no `get_capabilities`: /proc/cpuinfo is read."""
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(precision, "_CPUINFO", tmp_path / "cpuinfo")
+    assert precision.cpu_capabilities() == {"architecture": platform.machine()}
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\nbugs\t\t: spectre_v1\n")
+    found = precision.cpu_capabilities()
+    assert found["avx512_bf16"]
+    assert "amx_bf16" not in found
 
 
 def test_cuda_needs_compute_capability_8(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from octjepa.config import load_recipe
 from octjepa.distributed import precision
@@ -41,7 +40,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """`machine(True)`: from now on this CPU is faster in bf16; `machine(False)`: it is not."""
 
     def become(has_bf16: bool) -> None:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_bf16": has_bf16})
+        found = {"architecture": "x86_64", "amx_bf16": has_bf16}
+        monkeypatch.setattr(precision, "cpu_capabilities", lambda: found)
         monkeypatch.setattr(precision, "measured_rates", lambda device: (400.0 if has_bf16 else 50.0, 100.0))
 
     return become

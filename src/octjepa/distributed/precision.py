@@ -13,10 +13,13 @@ that resumes keeps what it began with, so that all updates of a run are computed
 from __future__ import annotations
 
 import logging
+import platform
+import re
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from octjepa.distributed.runtime import Runtime
 
 AUTO = "auto"
+_CPUINFO = Path("/proc/cpuinfo")
 _SMALLEST, _LARGEST = 256, 4096  # sides of the square matrices that are multiplied
 _LONG_SECONDS = 2e-3  # a product that takes so long is large enough to be timed
 _SECONDS = 0.1  # for each of the two types
@@ -63,6 +67,14 @@ def measured_rates(device: torch.device) -> tuple[float, float]:
     return gemm_gflops(device, torch.bfloat16), gemm_gflops(device, torch.float32)
 
 
+def cpu_capabilities() -> dict[str, Any]:
+    """The architecture and the instruction sets of this CPU by name, as torch reports them or, before it did, Linux."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return dict(torch.cpu.get_capabilities())
+    flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE) if _CPUINFO.is_file() else None
+    return {"architecture": platform.machine(), **dict.fromkeys(flags[1].split() if flags else (), True)}
+
+
 def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     """Whether an update in bf16 is faster on `device`, and a phrase that says what was found and measured."""
     if device.type == "xla":
@@ -74,7 +86,7 @@ def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major >= 8, f"CUDA compute capability {major}.{minor}: {rates}"
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = cpu_capabilities()
     sets = [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
     if capabilities.get("architecture") == "x86_64" and not sets:
         return False, f"the CPU has neither AMX-BF16 nor AVX512-BF16: {rates}"
