@@ -1,4 +1,4 @@
-"""The encoder in the package: there, whole, small, and usable by name. What it is worth, the study measures."""
+"""The encoders in the package: there, whole, small, and usable by name. What they are worth, the exam measures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from octjepa.shipped import shipped, shipped_names
 from synthetic import volume
 
 NAME = "phantom-tiny"
+NAMES = ["phantom-mae", NAME]
 
 
-def test_the_files_are_whole_and_small() -> None:
-    folder = shipped(NAME)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_are_whole_and_small(name: str) -> None:
+    folder = shipped(name)
     assert folder is not None
     for line in (folder / "SHA256SUMS").read_text().splitlines():
-        expected, name = line.split()
-        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
+        expected, file = line.split()
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == expected
     assert sum(path.stat().st_size for path in folder.iterdir()) < 15e6
     about = json.loads((folder / "run.json").read_text())
     assert about["run"] in (folder / "README.md").read_text()
@@ -34,9 +36,10 @@ def test_the_files_are_whole_and_small() -> None:
     assert not about["alarms"]
 
 
-def test_it_is_loaded_by_name_and_gives_features() -> None:
-    encoder = octjepa.load_encoder(NAME)
-    assert encoder.name == NAME
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_loaded_by_name_and_gives_features(name: str) -> None:
+    encoder = octjepa.load_encoder(name)
+    assert encoder.name == name
     eye = volume(encoder.recipe.preprocessing, 3)
     vector = encoder.embed(eye)
     assert vector.shape == (encoder.dim,)
@@ -77,6 +80,6 @@ def test_a_path_of_that_name_comes_first_and_another_name_is_reported(
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()
     assert shipped(NAME) is None
-    assert shipped_names() == [NAME]
+    assert shipped_names() == NAMES
     with pytest.raises(WrongCheckpointError, match=NAME):
         octjepa.load_encoder("phantom-large")
