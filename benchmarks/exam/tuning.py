@@ -73,19 +73,18 @@ class TuningTask(SupervisedTask[Batch]):
         self.cohort, self.val, self.updates = cohort, val, updates
         self.stream = TrainingDataset(cohort.store, recipe, [cohort.ids[one] for one in labelled])
         self.row_of = {name: number for number, name in enumerate(cohort.ids)}
-        self.learners: list[tuple[float, Learner]] = []
+        self.learners: list[Learner] = []
 
-    def learner(self, network: TunedNetwork, rate: float) -> Learner:
+    def add_learner(self, network: TunedNetwork, rate: float) -> None:
         """One network with its optimizer."""
         heads = [*network.heads.parameters(), *network.pooling.parameters()]
         groups = [{"params": heads, "peak": HEAD_RATE}, {"params": list(network.encoder.parameters()), "peak": rate}]
         optimizer = adamw(groups, torch.device("cpu"), lr=rate, weight_decay=_WEIGHT_DECAY)
-        self.learners.append((rate, Learner(f"tuning at {rate:g}", network, optimizer, self.updates)))
-        return self.learners[-1][1]
+        self.learners.append(Learner(f"tuning at {rate:g}", network, optimizer, self.updates))
 
     def begin_update(self, update: int) -> dict[str, Any]:
         heads_alone = update < _HEAD_SHARE * self.updates
-        for _, learner in self.learners:
+        for learner in self.learners:
             _network(learner).encoder.requires_grad_(not heads_alone)
             for group in learner.optimizer.param_groups:
                 group["lr"] = group["peak"] * learning_rate(update, self.updates, self.stream.recipe.train)
@@ -179,18 +178,17 @@ def tune(
 ) -> TunedNetwork:
     """The network of the learning rate with the highest mean AUROC on the validation people `val`."""
     task = TuningTask(cohort, labelled, val, training_recipe(encoder.recipe, seed, updates), updates)
-    learners: list[Learner] = []
     for rate in RATES:
         torch.manual_seed(seed)
         own = PretrainedEncoder(copy.deepcopy(encoder.encoder), encoder.recipe, encoder.name)
         network = TunedNetwork(own, [("binary", 2)] * len(LESIONS))
-        if not learners:
+        if not task.learners:
             scale = network.pool([cohort.store.read(cohort.ids[one]) for one in labelled])
         network.set_scale(scale)
-        learners.append(task.learner(network, rate))
+        task.add_learner(network, rate)
     settings = LoopSettings("tune", updates, BATCH, {updates}, _CLIP_NORM, rates="RATES")
-    train_supervised(task, learners, settings, Runtime("fp32"))
-    return _network(min(learners, key=lambda one: np.inf if one.best_loss is None else one.best_loss))
+    train_supervised(task, task.learners, settings, Runtime("fp32"))
+    return _network(min(task.learners, key=lambda one: np.inf if one.best_loss is None else one.best_loss))
 
 
 def training_recipe(recipe: Recipe, seed: int, updates: int) -> Recipe:
