@@ -10,6 +10,7 @@ import numpy as np
 from octjepa.files import write_atomic
 from octjepa.phantom import DECOYS, LESIONS
 
+from .plots import plot_compute
 from .results import Entry, Results, RowName, compare
 from .settings import (
     BOUNDARY_EYES,
@@ -55,7 +56,7 @@ TEMPLATE = Path(__file__).with_name("template.md")
 
 
 def write_page(results: Results, folder: Path) -> None:
-    """README.md in `folder`."""
+    """README.md and compute.svg in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = TEMPLATE.read_text(encoding="utf-8").format(
         **EXAM.as_dict(), missing=MISSING, rows=rows_table(results), differences=differences(results),
@@ -66,6 +67,7 @@ def write_page(results: Results, folder: Path) -> None:
         min_cnn=MIN_CNN, max_few=MAX_CNN_FEW,
     )  # fmt: skip
     write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
+    plot_compute(results, folder / "compute.svg")
 
 
 def _listed(numbers: Sequence[int]) -> str:

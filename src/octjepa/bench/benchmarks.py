@@ -110,6 +110,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             ),
             "matmul_384": Peer("the same at width 384, depth 12", partial(step.compare_with_matmul, *WIDER)),
             "fp32": Peer("the same update in fp32", partial(step.compare_with_change, "train.precision=fp32")),
+            "bf16": Peer("the same update in bf16", partial(step.compare_with_change, "train.precision=bf16")),
             "compiled": Peer(
                 "the same update with compiled blocks", partial(step.compare_with_change, "machine.compile=true")
             ),

@@ -1,0 +1,67 @@
+"""Plots of the exam: figures against the views that an encoder was pretrained on, floors as lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from .results import Results, RowName
+
+CURVES = (
+    ("where/token_ap/30", "token AP, 30 eyes"),
+    ("has_it/auroc/30", "AUROC of an eye, 30 people"),
+    ("has_it/auroc/all", "AUROC of an eye, all people"),
+    ("boundaries/error_um/30", "error of surfaces in um, 30 eyes"),
+    ("severity/r2_central_thickness_um/100", "R2 of central thickness, 100"),
+    ("same_eye/top_1/0", "same eye, top-1"),
+)
+FLOORS = {"intensity": "--", "raw_patches": ":"}
+
+
+def plot_compute(results: Results, path: Path) -> None:
+    """A panel for each of `CURVES`: a mark for each run at its views, its untrained twins at the left."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same results give the same file
+    objectives = sorted({entry["name"].partition("_")[0] for entry in results.entries if entry.get("views")})
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    for axes, (key, heading) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
+        for number, objective in enumerate(objectives):
+            points = sorted(_points(results, objective, key))
+            if points:
+                views, values = np.array(points).T
+                axes.plot(views, values, "os^Dv"[number % 5], color=f"C{number}", label=objective)
+                means = [values[views == one].mean() for one in np.unique(views)]
+                axes.plot(np.unique(views), means, color=f"C{number}", lw=1)
+        for floor, style in FLOORS.items():
+            value = _floor(results, floor, key)
+            if value is not None:
+                axes.axhline(value, color="0.4", ls=style, lw=1, label=floor)
+        axes.set_title(heading, fontsize="medium")
+        axes.set_xscale("symlog", linthresh=10_000)
+        axes.set_xlabel("views (0: untrained)")
+        axes.set_xticks([0, 10_000, 100_000], ["0", "10,000", "100,000"])
+    figure.get_axes()[0].legend(fontsize="small")
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _points(results: Results, objective: str, key: str) -> list[tuple[int, float]]:
+    """(views, value) of each run of an objective, and of its untrained twins at 0."""
+    found: dict[str, tuple[int, float]] = {}
+    for entry in results.entries:
+        name = entry["name"].removeprefix("untrained:")
+        if name.partition("_")[0] != objective:
+            continue
+        row = RowName(entry["name"], tuple(entry["patch"]), entry["seed"])
+        value = results.value(row, key)
+        if value is not None:
+            found[row.key] = (entry.get("views", 0), value)
+    return list(found.values())
+
+
+def _floor(results: Results, floor: str, key: str) -> float | None:
+    """The figure of a floor."""
+    row = next((one for one in results.entries if one["name"] == floor), None)
+    return None if row is None else results.value(RowName(floor, tuple(row["patch"]), row["seed"]), key)
