@@ -10,7 +10,7 @@
     shards/, shards.parquet  the same files of many volumes, one after the other, where a store was packed
 
 Plain .npy memory maps: a canonical volume is small, is read in one sequential pass and cropped by whole voxels, and
-needs no decoder. docs/decisions/0003-store.md has the measurements.
+needs no decoder. docs/decisions/0003-store-format.md has the measurements.
 """
 
 from __future__ import annotations
