@@ -1,6 +1,6 @@
 """Whether an update in bf16 is faster on a device, the precision that `auto` chooses on it, and that of a whole run.
 
-A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.6 times as long as in fp32 there (18
+A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.4 times as long as in fp32 there (18
 against 43 volumes/s), so `auto` is fp32 on such a machine. The instruction sets that torch reports for a CPU are
 confirmed by timing a product in both types, for the casts of an update have to be paid for, too: where AVX512-BF16
 multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. CUDA needs compute capability 8.0;
