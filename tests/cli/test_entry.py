@@ -48,6 +48,21 @@ def test_every_option_of_every_verb_is_used() -> None:
     assert unused == []
 
 
+def test_every_verb_prints_json_where_requested() -> None:
+    """The README promises it of every command, `octjepa recipes copy` among them."""
+    import typer
+
+    from octjepa.cli import app
+
+    commands = dict(typer.main.get_command(app).commands)
+    commands |= commands.pop("recipes").commands
+    assert {"ingest", "pretrain", "copy"} <= set(commands)
+    without = [
+        name for name, one in commands.items() if not any("--json" in parameter.opts for parameter in one.params)
+    ]
+    assert without == []
+
+
 def test_the_line_of_every_verb_in_help_is_a_whole_sentence() -> None:
     """Rich cuts what does not fit 80 columns; a verb's first sentence must, beside the longest name."""
     from command_line import call

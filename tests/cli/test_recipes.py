@@ -29,6 +29,8 @@ def test_what_is_shown_is_the_recipe_with_its_overrides() -> None:
 
 def test_a_copy_is_the_same_recipe(tmp_path: Path) -> None:
     assert call("recipes", "copy", "tiny_cpu", tmp_path / "mine.yaml").code == 0
+    again = call("recipes", "copy", "tiny_cpu", tmp_path / "again.yaml", "--json")
+    assert again.json == {"recipe": "tiny_cpu", "path": str(tmp_path / "again.yaml")}
     copied = load_recipe(tmp_path / "mine.yaml")
     assert copied.model_copy(update={"name": "tiny_cpu"}) == load_recipe("tiny_cpu")
     for words, message in (

@@ -71,6 +71,7 @@ def show(
 def copy(
     name: Annotated[str, typer.Argument(help="A recipe's name.")],
     path: Annotated[Path, typer.Argument(help="A new file, ending in .yaml.")],
+    as_json: Json = False,
 ) -> None:
     """Copies a shipped recipe to a new file, to be edited there."""
     source = _kind_of(name).path_of(name)
@@ -83,4 +84,7 @@ def copy(
             file.write(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}): name a file in a folder that exists") from None
-    print(f"{path}: use this path instead of the name {name}")
+    if as_json:
+        print_result({"recipe": name, "path": str(path)}, as_json)
+    else:
+        print(f"{path}: use this path instead of the name {name}")
