@@ -106,6 +106,9 @@ def predict(
     if (store is None) == (not sources):
         raise UsageError("name either the scans to predict or a --store of them")
     if is_head(tuned):
+        options = {"--level": level, "--workers": workers, "--spacing": spacing}
+        if unused := [name for name, value in options.items() if value is not None]:
+            raise UsageError(f"a segmentation head does not take {', '.join(unused)}: it reads each file as it is")
         _segment(tuned, checkpoint, sources, out, as_json)
         return
     if checkpoint is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pydicom
 import pytest
 
 from command_line import call
+from octjepa.checkpoint.folder import SCHEMA
 from octjepa.ingest import read_volume
 from octjepa.tasks.segment.dicom_seg import read_segmentation, write_segmentation
-from octjepa.tasks.segment.folder import load_head
+from octjepa.tasks.segment.folder import KIND, load_head
 from octjepa.tasks.segment.label_files import LabelFolder
 from octjepa.tasks.segment.predict import segment_volume
 
@@ -62,6 +64,17 @@ def test_predict_applies_a_head_to_a_folder_of_scans(line: Line, applied: tuple[
         assert (tmp_path / "masks" / f"{name}.{suffix}").stat().st_size == (out / f"{name}.{suffix}").stat().st_size
     stored = call("predict", line.out, "--store", scans, "--from", line.encoder, "--out", tmp_path / "masks")
     assert "is applied to scans, not to a --store" in stored.err
+
+
+def test_predict_refuses_what_a_head_would_ignore(tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    manifest = {"schema": SCHEMA, "update": 0, "files": {}, "kind": KIND}
+    (head / "manifest.json").write_text(json.dumps(manifest))
+    words = ("predict", head, tmp_path, "--out", tmp_path / "out", "--spacing", "0.1,0.004,0.01", "--workers", 1)
+    refused = call(*words)
+    assert refused.code == 2
+    assert "a segmentation head does not take --workers, --spacing" in refused.err
 
 
 def test_the_dicom_segmentation_references_its_scan_and_holds_nobodys_name(
