@@ -177,6 +177,22 @@ BENCHMARKS: dict[str, Benchmark] = {
             )
         },
     ),
+    "peak": Benchmark(
+        "measured peak memory of an update on the CPU, 64 volumes at once",
+        "bytes",
+        "Below 1 octjepa needs less memory",
+        3,
+        {
+            "shipped": Peer(
+                "VJEPA2Model.forward of the same size, whose student encodes every patch",
+                partial(memory.compare_with_vjepa2, "shipped"),
+            ),
+            "transformers": Peer(
+                "VJEPA2Model of the same size; both encode every patch",
+                partial(memory.compare_with_vjepa2, "transformers", *WHOLE_GRID, "model.positions=rope_tiled"),
+            ),
+        },
+    ),
     "scaling": Benchmark(
         "octjepa pretrain as two processes of one thread each, on the CPU",
         _RATE,

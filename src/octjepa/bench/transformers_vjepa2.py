@@ -35,15 +35,20 @@ BATCH = 16
 ALIKE = 1e-3  # the most that features of the same weights may differ by; they are of size 1
 
 
+def import_transformers() -> Any:
+    """Raises UsageError where it is not installed."""
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise UsageError(f"the peer transformers needs transformers: {install_command('hf')}") from None
+
+
 def vjepa2_model(recipe: Recipe, model: VJEPA3D) -> Any:
     """A `VJEPA2Model` of the size of `model`, with the weights of its target encoder.
 
     Raises UsageError where transformers is not installed.
     """
-    try:
-        transformers = import_module("transformers")
-    except ImportError:
-        raise UsageError(f"the peer transformers needs transformers: {install_command('hf')}") from None
+    transformers = import_transformers()
     size, encoder = recipe.model.encoder_size, model.target_encoder
     config = vjepa2_config(encoder, recipe.tokens.patch_size, recipe.grid) | {
         "pred_hidden_size": size.predictor_width,
