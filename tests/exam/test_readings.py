@@ -108,6 +108,7 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
     assert "`mae` less its untrained twin" in text
     assert "`mae` less intensity" in text
     assert page.MISSING in text
+    assert "<svg" in (tmp_path / "out" / "compute.svg").read_text(encoding="utf-8")
 
 
 def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
