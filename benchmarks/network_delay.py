@@ -6,9 +6,6 @@
 delays nothing here; instead every `torch.distributed.all_reduce` of both processes ends no earlier than the delay after
 it began, by a `sitecustomize` module on their path. Sums that are under way together share the time, as messages on a
 wire do. Medians of the updates after the first ones. `benchmarks/overlap.py` limits the rate. Nothing may run beside it.
-
-The prediction: the update without a delay, and a delay for each sum that its rank waits for at once, and for the last of
-those that go on beside the backward pass.
 """
 
 from __future__ import annotations
@@ -90,11 +87,7 @@ def main() -> None:
                     counts = (work / "counts").read_text(encoding="utf-8").split()
                     sums[mode] = [round(int(count) / updates, 1) for count in counts]  # waited for, beside the pass
             row: dict[str, Any] = {"delay_ms": delay_ms, "sums_per_update": sums, "seconds": seconds}
-            for mode, of_turns in seconds.items():
-                row[mode] = statistics.median(of_turns)
-                waits = sums[mode][0] + (sums[mode][1] > 0)
-                without = rows[0][mode] if rows else row[mode]
-                row[f"{mode}_predicted"] = round(without + waits * delay_ms / 1e3, 4)
+            row |= {mode: statistics.median(of_turns) for mode, of_turns in seconds.items()}
             rows.append(row)
             print(row, flush=True)
     if given.out:
