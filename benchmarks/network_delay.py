@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/network_delay.py [--turns 3] [--updates 16] [--out docs/network_delay.json]
 
 `octjepa pretrain tiny_cpu_vjepa` as two processes of one thread, `machine.overlap` on and off in turns. The kernel
-delays nothing here; instead every `torch.distributed.all_reduce` of both processes ends no earlier than the delay after
-it began, by a `sitecustomize` module on their path. Sums that are under way together share the time, as messages on a
-wire do. Medians of the updates after the first ones. `benchmarks/overlap.py` limits the rate. Nothing may run beside it.
+delays nothing here; instead every `torch.distributed.all_reduce` of both processes ends no earlier than the delay
+after it began, by a `sitecustomize` module on their path. Sums that are under way together share the time, as messages
+on a wire do. Medians of the updates after the first ones. `benchmarks/overlap.py` limits the rate. Nothing may run
+beside it.
 """
 
 from __future__ import annotations

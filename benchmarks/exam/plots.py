@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,11 @@ def plot_compute(results: Results, path: Path) -> None:
         axes.set_xscale("symlog", linthresh=10_000)
         axes.set_xlabel("views (0: untrained)")
         axes.set_xticks([0, 10_000, 100_000], ["0", "10,000", "100,000"])
-    figure.get_axes()[0].legend(fontsize="small")
+    labels: dict[str, Any] = {}
+    for axes in figure.get_axes():
+        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if labels:
+        figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=len(labels))
     figure.savefig(path, metadata={"Date": None})
 
 

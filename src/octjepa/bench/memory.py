@@ -86,9 +86,7 @@ def compare_with_vjepa2(network: str, *changes: str) -> Iterator[Comparison]:
         "device": "cpu",
         "threads": 1,
     }
-    yield Comparison(
-        lambda: peak_memory_bytes(mine), lambda: peak_memory_bytes(theirs, network), setup, warms_up=False
-    )
+    yield Comparison(lambda: peak_memory_bytes(mine), lambda: peak_memory_bytes(theirs, network), setup, warms_up=False)
 
 
 def _status_bytes(field: str) -> int:
