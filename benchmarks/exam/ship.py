@@ -1,4 +1,4 @@
-"""Puts a run of the exam into the package as the encoder phantom-mae: weights in 16 bit, a card with its figures."""
+"""Puts a run of the exam into the package as the encoder phantom-tiny: weights in 16 bit, a card with its figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .results import Results, RowName
 from .settings import EXAM
 from .training import Plan, is_trained, run_folder
 
-NAME = "phantom-mae"
+NAME = "phantom-tiny"
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
 
 
