@@ -36,7 +36,7 @@ def doctor(
 @app.command()
 def bench(
     subject: Annotated[
-        Literal["step", "ingest", "loader", "embed", "memory", "scaling"],
+        Literal["step", "ingest", "loader", "embed", "memory", "peak", "scaling"],
         typer.Argument(help="What to measure; described in docs/bench.md."),
     ],
     against: Annotated[
