@@ -103,9 +103,16 @@ def test_unknown_visit_order_and_quality_are_errors(tmp_path: Path) -> None:
         group_cases(table.frame.assign(quality=np.nan), "eye", "best_quality")
     (tmp_path / "order.tsv").write_text("visit\torder\nv1\t0\nv2\t365\n")
     assert read_visit_order(tmp_path / "order.tsv") == {"v1": 0.0, "v2": 365.0}
-    (tmp_path / "order.tsv").write_text("visit\tdate\nv1\tlate\n")
-    with pytest.raises(UsageError, match="is no order of visits"):
-        read_visit_order(tmp_path / "order.tsv")
+    (tmp_path / "order.tsv").write_text("visit;order\nv1;0,5\n")
+    assert read_visit_order(tmp_path / "order.tsv") == {"v1": 0.5}
+    for text, message in (
+        ("visit\tdate\nv1\tlate\n", "is no order of visits"),
+        ("visit\torder\nv1\t0\nv2\t\n", "an order that is no number"),
+        ("visit\torder\nv1\t0\nv2\t1\nv1\t2\n", "a visit more than once"),
+    ):
+        (tmp_path / "order.tsv").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            read_visit_order(tmp_path / "order.tsv")
 
 
 def test_scores_of_cases_are_means_over_their_tested_volumes() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from octjepa.errors import UsageError
-from octjepa.probe.labels import LabelTable, read_labels
+from octjepa.probe.labels import LabelTable, read_labels, split_multilabel
 from octjepa.probe.targets import check_people, join_labels
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -119,6 +119,64 @@ def test_no_file_and_no_table(tmp_path: Path) -> None:
     (tmp_path / "some.tsv").write_text("person_id\ta\n1\t2\n")
     with pytest.raises(UsageError, match="no target"):
         read_labels(tmp_path / "some.tsv", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("person_id;eye;a\n007;OD;0,5\n", {("007", "OD"): "0.5"}),  # a spreadsheet's where decimals have a comma
+        ("\ufeffPerson_ID,Eye,a\r\n007,rechts,1\r\n,,\r\n", {("007", "OD"): "1"}),
+        ("person_id\teye\ta\t\n007\tOD\t1\t\n008\tOS\n", {("007", "OD"): "1"}),  # a tab more, two cells fewer
+        ('person_id,eye,note,a\n007,OD,"5"" wide,\nseen twice",1\n', {("007", "OD"): "1"}),
+    ],
+)
+def test_tables_as_spreadsheets_write_them(tmp_path: Path, text: str, expected: dict[tuple[str, str], str]) -> None:
+    (tmp_path / "labels.csv").write_text(text, encoding="utf-8")
+    assert read_labels(tmp_path / "labels.csv", ["a"]).values["a"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # by position, the cells of the last two columns would be person and label
+        ("person_id\ta\n1001\t3\t1\n1002\t4\t0\n", "2 of 2 rows have more cells than the 2 columns"),
+        ('person_id\tsize\ta\n1\t"5 mm\t1\n2\t"7 mm\t0\n', "not a readable TSV or CSV"),  # row 2 in a cell of row 1
+        ("person_id,a, a\n1,0,1\n", "has the column a more than once"),
+        ("eye,person_id,a,eye\nOD,1,0,OS\n", "has the column eye more than once"),
+    ],
+)
+def test_a_table_whose_cells_could_be_taken_for_others_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "labels.tsv").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_labels(tmp_path / "labels.tsv", ["a"])
+
+
+def test_one_class_in_two_spellings_and_decimal_commas_are_refused(
+    cohort: Cohort, read: Callable[..., LabelTable]
+) -> None:
+    frame, labels = cohort(people=40)
+    answers = labels.assign(lesion0=labels["lesion0"].map({0: "no", 1: "yes"}))
+    answers.loc[3, "lesion0"] = answers.loc[3, "lesion0"].upper()
+    with pytest.raises(UsageError, match="which would be different classes"):
+        join_labels(read(answers), frame, "lesion0")
+    several = labels.assign(lesion0=np.resize(["drusen;fluid", "Drusen", "none"], len(labels)))
+    with pytest.raises(UsageError, match="'Drusen' and 'drusen'"):
+        split_multilabel(read(several), ["lesion0"])
+    acuity = labels.assign(lesion0=np.resize(["0,5", "0,8", "1"], len(labels)))
+    with pytest.raises(UsageError, match="decimal commas"):
+        join_labels(read(acuity), frame, "lesion0")
+
+
+def test_ids_that_lost_their_zeros_are_pointed_out(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
+    frame, labels = cohort(people=40)
+    names = sorted(set(frame["person_id"]))
+    frame["person_id"] = frame["person_id"].map({name: f"{number:03d}" for number, name in enumerate(names)})
+    labels["person_id"] = labels["person_id"].map({name: str(number) for number, name in enumerate(names)})
+    with pytest.raises(UsageError, match="40 people of the labels lack only the zeros before the id"):
+        join_labels(read(labels), frame, "lesion0")
+    labels["person_id"] = labels["person_id"].map(lambda name: name.zfill(3) if int(name) > 9 else name)
+    (note,) = [note for note in join_labels(read(labels), frame, "lesion0").notes if "no embedded scan" in note]
+    assert "10 people of the labels lack only the zeros" in note
 
 
 def test_a_class_missing_from_a_split(cohort: Cohort, read: Callable[..., LabelTable]) -> None:

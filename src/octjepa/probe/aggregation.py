@@ -24,7 +24,7 @@ from octjepa.errors import UsageError
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import Predictions
 from octjepa.probe.features import Selection, plan_selection
-from octjepa.probe.labels import LabelTable, numbers_of
+from octjepa.probe.labels import LabelTable, numbers_of, read_table
 from octjepa.probe.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.probe.targets import Target, join_labels, task_of
 
@@ -157,14 +157,19 @@ def _first_visits(frame: pd.DataFrame, visit_order: Mapping[str, float] | None) 
 
 def read_visit_order(path: Path) -> dict[str, float]:
     """visit -> order of a TSV or CSV with these columns. Raises UsageError."""
+    expected = (
+        "expected a TSV with the columns visit (as in the store, each once) and order (a number, such as days since "
+        "the first)"
+    )
     try:
-        frame = pd.read_csv(path, sep=None, engine="python", dtype=str)
-        return {str(visit): float(order) for visit, order in zip(frame["visit"], frame["order"], strict=True)}
-    except (OSError, ValueError, KeyError, pd.errors.ParserError) as error:
-        raise UsageError(
-            f"{path} is no order of visits ({type(error).__name__}): expected a TSV with the columns visit (as in the "
-            "store) and order (a number, such as days since the first)"
-        ) from None
+        frame = read_table(path)
+        visits, numbers = frame["visit"].str.strip().tolist(), numbers_of(frame["order"].tolist())
+    except (UsageError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is no order of visits ({type(error).__name__}): {expected}") from None
+    if numbers is None or len(set(visits)) < len(visits):
+        what = "an order that is no number" if numbers is None else "a visit more than once"
+        raise UsageError(f"{path} is no order of visits, it has {what}: {expected}")
+    return dict(zip(visits, numbers.tolist(), strict=True))
 
 
 def _best_volume(frame: pd.DataFrame, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, "1"]:

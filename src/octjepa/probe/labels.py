@@ -7,8 +7,10 @@ in notes; two rows that disagree are an error. Messages hold counts, never an id
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +26,11 @@ EYE_COLUMNS = ("eye", "laterality")
 SITE_COLUMNS = ("clinical_site", "site")
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
 
-_EYES = {"od": "OD", "r": "OD", "right": "OD", "os": "OS", "l": "OS", "left": "OS", "ou": "", "b": "", "both": ""}
+_EYES = {
+    **dict.fromkeys(("od", "r", "right", "re", "rechts"), "OD"),
+    **dict.fromkeys(("os", "l", "left", "le", "links"), "OS"),
+    **dict.fromkeys(("ou", "b", "both"), ""),
+}
 
 
 @dataclass(frozen=True)
@@ -44,62 +50,91 @@ class LabelTable:
 def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     """Reads the columns `targets` of a TSV or CSV.
 
-    Raises UsageError: no such file, not a table, no person column, no such target, an eye that is no eye, two rows of
-    one person and eye that disagree.
+    Raises UsageError: no such file, not a table, no person column, no such target, a column twice, an eye that is no
+    eye, two rows of one person and eye that disagree.
     """
     path = Path(path)
     if not targets:
         raise UsageError("no target was named: give at least one column of the label file with --target")
-    frame = _read_table(path)
-    person = next((name for name in PERSON_COLUMNS if name in frame.columns), None)
+    frame = read_table(path)
+    person, eye, site = (_find_column(frame, names) for names in (PERSON_COLUMNS, EYE_COLUMNS, SITE_COLUMNS))
     if person is None:
         raise UsageError(f"{path} has neither person_id nor participant_id; its columns are {_listed(frame.columns)}")
     absent = [name for name in targets if name not in frame.columns]
     if absent:
         raise UsageError(f"{path} has no column {', '.join(absent)}; its columns are {_listed(frame.columns)}")
+    used = {name for name in (*targets, person, eye, site) if name is not None}
+    if repeated := sorted(used & set(frame.columns[frame.columns.duplicated()])):
+        raise UsageError(f"{path} has the column {', '.join(repeated)} more than once: keep one, or rename the others")
     people = frame[person].map(clean_person_id)  # as ingest does: AIREADI-1001 is 1001
     nameless = int((people == "").sum())
     if nameless:
         raise UsageError(f"{path}: {nameless} of {len(frame)} rows have no {person}; fill it in or remove them")
-    eye = next((name for name in EYE_COLUMNS if name in frame.columns), None)
     eyes = pd.Series([""] * len(frame)) if eye is None else _eyes(frame[eye], path, str(eye))
     notes: list[str] = []
     values = {name: _unique(people, eyes, frame[name].str.strip(), name, path, notes) for name in targets}
-    site = next((name for name in SITE_COLUMNS if name in frame.columns), None)
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
     return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes), sites)
 
 
+def _find_column(frame: pd.DataFrame, names: Sequence[str]) -> str | None:
+    """The column that has the first of `names` that any has, in any case, as in the tables that ingest reads."""
+    by_name = {str(column).lower(): str(column) for column in reversed(frame.columns)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
 def label_columns(path: str | Path) -> list[str]:
     """The columns of a label table, but those of person and eye. Raises UsageError as `read_labels` does."""
-    return [name for name in _read_table(Path(path)).columns if name not in (*PERSON_COLUMNS, *EYE_COLUMNS)]
+    return [name for name in read_table(Path(path)).columns if name.lower() not in (*PERSON_COLUMNS, *EYE_COLUMNS)]
 
 
-def _read_table(path: Path) -> pd.DataFrame:
-    """The cells of a TSV or CSV as text. Raises UsageError: no such file, not a table."""
+def read_table(path: Path) -> pd.DataFrame:
+    """The cells of a TSV or CSV as text; a row that ends early has empty cells. Empty rows are left out.
+
+    Between the cells are tabs, or semicolons or commas where the header has no tab. Semicolons come from where decimals
+    have a comma: 0,5 is then 0.5. Raises UsageError: no such file, not a table, a row longer than the header.
+    """
     if not path.is_file():
         raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            delimiter = "\t" if "\t" in file.readline() else ","
-        frame = pd.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        text = io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")
+        first = text.readline()
+        delimiter = "\t" if "\t" in first else ";" if first.count(";") > first.count(",") else ","
+        text.seek(0)
+        reader = csv.reader(text, delimiter=delimiter, strict=True)  # a quote that nothing ends would swallow rows
+        header, *rows = [row for row in reader if any(cell.strip() for cell in row)]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a readable TSV or CSV of UTF-8 text ({error}): save it as UTF-8") from None
+    except csv.Error as error:
         raise UsageError(f"{path} is not a readable TSV or CSV ({str(error).splitlines()[0]})") from None
-    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
-    return frame
+    except ValueError:  # nothing to unpack
+        raise UsageError(f"{path} is not a readable TSV or CSV (no columns to read)") from None
+    while header and not header[-1].strip():
+        header.pop()
+    longer = sum(any(cell.strip() for cell in row[len(header) :]) for row in rows)
+    if longer:
+        raise UsageError(
+            f"{path}: {longer} of {len(rows)} rows have more cells than the {len(header)} columns of the header, so a "
+            "cell may be under a wrong name: give every column a name, and put cells that hold the separator in quotes"
+        )
+    cells = [(row + [""] * len(header))[: len(header)] for row in rows]
+    if delimiter == ";":
+        cells = [[re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", cell) for cell in row] for row in cells]
+    return pd.DataFrame(cells, columns=[name.strip() for name in header], dtype=str)
 
 
 def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelTable, list[str]]:
     """Multi-label columns ("drusen;fluid", "none" or "0" for no label) as one column of 0 and 1 for each label.
 
-    Returns the table with the new columns `target=label` and their names. Raises UsageError: more than MOST_CLASSES
-    labels.
+    Returns the table with the new columns `target=label` and their names. Raises UsageError: more than MAX_CLASSES
+    labels, or labels that differ by case alone.
     """
     values = dict(labels.values)
     names: list[str] = []
     for target in targets:
         cells = {key: _label_set(text) for key, text in labels.values[target].items()}
         found = sorted(set().union(*cells.values()), key=str.lower)
+        check_spelling(target, found)
         if not found or len(found) > MAX_CLASSES:
             raise UsageError(
                 f"{target} holds {len(found)} different labels, expected 1 to {MAX_CLASSES}, parted by ; or |"
@@ -108,6 +143,18 @@ def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelT
             names.append(f"{target}={label}")
             values[names[-1]] = {key: str(int(label in cell)) for key, cell in cells.items()}
     return replace(labels, values=values), names
+
+
+def check_spelling(target: str, texts: Iterable[str]) -> None:
+    """Raises UsageError for texts that differ by case alone: they would be different classes."""
+    spellings: dict[str, set[str]] = {}
+    for text in texts:
+        spellings.setdefault(text.casefold(), set()).add(text)
+    for alike in (sorted(group) for group in spellings.values() if len(group) > 1):
+        raise UsageError(
+            f"{target} holds {' and '.join(map(repr, alike))}, which would be different classes: write the same class "
+            "in the same way everywhere"
+        )
 
 
 def _label_set(text: str) -> frozenset[str]:

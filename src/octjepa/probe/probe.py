@@ -112,6 +112,7 @@ def run_probes(
     """
     settings = settings or ProbeSettings()
     pools = _check_settings(embeddings, settings)
+    _check_used(settings, tokens)
     names = list(dict.fromkeys(targets))
     labels = read_labels(labels_path, names if settings.event is None else [*names, settings.event])
     ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
@@ -255,6 +256,19 @@ def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -
     if not common:
         raise UsageError("the tables share no pooling: embed them again with the same --pool")
     return tuple(name for name in pooling.POOL_WIDTHS if name in common)
+
+
+def _check_used(settings: ProbeSettings, tokens: Sequence[TokenFolder]) -> None:
+    """Raises UsageError for a setting that would change nothing: its user expects that it does."""
+    probes, several = set(settings.probes), settings.several
+    if tokens and not probes & set(TOKEN_PROBES.names()):
+        raise UsageError("tokens are read by a probe on tokens alone: add --probe attentive, or leave out --tokens")
+    if settings.label_smoothing and probes <= {"linear", "knn"}:
+        raise UsageError("labels are smoothed for mlp and attentive alone: add one of them with --probe")
+    if settings.visit_order is not None and several != "first_visit":
+        raise UsageError("an order of visits is unused unless the first one is taken: add --several first_visit")
+    if settings.level == "volume" and several in ("scores", "best_quality"):
+        raise UsageError(f"--several {several} joins the volumes of an eye or person: add --level eye or person")
 
 
 class ProbeInputs:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import Task
-from octjepa.probe.labels import MAX_CLASSES, LabelTable, numbers_of
+from octjepa.probe.labels import MAX_CLASSES, LabelTable, check_spelling, numbers_of
 from octjepa.probe.survival import TASK, check_events
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
@@ -31,6 +31,8 @@ PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present
 def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, ...], np.ndarray]:
     """The task, its class names in order (numbers by size, text by alphabet) and the labels as codes or quantities."""
     numbers = numbers_of(texts)
+    if numbers is None:
+        _check_spelling(texts, target)
     if numbers is None and task in ("auto", "regression"):
         _check_quantity(texts, target)
     names = texts if numbers is None else [f"{number:.15g}" for number in numbers]
@@ -59,6 +61,13 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
         )
     codes = {name: code for code, name in enumerate(classes)}
     return cast(Task, task), classes, np.array([codes[name] for name in names], dtype=np.int64)
+
+
+def _check_spelling(texts: Sequence[str], target: str) -> None:
+    """Raises UsageError for numbers with decimal commas, which are no numbers, and texts that differ by case alone."""
+    if numbers_of([text.replace(",", ".", 1) for text in texts]) is not None:
+        raise UsageError(f"{target}: its numbers have decimal commas: write 0.5 for 0,5")
+    check_spelling(target, texts)
 
 
 def _check_quantity(texts: Sequence[str], target: str) -> None:
@@ -173,7 +182,7 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
         raise UsageError(
             f"{labels.path}: none of its {count} labels of {target} meets one of the {len(frame)} embedded "
             f"volumes; person ids look like {_id_pattern([person for person, _ in values])} there and "
-            f"{_id_pattern(frame['person_id'])} here"
+            f"{_id_pattern(frame['person_id'])} here{_without_zeros({person for person, _ in values}, frame)}"
         )
     scanned = set(keys)
     if labels.by_eye:
@@ -183,7 +192,8 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
         without_scan, unit = len({person for person, _ in values} - people), "people with a label"
     notes: list[str] = []
     if without_scan:
-        notes.append(f"{target}: {without_scan} {unit} have no embedded scan and are left out")
+        zeros = _without_zeros({person for person, _ in values}, frame)
+        notes.append(f"{target}: {without_scan} {unit} have no embedded scan and are left out{zeros}")
     if not labelled.all():
         people = {person for (person, _), has_label in zip(keys, labelled, strict=True) if not has_label}
         notes.append(
@@ -236,3 +246,13 @@ def _id_pattern(ids: Sequence[str] | pd.Series) -> str:
     """The form of the commonest id with its content hidden: "AIREADI-1001" -> "AAAAAAA-9999"."""
     forms = [re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "9", str(text))) for text in ids]
     return repr(max(sorted(set(forms)), key=forms.count))
+
+
+def _without_zeros(labelled: set[str], frame: pd.DataFrame) -> str:
+    """Half a sentence where people of the labels would be people of `frame` with zeros before their ids, else ""."""
+    scanned = set(frame["person_id"])
+    bare = {person.lstrip("0") or "0" for person in scanned - labelled if person.startswith("0")}
+    count = len({person for person in labelled - scanned if person in bare})
+    if not count:
+        return ""
+    return f"; {count} people of the labels lack only the zeros before the id of a scan, which spreadsheets remove"
