@@ -76,6 +76,24 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise _write_error(error, path) from error
 
 
+def write_by_name(path: Path, write: Callable[[Path], object]) -> None:
+    """`write_atomic` for a library that opens files itself: `write(temporary)` gets a hidden neighbour of `path`.
+
+    The neighbour ends as `path` does, because libraries take the format from there. Raises OctjepaError.
+    """
+    temporary = path.with_name(f".new-{path.name}")
+    try:
+        try:
+            temporary.unlink(missing_ok=True)  # what a killed call left, or a link
+            write(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _write_error(error, path) from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as JSON with sorted keys, atomically. Raises OctjepaError."""
     text = json.dumps(value, indent=1, sort_keys=True)

@@ -118,6 +118,8 @@ def predict(
     if store is not None:
         from octjepa.store import Store
 
+        if spacing is not None:
+            raise UsageError("--spacing is for scans that are read: those of a --store have their spacing")
         print_result(predict_store(tuned, Store.open(store), out, level), as_json)
         return
     from octjepa.ingest.reader import parse_spacing

@@ -53,6 +53,14 @@ def refused(store: Store, folder: Path, *classes: str) -> str:
     return str(error.value)
 
 
+def test_a_label_file_that_several_scans_are_called_like_is_refused(line: Line, tmp_path: Path) -> None:
+    store = Store.open(line.store.path)
+    files = [f"{number}/oct.dcm" for number in range(len(store))]  # each person's scan in a folder of its own
+    store._table = store.table.assign(file=files)
+    shutil.copy(next(line.labels.glob("*.npz")), tmp_path / "oct.npz")
+    assert f"oct.npz to {len(store)} of that file name" in refused(store, tmp_path)
+
+
 def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp_path: Path) -> None:
     row = first(line)
     known = LabelFolder(line.labels).file_for(row)

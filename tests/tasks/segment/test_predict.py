@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pydicom
@@ -12,7 +14,10 @@ import pytest
 
 from command_line import call
 from octjepa.checkpoint.folder import SCHEMA
+from octjepa.errors import OctjepaError
 from octjepa.ingest import read_volume
+from octjepa.tasks.nifti import write_nifti
+from octjepa.tasks.segment import predict
 from octjepa.tasks.segment.dicom_seg import read_segmentation, write_segmentation
 from octjepa.tasks.segment.folder import KIND, load_head
 from octjepa.tasks.segment.label_files import LabelFolder
@@ -136,6 +141,51 @@ def test_a_segmentation_of_nothing_or_of_another_scan_is_not_written(line: Line,
         write_segmentation(tmp_path / "a.dcm", empty, ("fluid",), scan.spacing_mm, line.scan("cirrus"))
     with pytest.raises(UsageError, match="other frames"):
         write_segmentation(tmp_path / "a.dcm", empty[1:], ("fluid",), scan.spacing_mm, line.scan("cirrus"))
+
+
+def test_an_eye_without_any_class_is_a_result_and_has_no_dicom_segmentation(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = read_volume(line.scan("cirrus"))
+    monkeypatch.setattr(predict, "segment_volume", lambda saved, volume: (np.zeros(scan.shape, np.uint8), "healthy"))
+    made = call("segment", line.out, "--from", line.encoder, "--scan", line.scan("cirrus"), "--out", tmp_path, "--json")
+    assert made.code == 0, made.err
+    (result,) = made.json["scans"]
+    assert "no class in any voxel" in result["note"]
+    assert "dicom" not in result
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "classes.json", "healthy.etdrs.tsv", "healthy.nii.gz", "healthy.svg"
+    ]  # fmt: skip
+
+
+def test_files_appear_whole_or_not_at_all(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = read_volume(line.scan("cirrus"))
+    codes = np.ones(scan.shape, np.uint8)
+    names = tmp_path / "eye.nii.gz", tmp_path / "eye.dcm"
+    for end, expected in ((KeyboardInterrupt, KeyboardInterrupt), (RuntimeError, OctjepaError)):
+
+        def stopped(*words: Any, end: type[BaseException] = end, **more: Any) -> None:
+            target = next(word for word in words if isinstance(word, str | io.IOBase))
+            (Path(target).write_bytes if isinstance(target, str) else target.write)(b"half of it")
+            raise end
+
+        with monkeypatch.context() as patch:
+            patch.setattr("SimpleITK.WriteImage", stopped)
+            with pytest.raises(expected):
+                write_nifti(names[0], codes, scan.spacing_mm)
+    with monkeypatch.context() as patch:
+        patch.setattr("pydicom.dataset.pydicom.dcmwrite", stopped)
+        with pytest.raises(RuntimeError):
+            write_segmentation(names[1], codes, ("fluid",), scan.spacing_mm, line.scan("cirrus"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_that_a_head_does_not_use_are_refused(line: Line, tmp_path: Path) -> None:
+    words = ("predict", line.out, line.scan("cirrus"), "--from", line.encoder, "--out", tmp_path / "masks")
+    for option in (("--level", "eye"), ("--spacing", "0.1,0.002,0.01")):
+        refused = call(*words, *option)
+        assert refused.code == 2
+        assert "a segmentation head does not take --level, --spacing" in refused.err
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from pydicom.errors import InvalidDicomError
 from pydicom.uid import generate_uid
 
 from octjepa.errors import UsageError, install_command
+from octjepa.files import write_atomic
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 MAX_CLASSES = 60
@@ -157,7 +158,7 @@ def write_segmentation(
         [_deidentified(scan, spacing_mm)], codes, "BINARY", segments, generate_uid(), 1, generate_uid(), 1, "octjepa",
         "octjepa", version("octjepa"), "none", content_description="Layers or lesions", omit_empty_frames=True,
     )  # fmt: skip
-    made.save_as(path, enforce_file_format=True)
+    write_atomic(path, lambda file: made.save_as(file, enforce_file_format=True))
 
 
 def _read_scan(source: Path) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,15 +43,17 @@ class NativeLabels:
 class LabelledVolumes:
     """The volumes of `store` that have labels; `notes` names what was left out.
 
-    Raises UsageError: no label meets a scan, an unknown class, nobody in train or test, a class that no training label
-    holds, only one class (background) in all of them.
+    Raises UsageError: no label meets a scan, a label file meets several, an unknown class, nobody in train or test, a
+    class that no training label holds, only one class (background) in all of them.
     """
 
     def __init__(self, store: Store, labels: Path, recipe: Recipe, classes: Sequence[str] = ()) -> None:
         self.store, self.folder = store, LabelFolder(labels)
         self.notes: list[str] = []
-        table = store.table[store.table["pattern"].isin(recipe.data.patterns)].sort_values("volume_id")
-        volumes = [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+        rows = store.table.sort_values("volume_id").to_dict("records")
+        everything: list[dict[str, Any]] = [{str(key): value for key, value in row.items()} for row in rows]
+        self._check_files(everything)
+        volumes = [volume for volume in everything if volume["pattern"] in recipe.data.patterns]
         matched = [(volume, file) for volume in volumes if (file := self.folder.file_for(volume)) is not None]
         if not matched:
             raise UsageError(
@@ -65,6 +68,17 @@ class LabelledVolumes:
         self._check_people()
         self.stored = {volume["volume_id"]: self._to_stored(volume) for volume in self.volumes}
         self._check_classes()
+
+    def _check_files(self, volumes: Sequence[dict[str, Any]]) -> None:
+        """Scans of several people are often called alike, `oct.dcm`; labels of one are no labels of the others."""
+        matched = Counter(file for volume in volumes if (file := self.folder.file_for(volume)) is not None)
+        shared = [(file, count) for file, count in matched.items() if count > 1]
+        if shared:
+            file, count = shared[0]
+            raise UsageError(
+                f"{len(shared)} label files belong to several scans, {file.name} to {count} of that file name: name "
+                "label files by SOP instance UID or volume id (docs/segment.md)"
+            )
 
     def in_split(self, split: str) -> list[dict[str, Any]]:
         """The index entries of a split's labelled volumes, by volume id."""

@@ -91,9 +91,13 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> dict
         answer["nifti"] = str(out / f"{name}.nii.gz")
         write_nifti(out / f"{name}.nii.gz", in_file_order, volume.spacing_mm)
     if "dicom" in forms and volume.format == "dicom":
-        answer["dicom"] = str(out / f"{name}.dcm")
         inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
-        write_segmentation(out / f"{name}.dcm", inside, saved.classes, volume.spacing_mm, scan)
+        if inside.any():
+            answer["dicom"] = str(out / f"{name}.dcm")
+            write_segmentation(out / f"{name}.dcm", inside, saved.classes, volume.spacing_mm, scan)
+        else:  # a healthy eye, where the classes are lesions: the standard knows no segmentation without a frame
+            (out / f"{name}.dcm").unlink(missing_ok=True)  # of another head
+            answer["note"] = "no class in any voxel, so there is no DICOM Segmentation of it"
     known = volume.provenance["slice"] in ("positions", "frame_location")
     first = "inferior" if known else saved.recipe.first_bscan
     orientation = ScanOrientation(volume.laterality or "", scan_centre(volume.shape, volume.spacing_mm), first)
