@@ -180,14 +180,6 @@ def test_files_appear_whole_or_not_at_all(line: Line, tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_that_a_head_does_not_use_are_refused(line: Line, tmp_path: Path) -> None:
-    words = ("predict", line.out, line.scan("cirrus"), "--from", line.encoder, "--out", tmp_path / "masks")
-    for option in (("--level", "eye"), ("--spacing", "0.1,0.002,0.01")):
-        refused = call(*words, *option)
-        assert refused.code == 2
-        assert "a segmentation head does not take --level, --spacing" in refused.err
-
-
 @pytest.mark.slow
 def test_a_segmentation_that_says_two_things_or_of_another_scan_is_refused(
     applied: tuple[Path, dict], tmp_path: Path
