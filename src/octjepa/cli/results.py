@@ -205,7 +205,7 @@ def leaderboard(
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)
     if not as_json:
-        by_group = [{**scored, **one} for one in board["details"] for scored in one["subgroups"]]
+        by_group = [{**one, **scored} for one in board["details"] for scored in one["subgroups"]]
         print_subgroups(by_group, metrics)
 
 

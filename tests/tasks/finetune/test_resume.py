@@ -69,6 +69,11 @@ def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, 
     assert (
         tune(tmp_path / "out", *QUICK, resume=True)["summary"] == resumed["summary"]
     )  # finished: nothing is done again
+    with pytest.raises(WrongCheckpointError, match="since it was begun, the recipe changed"):
+        tune(tmp_path / "out", *QUICK, "head_lr=0.5", resume=True)
+    other = write_labels(tmp_path / "other.tsv", mark=[(number + (number < 4)) % 2 for number in range(40)])
+    with pytest.raises(WrongCheckpointError, match="since it was begun, the labels changed"):
+        tune(tmp_path / "out", *QUICK, labels=other, resume=True)
     with pytest.raises(UsageError, match="already holds a fine-tuning: add --resume"):
         tune(tmp_path / "out", *QUICK)
 

@@ -84,11 +84,6 @@ def finetune_store(
     with translate_worker_errors(), distributed_context() as runtime, ExitStack() as lock:
         runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))
-        finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
-        if finished is not None:
-            runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
-            _check_measured(subgroups, finished, out)
-            return dict(finished)
         precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
         recipe = recipe.model_copy(update={"precision": precision})
         return _finetune(
@@ -173,6 +168,11 @@ def _finetune(
         open_folder(out, recipe, encoder, frozen, store, prepared[0], runtime)
 
     runtime.run_on_rank_zero(prepare)
+    finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
+    if finished is not None:  # by a call of the same recipe, encoder and labels, as open_folder found
+        runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
+        _check_measured(subgroups, finished, out)
+        return dict(finished)
     data: TuningData = runtime.broadcast_object(prepared[0] if prepared else None)
     tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
     if recipe.scratch:
