@@ -1,0 +1,70 @@
+"""Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy (`octjepa.bench.ingest`).
+
+    .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--turns 3] [--out docs/full_size_ingest.json]
+
+One phantom of full size of each instrument, each in its transfer syntax, and the DICOM files of --real, each by itself:
+medians of alternating runs in seconds. Nothing may run beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from octjepa.bench.data import bench_recipe, one_thread
+from octjepa.bench.ingest import by_monai, by_scipy
+from octjepa.files import write_json
+from octjepa.phantom import write_cohort
+from octjepa.store import build_store
+
+DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", type=Path)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as name, one_thread():
+        work = Path(name)
+        paths = {}
+        for device in DEVICES:
+            write_cohort(work / device, 1, 3, devices=[device], size="full", workers=1, eyes_per_person=1)
+            paths[device] = next((work / device).rglob("*.dcm"))
+        paths |= {path.stem: path for path in sorted(given.real.glob("*.dcm"))} if given.real else {}
+        for scan, path in paths.items():
+            seconds = measure(path, work / "out" / scan, given.turns)
+            medians = {way: round(statistics.median(all_), 3) for way, all_ in seconds.items()}
+            found[scan] = {"megabytes": round(path.stat().st_size / 1e6, 1), **medians, "seconds": seconds}
+            print(scan, medians, flush=True)
+    if given.out:
+        write_json(given.out, found)
+
+
+def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
+    """Seconds of each way in each turn, after one turn that is not counted."""
+    preprocessing = bench_recipe().preprocessing
+    seconds: dict[str, list[float]] = {"octjepa": [], "monai": [], "scipy": []}
+    for turn in range(-1, turns):
+        folder = out / str(turn)
+        folder.mkdir(parents=True)
+        for way, all_ in seconds.items():
+            start = time.perf_counter()
+            if way == "octjepa":
+                accepted = build_store([path], folder / "store", preprocessing)["accepted"]
+                if accepted != 1:
+                    raise SystemExit(f"octjepa accepted {accepted} scans of {path.name}: nothing to compare")
+            else:
+                (by_monai if way == "monai" else by_scipy)(path, folder, preprocessing)
+            if turn >= 0:
+                all_.append(round(time.perf_counter() - start, 3))
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
