@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from octjepa.config import PRETRAINING, load_recipe, parse_yaml, science_hash, to_yaml
+from octjepa.config import PRETRAINING, load_recipe, parse_yaml, science, science_hash, to_yaml
 from octjepa.errors import RecipeError
 from octjepa.recipe import CheckpointRecipe, MachineRecipe, Preprocessing, Recipe
 
@@ -107,7 +107,8 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
         ("model.size=huge", "model.size: Input should be 'test', 'reference', 'small', 'base' or 'large'"),
         (
             "objective.name=jepa",
-            "objective.name: unknown objective: one of mae, mae_patch_norm, normalized_mse, vjepa, vjepa_dense (found",
+            "objective.name: unknown objective: one of mae, mae_patch_norm, noise2noise, normalized_mse, vjepa, "
+            "vjepa_dense (found",
         ),
         ("model.width=100", "model.width 100 over model.heads 6: a head needs a whole, even number of features"),
         ("model.heads=5", "model.width 192 over model.heads 5"),
@@ -323,6 +324,13 @@ def test_where_and_how_fast_is_never_science(section: type[CheckpointRecipe] | t
 )
 def test_what_changes_the_result_changes_the_hash(minimal: Path, override: str) -> None:
     assert science_hash(load_recipe(minimal, [override])) != science_hash(load_recipe(minimal))
+
+
+def test_a_key_of_a_later_version_is_part_of_the_hash_where_it_changes_something(minimal: Path) -> None:
+    plain, halves = load_recipe(minimal), load_recipe(minimal, ["views.halves=true"])
+    assert "halves" not in science(plain)["views"]
+    assert science(halves)["views"]["halves"] is True
+    assert science_hash(plain) != science_hash(halves)
 
 
 def test_an_integer_and_its_float_are_the_same_science(minimal: Path) -> None:

@@ -24,7 +24,7 @@ from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
-from .cohorts import PRETRAINING, Cohort, cohort_names, fingerprint, make_cohorts
+from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, fingerprint, make_cohorts
 from .openings import code, open_seal
 from .page import CNN, row_names, write_page
 from .reading import Exam
@@ -43,9 +43,8 @@ def main() -> int:
         return _list(given)
     given.work.mkdir(parents=True, exist_ok=True)
     if given.train:
-        folder = make_cohorts(given.work, EXAM, (PRETRAINING,))
         for plan in training.read_plans(only=[given.train]):
-            training.train(given.work, plan, plan.seeds[0], folder / PRETRAINING / "store")
+            _train(given.work, EXAM, plan, plan.seeds[0])
         return 0
     if given.ship:
         for plan in training.read_plans(only=[given.ship]):
@@ -135,12 +134,18 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         _unet(exam, plans[0], seconds, about)
         for plan in plans:
             for seed in plan.seeds:
-                run = training.train(given.work, plan, seed, store)
+                run = _train(given.work, settings, plan, seed)
                 encoder = load_encoder(run / "run")
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
                 run_about = json.loads((run / "trained.json").read_text(encoding="utf-8"))
                 exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about}, given.without)
                 write_page(results, out)
+
+
+def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Path:
+    """The folder of a run, trained on the cohort that its views need."""
+    cohort = DENSE if plan.recipe(seed).views.halves else PRETRAINING
+    return training.train(work, plan, seed, make_cohorts(work, settings, (cohort,)) / cohort / "store")
 
 
 def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from .settings import RECIPE, Settings
 UNFLATTENED = "boundaries"  # the cohort whose store keeps tilt and curvature
 SECOND_VISIT = "second_visit"
 PRETRAINING = "pretraining"
+DENSE = "pretraining_dense"  # the first half of its people with twice as many B-scans, stored with halves
 _MAX_REFUSED = 0.01  # of a cohort; bright thin sheets look like painted text to ingest now and then
 
 
@@ -130,6 +131,10 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
     def write_pretraining(out: Path) -> None:
         write_cohort(out, settings.pretraining, settings.pretraining_seed, split_shares=(0.96, 0.04, 0.0), **common)
 
+    def write_dense(out: Path) -> None:
+        people = settings.pretraining // 2
+        write_cohort(out, people, settings.pretraining_seed, size="dense", split_shares=(0.96, 0.04, 0.0), **common)
+
     def decoys(kind: Decoy, number: int, people: int, shares: tuple[float, float, float]) -> Callable[[Path], None]:
         def write(out: Path) -> None:
             write_decoys(out, kind, people, seed + number, split_shares=shares, workers=workers)
@@ -137,7 +142,7 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
         return write
 
     writers: dict[str, Callable[[Path], None]] = {
-        "main": write_main, SECOND_VISIT: write_second_visit, PRETRAINING: write_pretraining
+        "main": write_main, SECOND_VISIT: write_second_visit, PRETRAINING: write_pretraining, DENSE: write_dense
     }  # fmt: skip
     for number, kind in enumerate(DECOYS, start=1):
         writers[kind] = decoys(kind, number, decoy_total, decoy_shares)
@@ -159,7 +164,7 @@ def _make(folder: Path, name: str, write: Callable[[Path], None], preprocessing:
         shutil.rmtree(partial, ignore_errors=True)
         write(partial)
         partial.rename(own / "phantom")
-    _ingest([own / "phantom"], own, preprocessing, f"{name}/phantom", workers)
+    _ingest([own / "phantom"], own, preprocessing, f"{name}/phantom", workers, halves=name == DENSE)
 
 
 def _make_unflattened(folder: Path, settings: Settings, preprocessing: Preprocessing, workers: int) -> None:
@@ -179,8 +184,10 @@ def _make_unflattened(folder: Path, settings: Settings, preprocessing: Preproces
     store.set_split({person: str(split_of[person]) for person in set(store.table["person_id"])})
 
 
-def _ingest(sources: Sequence[Path], own: Path, preprocessing: Preprocessing, phantoms: str, workers: int) -> None:
-    made = build_store(sources, own / "store", preprocessing, workers=workers)
+def _ingest(
+    sources: Sequence[Path], own: Path, preprocessing: Preprocessing, phantoms: str, workers: int, halves: bool = False
+) -> None:
+    made = build_store(sources, own / "store", preprocessing, workers=workers, halves=halves)
     volumes = made["accepted"] + made["skipped"]
     if made["quarantined"] > _MAX_REFUSED * volumes:
         raise UsageError(f"{made['quarantined']} phantom eyes were refused by ingest: {made['by_reason']}")

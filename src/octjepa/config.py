@@ -254,6 +254,8 @@ def science(model: BaseModel) -> dict[str, Any]:
         if is_label or (isinstance(extra, dict) and extra.get("machine")):
             continue
         value = getattr(model, name)
+        if isinstance(extra, dict) and extra.get("added") and value == info.default:
+            continue
         fields[name] = science(value) if isinstance(value, BaseModel) else value
     return {key: value for key, value in fields.items() if value != {}}
 

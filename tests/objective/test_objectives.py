@@ -132,6 +132,17 @@ def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
     assert float(faint) == pytest.approx(hidden + 0.1 * visible / 40, rel=1e-5)
 
 
+def test_noise2noise_compares_visible_tokens_with_the_other_half_too() -> None:
+    _, outcome, (_, other_half, positions, context, target) = predicted("noise2noise")
+    at_visible, truth = outcome.visible
+    assert torch.equal(truth, gather_tokens(other_half, context))
+    assert torch.equal(outcome.target, gather_tokens(other_half, target))
+    loss, parts = training_loss(ObjectiveRecipe(name="noise2noise"), outcome, positions, context, target, update=0)
+    hidden, visible = ((p - t).square().mean() for p, t in ((outcome.predicted, outcome.target), (at_visible, truth)))
+    assert torch.allclose(loss, hidden + 0.5 * visible)
+    assert torch.allclose(parts["visible"], visible.detach())
+
+
 def test_dense_fuses_its_depths_and_has_a_head_for_visible_tokens() -> None:
     """An MLP as wide as the encoder leads into the predictor; each of the two last layers moves its tokens alone."""
     model, before, inputs = predicted("vjepa_dense")

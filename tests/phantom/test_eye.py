@@ -218,7 +218,7 @@ def test_sheets_mix_by_area() -> None:
 def test_unknown_device_size_and_person_are_refused() -> None:
     with pytest.raises(UsageError, match="heidelberg_spectralis"):
         make_eye(0, 0, "OD", "heidelberg")
-    with pytest.raises(UsageError, match="'small' or 'full'"):
+    with pytest.raises(UsageError, match="one of small, dense, full"):
         make_eye(0, 0, "OD", "zeiss_cirrus", "medium")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="4-digit"):
         make_eye(0, 2997, "OD", "zeiss_cirrus")

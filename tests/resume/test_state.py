@@ -39,7 +39,7 @@ def recipe_of(updates: int = 6, every: int | None = None, **checkpoint: Any) -> 
 class Lossy(MemoryStore):
     """One volume is torn."""
 
-    def read(self, volume_id: str) -> CanonicalVolume:
+    def read(self, volume_id: str, halves: bool = False) -> CanonicalVolume:
         if volume_id == "volume0003":
             raise OSError("torn")
         return super().read(volume_id)

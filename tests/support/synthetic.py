@@ -93,5 +93,5 @@ class MemoryStore(Store):
             }
         )
 
-    def read(self, volume_id: str) -> CanonicalVolume:
+    def read(self, volume_id: str, halves: bool = False) -> CanonicalVolume:
         return self.volumes[volume_id]

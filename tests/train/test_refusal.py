@@ -42,7 +42,7 @@ class Refusing(MemoryStore):
         super().__init__(recipe.preprocessing)
         self.first, self.times, self.number, self.requests = first, times, number, 0
 
-    def read(self, volume_id: str) -> CanonicalVolume:
+    def read(self, volume_id: str, halves: bool = False) -> CanonicalVolume:
         self.requests += 1
         with reading_chunk(f"chunks/{volume_id}"):
             if self.first <= self.requests < self.first + self.times:

@@ -37,8 +37,11 @@ def phantom(
         typer.Option("--devices", help="Comma-separated, such as topcon_triton,zeiss_cirrus; default: all four."),
     ] = None,
     size: Annotated[
-        Literal["small", "full"],
-        typer.Option("--size", help="small: quick to draw; full: the scan sizes of the instruments."),
+        Literal["small", "dense", "full"],
+        typer.Option(
+            "--size",
+            help="small: quick to draw; dense: twice as many B-scans; full: the scan sizes of the instruments.",
+        ),
     ] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="Number of broken files to add.")] = 0,
     difficulty: Annotated[
@@ -109,6 +112,13 @@ def ingest(
         float, typer.Option("--seconds-per-file", min=1.0, help="Time limit; a file that takes longer is refused.")
     ] = 600.0,
     spacing: Spacing = None,
+    halves: Annotated[
+        bool,
+        typer.Option(
+            "--halves",
+            help="Also store each volume from every other B-scan, for recipes with views.halves (a byte a voxel more).",
+        ),
+    ] = False,
     max_lost: MaxLost = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -122,7 +132,7 @@ def ingest(
     try:
         made = build_store(
             sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file,
-            spacing_mm=None if spacing is None else parse_spacing(spacing),
+            spacing_mm=None if spacing is None else parse_spacing(spacing), halves=halves,
         )  # fmt: skip
         print_result(made, as_json)
     except TooManyLostError as error:

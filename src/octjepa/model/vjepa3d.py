@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from octjepa.errors import RecipeError
 from octjepa.model.blocks import Block, Stack
 from octjepa.model.encoder import Encoder, PatchMLP
 from octjepa.model.positions import Rope
@@ -86,8 +87,16 @@ class VJEPA3D(nn.Module):
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> VJEPA3D:
-        """The untrained model of a recipe, its weights drawn from torch's generator."""
+        """The untrained model of a recipe, its weights drawn from torch's generator.
+
+        Raises RecipeError where the objective needs another kind of views.
+        """
         model = recipe.model
+        if get_objective(recipe.objective.name).needs_halves and not recipe.views.halves:
+            raise RecipeError(
+                f"objective {recipe.objective.name} predicts one half of the B-scans from the other: set "
+                "views.halves=true, with a store of `octjepa ingest ... --halves`"
+            )
         return cls(
             recipe.objective.name,
             model.encoder_size,

@@ -56,6 +56,7 @@ class Objective:
     predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
     exported_encoder: ClassVar[Literal["target", "student"]] = "target"  # the one that a checkpoint is loaded as
     supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
+    needs_halves: ClassVar[bool] = False  # views of two halves of the B-scans: one view would be its own target
     # the loss of always predicting zero, which training must come below; None: it depends on the targets
     trivial_loss: ClassVar[float | None]
     alarm_bounds: ClassVar[dict[str, float]] = {}  # bounds of `octjepa.train.guards.LIMITS` that differ here, by name

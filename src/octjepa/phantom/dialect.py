@@ -1,19 +1,20 @@
 """Vendor dialects: how four instruments image and store the same eye, in geometry, optics, display and header.
 
 Sizes and spacings of `full` are those of the AI-READI protocols; `small` covers the same central 6 mm with fewer,
-coarser voxels. Optics are looks averaged, speckle grain and signal above noise; display is the vendor's compression and
-8-bit window. Headers reproduce those of real files, faults included.
+coarser voxels, and `dense` is `small` with twice as many B-scans, about as near to each other as those of `full`.
+Optics are looks averaged, speckle grain and signal above noise; display is the vendor's compression and 8-bit window.
+Headers reproduce those of real files, faults included.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from octjepa.errors import UsageError
 from octjepa.recipe import DEVICES
 
-Size = Literal["small", "full"]
+Size = Literal["small", "dense", "full"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,12 @@ class Dialect:
 
     def grid(self, size: Size) -> Grid:
         """The voxels of scans of `size`. Raises UsageError: another size."""
-        if size not in ("small", "full"):
-            raise UsageError(f"phantom size {size!r} is unknown: expected 'small' or 'full'")
+        if size not in get_args(Size):
+            raise UsageError(f"phantom size {size!r} is unknown: expected one of {', '.join(get_args(Size))}")
+        if size == "dense":
+            (slices, height, columns), (dz, dy, dx) = self.small.shape, self.small.spacing_mm
+            dense_dz = dz * (slices - 1) / (2 * slices - 1)  # the same extent
+            return Grid((2 * slices, height, columns), (dense_dz, dy, dx), self.small.grain)
         return self.small if size == "small" else self.full
 
 

@@ -56,6 +56,11 @@ def machine(default: Any = ..., **limits: Any) -> Any:
     return Field(default, json_schema_extra={"machine": True}, **limits)
 
 
+def added(default: Any, **limits: Any) -> Any:
+    """A field that earlier versions did not have: at its default it is not part of a run's hash, which stays."""
+    return Field(default, json_schema_extra={"added": True}, **limits)
+
+
 class Section(BaseModel):
     """A frozen part of a recipe that refuses unknown keys."""
 

@@ -17,6 +17,7 @@ from octjepa.recipe.base import (
     Size3,
     Spacing3,
     Word,
+    added,
     machine,
 )
 from octjepa.volume import AXES, Laterality, Pattern
@@ -171,3 +172,5 @@ class ViewRecipe(Section):
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.0
     speckle: Annotated[float, Field(ge=0, le=2)] = 0.0
     blur: Share = 0.0
+    # the context view from every other B-scan, the target view from those between (`octjepa ingest --halves`)
+    halves: StrictBool = added(False)

@@ -193,6 +193,11 @@ class Recipe(Section):
         return tuple((1.0 / step, slowest / step) for step, slowest in zip(steps, quarter_turns, strict=True))
 
     @property
+    def with_whole_views(self) -> Recipe:
+        """The recipe with views of whole volumes, as an encoder reads them after training."""
+        return self.model_copy(update={"views": self.views.model_copy(update={"halves": False})})
+
+    @property
     def exported_encoder(self) -> str:
         """target, student, or validation: the one that the monitor prefers at each checkpoint."""
         exported: str = self.checkpoint.export or OBJECTIVES.get(self.objective.name).exported_encoder

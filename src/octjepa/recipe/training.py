@@ -105,8 +105,8 @@ class ObjectiveRecipe(Section):
     `ema_final` is given instead, momentum rises from `ema_base` (0.996) to `ema_final` (1) along half a cosine,
     whatever the length of the run.
 
-    `visible_weight` is that of the loss at visible tokens (vjepa_dense, 0.5 unless given). A regulariser is off when
-    null, only measured at weight 0, and a term of the loss above.
+    `visible_weight` is that of the loss at visible tokens (of vjepa_dense and noise2noise; default 0.5). A regulariser
+    is off when null, only measured at weight 0, and a term of the loss above.
     """
 
     name: Annotated[str, AfterValidator(_known_objective)] = "vjepa"
@@ -133,7 +133,9 @@ class ObjectiveRecipe(Section):
     def _visible_weight_is_used(self) -> ObjectiveRecipe:
         for key in ("visible_weight", "visible_warmup"):
             if getattr(self, key) is not None and not OBJECTIVES.get(self.name).supervises_visible:
-                raise ValueError(f"objective.{key} is unused by {self.name}: drop it, or say vjepa_dense")
+                raise ValueError(
+                    f"objective.{key} is unused by {self.name}: drop it, or say vjepa_dense or noise2noise"
+                )
         return self
 
     @property

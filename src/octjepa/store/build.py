@@ -129,6 +129,7 @@ def build_store(
     engine: Engine = "local",
     seconds_per_file: float = SECONDS_PER_FILE,
     spacing_mm: Spacing = None,
+    halves: bool = False,
 ) -> dict[str, Any]:
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
@@ -136,7 +137,7 @@ def build_store(
     decoder takes with it. With `engine` "ray" they are files at once, None for one per CPU of the cluster. A file that
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) takes precedence over what
     the files say; another one reads them again, "file" those that were read with one. None keeps what was given
-    before and warns.
+    before and warns. `halves`: a new store also holds what every other B-scan shows (`CanonicalVolume.halves`).
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
     recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people, spacing_overridden,
     people_at_several_sites, personal_data, people, eyes, seconds, volumes_per_second}:
@@ -160,7 +161,7 @@ def build_store(
         raise UsageError(f"seconds per file must be above 0, got {seconds_per_file}")
     start = time.monotonic()
     discovery = discover(sources)
-    opened = Store.create(store, preprocessing)
+    opened = Store.create(store, preprocessing, halves)
     with opened.writing():
         record_ignored(opened.path, sources, discovery.ignored)
         known = opened.known_files()
@@ -174,7 +175,9 @@ def build_store(
                 overridden,
             )
         duplicates = DuplicateCheck(opened, discovery.files, todo)
-        work = partial(ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm)
+        work = partial(
+            ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm, halves=opened.halves
+        )
         results = run_files(todo, work, engine, workers, seconds_per_file, opened.path)
         try:
             accepted, refusals = _ingest(opened, discovery, duplicates, results, len(todo))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int16, Shaped, UInt8
+from jaxtyping import Bool, Float, Int8, Int16, Shaped, UInt8
 
 from octjepa.ingest.burned_in import find_text
 from octjepa.ingest.orientation import VERTICAL_NOTE
@@ -31,6 +31,7 @@ from octjepa.volume import OCTVolume
 CANONICAL_VERSION = 3  # counts up whenever the same file would give other pixels, band or measurements
 BAND_BELOW_BRUCH_MM = 0.15  # the tissue band ends this far under Bruch's membrane: choriocapillaris and inner choroid
 MAX_WORK_BYTES = 2 << 30  # of all arrays whose size follows from the file, together
+HALVES_NOTE = "halves"  # the volume is stored with `half_difference`
 SPARSE_NOTE = "sparse_slices"  # with the number of stored slices that have a B-scan near
 SPARSE_GAP_MM = 0.5  # median gap between B-scans; volume scans have 0.01 to 0.25
 SPARSE_SHARE = 0.125  # of the stored slices with a B-scan within half that gap or half a slice step, at least
@@ -47,6 +48,9 @@ class CanonicalVolume:
     i - `shifts` before flattening, counted in canonical spacing from the top of the native B-scan, as a mean over the
     B-scans that were averaged. `frame_shifts` is the same for each of the N native B-scans, and `frame_mm` its position
     from the scan's centre: `octjepa.store.native_mapping` needs both, `Store.read` leaves them out.
+
+    `half_difference` is half of the difference between the volume from every other B-scan and that from the B-scans
+    between them, in stored values; None where a store does not hold it or B-scans are too far apart.
     """
 
     volume_id: str
@@ -57,6 +61,16 @@ class CanonicalVolume:
     shifts: Int16[np.ndarray, "D W"]
     frame_shifts: Int16[np.ndarray, "N W"] | None = None
     frame_mm: Float[np.ndarray, " N"] | None = None
+    half_difference: Int8[np.ndarray, "D H W"] | None = None
+
+    @property
+    def halves(self) -> tuple[UInt8[np.ndarray, "D H W"], UInt8[np.ndarray, "D H W"]] | None:
+        """The volume from every other B-scan, and from those between: one anatomy, independent speckle."""
+        if self.half_difference is None:
+            return None
+        mean = self.pixels.astype(np.int16)
+        first, second = (np.clip(mean + sign * self.half_difference, 0, 255).astype(np.uint8) for sign in (1, -1))
+        return first, second
 
     def geometry(self) -> dict[str, np.ndarray]:
         """The arrays of geometry.npz by name."""
@@ -65,6 +79,7 @@ class CanonicalVolume:
             "shifts": self.shifts,
             "frame_shifts": self.frame_shifts,
             "frame_mm": self.frame_mm,
+            "half_difference": self.half_difference,
         }
         return {name: array for name, array in arrays.items() if array is not None}
 
@@ -186,15 +201,35 @@ def _average_slices(
     return (matrix @ flat.astype(np.float32, copy=False)).reshape(len(matrix), *values.shape[1:])
 
 
-def rescale_to_8_bit(
+def _average_valid(
+    matrix: Float[np.ndarray, "T D"], flat: Float[np.ndarray, "D H W"], valid: Bool[np.ndarray, "D H W"] | None
+) -> tuple[Float[np.ndarray, "T H W"], Bool[np.ndarray, "T H W"]]:
+    """(means along the slice axis of what is `valid`, None for all; where half of the weight is). `flat` is 0 else."""
+    if valid is None:
+        return _average_slices(matrix, flat), np.ones((len(matrix), *flat.shape[1:]), bool)
+    share = _average_slices(matrix, valid)
+    return _average_slices(matrix, flat) / np.maximum(share, 1e-3), share > 0.5
+
+
+def intensity_scale(
     image: Float[np.ndarray, "D H W"], valid: Bool[np.ndarray, "D H W"], percentiles: tuple[float, float]
-) -> UInt8[np.ndarray, "D H W"]:
-    """Scales intensities between two percentiles to 0..255. Raises VolumeRejected no_tissue where nothing is valid."""
+) -> tuple[np.float32, np.float32]:
+    """(intensity of 0, stored values a unit of intensity) between two percentiles.
+
+    Raises VolumeRejected no_tissue where nothing is valid.
+    """
     if not valid.any():
         raise rejection("no_tissue", "flattening moves the whole scan out of the stored height")
     low, high = np.percentile(image[valid], percentiles)
-    scale = np.float32(255.0 / max(float(high - low), 1e-3))
-    scaled = np.clip((image - np.float32(low)) * scale + np.float32(0.5), 0, 255).astype(np.uint8)
+    return np.float32(low), np.float32(255.0 / max(float(high - low), 1e-3))
+
+
+def rescale_to_8_bit(
+    image: Float[np.ndarray, "D H W"], valid: Bool[np.ndarray, "D H W"], scale: tuple[np.float32, np.float32]
+) -> UInt8[np.ndarray, "D H W"]:
+    """Intensities by `intensity_scale` to 0..255; 0 where not valid."""
+    low, factor = scale
+    scaled = np.clip((image - low) * factor + np.float32(0.5), 0, 255).astype(np.uint8)
     scaled[~valid] = 0
     return scaled
 
@@ -205,9 +240,11 @@ def _band_mask(band: Int16[np.ndarray, "2 D W"], height: int) -> Bool[np.ndarray
     return (depth_index >= band[0][:, None, :]) & (depth_index <= band[1][:, None, :]) & (band[0] >= 0)[:, None, :]
 
 
-def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> CanonicalisationResult:
-    """Brings a native volume to the form of the contract.
+def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool = False) -> CanonicalisationResult:
+    """Brings a native volume to the form of the contract; `halves`: with `half_difference`, where B-scans are dense.
 
+    Every slice of a half needs B-scans within its own step: where every other B-scan is further from the next than the
+    stored slices are, the halves would show different places, and there is none.
     Raises VolumeRejected: blank, no_tissue, size_implausible, burned_in_text, not_retina, frames_unrelated,
     one_position.
     """
@@ -260,14 +297,22 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
     if volume.pattern == "raster":
         notes.extend(_sparse_note(positions, slices_mm, tz))
     slice_weights = resampling_matrix(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))  # [S, D']
-    if valid.all():
-        image, covered = _average_slices(slice_weights, flat), np.ones((len(slice_weights), *valid.shape[1:]), bool)
-    else:
+    whole = bool(valid.all())
+    if not whole:
         flat[~valid] = 0
-        share = _average_slices(slice_weights, valid)
-        image = _average_slices(slice_weights, flat) / np.maximum(share, 1e-3)
-        covered = share > 0.5
-    inner = rescale_to_8_bit(image, covered, preprocessing.clip_percentiles)
+    image, covered = _average_valid(slice_weights, flat, None if whole else valid)
+    scale = intensity_scale(image, covered, preprocessing.clip_percentiles)
+    inner = rescale_to_8_bit(image, covered, scale)
+    half_difference = None
+    if halves and 2 * float(np.median(np.diff(positions))) <= tz + 1e-9:
+        both = []
+        for half in (slice(0, None, 2), slice(1, None, 2)):  # of the B-scans
+            weights = resampling_matrix(positions[half], slices_mm[slices], tz, reach_mm=max(extent_z, tz))
+            own, own_covered = _average_valid(weights, flat[half], None if whole else valid[half])
+            both.append(np.where(own_covered, rescale_to_8_bit(own, covered, scale), inner).astype(np.int16))
+        half_difference = np.zeros(preprocessing.stored_size, np.int8)
+        half_difference[slices, :, columns] = (both[0] - both[1]) // 2  # -128 to 127
+        notes.append(HALVES_NOTE)
     inner_band = _tissue_band(surfaces, shifts, slice_weights, ty, stored_h)  # [2, S, C]
     tissue = _band_mask(inner_band, stored_h) & covered
     if not tissue.any():
@@ -292,9 +337,11 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing) -> Canonicalis
         stored, band = np.ascontiguousarray(stored[..., ::-1]), np.ascontiguousarray(band[..., ::-1])
         stored_shifts = np.ascontiguousarray(stored_shifts[..., ::-1])
         frame_shifts = np.ascontiguousarray(frame_shifts[..., ::-1])
+        if half_difference is not None:
+            half_difference = np.ascontiguousarray(half_difference[..., ::-1])
     canonical = CanonicalVolume(
         volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), stored_shifts,
-        frame_shifts, frame_mm,
+        frame_shifts, frame_mm, half_difference,
     )  # fmt: skip
     code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
     measurements: dict[str, float | str] = {

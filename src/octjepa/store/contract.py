@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
@@ -16,19 +16,29 @@ SCHEMA_VERSION = 1
 OLDEST_SCHEMA = 1  # what a change of schema has to raise, unless it brings a migration
 
 
-def contract_text(preprocessing: Preprocessing) -> str:
+class StoreContract(NamedTuple):
+    """What store.json says. `halves`: volumes are stored with both halves of their B-scans, where these are dense."""
+
+    preprocessing: Preprocessing
+    canonical_version: int
+    halves: bool
+
+
+def contract_text(preprocessing: Preprocessing, halves: bool = False) -> str:
     """The text of store.json for a store that is made now."""
-    contract = {
+    contract: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "canonical_version": CANONICAL_VERSION,
         "contract": preprocessing.model_dump(mode="json"),
         "contract_hash": science_hash(preprocessing),
     }
+    if halves:
+        contract["halves"] = True
     return json.dumps(contract, indent=1, sort_keys=True)
 
 
-def read_contract(store: Path) -> tuple[Preprocessing, int]:
-    """(preprocessing, canonical version) of the store in a folder.
+def read_contract(store: Path) -> StoreContract:
+    """The contract of the store in a folder.
 
     Raises UsageError: not a store, a newer or too old schema, a damaged store.json.
     """
@@ -46,7 +56,8 @@ def read_contract(store: Path) -> tuple[Preprocessing, int]:
                 "ingest the scans again into a new --store folder, or use the octjepa that wrote it"
             )
         preprocessing = Preprocessing.model_validate(content["contract"])
-        return preprocessing, int(content.get("canonical_version", 0))  # the first stores did not record it
+        version = int(content.get("canonical_version", 0))  # the first stores did not record it
+        return StoreContract(preprocessing, version, bool(content.get("halves", False)))
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:

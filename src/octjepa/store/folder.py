@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octjepa.config import science_hash
-from octjepa.errors import UsageError
+from octjepa.errors import ContractError, UsageError
 from octjepa.files import Journal, write_atomic
 from octjepa.ingest.personal_data import count_fields
 from octjepa.recipe import Preprocessing
@@ -55,6 +55,7 @@ from octjepa.store.storage import (
     chunk_folder,
     chunk_hash,
     read_geometry,
+    read_half_difference,
     reading_chunk,
 )
 
@@ -82,7 +83,7 @@ class Store:
 
     def __init__(self, storage: Storage, folder: Path) -> None:
         self.storage = storage
-        self.preprocessing, self.canonical_version = read_contract(folder)
+        self.preprocessing, self.canonical_version, self.halves = read_contract(folder)
         self.contract_hash = science_hash(self.preprocessing)
         self._verified: set[tuple[str, int]] = set()  # (volume id, modification time) of chunks whose hash was right
         self._load(folder)
@@ -129,17 +130,23 @@ class Store:
         return cls(storage, folder)
 
     @classmethod
-    def create(cls, path: str | Path, preprocessing: Preprocessing) -> Store:
-        """Creates a store, or opens an existing one with an equal contract.
+    def create(cls, path: str | Path, preprocessing: Preprocessing, halves: bool = False) -> Store:
+        """Creates a store, or opens an existing one with an equal contract; `halves` are stored where it has them.
 
-        Raises ContractError with the differences if the contract of the existing store is another.
+        Raises ContractError with the differences if the contract of the existing store is another, or it was made
+        without the halves that are asked for.
         """
         storage = _storage_at(path)
         folder = storage.snapshot()
         if folder is None or not (folder / MARKER).is_file():
-            storage.create(contract_text(preprocessing))
+            storage.create(contract_text(preprocessing, halves))
         store = cls.open(path)
         check_same_contract(store.location, store.preprocessing, store.canonical_version, preprocessing)
+        if halves and not store.halves:
+            raise ContractError(
+                f"the store {store.location} was made without halves, and its volumes would not have them: name a new "
+                "--store folder, or drop --halves"
+            )
         return store
 
     @property
@@ -194,16 +201,16 @@ class Store:
             raise IndexError(f"volume {index} of a store of {len(self)}")
         return self.read(str(self.table["volume_id"].iloc[index]))
 
-    def read(self, volume_id: str) -> CanonicalVolume:
-        """One volume; `pixels` is a read-only memory map.
+    def read(self, volume_id: str, halves: bool = False) -> CanonicalVolume:
+        """One volume; `pixels` is a read-only memory map. `halves`: with `half_difference`.
 
         A chunk from a bucket is compared with the SHA-256 of the index when it is first read.
-        Raises UsageError: no such volume; ResourceError: no memory, files or right to read it; DamagedVolume;
-        OctjepaError: its bucket fails.
+        Raises UsageError: no such volume; ResourceError: no memory, files or right to read it; DamagedVolume, also
+        where it has no halves; OctjepaError: its bucket fails.
         """
-        return self._read(volume_id, self.storage.verify)
+        return self._read(volume_id, self.storage.verify, halves)
 
-    def _read(self, volume_id: str, verify: bool) -> CanonicalVolume:
+    def _read(self, volume_id: str, verify: bool, halves: bool = False) -> CanonicalVolume:
         """As `read`; `verify`: with the comparison of the hash."""
         table = self.table
         if self._lines is None:
@@ -218,10 +225,11 @@ class Store:
                 self._check_hash(volume_id, table["chunk_hash"].iloc[line], files)
             pixels = files["pixels.npy"].memory_map()
             band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].mtime_ns)
+            half_difference = read_half_difference(files["geometry.npz"]) if halves else None
         if pixels.shape != self.preprocessing.stored_size:
             raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         mean, std = self._moments[line].tolist()
-        return CanonicalVolume(volume_id, pixels, band, mean, std, shifts)
+        return CanonicalVolume(volume_id, pixels, band, mean, std, shifts, half_difference=half_difference)
 
     @contextmanager
     def chunk_files(self, volume_id: str) -> Iterator[dict[str, ChunkFile]]:
@@ -283,6 +291,7 @@ class Store:
             "stored_size": list(self.preprocessing.stored_size),
             "preprocessing": self.preprocessing.model_dump(mode="json"),
             "contract_hash": self.contract_hash,
+            "halves": self.halves,
             "canonical_version": self.canonical_version,
         }
 

@@ -31,7 +31,9 @@ _INVERTED = (
 Result = dict[str, Any]
 
 
-def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None) -> Result:
+def ingest_one(
+    source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None, halves: bool = False
+) -> Result:
     """Reads, canonicalises and stages one file.
 
     Returns {"volume": index entry, "chunk": the hidden folder with its pixels} or {"refused": quarantine entry}. The
@@ -51,7 +53,7 @@ def ingest_one(source: SourceFile, store: Path, preprocessing: Preprocessing, sp
             raise rejection("unreadable_file", "the file came back while it was read")
         stage = "canonicalise"
         try:
-            result = canonicalise(volume, preprocessing)
+            result = canonicalise(volume, preprocessing, halves)
         except VolumeRejected as error:
             if error.reason == "no_tissue" and looks_inverted(volume.pixels):
                 raise rejection("no_tissue", _INVERTED) from None

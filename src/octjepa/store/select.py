@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from octjepa import keys
 from octjepa.errors import UsageError
 from octjepa.recipe import DataRecipe
+from octjepa.store.canonical import HALVES_NOTE
 from octjepa.store.cohort_flow import UNKNOWN, CohortFlow, cohort_table, stage, text_column
 from octjepa.volume import AXES
 
@@ -36,8 +37,8 @@ class Selection:
     flow: CohortFlow
 
 
-def select(store: Store, data: DataRecipe, split: str, seed: int = 0) -> Selection:
-    """The volumes of `split` that meet every criterion of `data`; empty where none does."""
+def select(store: Store, data: DataRecipe, split: str, seed: int = 0, halves: bool = False) -> Selection:
+    """The volumes of `split` that meet every criterion of `data`, and have `halves`; empty where none does."""
     table = cohort_table(store)
     entries = table[table["split"] == split]
     stages = [stage("store", "in the store", None, table), stage("split", f"split {split}", table, entries)]
@@ -48,6 +49,9 @@ def select(store: Store, data: DataRecipe, split: str, seed: int = 0) -> Selecti
 
     for name, rule, mask in _criteria(data, table):
         entries = narrow(name, rule, entries[mask[entries.index]])
+    if halves:
+        dense = _has_code(entries["notes"], (HALVES_NOTE,))
+        entries = narrow("halves", "B-scans dense enough for two halves", entries[dense])
     if data.one_per is not None:
         best_first = entries.sort_values(["quality", "volume_id"], ascending=[False, True])
         best = best_first.drop_duplicates(list(_ONE_PER[data.one_per]))

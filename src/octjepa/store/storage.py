@@ -140,6 +140,12 @@ def read_geometry(file: ChunkFile, mtime_ns: int) -> tuple[np.ndarray, np.ndarra
         return geometry["band"], geometry["shifts"]
 
 
+def read_half_difference(file: ChunkFile) -> np.ndarray:
+    """The `half_difference` [D, H, W] of a chunk. Raises KeyError where it has none."""
+    with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as geometry:
+        return np.asarray(geometry["half_difference"])
+
+
 def chunk_hash(files: Mapping[str, ChunkFile | Path]) -> str:
     """SHA-256 over the `CHUNK_FILES` of a chunk, one after the other."""
     digest = hashlib.sha256()

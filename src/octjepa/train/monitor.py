@@ -61,6 +61,7 @@ class MonitorSet:
         volumes = sorted(islice((v for v in known if v is not None), count), key=lambda v: v.volume_id)
         if not volumes:
             raise OctjepaError(f"none of {len(in_turn)} volumes for the monitor can be read")
+        recipe = recipe.with_whole_views
         background = round(_BACKGROUND * recipe.token_count)
         batch = collate([LoadedSample(v.volume_id, make_sample(v, recipe, None, background)) for v in volumes])
         draws = tuple(

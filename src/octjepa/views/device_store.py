@@ -2,7 +2,7 @@
 
 What is random comes from the same keys as on the host (`octjepa.views.sample.draw_sample`), so the samples are those of
 `make_sample` to the bit. A batch then sends its tokens and masks alone: a few kilobytes a volume in place of megabytes.
-2 GB hold 6,000 volumes of the default size. Rotation, zoom, blur and speckle are left to the host.
+2 GB hold 6,000 volumes of the default size. Rotation, zoom, blur, speckle and halves are left to the host.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CutBatch(NamedTuple):
 def host_only(recipe: Recipe) -> str | None:
     """Which of the recipe's augmentations only the host computes; None where there is none."""
     views = recipe.views
-    names = ("rotation_degrees", "zoom", "blur", "speckle")
+    names = ("rotation_degrees", "zoom", "blur", "speckle", "halves")
     return next((f"views.{name}" for name in names if getattr(views, name)), None)
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from octjepa.errors import ContractError, OctjepaError, ResourceError
+from octjepa.errors import ContractError, OctjepaError, ResourceError, UsageError
 from octjepa.recipe import Recipe
 from octjepa.remote import retry_count
 from octjepa.store import CanonicalVolume, Store
@@ -89,7 +89,12 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
             + "\n  ".join(differences)
             + "\nIngest into a new store with this recipe (octjepa ingest ... --recipe), or choose a recipe that fits."
         )
-    selection = select(store, recipe.data, split, recipe.train.seed)
+    if recipe.views.halves and not store.halves:
+        raise UsageError(
+            f"recipe {recipe.name} has views.halves=true, and the store {store.location} was made without halves: "
+            "ingest into a new store with `octjepa ingest ... --halves`, or set views.halves=false"
+        )
+    selection = select(store, recipe.data, split, recipe.train.seed, recipe.views.halves)
     if needed:
         check_not_empty(selection, store, split)
     return selection
@@ -155,7 +160,7 @@ class TrainingDataset(Dataset[LoadedSample]):
             position, (visit, volume_id) = self._first_included(position)
             if volume_id not in unreadable:
                 try:
-                    sample = self.make(_read(self.store, volume_id), self.recipe, visit)
+                    sample = self.make(_read(self.store, volume_id, self.recipe.views.halves), self.recipe, visit)
                     return LoadedSample(volume_id, sample, (*unreadable.items(),), retry_count() - before)
                 except ResourceError:
                     raise
@@ -177,16 +182,19 @@ class ValidationDataset(Dataset[LoadedSample]):
 
     def __getitem__(self, number: int) -> LoadedSample:
         for volume_id in self.volume_ids[number:] + self.volume_ids[:number]:
-            volume = read_or_warn(self.store, volume_id)
+            volume = read_or_warn(self.store, volume_id, self.recipe.views.halves)
             if volume is not None:
                 return LoadedSample(volume_id, make_sample(volume, self.recipe, None))
         raise OctjepaError(f"none of {len(self.volume_ids)} validation volumes can be read")
 
 
-def read_or_warn(store: Store, volume_id: str) -> CanonicalVolume | None:
-    """The volume; None, and a warning, where it cannot be read. ResourceError passes, for then it is readable."""
+def read_or_warn(store: Store, volume_id: str, halves: bool = False) -> CanonicalVolume | None:
+    """The volume, on request with its halves; None, and a warning, where it cannot be read.
+
+    ResourceError passes, for then it is readable.
+    """
     try:
-        return _read(store, volume_id)
+        return _read(store, volume_id, halves)
     except ResourceError:
         raise
     except (OctjepaError, OSError, ValueError) as error:
@@ -194,14 +202,14 @@ def read_or_warn(store: Store, volume_id: str) -> CanonicalVolume | None:
         return None
 
 
-def _read(store: Store, volume_id: str) -> CanonicalVolume:
+def _read(store: Store, volume_id: str, halves: bool) -> CanonicalVolume:
     """As `Store.read`, tried again a few times where the machine lacks resources."""
     for seconds in _WAITS_SECONDS:
         try:
-            return store.read(volume_id)
+            return store.read(volume_id, halves)
         except ResourceError:
             time.sleep(seconds)
-    return store.read(volume_id)
+    return store.read(volume_id, halves)
 
 
 def collate(items: Sequence[LoadedSample]) -> Batch:

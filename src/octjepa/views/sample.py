@@ -50,10 +50,13 @@ def make_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, back
     draw, view = _draw(volume, recipe, epoch, background)
     noise = _generator(volume, recipe, epoch, "speckle")
     (first, second), index = draw.augmentations, draw.sample.grid_index
-    context_view = _patch_view(view, index, recipe, first, volume, noise)
+    views = [view, view]
+    if recipe.views.halves:
+        views = _half_views(volume, draw.transform, recipe, epoch)
+    context_view = _patch_view(views[0], index, recipe, first, volume, noise)
     target_view = context_view
-    if second != first or second.speckle:
-        target_view = _patch_view(view, index, recipe, second, volume, noise)
+    if second != first or second.speckle or recipe.views.halves:
+        target_view = _patch_view(views[1], index, recipe, second, volume, noise)
     return draw.sample._replace(context_view=context_view, target_view=target_view)
 
 
@@ -180,6 +183,22 @@ def _augmentations(
     if epoch is None:
         return intensity.IntensityAugmentation(), intensity.IntensityAugmentation()
     return intensity.sample_augmentation(recipe.views, rng), intensity.sample_augmentation(recipe.views, rng)
+
+
+def _half_views(
+    volume: CanonicalVolume, transform: geometry.ViewTransform, recipe: Recipe, epoch: int | None
+) -> list[UInt8[np.ndarray, "d h w"]]:
+    """The views of context and target: each of one half of the B-scans; which half the context has is drawn.
+
+    Raises ValueError where `volume` was read without halves.
+    """
+    halves = volume.halves
+    if halves is None:
+        raise ValueError(f"volume {volume.volume_id} has no halves, which views.halves needs")
+    first = int(_generator(volume, recipe, epoch, "halves").integers(2))
+    return [
+        geometry.strided_view(halves[which], transform, recipe.preprocessing.image_size) for which in (first, 1 - first)
+    ]
 
 
 def _patch_view(

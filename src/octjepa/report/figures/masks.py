@@ -22,7 +22,7 @@ from octjepa.report.figures import svg
 from octjepa.report.figures.eyes import central_slice
 from octjepa.report.mask_statistics import MIX, measure_store, measure_synthetic, single_family, summary
 from octjepa.views import geometry
-from octjepa.views.sample import make_sample
+from octjepa.views.sample import draw_sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ class MaskPicture:
 
 def mask_states(volume: CanonicalVolume, recipe: Recipe, family: str) -> Int[np.ndarray, "d h w"]:
     """UNSELECTED, CONTEXT, TARGET or HIDDEN for every token of the grid, in the fixed sample under `family`."""
-    sample = make_sample(volume, single_family(recipe, family), None)
+    sample = draw_sample(volume, single_family(recipe, family), None).sample
     state = np.full(recipe.grid_tokens, UNSELECTED)
     state[sample.grid_index] = HIDDEN
     state[sample.grid_index[sample.context]] = CONTEXT

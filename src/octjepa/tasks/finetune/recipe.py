@@ -70,6 +70,13 @@ class FinetuneRecipe(Section):
     loader_workers: Annotated[int, Field(ge=0)] = machine(0)
     save_every: Positive = machine(100)  # updates between two checkpoints to go on from
 
+    @field_validator("views")
+    @classmethod
+    def _views_are_whole(cls, views: ViewRecipe) -> ViewRecipe:
+        if views.halves:
+            raise ValueError("views.halves is unused by fine-tuning, which reads whole volumes: drop it")
+        return views
+
     @field_validator("task", mode="before")
     @classmethod
     def _no_survival(cls, task: object) -> object:
