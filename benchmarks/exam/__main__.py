@@ -26,9 +26,9 @@ from octjepa.store import Store
 from . import ceiling, real_tasks, training
 from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, fingerprint, make_cohorts
 from .openings import code, open_seal
-from .page import CNN, row_names, write_page
+from .page import row_names, write_page
 from .reading import Exam
-from .results import Results, RowName
+from .results import SUPERVISED, Results, RowName
 from .settings import EXAM, RESULTS, SEALED, Settings
 from .ship import ship
 
@@ -118,12 +118,12 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         for plan in plans:
             for seed in plan.seeds:
                 twin = _untrained(plan, seed)
-                row = RowName(f"untrained:{plan.name}", twin.recipe.tokens.patch_size, seed)
+                row = RowName(training.twin_name(twin.recipe, plan.name), twin.recipe.tokens.patch_size, seed)
                 exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)}, given.without)
         row = RowName("graders", (0, 0, 0))
-        if not results.has(row, "real_boundaries"):
+        if not results.has(row, "real_surfaces"):
             recipe = plans[0].recipe(0)
-            results.add(row, "real_boundaries", real_tasks.read_boundaries(folder, None, recipe), about)
+            results.add(row, "real_surfaces", real_tasks.read_surfaces(folder, None, recipe), about)
         write_page(results, out)
     if given.ceilings or everything:
         _ceilings(exam, make_cohorts(given.work, settings, (PRETRAINING, *(f"{k}_ample" for k in DECOYS))), about)
@@ -149,12 +149,12 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
 
 
 def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
-    row = RowName(CNN, (0, 0, 0))
+    row = RowName(SUPERVISED, (0, 0, 0))
     main, pretraining = exam.cohort("main"), Cohort.open(folder, PRETRAINING)
     decoys = [exam.cohort(name) for name in DECOYS]
-    if not exam.results.has(row, "has_it"):
+    if not exam.results.has(row, "eye_lesion"):
         found = [one for ample in (True, False) for one in ceiling.lesions_ceiling(main, pretraining, ample)]
-        exam.results.add(row, "has_it", found, about)
+        exam.results.add(row, "eye_lesion", found, about)
     if not exam.results.has(row, "decoys"):
         ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
         found = [*ceiling.decoys_ceiling(decoys, ample, True), *ceiling.decoys_ceiling(decoys, decoys, False)]
@@ -163,7 +163,7 @@ def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
 
 def _unet(exam: Exam, plan: training.Plan, seconds: float, about: dict[str, Any]) -> None:
     """A U-Net on the real eyes, with the CPU-seconds that pretraining the plan's encoder takes on this machine."""
-    row = RowName("unet", (0, 0, 0))
+    row = RowName(SUPERVISED, (0, 0, 0))
     if not exam.results.has(row, "real_fluid"):
         found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
         exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "encoder": plan.name})
@@ -173,21 +173,23 @@ def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:
     """The network of a plan's seed before its first update."""
     recipe = plan.recipe(seed)
     torch.manual_seed(seed)
-    return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, f"untrained:{plan.name}")
+    name = training.twin_name(recipe, plan.name)
+    return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, name)
 
 
 def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str, Any]) -> None:
     patch, seed = encoder.recipe.tokens.patch_size, encoder.recipe.train.seed
     for floor in ("intensity", "raw_patches"):
         exam.read(RowName(floor, patch), encoder, floor, about)
-    exam.read(RowName(f"untrained:{encoder.name}", patch, seed), encoder.untrained(), "encoder", about)
+    twin = RowName(training.twin_name(encoder.recipe, encoder.name), patch, seed)
+    exam.read(twin, encoder.untrained(), "encoder", about)
     exam.read(RowName(encoder.name, patch, seed), encoder, "encoder", {**about, "run": Path(run).name})
 
 
 def _list(given: argparse.Namespace) -> int:
     results = Results(given.out)
     for (name, patch), rows in row_names(results).items():
-        tasks = sorted({entry["task"] for entry in results.entries if entry["name"] == name})
+        tasks = sorted({entry["task"] for entry in results.entries if entry["encoder"] == name})
         print(f"{name:<28} {'x'.join(map(str, patch)):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")
     for plan in training.read_plans():
         for seed in plan.seeds:

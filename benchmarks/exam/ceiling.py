@@ -141,8 +141,8 @@ def lesions_ceiling(main: Cohort, pretraining: Cohort, ample: bool) -> Iterator[
     parts = []
     for number in measurable(main):
         parts.append(auroc(main.lesions[test, number], [logits[:, number]], draws, people, LESIONS[number]))
-        yield Finding("has_it", f"auroc_{LESIONS[number]}", labels, parts[-1])
-    yield Finding("has_it", "auroc", labels, mean_estimate(parts, len(test)))
+        yield Finding("eye_lesion", f"auroc_{LESIONS[number]}", labels, parts[-1])
+    yield Finding("eye_lesion", "auroc", labels, mean_estimate(parts, len(test)))
 
 
 def decoys_ceiling(cohorts: Sequence[Cohort], training: Sequence[Cohort], ample: bool) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def measurable(cohort: Cohort) -> list[int]:
     return [number for number in range(len(LESIONS)) if counts[number] >= MIN_POSITIVES]
 
 
-def where(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Finding]:
+def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Finding]:
     """Task 1: average precision by token, from few labelled eyes; depth and eccentricity are given to every row."""
     train, test = cohort.indices("train"), cohort.indices("test")
     draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
@@ -66,9 +66,9 @@ def where(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Find
                 several.append(_token_precision(truth.positive[tested, lesion], scores, volume_of, draws, cohort, test))
             if several:
                 by_lesion.append(mean_estimate(several, len(test)))
-                yield Finding("where", f"token_ap_{LESIONS[lesion]}", count, by_lesion[-1])
+                yield Finding("token_lesion", f"token_ap_{LESIONS[lesion]}", count, by_lesion[-1])
         if by_lesion:
-            yield Finding("where", "token_ap", count, mean_estimate(by_lesion, len(test)))
+            yield Finding("token_lesion", "token_ap", count, mean_estimate(by_lesion, len(test)))
 
 
 def _tokens_of(table: TokenTable, volumes: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
@@ -150,7 +150,7 @@ def fit_draws(
     return [logistic_scores(x[eyes], truth[eyes], test, strength) for eyes in known]
 
 
-def has_it(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> Iterator[Finding]:
+def eye_lesion(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> Iterator[Finding]:
     """Task 2: AUROC of each lesion; with `intensity` also what the row adds to it."""
     test = cohort.indices("test")
     people = cohort.people[test]
@@ -163,16 +163,16 @@ def has_it(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> Itera
             if not scores:
                 continue
             alone.append(auroc(truth, scores, draws, people, LESIONS[lesion]))
-            yield Finding("has_it", f"auroc_{LESIONS[lesion]}", count, alone[-1])
+            yield Finding("eye_lesion", f"auroc_{LESIONS[lesion]}", count, alone[-1])
             if intensity is not None and both is not None:
                 with_it, without = (
                     auroc(truth, one.scores(lesion, count), draws, people, "added") for one in (both, intensity)
                 )
                 added.append(difference(with_it, without))
         if alone:
-            yield Finding("has_it", "auroc", count, mean_estimate(alone, len(test)))
+            yield Finding("eye_lesion", "auroc", count, mean_estimate(alone, len(test)))
         if added:
-            yield Finding("has_it", "added_auroc", count, mean_estimate(added, len(test)))
+            yield Finding("added_value", "added_auroc", count, mean_estimate(added, len(test)))
 
 
 def decoys(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ _SEVERITY = {
 }
 
 
-def boundaries(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
+def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
     """Task 4: mean absolute error in um of four surfaces, by a linear head from each token to its own patch.
 
     The head predicts which share of each A-scan of the patch lies above a surface. Shares added up over depth are the
@@ -56,10 +56,8 @@ def boundaries(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
                 errors[draw, :, number] = np.nanmean(np.abs(found - depths[int(volume)]), axis=(1, 2)) * um
         of_eye = errors.mean(axis=0)  # [boundaries, test]
         for number, name in enumerate(BOUNDARIES):
-            yield Finding(
-                "boundaries", f"error_um_{name}", count, mean_of_known(of_eye[number], draws, people, "error")
-            )
-        yield Finding("boundaries", "error_um", count, mean_of_known(of_eye.mean(axis=0), draws, people, "error"))
+            yield Finding("surfaces", f"error_um_{name}", count, mean_of_known(of_eye[number], draws, people, "error"))
+        yield Finding("surfaces", "error_um", count, mean_of_known(of_eye.mean(axis=0), draws, people, "error"))
 
 
 def depth_features(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:

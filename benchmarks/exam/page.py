@@ -11,7 +11,7 @@ from octjepa.files import write_atomic
 from octjepa.phantom import DECOYS, LESIONS
 
 from .plots import plot_compute
-from .results import Entry, Results, RowName, compare
+from .results import SUPERVISED, UNTRAINED, Entry, Results, RowName, compare
 from .settings import (
     BOUNDARY_EYES,
     COMPONENTS,
@@ -28,18 +28,18 @@ from .settings import (
 Patch = tuple[int, int, int]
 # (key of the figure, heading): the columns of the table of rows
 HEADLINES = (
-    ("where/token_ap/10", "token AP, 10 eyes"),
-    ("where/token_ap/30", "30 eyes"),
-    ("where/token_ap/100", "100 eyes"),
-    ("has_it/auroc/30", "AUROC, 30 people"),
-    ("has_it/auroc/100", "100"),
-    ("has_it/auroc/all", "all"),
-    ("has_it/added_auroc/30", "added to intensity, 30"),
-    ("has_it/added_auroc/all", "all"),
+    ("token_lesion/token_ap/10", "token AP, 10 eyes"),
+    ("token_lesion/token_ap/30", "30 eyes"),
+    ("token_lesion/token_ap/100", "100 eyes"),
+    ("eye_lesion/auroc/30", "AUROC, 30 people"),
+    ("eye_lesion/auroc/100", "100"),
+    ("eye_lesion/auroc/all", "all"),
+    ("added_value/added_auroc/30", "added to intensity, 30"),
+    ("added_value/added_auroc/all", "all"),
     ("decoys/auroc/30", "decoys, 30 people"),
     ("decoys/auroc/100", "100"),
-    ("boundaries/error_um/5", "surfaces in um, 5 eyes"),
-    ("boundaries/error_um/30", "30 eyes"),
+    ("surfaces/error_um/5", "surfaces in um, 5 eyes"),
+    ("surfaces/error_um/30", "30 eyes"),
     ("severity/r2_fluid_mm3/100", "R2 fluid volume, 100"),
     ("severity/r2_atrophy_mm2/100", "atrophy area"),
     ("severity/r2_central_thickness_um/100", "central thickness"),
@@ -48,10 +48,9 @@ HEADLINES = (
     ("tuning/auroc/100", "100"),
     ("real_fluid/dice/1", "real fluid: Dice"),
     ("real_fluid/ap/1", "AP"),
-    ("real_boundaries/error_um/1", "real surfaces in um"),
+    ("real_surfaces/error_um/1", "real surfaces in um"),
 )
 MISSING = "missing"
-CNN = "cnn"
 TEMPLATE = Path(__file__).with_name("template.md")
 
 
@@ -79,7 +78,7 @@ def row_names(results: Results) -> dict[tuple[str, Patch], list[RowName]]:
     found: dict[tuple[str, Patch], list[RowName]] = {}
     for entry in results.entries:
         patch = (entry["patch"][0], entry["patch"][1], entry["patch"][2])
-        row = RowName(entry["name"], patch, entry["seed"])
+        row = RowName(entry["encoder"], patch, entry["seed"])
         seeds = found.setdefault((row.name, patch), [])
         if row not in seeds:
             seeds.append(row)
@@ -103,7 +102,7 @@ def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
         return f"{np.mean(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
     entry = next(
         one for one in results.entries
-        if one["row"] == next(iter(read)).key and key.startswith(f"{one['task']}/{one['figure']}/")
+        if one["row"] == next(iter(read)).key and key.startswith(f"{one['task']}/{one['metric']}/")
         and key.endswith("/all" if one["labels"] is None else f"/{one['labels']}")
     )  # fmt: skip
     if entry["low"] is None:
@@ -124,9 +123,11 @@ def differences(results: Results) -> str:
     """Encoder less untrained twin, intensity and raw patches."""
     known, lines = row_names(results), []
     for (name, patch), rows in known.items():
-        if (f"untrained:{name}", patch) not in known:
+        trained = any(entry["encoder"] == name and entry.get("views") for entry in results.entries)
+        twins_of = known.get((f"{UNTRAINED}:{name}", patch)) or (known.get((UNTRAINED, patch)) if trained else None)
+        if twins_of is None:
             continue
-        twins = {one.seed: one for one in known[f"untrained:{name}", patch]}
+        twins = {one.seed: one for one in twins_of}
         rows = [row for row in rows if row.seed in twins]
         others = {"its untrained twin": [twins[row.seed] for row in rows]}
         for floor in ("intensity", "raw_patches"):
@@ -150,7 +151,7 @@ def _difference(found: Entry, digits: int) -> str:
 
 def questions() -> list[tuple[str, str]]:
     """(name, start of the figure's key) of what is asked of an eye by AUROC."""
-    return [(f"has: {name}", f"has_it/auroc_{name}") for name in LESIONS] + [
+    return [(f"has: {name}", f"eye_lesion/auroc_{name}") for name in LESIONS] + [
         (f"decoy: {name}", f"decoys/auroc_{name}") for name in DECOYS
     ]
 
@@ -159,7 +160,7 @@ def admission(results: Results) -> str:
     """Floors and ceilings of each question, and whether it is admitted."""
     known, lines = row_names(results), []
     patches = [patch for (name, patch) in known if name == "intensity"]
-    cnn = next((rows[0] for (name, _), rows in known.items() if name == CNN), None)
+    cnn = next((rows[0] for (name, _), rows in known.items() if name == SUPERVISED), None)
     for patch in patches:
         floor = known["intensity", patch][0]
         for name, key in questions():
@@ -181,7 +182,7 @@ def details(results: Results) -> str:
         for name, key in questions()
         for labels in (("30", "all") if "has" in name else ("100",))
     ]
-    keys += [(f"token AP: {name}", f"where/token_ap_{name}/30") for name in LESIONS]
+    keys += [(f"token AP: {name}", f"token_lesion/token_ap_{name}/30") for name in LESIONS]
     lines = [
         [f"`{name}`", "x".join(map(str, patch)), *(cell(results, rows, key) for _, key in keys)]
         for (name, patch), rows in row_names(results).items()
@@ -193,6 +194,6 @@ def details(results: Results) -> str:
 def left_out(results: Results) -> str:
     """What was not measured, and why."""
     lines = [
-        [f"`{one['row']}`", f"{one['task']}/{one['figure']}/{one['labels']}", one["reason"]] for one in results.left_out
+        [f"`{one['row']}`", f"{one['task']}/{one['metric']}/{one['labels']}", one["reason"]] for one in results.left_out
     ]
     return table(["row", "figure", "why"], lines) if lines else "Nothing."

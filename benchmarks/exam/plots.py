@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .results import Results, RowName
+from .results import UNTRAINED, Results, RowName
 
 CURVES = (
-    ("where/token_ap/30", "token AP, 30 eyes"),
-    ("has_it/auroc/30", "AUROC of an eye, 30 people"),
-    ("has_it/auroc/all", "AUROC of an eye, all people"),
-    ("boundaries/error_um/30", "error of surfaces in um, 30 eyes"),
+    ("token_lesion/token_ap/30", "token AP, 30 eyes"),
+    ("eye_lesion/auroc/30", "AUROC of an eye, 30 people"),
+    ("eye_lesion/auroc/all", "AUROC of an eye, all people"),
+    ("surfaces/error_um/30", "error of surfaces in um, 30 eyes"),
     ("severity/r2_central_thickness_um/100", "R2 of central thickness, 100"),
     ("same_eye/top_1/0", "same eye, top-1"),
 )
@@ -26,7 +26,7 @@ def plot_compute(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same results give the same file
-    objectives = sorted({entry["name"].partition("_")[0] for entry in results.entries if entry.get("views")})
+    objectives = sorted({entry["encoder"].partition("_")[0] for entry in results.entries if entry.get("views")})
     figure = Figure(figsize=(10, 6), layout="constrained")
     for axes, (key, heading) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
         for number, objective in enumerate(objectives):
@@ -56,10 +56,10 @@ def _points(results: Results, objective: str, key: str) -> list[tuple[int, float
     """(views, value) of each run of an objective, and of its untrained twins at 0."""
     found: dict[str, tuple[int, float]] = {}
     for entry in results.entries:
-        name = entry["name"].removeprefix("untrained:")
-        if name.partition("_")[0] != objective:
+        name = entry["encoder"].removeprefix(f"{UNTRAINED}:")
+        if name.partition("_")[0] not in (objective, UNTRAINED):
             continue
-        row = RowName(entry["name"], tuple(entry["patch"]), entry["seed"])
+        row = RowName(entry["encoder"], tuple(entry["patch"]), entry["seed"])
         value = results.value(row, key)
         if value is not None:
             found[row.key] = (entry.get("views", 0), value)
@@ -68,5 +68,5 @@ def _points(results: Results, objective: str, key: str) -> list[tuple[int, float
 
 def _floor(results: Results, floor: str, key: str) -> float | None:
     """The figure of a floor."""
-    row = next((one for one in results.entries if one["name"] == floor), None)
+    row = next((one for one in results.entries if one["encoder"] == floor), None)
     return None if row is None else results.value(RowName(floor, tuple(row["patch"]), row["seed"]), key)

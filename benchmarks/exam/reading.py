@@ -88,8 +88,8 @@ class Exam:
         """Age, site, study group and scanner, which need no image, through the tasks that read an eye."""
         main = self.cohort("main")
         x = covariates(main)
-        if not self.results.has(row, "has_it"):
-            self.results.add(row, "has_it", list(lesion_tasks.has_it(main, EyeProbe(main, x), None)), about)
+        if not self.results.has(row, "eye_lesion"):
+            self.results.add(row, "eye_lesion", list(lesion_tasks.eye_lesion(main, EyeProbe(main, x), None)), about)
         if not self.results.has(row, "severity"):
             self.results.add(row, "severity", list(measurement_tasks.severity(main, x)), about)
 
@@ -124,22 +124,22 @@ class _Row:
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         main = self.exam.cohort("main")
         base = None if self.kind == "intensity" else self.exam.intensity
-        yield "where", lambda: lesion_tasks.where(main, self.main, self.exam.token_truth(self.main))
+        yield "token_lesion", lambda: lesion_tasks.token_lesion(main, self.main, self.exam.token_truth(self.main))
         yield (
-            "has_it",
-            lambda: lesion_tasks.has_it(
+            "eye_lesion",
+            lambda: lesion_tasks.eye_lesion(
                 main, EyeProbe(main, self.projection(self.zones)), None if base is None else base(self.encoder)
             ),
         )
         yield "severity", lambda: measurement_tasks.severity(main, self.projection(self.zones))
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
-        yield "boundaries", lambda: measurement_tasks.boundaries(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
+        yield "surfaces", lambda: measurement_tasks.surfaces(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
         if self.kind == "encoder":
             yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
         real = self.exam.folder, self.encoder.recipe
         yield "real_fluid", lambda: real_tasks.read_fluid(real[0], self.kind, self.featurise, real[1])
-        yield "real_boundaries", lambda: real_tasks.read_boundaries(real[0], self.featurise, real[1])
+        yield "real_surfaces", lambda: real_tasks.read_surfaces(real[0], self.featurise, real[1])
 
     def _same_eye(self) -> Iterator[Finding]:
         second = self.table(SECOND_VISIT).zones()

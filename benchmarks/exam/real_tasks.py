@@ -230,10 +230,10 @@ def fluid_from_unet(recipe: Recipe, cpu_seconds: float, seed: int) -> Segment:
     return segment
 
 
-def real_boundaries(eyes: Sequence[RealEye], featurise: Featurise, recipe: Recipe) -> Iterator[Finding]:
+def real_surfaces(eyes: Sequence[RealEye], featurise: Featurise, recipe: Recipe) -> Iterator[Finding]:
     """Mean absolute error in um of four surfaces against the first grader, in scans that were not flattened.
 
-    The head is that of the task `boundaries`, fitted for each surface by itself, for some are ungraded where there is
+    The head is that of the task `surfaces`, fitted for each surface by itself, for some are ungraded where there is
     fluid; its penalty is the one of least error in um over the slabs.
     """
     errors = []
@@ -279,15 +279,15 @@ def read_fluid(work: Path, kind: str, featurise: Featurise, recipe: Recipe) -> I
     yield from fluid(read_eyes(work, data, recipe.preprocessing), segment)
 
 
-def read_boundaries(work: Path, featurise: Featurise | None, recipe: Recipe) -> Iterator[Finding | LeftOut]:
+def read_surfaces(work: Path, featurise: Featurise | None, recipe: Recipe) -> Iterator[Finding | LeftOut]:
     """Surfaces by one row of the exam; without `featurise` by the second grader."""
     data = data_folder()
     absent = why_absent(data)
     if absent is not None:
-        yield LeftOut("real_boundaries", "error_um", LABELLED, absent)
+        yield LeftOut("real_surfaces", "error_um", LABELLED, absent)
         return
     eyes = read_eyes(work, data, recipe.preprocessing.model_copy(update={"flatten": "none"}))
-    yield from graders(eyes, recipe) if featurise is None else real_boundaries(eyes, featurise, recipe)
+    yield from graders(eyes, recipe) if featurise is None else real_surfaces(eyes, featurise, recipe)
 
 
 def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iterator[Finding | LeftOut]:
@@ -302,7 +302,7 @@ def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iter
 
 
 def graders(eyes: Sequence[RealEye], recipe: Recipe) -> Iterator[Finding]:
-    """The two graders against each other, in the same figures as `real_boundaries`."""
+    """The two graders against each other, in the same figures as `real_surfaces`."""
     return _errors_um(np.concatenate([disagreement_px(eye) for eye in eyes[::-1]], axis=1), recipe)
 
 
@@ -317,5 +317,5 @@ def _errors_um(voxels: Float[np.ndarray, "boundaries scans"], recipe: Recipe) ->
     scans = [f"{name} {number}" for name in EYES[::-1] for number in range(BSCANS)]
     draws = Draws(scans, RESAMPLES, 0)
     for name, values in zip(BOUNDARIES, um, strict=True):
-        yield Finding("real_boundaries", f"error_um_{name}", LABELLED, mean_of_known(values, draws, scans, "error"))
-    yield Finding("real_boundaries", "error_um", LABELLED, mean_of_known(um.mean(axis=0), draws, scans, "error"))
+        yield Finding("real_surfaces", f"error_um_{name}", LABELLED, mean_of_known(values, draws, scans, "error"))
+    yield Finding("real_surfaces", "error_um", LABELLED, mean_of_known(um.mean(axis=0), draws, scans, "error"))

@@ -1,6 +1,8 @@
-"""Figures of the exam, one line each in docs/exam/results.json, written as each row ends; and their resamples.
+"""Figures of the exam, a list in docs/exam/results.json that grows as each row ends; and their resamples.
 
-The resamples are kept beside them, so that a later row is compared on the same draws of people.
+An entry is {task, encoder, reading, labels, seed, metric, value, low, high, n, run} and what else is known of it. The
+resamples are kept beside the list, so that a later row is compared on the same draws of people; left_out.json says what
+was not measured, and why.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ class Finding:
     """One figure: of which task, from how many labelled eyes or people (None: all, 0: none)."""
 
     task: str
-    figure: str
+    metric: str
     labels: int | None
     estimate: Estimate
 
     @property
     def key(self) -> str:
         """Its name among the figures of a row."""
-        return f"{self.task}/{self.figure}/{'all' if self.labels is None else self.labels}"
+        return f"{self.task}/{self.metric}/{'all' if self.labels is None else self.labels}"
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,23 @@ class LeftOut:
     """A figure, or a whole task by its main figure, that was not measured; `reason` says why."""
 
     task: str
-    figure: str
+    metric: str
     labels: int | None
     reason: str
 
 
+# How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
+READINGS = {
+    "token_lesion": "tokens", "eye_lesion": "zones", "added_value": "zones", "decoys": "zones", "surfaces": "tokens",
+    "severity": "zones", "same_eye": "zones", "tuning": "tuned", "real_fluid": "tokens", "real_surfaces": "tokens",
+}  # fmt: skip
+SUPERVISED = "supervised"  # the row of networks that learn from labels alone
+UNTRAINED = "untrained"  # the exam's own encoder before its first update; of another architecture "untrained:NAME"
+
+
 @dataclass(frozen=True)
 class RowName:
-    """A row: its name, the patch that it cuts, the seed of its network (0 without one)."""
+    """A row: its encoder or floor, the patch that it cuts, the seed of its network (0 without one)."""
 
     name: str
     patch: tuple[int, int, int]
@@ -66,6 +77,7 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.path, self.samples = folder / "results.json", folder / "samples"
+        self._left_out_path = folder / "left_out.json"
         self.entries: list[Entry] = []
         self.left_out: list[Entry] = []
         self.cohorts: str | None = None  # fingerprint of what all figures were measured on
@@ -73,9 +85,10 @@ class Results:
 
     def _read(self) -> None:
         if self.path.is_file():
-            known = json.loads(self.path.read_text(encoding="utf-8"))
-            self.entries, self.left_out = known["figures"], known.get("left_out", [])
-            self.cohorts = known.get("cohorts")
+            self.entries = json.loads(self.path.read_text(encoding="utf-8"))
+            self.cohorts = self.entries[0]["cohorts"] if self.entries else None
+        if self._left_out_path.is_file():
+            self.left_out = json.loads(self._left_out_path.read_text(encoding="utf-8"))
 
     def check_cohorts(self, fingerprint: str) -> None:
         """Raises UsageError where figures are of other cohorts: ingest has changed, and rows would not compare."""
@@ -89,50 +102,57 @@ class Results:
 
     def has(self, row: RowName, task: str, run: str | None = None) -> bool:
         """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`."""
-        return (self.samples / f"{row.key}-{task}.npz").is_file() and any(
-            entry["row"] == row.key and entry["task"] == task and entry.get("run") == run for entry in self.entries
+        return self._samples_of(row, task).is_file() and any(
+            entry["row"] == row.key and entry["task"] == task and entry["run"] == (run or row.key)
+            for entry in self.entries
         )
+
+    def _samples_of(self, row: RowName, task: str) -> Path:
+        return self.samples / f"{row.key}-{task}.npz"
 
     def add(self, row: RowName, task: str, found: Iterable[Finding | LeftOut], about: Entry) -> None:
         """Replaces a row's figures of `task`, and why others are missing, and writes everything.
 
-        about: the run, its code and recipe.
+        about: the run, its code and recipe. A task may find figures of another one too (`added_value`).
         """
         found = list(found)
-        findings = [one for one in found if isinstance(one, Finding)]
         self.samples.mkdir(parents=True, exist_ok=True)
         with FileLock(self.samples / ".lock"):
+            cohorts = self.cohorts
             self._read()
-            self._replace(row, task, found, findings, about)
-            write_json(self.path, {"cohorts": self.cohorts, "figures": self.entries, "left_out": self.left_out})
+            self.cohorts = cohorts or self.cohorts
+            for one in dict.fromkeys([task, *(finding.task for finding in found)]):
+                self._replace(row, one, [finding for finding in found if finding.task == one], about)
+            write_json(self.path, self.entries)
+            write_json(self._left_out_path, self.left_out)
 
-    def _replace(
-        self, row: RowName, task: str, found: list[Finding | LeftOut], findings: list[Finding], about: Entry
-    ) -> None:
+    def _replace(self, row: RowName, task: str, found: list[Finding | LeftOut], about: Entry) -> None:
+        findings = [one for one in found if isinstance(one, Finding)]
         self.left_out = [entry for entry in self.left_out if (entry["row"], entry["task"]) != (row.key, task)]
         self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
         arrays = {one.key: one.estimate.samples.astype(np.float32) for one in findings}
         draws = {f"draws:{one.key}": np.array(one.estimate.draws_id) for one in findings}
         write_atomic(
-            self.samples / f"{row.key}-{task}.npz",
+            self._samples_of(row, task),
             lambda file: np.savez_compressed(file, allow_pickle=False, **arrays, **draws),
         )
         self.entries = [entry for entry in self.entries if (entry["row"], entry["task"]) != (row.key, task)]
+        reading = "voxels" if row.name == SUPERVISED else READINGS[task]
         for one in findings:
             interval = one.estimate.interval()
             self.entries.append(
                 {
-                    "row": row.key, "name": row.name, "seed": row.seed, "patch": list(row.patch), "task": one.task,
-                    "figure": one.figure, "labels": one.labels, "value": round(one.estimate.value, 5),
-                    "low": _rounded(interval.low), "high": _rounded(interval.high), "n": one.estimate.n,
-                    "people": one.estimate.n_people, "scale": one.estimate.scale, **about,
+                    "task": one.task, "encoder": row.name, "reading": reading, "labels": one.labels, "seed": row.seed,
+                    "metric": one.metric, "value": round(one.estimate.value, 5), "low": _rounded(interval.low),
+                    "high": _rounded(interval.high), "n": one.estimate.n, "row": row.key, "patch": list(row.patch),
+                    "people": one.estimate.n_people, "scale": one.estimate.scale, "cohorts": self.cohorts,
+                    **about, "run": about.get("run") or row.key,
                 }
             )  # fmt: skip
 
     def estimate(self, row: RowName, key: str) -> Estimate | None:
         """A figure with its resamples; None where it is not there."""
-        task = key.partition("/")[0]
-        path = self.samples / f"{row.key}-{task}.npz"
+        path = self._samples_of(row, key.partition("/")[0])
         entry = next((one for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
         if entry is None or not path.is_file():
             return None
@@ -146,7 +166,7 @@ class Results:
 
 
 def _key_of(entry: Entry) -> str:
-    return f"{entry['task']}/{entry['figure']}/{'all' if entry['labels'] is None else entry['labels']}"
+    return f"{entry['task']}/{entry['metric']}/{'all' if entry['labels'] is None else entry['labels']}"
 
 
 def _rounded(value: float | None) -> float | None:

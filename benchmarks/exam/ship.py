@@ -19,7 +19,7 @@ from octjepa.files import write_json
 from .page import HEADLINES, cell
 from .results import Results, RowName
 from .settings import EXAM
-from .training import Plan, is_trained, run_folder
+from .training import Plan, is_trained, run_folder, twin_name
 
 NAME = "phantom-tiny"
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
@@ -36,7 +36,8 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` goes on with it')
     patch = plan.recipe(seed).tokens.patch_size
     rows = {
-        plan.name: RowName(plan.name, patch, seed), "untrained": RowName(f"untrained:{plan.name}", patch, seed),
+        plan.name: RowName(plan.name, patch, seed),
+        "untrained": RowName(twin_name(plan.recipe(seed), plan.name), patch, seed),
         "intensity": RowName("intensity", patch),
     }  # fmt: skip
     shown = [key for key, _ in HEADLINES if results.value(rows[plan.name], key) is not None]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from octjepa.config import load_recipe, science_hash
+from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.files import write_json
@@ -25,6 +25,7 @@ from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
+from .results import UNTRAINED
 from .settings import RECIPE
 
 ENCODERS = Path(__file__).with_name("encoders.yaml")
@@ -70,6 +71,16 @@ def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list
     if unknown:
         raise UsageError(f"no encoder {unknown[0]} in {path.name}: one of {', '.join(known)}")
     return [known[one] for one in only]
+
+
+def twin_name(recipe: Recipe, name: str) -> str:
+    """The row of an encoder's untrained twin. Encoders of one architecture and seed have the same one.
+
+    The context encoder is drawn first (`VJEPA3D`), so that neither objective nor predictor changes its weights.
+    """
+    ours, exams = (science(one.model) for one in (recipe, load_recipe(RECIPE)))
+    apart = {key for key in ours if ours[key] != exams[key] and not key.startswith(("predictor_", "warm_start"))}
+    return f"{UNTRAINED}:{name}" if apart else UNTRAINED
 
 
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:

@@ -158,7 +158,7 @@ def read(campaign: Campaign) -> Figures:
 
 
 def _is_read(campaign: Campaign, row: str) -> bool:
-    return Results(campaign.work / "exam").has(row_name(campaign.settings, row), "has_it")
+    return Results(campaign.work / "exam").has(row_name(campaign.settings, row), "eye_lesion")
 
 
 def _bring_exam_back(campaign: Campaign) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-ALL, FEW = "has_it/auroc/all", "has_it/auroc/30"
+ALL, FEW = "eye_lesion/auroc/all", "eye_lesion/auroc/30"
 GAIN = {ALL: 0.05, FEW: 0.10}
 LOWER_LIMIT = 0.02
 FINE_OVER_COARSE = 0.03

@@ -22,7 +22,7 @@ PEOPLE = np.array([f"p{number:03d}" for number in range(120)])
 TRUTH = np.arange(120) % 2 == 0
 
 
-def finding(scores: np.ndarray, draws: Draws, task: str = "has_it") -> Finding:
+def finding(scores: np.ndarray, draws: Draws, task: str = "eye_lesion") -> Finding:
     return Finding(task, "auroc", 30, auroc(TRUTH, [scores], draws, PEOPLE, "lesion"))
 
 
@@ -46,16 +46,16 @@ def test_labelled_people_are_nested_half_with_the_lesion_and_repeat() -> None:
 def test_figures_of_another_training_of_the_same_row_count_as_missing(tmp_path: Path) -> None:
     results, row = Results(tmp_path), RowName("mae", PATCH)
     found = finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))
-    results.add(row, "has_it", [found], {"run": "mae-1"})
-    assert results.has(row, "has_it", "mae-1")
-    assert not results.has(row, "has_it", "mae-2")
-    assert not results.has(row, "has_it")
+    results.add(row, "eye_lesion", [found], {"run": "mae-1"})
+    assert results.has(row, "eye_lesion", "mae-1")
+    assert not results.has(row, "eye_lesion", "mae-2")
+    assert not results.has(row, "eye_lesion")
 
 
 def test_figures_of_other_cohorts_are_not_joined(tmp_path: Path) -> None:
     results, row = Results(tmp_path), RowName("mae", PATCH)
     results.check_cohorts("a")
-    results.add(row, "has_it", [finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))], {"run": "mae-1"})
+    results.add(row, "eye_lesion", [finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))], {"run": "mae-1"})
     Results(tmp_path).check_cohorts("a")
     with pytest.raises(UsageError, match="measured on cohorts a, those here are b"):
         Results(tmp_path).check_cohorts("b")
@@ -90,15 +90,15 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
     for name, effect in names.items():
         for seed in (0, 1) if name != "intensity" else (0,):
             scores = rng.normal(size=120) + effect * TRUTH
-            results.add(RowName(name, PATCH, seed), "has_it", [finding(scores, draws)], {"run": "x"})
+            results.add(RowName(name, PATCH, seed), "eye_lesion", [finding(scores, draws)], {"run": "x"})
     again = Results(tmp_path / "out")
-    assert again.has(RowName("mae", PATCH, 1), "has_it", "x")
-    assert not again.has(RowName("mae", PATCH, 1), "where")
+    assert again.has(RowName("mae", PATCH, 1), "eye_lesion", "x")
+    assert not again.has(RowName("mae", PATCH, 1), "token_lesion")
     ours, twins = ([RowName(name, PATCH, seed) for seed in (0, 1)] for name in ("mae", "untrained:mae"))
-    found = compare(again, ours, twins, "has_it/auroc/30")
+    found = compare(again, ours, twins, "eye_lesion/auroc/30")
     assert found is not None
     assert found["low"] > 0
-    same = compare(again, twins, twins, "has_it/auroc/30")
+    same = compare(again, twins, twins, "eye_lesion/auroc/30")
     assert same is not None
     assert same["value"] == 0
     other = replace(finding(TRUTH.astype(float), draws), task="decoys")

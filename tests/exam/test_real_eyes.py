@@ -76,7 +76,7 @@ def eyes() -> list[RealEye]:
 
 
 def figures(found: Sequence[Finding]) -> dict[str, float]:
-    return {one.figure: one.estimate.value for one in found}
+    return {one.metric: one.estimate.value for one in found}
 
 
 def test_dark_pockets_are_found_by_voxels_and_patches_and_not_by_noise(eyes: list[RealEye]) -> None:
@@ -96,8 +96,8 @@ def test_surfaces_are_found_better_by_patches_than_by_noise_and_graders_differ_b
     eyes: list[RealEye],
 ) -> None:
     um = RECIPE_READ.preprocessing.target_spacing_mm[1] * 1000
-    patches = figures(list(real_tasks.real_boundaries(eyes, of_patches(), RECIPE_READ)))
-    noise = figures(list(real_tasks.real_boundaries(eyes, of_patches(noise=True), RECIPE_READ)))
+    patches = figures(list(real_tasks.real_surfaces(eyes, of_patches(), RECIPE_READ)))
+    noise = figures(list(real_tasks.real_surfaces(eyes, of_patches(noise=True), RECIPE_READ)))
     assert patches["error_um"] < noise["error_um"]
     assert patches["error_um_bm"] < 4 * um
     assert figures(list(real_tasks.graders(eyes, RECIPE_READ)))["error_um"] == pytest.approx(2 * um, rel=1e-3)
@@ -154,7 +154,7 @@ def test_without_the_data_folder_the_task_is_left_out_with_a_reason(
     again = Results(tmp_path / "out")
     assert "OCTJEPA_DATA" in again.left_out[0]["reason"]
     assert not again.has(row, "real_fluid")
-    assert isinstance(next(real_tasks.read_boundaries(tmp_path, None, RECIPE_READ)), LeftOut)
+    assert isinstance(next(real_tasks.read_surfaces(tmp_path, None, RECIPE_READ)), LeftOut)
     assert isinstance(next(real_tasks.read_unet(tmp_path, RECIPE_READ, 1.0, 0)), LeftOut)
 
 

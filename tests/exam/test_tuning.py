@@ -78,10 +78,10 @@ def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatc
     eyes.lesions[:, 1] = False
     monkeypatch.setattr(module, "MIN_POSITIVES", 5)
     found = list(tuning(eyes, encoder(), 0, counts=(10, 30), updates=2))
-    figures = {(one.figure, one.labels) for one in found if isinstance(one, Finding)}
+    figures = {(one.metric, one.labels) for one in found if isinstance(one, Finding)}
     assert ("auroc", 10) in figures
     assert (f"auroc_{LESIONS[0]}", 10) in figures
-    left_out = {(one.figure, one.labels): one.reason for one in found if isinstance(one, LeftOut)}
+    left_out = {(one.metric, one.labels): one.reason for one in found if isinstance(one, LeftOut)}
     assert left_out[f"auroc_{LESIONS[1]}", 10].startswith("0 of 10 labelled and 0 of 24 test people")
     assert "12 training people, 30" in left_out["auroc", 30]
     assert len(left_out) == 2
