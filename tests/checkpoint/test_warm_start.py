@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from octjepa.checkpoint.warm_start import warm_start
-from octjepa.errors import CheckpointError, UsageError
+from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.warm_start import start_weights, warm_start
+from octjepa.errors import CheckpointError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.model.vjepa2 import from_vjepa2, to_vjepa2, vjepa2_config
+from octjepa.recipe import Recipe
 from octjepa.train import checkpointing, loop
 from octjepa.train.loop import pretrain
+from octjepa.train.optimizer import update_target
 from synthetic import MemoryStore, small_recipe
 
 PATCH = (4, 16, 16)
@@ -67,10 +72,82 @@ def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
         model={"warm_start": str(tmp_path / "first")}, train={"max_updates": 1, "global_batch": 4, "base_lr": 1e-9}
     )
     pretrain(second, store, tmp_path / "second")
-    from octjepa import load_encoder
-
     old, new = (load_encoder(tmp_path / name).encoder.state_dict() for name in ("first", "second"))
     assert all(torch.allclose(old[name], new[name], atol=1e-6) for name in old)
+
+
+def test_volumes_that_the_first_weights_were_trained_on_count_as_seen_also_after_a_resume(tmp_path: Path) -> None:
+    """Otherwise the eyes that a warm start or a teacher has learned from would pass the leak check."""
+    first = small_recipe(train={"max_updates": 1, "global_batch": 4}, monitor={"every_updates": None})
+    store = MemoryStore(first.preprocessing)
+    names = list(store.volumes)
+    store.table["split"] = ["train"] * 4 + ["val"] * 16
+    pretrain(first, store, tmp_path / "first")
+    assert load_encoder(tmp_path / "first").trained_on == set(names[:4])
+    store.table["split"] = ["val"] * 4 + ["train"] * 5 + ["val"] * 11
+    for model, objective in (({"warm_start": str(tmp_path / "first")}, {}), ({}, {"teacher": str(tmp_path / "first")})):
+        settings = {"model": model, "objective": objective, "monitor": {"every_updates": None}}
+        recipe = small_recipe(train={"max_updates": 2, "global_batch": 4}, checkpoint={"every_updates": 1}, **settings)
+        out = tmp_path / ("warm" if model else "taught")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(loop, "update_target", interrupted_after(1))
+            with pytest.raises(KeyboardInterrupt):
+                pretrain(recipe, store, out)
+        pretrain(recipe, store, out, resume=True)
+        assert load_encoder(out).trained_on == set(names[:9])
+
+
+def interrupted_after(updates: int) -> Callable[..., None]:
+    """In the place of `update_target`: the run is interrupted in the update after so many."""
+    done = []
+
+    def interrupted_or_not(*given: Any) -> None:
+        if len(done) == updates:
+            raise KeyboardInterrupt
+        done.append(1)
+        update_target(*given)
+
+    return interrupted_or_not
+
+
+def test_a_teacher_is_the_target_and_stays_and_the_student_is_exported(tmp_path: Path) -> None:
+    first = small_recipe(train={"max_updates": 1, "global_batch": 4}, monitor={"every_updates": None})
+    store = MemoryStore(first.preprocessing)
+    pretrain(first, store, tmp_path / "first")
+    taught = small_recipe(
+        objective={"teacher": str(tmp_path / "first")}, train={"max_updates": 3, "global_batch": 4, "base_lr": 1e-2}
+    )
+    pretrain(taught, store, tmp_path / "taught")
+    teacher = load_encoder(tmp_path / "first").encoder.state_dict()
+    target, student = (load_encoder(tmp_path / "taught", which).encoder.state_dict() for which in ("target", "student"))
+    assert all(torch.equal(teacher[name], target[name]) for name in teacher)
+    assert not torch.equal(student["norm.weight"], teacher["norm.weight"])
+    exported = load_encoder(tmp_path / "taught")
+    assert exported.which == "student"
+    alarms = json.loads((tmp_path / "taught" / "summary.json").read_text())["alarms"]
+    assert "frozen_target" not in alarms
+
+
+def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    first = small_recipe(train={"max_updates": 1, "global_batch": 4}, monitor={"every_updates": None})
+    pretrain(first, MemoryStore(first.preprocessing), tmp_path / "first")
+    teacher = {"teacher": str(tmp_path / "first")}
+    for settings, message in (
+        ({"objective": {**teacher, "name": "mae"}}, "unused by mae, which predicts voxels"),
+        ({"objective": teacher, "model": {"size": "reference"}}, r"objective\.teacher .* is of another size"),
+        ({"objective": teacher, "model": {"rope_base": 100.0}}, "other positions"),
+        (
+            {"objective": teacher, "preprocessing": {**first.preprocessing.model_dump(), "axial_anchor": 0.6}},
+            "axial_anchor: store 0.65, recipe 0.6",
+        ),
+    ):
+        recipe = small_recipe(**settings)
+        with pytest.raises(UsageError, match=message):
+            start_weights(VJEPA3D.from_recipe(recipe), recipe)
+    with pytest.raises(RecipeError, match=r"objective\.ema_horizon is unused beside objective\.teacher"):
+        small_recipe(objective={**teacher, "ema_horizon": 0.01})
+    with pytest.raises(RecipeError, match="the student is exported"):
+        small_recipe(objective=teacher, checkpoint={"export": "target"})
 
 
 def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,10 +246,13 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
         with pytest.raises(KeyboardInterrupt):
             loop.pretrain(recipe, store, tmp_path / "run")
     warmed: list[str] = []
-    begin = checkpointing.warm_start
-    monkeypatch.setattr(
-        checkpointing, "warm_start", lambda model, recipe: (warmed.append(recipe.name), begin(model, recipe))
-    )
+    begin = checkpointing.start_weights
+
+    def noted(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
+        warmed.append(recipe.name)
+        return begin(model, recipe)
+
+    monkeypatch.setattr(checkpointing, "start_weights", noted)
     loop.pretrain(recipe, store, tmp_path / "run", resume=True)
     assert warmed == ["small"]
 

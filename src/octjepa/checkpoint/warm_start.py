@@ -18,19 +18,52 @@ from octjepa.model import VJEPA3D
 from octjepa.model.positions import Rope
 from octjepa.model.vjepa2 import from_vjepa2
 from octjepa.recipe import ROPE_BASE, Recipe
+from octjepa.store.contract import contract_differences
 
 _log = logging.getLogger(__name__)
 _INDEX = "model.safetensors.index.json"
 
 
-def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
+def start_weights(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
+    """Fills the encoders of `model` from `recipe.model.warm_start`, and the target from `recipe.objective.teacher`.
+
+    Returns the ids of the volumes that these were trained on: the run's encoder has learned from them, too. Raises as
+    `warm_start` and `load_teacher`.
+    """
+    return warm_start(model, recipe) | load_teacher(model, recipe)
+
+
+def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
+    """Fills the target encoder of `model` from `recipe.objective.teacher`; returns the ids of its training volumes.
+
+    Raises UsageError: an objective of voxels, which needs no target encoder, or a teacher of another size, patch or
+    preprocessing; and as `load_encoder`.
+    """
+    if recipe.objective.teacher is None:
+        return frozenset()
+    if model.objective.predicts_pixels:
+        raise UsageError(f"objective.teacher is unused by {recipe.objective.name}, which predicts voxels: drop it")
+    path = recipe.objective.teacher
+    source = load_encoder(path)
+    differing = contract_differences(source.recipe.preprocessing, recipe)
+    if differing:
+        raise UsageError(f"objective.teacher {path} reads other volumes:\n  " + "\n  ".join(differing))
+    _check(model, dict(source.encoder.state_dict()), source.encoder.heads, "objective.teacher", path, recipe.model.size)
+    if source.encoder.rope != model.target_encoder.rope:
+        raise UsageError(f"objective.teacher {path} has other positions than the recipe: set model.rope_base alike")
+    model.target_encoder.load_state_dict(source.encoder.state_dict())
+    return source.trained_on
+
+
+def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     """Fills both encoders of `model` from `recipe.model.warm_start`, in place; does nothing where that is null.
 
-    Raises UsageError: nothing there, another width, depth or number of heads, patches that cannot be carried over;
-    CheckpointError: damaged.
+    Returns the ids of the volumes that the weights were trained on, as far as they say so. Raises UsageError: nothing
+    there, another width, depth or number of heads, patches that cannot be carried over; CheckpointError: damaged.
     """
     if recipe.model.warm_start is None:
-        return
+        return frozenset()
+    trained_on: frozenset[str] = frozenset()
     path = Path(recipe.model.warm_start)
     if (path / "config.json").is_file():
         try:
@@ -41,9 +74,10 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
         rope: Rope = ROPE_BASE
     else:
         source = load_encoder(path)
+        trained_on = source.trained_on
         weights, heads, rope = dict(source.encoder.state_dict()), source.encoder.heads, source.encoder.rope
         source_recipe = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
-    _check(model, weights, heads, path, recipe.model.size)
+    _check(model, weights, heads, "model.warm_start", path, recipe.model.size)
     for encoder in (model.context_encoder, model.target_encoder):
         encoder.load_state_dict(weights)
     for name, theirs in source_recipe.items():
@@ -60,15 +94,16 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> None:
             "convergence",
             path, remedy,
         )  # fmt: skip
+    return trained_on
 
 
-def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, size: str) -> None:
+def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, key: str, path: str | Path, size: str) -> None:
     """Raises UsageError where stem, shapes or number of heads of the weights differ from those of the model."""
     own = model.context_encoder.state_dict()
     if ("embed.weight" in own) != ("embed.weight" in weights):
         stem, other = ("linear", "patch_mlp") if "embed.weight" in own else ("patch_mlp", "linear")
         raise UsageError(
-            f"model.warm_start {path} embeds patches by a {other} stem, the recipe by model.stem={stem}, and one "
+            f"{key} {path} embeds patches by a {other} stem, the recipe by model.stem={stem}, and one "
             f"cannot be carried over to the other: set model.stem={other}"
         )
     odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
@@ -78,13 +113,13 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, path: Path, s
         theirs = tuple(weights[named].shape) if named in weights else "absent"
         ours = tuple(own[named].shape) if named in own else "absent"
         raise UsageError(
-            f"model.warm_start {path} is of another size: {named} is {theirs} there and {ours} with model.size={size} "
+            f"{key} {path} is of another size: {named} is {theirs} there and {ours} with model.size={size} "
             f"and patches {model.patch_size}. Choose model.size (or width, depth and heads) and tokens.patch_size "
             "to fit."
         )
     if heads != model.context_encoder.heads:  # no shape differs, but the same features would be split otherwise
         raise UsageError(
-            f"model.warm_start {path} has {heads} attention heads, model.size {size} has "
+            f"{key} {path} has {heads} attention heads, model.size {size} has "
             f"{model.context_encoder.heads}: choose a model.size, model.heads or weights to fit"
         )
 

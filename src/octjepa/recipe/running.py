@@ -155,6 +155,11 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _validation_can_choose(self) -> Recipe:
+        if self.objective.teacher is not None and self.checkpoint.export not in (None, "student"):
+            raise ValueError(
+                f"checkpoint.export: {self.checkpoint.export} is unused beside objective.teacher: the target is the "
+                "teacher itself, and the student is exported"
+            )
         if self.checkpoint.export == "validation" and self.monitor.every_updates is None:
             raise ValueError("checkpoint.export: validation asks the monitor, which monitor.every_updates: null omits")
         return self
@@ -200,6 +205,8 @@ class Recipe(Section):
     @property
     def exported_encoder(self) -> str:
         """target, student, or validation: the one that the monitor prefers at each checkpoint."""
+        if self.objective.teacher is not None:
+            return "student"
         exported: str = self.checkpoint.export or OBJECTIVES.get(self.objective.name).exported_encoder
         return exported
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from octjepa.recipe.base import Directory, Positive, Precision, Section, Share
+from octjepa.recipe.base import Directory, Positive, Precision, Section, Share, added
 from octjepa.registry import Registry, modules_of
 
 # Names come from the folder's file names and from entry points: reading a recipe imports no objective, and no torch.
@@ -114,12 +114,19 @@ class ObjectiveRecipe(Section):
     visible_warmup: Share | None = None  # share of the run over which that weight rises from 0; default 0.1
     variance_covariance: Annotated[float, Field(ge=0)] | None = None
     sigreg: Annotated[float, Field(ge=0)] | None = None
+    # a pretrained encoder (run, checkpoint, export, or name in the package) as the target in place of a moving average:
+    # it stays as it is, and the student is exported (SALT, Li et al. 2025, arXiv 2509.24317)
+    teacher: Directory = added(None)
     ema_horizon: Annotated[float, Field(gt=0, le=0.1)] | None = None
     ema_base: Annotated[float, Field(ge=0, lt=1)] | None = None
     ema_final: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _one_momentum_schedule(self) -> ObjectiveRecipe:
+        if self.teacher is not None:
+            for key in ("ema_horizon", "ema_base", "ema_final"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"objective.{key} is unused beside objective.teacher, which never moves: drop it")
         base, final = self.momentum_range
         if self.ema_horizon is not None and self.averaging_share is None:
             raise ValueError(
@@ -141,13 +148,15 @@ class ObjectiveRecipe(Section):
     @property
     def averaging_share(self) -> float | None:
         """The share of the run that the EMA target averages over; None where momentum follows `momentum_range`."""
-        if self.ema_base is not None or self.ema_final is not None:
+        if self.ema_base is not None or self.ema_final is not None or self.teacher is not None:
             return None
         return EMA_HORIZON if self.ema_horizon is None else self.ema_horizon
 
     @property
     def momentum_range(self) -> tuple[float, float]:
-        """Momentum at the first and the last update of the cosine schedule."""
+        """Momentum at the first and the last update of the cosine schedule; 1 where a teacher is the target."""
+        if self.teacher is not None:
+            return 1.0, 1.0
         return 0.996 if self.ema_base is None else self.ema_base, 1.0 if self.ema_final is None else self.ema_final
 
     @property

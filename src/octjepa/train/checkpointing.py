@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.location import Location, child, location_name
-from octjepa.checkpoint.warm_start import warm_start
+from octjepa.checkpoint.warm_start import start_weights
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_lines
@@ -105,12 +105,13 @@ def write_checkpoint(
 @dataclass(frozen=True)
 class Start:
     """Where a run continues: updates done, how many of them were skipped, volumes excluded from here on, and the lines
-    of metrics.jsonl so far."""
+    of metrics.jsonl so far. `inherited` are the volumes that its first weights or its teacher were trained on."""
 
     update: int = 0
     skipped: int = 0
     excluded: tuple[str, ...] = ()
     lines: tuple[dict[str, Any], ...] = ()
+    inherited: tuple[str, ...] = ()
 
 
 def start_from(
@@ -129,18 +130,26 @@ def start_from(
     Raises UsageError (nothing to resume from, other data), CheckpointError (no checkpoint is whole).
     """
     start = Start()
+    inherited: Iterable[str] = ()
+
+    def load(checkpoint: Location) -> tuple[int, int]:
+        nonlocal inherited
+        done = state.load(checkpoint, model, optimizer, recipe)
+        inherited = set(folder.read_manifest(checkpoint).get("trained_on", ())) - set(ids)
+        return done
 
     def read() -> None:
-        nonlocal start
+        nonlocal start, inherited
         if resume:
             if checkpoint_dir is None:
                 raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
             check_data(out, store, ids, recipe)
-            start = _newest(out, checkpoint_dir, lambda checkpoint: state.load(checkpoint, model, optimizer, recipe))
+            start = _newest(out, checkpoint_dir, load)
             if read_summary(out) is None:
                 record_code_change(out, start.update)
         if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
-            warm_start(model, recipe)
+            inherited = start_weights(model, recipe) - set(ids)
+        start = replace(start, inherited=tuple(sorted(inherited)))
 
     runtime.run_on_rank_zero(read)
     _broadcast_state(model, optimizer, runtime)

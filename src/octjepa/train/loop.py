@@ -285,7 +285,8 @@ class Trainer:
         run.runtime.run_on_rank_zero(self.writer.wait)  # for the checkpoint before; every rank waits for rank 0
         if run.is_writer:
             prune = not self.guard.skipped  # the run may have to go back to before the skipped updates
-            about = (run.recipe, self.metrics.skipped, run.training_ids, score, self.encoder, self.logger, prune)
+            seen = [*run.training_ids, *run.start.inherited]
+            about = (run.recipe, self.metrics.skipped, seen, score, self.encoder, self.logger, prune)
             self.writer.start(partial(write_checkpoint, run.out, run.checkpoint_dir, done, tensors, *about))
 
     def go_back(self, done: int) -> int:

@@ -94,8 +94,8 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "batch": {"micro": micro, "devices": devices, "accumulation": accumulation},
         "epochs": updates * recipe.train.global_batch / counted,
         "lr": {"first": curve[0], "peak": max(curve), "last": curve[-1]},
-        "ema_half_life_samples": _half_life(recipe, updates) * recipe.train.global_batch,
-        "ema_random_start": random_start_share(updates, recipe.objective),
+        "ema_half_life_samples": _half_life(recipe, updates),
+        "ema_random_start": None if recipe.objective.teacher else random_start_share(updates, recipe.objective),
     }
 
 
@@ -114,11 +114,16 @@ def _count(part: torch.nn.Module) -> int:
     return sum(p.numel() for p in part.parameters())
 
 
-def _half_life(recipe: Recipe, updates: int) -> float:
-    """Updates until half of the target is new: by the horizon, or at the cosine schedule's first momentum."""
+def _half_life(recipe: Recipe, updates: int) -> float | None:
+    """Samples until half of the target is new: by the horizon, or at the cosine schedule's first momentum.
+
+    None where a teacher is the target.
+    """
+    if recipe.objective.teacher is not None:
+        return None
     at = updates if recipe.objective.averaging_share is not None else 0
     m = momentum(at, updates, recipe.objective)
-    return math.log(0.5) / math.log(m) if m > 0 else 0.0
+    return math.log(0.5) / math.log(m) * recipe.train.global_batch if m > 0 else 0.0
 
 
 def _step_flops(model: VJEPA3D, recipe: Recipe) -> int:

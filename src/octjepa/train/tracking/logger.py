@@ -204,14 +204,14 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def config_of(recipe: Recipe) -> dict[str, str | int | float | bool]:
-    """The science fields as `section.key`, and their hash. Of `model.warm_start` only whether it is set."""
+    """The science fields as `section.key`, and their hash. Of paths to weights only whether they are set."""
     flat: dict[str, str | int | float | bool] = {"science_hash": science_hash(recipe)}
 
     def add(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping):
             for key, part in value.items():
                 add(f"{prefix}.{key}" if prefix else str(key), part)
-        elif prefix == "model.warm_start":
+        elif prefix in ("model.warm_start", "objective.teacher"):
             flat[prefix] = value is not None
         else:
             flat[prefix] = value if isinstance(value, bool | int | float | str) else str(value)
