@@ -17,7 +17,8 @@ from octjepa.errors import OctjepaError, UsageError
 QUICK = [
     ("step", "plain"), ("step", "transformers"), ("step", "shipped"), ("step", "sparse"), ("step", "sparse_alike"),
     ("step", "matmul"), ("step", "fp32"), ("ingest", "pydicom"), ("ingest", "monai"),
-    ("loader", "torch"), ("loader", "monai"), ("embed", "single"), ("embed", "transformers"), ("peak", "shipped"),
+    ("loader", "torch"), ("loader", "monai"), ("loader", "monai_persistent"), ("loader", "decoding"),
+    ("embed", "single"), ("embed", "transformers"), ("peak", "shipped"),
 ]  # fmt: skip
 KEYS = {"subject", "against", "ours_is", "other_is", "unit", "reads", "ours", "other", "ratio", "spread", "runs"}
 

@@ -93,9 +93,13 @@ def test_a_plain_sample_is_ours_where_nothing_is_random() -> None:
         assert np.abs(other.numpy() - ours.target_view).max() < 1e-5
         assert (len(shown), len(hidden)) == recipe.mask_counts
         assert sorted([*shown.tolist(), *hidden.tolist()]) == list(range(recipe.token_count))
-        by_theirs = loader.monai_views(store, [name], recipe)[0]
-        assert [one.shape for one in by_theirs] == [seen.shape, other.shape, shown.shape, hidden.shape]
-        assert np.corrcoef(by_theirs[0].numpy().ravel(), seen.numpy().ravel())[0, 1] > 0.999
+        for by_monai_too in (loader.monai_views, loader.monai_persistent_views):
+            by_theirs = by_monai_too(store, [name], recipe)[0]
+            assert [one.shape for one in by_theirs] == [seen.shape, other.shape, shown.shape, hidden.shape]
+            assert np.corrcoef(by_theirs[0].numpy().ravel(), seen.numpy().ravel())[0, 1] > 0.999
+        (kept,) = store.path.with_name("monai").glob("*.pt")
+        assert torch.load(kept, weights_only=True)["seen"].shape[1:] == recipe.preprocessing.stored_size
+        assert loader.DecodedViews(store, [name], recipe)[0][0].shape == seen.shape
 
 
 def test_a_plain_sample_changes_as_recipes_ask() -> None:

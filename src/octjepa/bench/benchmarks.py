@@ -148,6 +148,14 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "MONAI's CacheDataset in memory with its random transforms",
                 partial(loader.compare_with, loader.monai_views),
             ),
+            "monai_persistent": Peer(
+                "MONAI's PersistentDataset on disk with its random transforms",
+                partial(loader.compare_with, loader.monai_persistent_views),
+            ),
+            "decoding": Peer(
+                "every sample from its DICOM file, decoded by pydicom and resampled by SciPy",
+                partial(loader.compare_with, loader.DecodedViews),
+            ),
         },
     ),
     "embed": Benchmark(

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pydicom
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from scipy import ndimage
 
 from octjepa.bench.alternating_runs import Comparison, rate
@@ -53,6 +53,11 @@ def read_plainly(path: Path) -> tuple[Float[np.ndarray, "D H W"], tuple[float, f
 
 def by_scipy(path: Path, out: Path, preprocessing: Preprocessing) -> None:
     """One file to one .npy in `out`, by SciPy and NumPy."""
+    np.save(out / f"{path.stem}.npy", resample_by_scipy(path, preprocessing))
+
+
+def resample_by_scipy(path: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "D H W"]:
+    """One file at the spacing and size of a store, in 8 bit."""
     pixels, spacing_mm = read_plainly(path)
     factors = np.divide(spacing_mm, preprocessing.target_spacing_mm)
     coarse = ndimage.zoom(pixels, factors, order=1, mode="grid-constant", grid_mode=True)  # voxels are areas
@@ -61,7 +66,7 @@ def by_scipy(path: Path, out: Path, preprocessing: Preprocessing) -> None:
     sized[_middle(sized.shape, room)] = coarse[_middle(coarse.shape, room)]
     low, high = np.percentile(sized, preprocessing.clip_percentiles)
     scaled = np.clip((sized - low) / max(high - low, 1e-6), 0, 1) * 255
-    np.save(out / f"{path.stem}.npy", scaled.astype(np.uint8))
+    return np.asarray(scaled.astype(np.uint8))
 
 
 def _middle(shape: tuple[int, ...], room: list[int]) -> tuple[slice, ...]:

@@ -5,7 +5,8 @@ cut into patches, and a mask. Both sides take every patch of the grid (with `tok
 ours lights only the chosen ones: that is not in the figure). Ours is a pure function of seed, epoch and volume: its
 masks are connected shapes, its tissue shares are counted. The peers draw from torch's global state, hide patches by
 `randperm` and count nothing. `torch` is a DataLoader over the store; `monai` a CacheDataset, which keeps all
-volumes in memory, with MONAI's random transforms.
+volumes in memory, with MONAI's random transforms, `monai_persistent` a PersistentDataset, which keeps them as files of
+torch; `decoding` keeps nothing, but reads, decodes and resamples the DICOM file for every sample.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import exp
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store
-from octjepa.bench.ingest import monai
+from octjepa.bench.ingest import monai, resample_by_scipy
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.data import choose_cohort
@@ -60,12 +62,16 @@ class PlainViews(Dataset[tuple[Tensor, ...]]):
 
     def __getitem__(self, number: int) -> tuple[Tensor, ...]:
         volume = self.store.read(self.ids[number])
+        return self.sample(np.array(volume.pixels), volume.tissue_mean, volume.tissue_std)
+
+    def sample(self, pixels: UInt8[np.ndarray, "D H W"], mean: float, std: float) -> tuple[Tensor, ...]:
+        """Two views of a stored volume, cropped, flipped and changed in intensity at random."""
         prepared = self.recipe.preprocessing
         (a, b, c), (d, h, w) = (int(torch.randint(2 * m + 1, ())) for m in prepared.margin), prepared.image_size
-        view = torch.from_numpy(np.array(volume.pixels)).float()[a : a + d, b : b + h, c : c + w]
+        view = torch.from_numpy(pixels).float()[a : a + d, b : b + h, c : c + w]
         if torch.rand(()) < self.recipe.views.flip_slow:
             view = view.flip(0)
-        return sample_of([self.augmented(view, volume.tissue_mean, volume.tissue_std) for _ in range(2)], self.recipe)
+        return sample_of([self.augmented(view, mean, std) for _ in range(2)], self.recipe)
 
     def augmented(self, view: View, mean: float, std: float) -> View:
         views = self.recipe.views
@@ -79,8 +85,46 @@ class PlainViews(Dataset[tuple[Tensor, ...]]):
         return view + speckle * views.speckle * torch.randn_like(view)
 
 
+class DecodedViews(PlainViews):
+    """The same from the DICOM files of the store's volumes, each decoded and resampled by SciPy for every sample."""
+
+    def __init__(self, store: Store, ids: list[str], recipe: Recipe) -> None:
+        super().__init__(store, ids, recipe)
+        files = dict(zip(store.table["volume_id"], store.table["file"], strict=True))
+        cohort = store.path.with_name("phantom")
+        found = {path.name: path for path in cohort.rglob("*.dcm")}
+        self.paths = [found[Path(files[name]).name] for name in ids]
+
+    def __getitem__(self, number: int) -> tuple[Tensor, ...]:
+        pixels = resample_by_scipy(self.paths[number], self.recipe.preprocessing)
+        return self.sample(pixels, float(pixels.mean()), float(pixels.std()))
+
+
 def monai_views(store: Store, ids: list[str], recipe: Recipe) -> Any:
     """The like by MONAI's own transforms on volumes kept in memory. Raises UsageError where it is not installed."""
+    volumes = [{"seen": np.array(store.read(name).pixels, np.float32)[None]} for name in ids]
+    return monai("data").CacheDataset(volumes, _monai_transforms(recipe), progress=False)
+
+
+def monai_persistent_views(store: Store, ids: list[str], recipe: Recipe) -> Any:
+    """The same with volumes kept by MONAI as files beside the store. Raises UsageError where it is not installed."""
+
+    known = monai("transforms")
+
+    def read(item: dict[str, str]) -> dict[str, Tensor]:
+        return {"seen": torch.from_numpy(np.array(store.read(item["volume"]).pixels, np.float32)[None])}
+
+    # as a transform of MONAI's: what comes before the first random one is kept
+    steps = known.Compose([known.Lambda(read), *_monai_transforms(recipe).transforms])
+    items = [{"volume": name} for name in ids]
+    dataset = monai("data").PersistentDataset(items, steps, cache_dir=store.path.with_name("monai"))
+    for number in range(len(dataset)):
+        dataset[number]  # fills the cache: what is measured is reading from it
+    return dataset
+
+
+def _monai_transforms(recipe: Recipe) -> Any:
+    """MONAI's random crop, flip and changes of intensity of two views, and our patches and mask."""
     known, views = monai("transforms"), recipe.views
     both = ["seen", "other"]
     each = [
@@ -95,14 +139,13 @@ def monai_views(store: Store, ids: list[str], recipe: Recipe) -> Any:
         )
     ]
     steps = [
+        known.RandSpatialCropd("seen", roi_size=recipe.preprocessing.image_size, random_size=False),
+        known.RandFlipd("seen", prob=views.flip_slow, spatial_axis=0),
         known.CopyItemsd("seen", names="other"),
-        known.RandSpatialCropd(both, roi_size=recipe.preprocessing.image_size, random_size=False),
-        known.RandFlipd(both, prob=views.flip_slow, spatial_axis=0),
         *each,
         partial(_monai_sample, recipe=recipe),
     ]
-    volumes = [{"seen": np.array(store.read(name).pixels, np.float32)[None]} for name in ids]
-    return monai("data").CacheDataset(volumes, known.Compose(steps), progress=False)
+    return known.Compose(steps)
 
 
 def _monai_sample(found: dict[str, Any], recipe: Recipe) -> tuple[Tensor, ...]:
@@ -111,11 +154,11 @@ def _monai_sample(found: dict[str, Any], recipe: Recipe) -> tuple[Tensor, ...]:
 
 @contextmanager
 def compare_with(dataset: Callable[[Store, list[str], Recipe], Any]) -> Iterator[Comparison]:
-    """Against a DataLoader over `PlainViews` of the same store, or over `monai_views`.
+    """Against a DataLoader over `PlainViews` of the same store, or another of the datasets above.
 
     Raises UsageError where MONAI is needed and not installed.
     """
-    if dataset is monai_views:
+    if dataset in (monai_views, monai_persistent_views):
         monai("data")  # refused before anything is drawn
     recipe = bench_recipe(*WHOLE_GRID)
     with phantom_store(recipe.preprocessing) as (_, store):
