@@ -28,7 +28,8 @@ from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, fingerprint, make
 from .openings import code, open_seal
 from .page import row_names, write_page
 from .reading import Exam
-from .results import SUPERVISED, Results, RowName
+from .real_eyes import data_folder, pretraining_store, why_absent
+from .results import READINGS, SUPERVISED, Results, RowName
 from .settings import EXAM, RESULTS, SEALED, Settings
 from .ship import ship
 
@@ -138,12 +139,22 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
                 encoder = load_encoder(run / "run")
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
                 run_about = json.loads((run / "trained.json").read_text(encoding="utf-8"))
-                exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about}, given.without)
+                without = set(given.without) | set(READINGS) - set(plan.tasks)
+                exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about}, sorted(without))
                 write_page(results, out)
 
 
 def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Path:
-    """The folder of a run, trained on the cohort that its views need."""
+    """The folder of a run, trained on the cohort that the plan names or its views need.
+
+    Raises UsageError where the real eyes are not there.
+    """
+    if plan.cohort == "real":
+        data = data_folder()
+        absent = why_absent(data)
+        if absent is not None:
+            raise UsageError(f"{plan.name} learns from real eyes: {absent}")
+        return training.train(work, plan, seed, pretraining_store(work, data, plan.recipe(seed).preprocessing))
     cohort = DENSE if plan.recipe(seed).views.halves else PRETRAINING
     return training.train(work, plan, seed, make_cohorts(work, settings, (cohort,)) / cohort / "store")
 

@@ -29,6 +29,7 @@ PITCH_MM = (0.36, 0.003872, 0.0117)
 BSCANS, GRADED = 11, 12  # slices that are tested, and that are learned from
 _SURFACES = (0, 2, 4, 7)  # of the graders' eight: those of `truth.BOUNDARIES`
 _REPEATED = 5  # B-scans that fill the volume up
+_MACULA = "spectralis_macula_145x496x512_j2k.dcm"  # a third person, ungraded
 _SCAN, _FLUID, _LAYERS = "11x496x768.dcm", "fluid.npz", "layers.npz"
 
 
@@ -76,6 +77,18 @@ def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[Real
     store = Store.open(folder / "store")
     ids = {Path(row["file"]).stem: row["volume_id"] for row in store.table.to_dict("records")}
     return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in EYES]
+
+
+def pretraining_store(work: Path, data: Path, preprocessing: Preprocessing) -> Path:
+    """A store of every real volume in the data folder, without grades, all of them for training; made once."""
+    read_eyes(work, data, preprocessing)
+    folder = work / f"real-eyes-{science_hash(preprocessing)[:8]}"
+    path = folder / "pretraining"
+    build_store([folder / "files" / f"eye{eye}.npy" for eye in EYES], path, preprocessing, spacing_mm=PITCH_MM)
+    build_store([data / _MACULA], path, preprocessing)
+    store = Store.open(path)
+    store.set_split({person: "train" for person in set(store.table["person_id"])})
+    return path
 
 
 def fill_up(frames: np.ndarray) -> np.ndarray:

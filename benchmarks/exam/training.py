@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -25,7 +25,7 @@ from octjepa.train.optimizer import build_optimizer
 from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
-from .results import UNTRAINED
+from .results import READINGS, UNTRAINED
 from .settings import RECIPE
 
 ENCODERS = Path(__file__).with_name("encoders.yaml")
@@ -35,12 +35,17 @@ _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 
 @dataclass(frozen=True)
 class Plan:
-    """One encoder: overrides of the exam's recipe, updates of a run, seeds."""
+    """One encoder: overrides of the exam's recipe, updates of a run, seeds.
+
+    cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that it is read by.
+    """
 
     name: str
     overrides: tuple[str, ...]
     updates: int
     seeds: tuple[int, ...]
+    cohort: Literal["phantoms", "real"] = "phantoms"
+    tasks: tuple[str, ...] = tuple(READINGS)
 
     def recipe(self, seed: int) -> Recipe:
         """The recipe of a seed."""
@@ -59,7 +64,14 @@ def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list
     """The runs of `encoders.yaml`, or those of `only` (NAME:SEED). Raises UsageError where it names none."""
     given: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     plans = [
-        Plan(name, tuple(one.get("overrides", ())), int(one["updates"]), tuple(one["seeds"]))
+        Plan(
+            name=name,
+            overrides=tuple(one.get("overrides", ())),
+            updates=int(one["updates"]),
+            seeds=tuple(one["seeds"]),
+            cohort=one.get("cohort", "phantoms"),
+            tasks=tuple(one.get("tasks", READINGS)),
+        )
         for name, one in given.items()
     ]
     if not plans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from benchmarks.exam.lesion_tasks import auroc, difference
 from benchmarks.exam.measurement_tasks import macro
 from benchmarks.exam.openings import open_seal
 from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores, ridge_values
-from benchmarks.exam.results import Finding, Results, RowName, compare
+from benchmarks.exam.results import READINGS, Finding, LeftOut, Results, RowName, compare
+from benchmarks.exam.settings import RESULTS
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws
@@ -145,3 +147,40 @@ def test_a_list_without_encoders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no encoder mae:77 in"):
         training.read_plans(only=["mae:77"])
     assert training.read_plans(only=["mae:1"])[0].seeds == (1,)
+
+
+def test_an_encoder_of_another_architecture_has_a_twin_of_its_own() -> None:
+    plans = {plan.name: plan for plan in training.read_plans()}
+    assert {training.twin_name(plan.recipe(0), name) for name, plan in plans.items()} == {"untrained"}
+    finer = replace(plans["mae"], overrides=(*plans["mae"].overrides, "model.stem=patch_mlp"))
+    assert training.twin_name(finer.recipe(0), "finer") == "untrained:finer"
+    assert set(plans["mae_real"].tasks) == {"real_fluid", "real_surfaces"}
+    assert set(plans["mae"].tasks) == set(READINGS)
+
+
+def test_results_are_a_list_in_the_words_of_the_contract(tmp_path: Path) -> None:
+    results, row = Results(tmp_path), RowName("mae", PATCH, 1)
+    results.check_cohorts("a")
+    one = finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))
+    added = replace(one, task="added_value", metric="added_auroc")
+    missing = LeftOut("eye_lesion", "auroc_drusen", 30, "too few")
+    results.add(row, "eye_lesion", [one, added, missing], {"run": "mae-1", "views": 64})
+    entries = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert [(entry["task"], entry["metric"], entry["reading"]) for entry in entries] == [
+        ("eye_lesion", "auroc", "zones"), ("added_value", "added_auroc", "zones"),
+    ]  # fmt: skip
+    keys = {"task", "encoder", "reading", "labels", "seed", "metric", "value", "low", "high", "n", "run"}
+    assert all(keys <= set(entry) for entry in entries)
+    assert results.estimate(row, "added_value/added_auroc/30") is not None
+    assert Results(tmp_path).left_out[0]["reason"] == "too few"
+    results.add(row, "eye_lesion", [one], {"run": "mae-2"})
+    assert [entry["run"] for entry in Results(tmp_path).entries if entry["task"] == "eye_lesion"] == ["mae-2"]
+    assert not Results(tmp_path).left_out
+
+
+def test_the_published_results_are_of_the_contract() -> None:
+    entries = json.loads((RESULTS / "results.json").read_text(encoding="utf-8"))
+    known = {"untrained", "intensity", "raw_patches", "supervised", "mae"}
+    assert known <= {entry["encoder"] for entry in entries}
+    assert {entry["task"] for entry in entries} == set(READINGS)
+    assert len({entry["cohorts"] for entry in entries}) == 1

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
-from scipy import ndimage
 
 from octjepa.recipe import Preprocessing, ViewRecipe
 
@@ -101,6 +100,8 @@ def tissue_mask(
 
 def _rotate_and_zoom(view: np.ndarray, transform: ViewTransform) -> np.ndarray:
     """[d, h, w] Every B-scan rotated and zoomed about its centre; beyond its border the nearest pixel."""
+    from scipy import ndimage
+
     radians = np.deg2rad(transform.rotation_degrees)
     matrix = np.array([[np.cos(radians), np.sin(radians)], [-np.sin(radians), np.cos(radians)]]) / transform.zoom
     centre = (np.asarray(view.shape[1:]) - 1) / 2

@@ -12,7 +12,6 @@ from functools import cache
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from scipy.special import ndtri
 
 from octjepa.recipe import ViewRecipe
 
@@ -68,6 +67,8 @@ def lookup_table(
 
 @cache
 def _normal_quantiles() -> np.ndarray:
+    from scipy.special import ndtri
+
     return ndtri((np.arange(256) + 0.5) / 256).astype(np.float32)
 
 
