@@ -6,7 +6,6 @@ Every step is kept as it ends, and the same command goes on with what is missing
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
-from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, fingerprint, make_cohorts
+from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, make_cohorts, signature
 from .openings import code, open_seal
 from .page import row_names, write_page
 from .reading import Exam
@@ -103,7 +102,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
     if given.cohorts:
         make_cohorts(given.work, settings, (PRETRAINING, *(f"{kind}_ample" for kind in DECOYS)))
         return
-    results.check_cohorts(fingerprint(folder, names))
+    results.check_cohorts(signature(folder, names))
     exam = Exam(folder, results)
     plans = training.read_plans(only=given.only)
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
@@ -135,12 +134,14 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         _unet(exam, plans[0], seconds, about)
         for plan in plans:
             for seed in plan.seeds:
-                run = _train(given.work, settings, plan, seed)
-                encoder = load_encoder(run / "run")
+                if training.finished_run(given.work, plan, seed) is None:
+                    _train(given.work, settings, plan, seed)
+                found = training.finished_run(given.work, plan, seed)
+                assert found is not None
+                encoder, run_about = found
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
-                run_about = json.loads((run / "trained.json").read_text(encoding="utf-8"))
                 without = set(given.without) | set(READINGS) - set(plan.tasks)
-                exam.read(row, encoder, "encoder", {**about, "run": run.name, **run_about}, sorted(without))
+                exam.read(row, encoder, "encoder", {**about, **run_about}, sorted(without))
                 write_page(results, out)
 
 

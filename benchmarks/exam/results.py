@@ -2,7 +2,7 @@
 
 An entry is {task, encoder, reading, labels, seed, metric, value, low, high, n, run} and what else is known of it. The
 resamples are kept beside the list, so that a later row is compared on the same draws of people; left_out.json says what
-was not measured, and why.
+was not measured, and why, cohorts.json what ingest made of the cohorts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from octjepa.metrics.bootstrap import Estimate
 from octjepa.metrics.comparisons import paired_difference, recipe_difference
 
 Entry = dict[str, Any]
+Signature = dict[str, dict[str, float]]  # cohort -> its volumes, and means over them of what ingest measured
+TOLERANCE = 1e-4  # of a mean; processors differ by 4e-6 (lab/LOG.md, 2026-11-25)
 
 
 @dataclass(frozen=True)
@@ -77,28 +79,33 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.path, self.samples = folder / "results.json", folder / "samples"
-        self._left_out_path = folder / "left_out.json"
+        self._left_out_path, self._cohorts = folder / "left_out.json", folder / "cohorts.json"
         self.entries: list[Entry] = []
         self.left_out: list[Entry] = []
-        self.cohorts: str | None = None  # fingerprint of what all figures were measured on
         self._read()
 
     def _read(self) -> None:
         if self.path.is_file():
             self.entries = json.loads(self.path.read_text(encoding="utf-8"))
-            self.cohorts = self.entries[0]["cohorts"] if self.entries else None
         if self._left_out_path.is_file():
             self.left_out = json.loads(self._left_out_path.read_text(encoding="utf-8"))
 
-    def check_cohorts(self, fingerprint: str) -> None:
+    def check_cohorts(self, signature: Signature) -> None:
         """Raises UsageError where figures are of other cohorts: ingest has changed, and rows would not compare."""
-        if self.entries and self.cohorts != fingerprint:
-            raise UsageError(
-                f"the figures in {self.path} were measured on cohorts {self.cohorts or 'without a fingerprint'}, those "
-                f"here are {fingerprint}: the same phantoms, ingested otherwise. Rows of both do not compare. Move its "
-                "folder away, or name another --out"
-            )
-        self.cohorts = fingerprint
+        known: Signature = json.loads(self._cohorts.read_text(encoding="utf-8")) if self._cohorts.is_file() else {}
+        if not known or not self.entries:
+            self._cohorts.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._cohorts, signature)
+            return
+        for name, measures in signature.items():
+            for measure, value in measures.items():
+                before = known.get(name, {}).get(measure, 0.0)
+                if abs(value - before) > TOLERANCE * abs(before):
+                    raise UsageError(
+                        f"the figures in {self.path} are of cohorts with {measure} {before:g} in {name}, here it is "
+                        f"{value:g}: ingested otherwise, so that rows of both do not compare. Move its folder away, or "
+                        "name another --out"
+                    )
 
     def has(self, row: RowName, task: str, run: str | None = None) -> bool:
         """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`."""
@@ -118,9 +125,7 @@ class Results:
         found = list(found)
         self.samples.mkdir(parents=True, exist_ok=True)
         with FileLock(self.samples / ".lock"):
-            cohorts = self.cohorts
             self._read()
-            self.cohorts = cohorts or self.cohorts
             for one in dict.fromkeys([task, *(finding.task for finding in found)]):
                 self._replace(row, one, [finding for finding in found if finding.task == one], about)
             write_json(self.path, self.entries)
@@ -145,7 +150,7 @@ class Results:
                     "task": one.task, "encoder": row.name, "reading": reading, "labels": one.labels, "seed": row.seed,
                     "metric": one.metric, "value": round(one.estimate.value, 5), "low": _rounded(interval.low),
                     "high": _rounded(interval.high), "n": one.estimate.n, "row": row.key, "patch": list(row.patch),
-                    "people": one.estimate.n_people, "scale": one.estimate.scale, "cohorts": self.cohorts,
+                    "people": one.estimate.n_people, "scale": one.estimate.scale,
                     **about, "run": about.get("run") or row.key,
                 }
             )  # fmt: skip

@@ -19,9 +19,8 @@ from octjepa.files import write_json
 from .page import HEADLINES, cell
 from .results import Results, RowName
 from .settings import EXAM
-from .training import Plan, is_trained, run_folder, twin_name
+from .training import NAME, Plan, is_trained, run_folder, twin_name
 
-NAME = "phantom-tiny"
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
 
 

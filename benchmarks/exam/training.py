@@ -12,12 +12,14 @@ from typing import Any, Literal
 import torch
 import yaml
 
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
+from octjepa.shipped import shipped
 from octjepa.store import Store
 from octjepa.train.data import choose_cohort
 from octjepa.train.loop import pretrain
@@ -29,6 +31,7 @@ from .results import READINGS, UNTRAINED
 from .settings import RECIPE
 
 ENCODERS = Path(__file__).with_name("encoders.yaml")
+NAME = "phantom-tiny"  # the encoder in the package is one of these runs
 _WARM_UP, _MEASURED = 3, 12  # updates
 _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 
@@ -104,6 +107,22 @@ def run_folder(work: Path, plan: Plan, seed: int) -> Path:
 def is_trained(folder: Path) -> bool:
     """Whether the run in `folder` has ended."""
     return (folder / "trained.json").is_file()
+
+
+def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, dict[str, Any]] | None:
+    """The encoder of a run that has ended, and what is known of the run: from its folder, or from the package.
+
+    None where it is in neither.
+    """
+    folder, in_package = run_folder(work, plan, seed), shipped(NAME)
+    if is_trained(folder):
+        about: dict[str, Any] = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
+        return load_encoder(folder / "run"), {**about, "run": folder.name}
+    if in_package is None:
+        return None
+    about = json.loads((in_package / "run.json").read_text(encoding="utf-8"))
+    del about["alarms"]
+    return (load_encoder(in_package), about) if about["run"] == folder.name else None
 
 
 def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
