@@ -75,7 +75,12 @@ def implausible_share(
     known = np.isfinite(vitreous).any(axis=1)
     if known.any():
         level = np.full(len(image), np.nan)
-        level[known] = np.nanpercentile(vitreous[known], 25, axis=1)
+        # NumPy leaves NaN out row by row in Python: most B-scans have none.
+        whole = np.isfinite(vitreous).all(axis=1)
+        if whole.any():
+            level[whole] = np.percentile(vitreous[whole], 25, axis=1)
+        if (partly := known & ~whole).any():
+            level[partly] = np.nanpercentile(vitreous[partly], 25, axis=1)
         level[~known] = np.nanmedian(level)
         bright = np.nan_to_num(above - level[:, None], nan=0.0)
         wrong |= uniform_filter(bright, (_FRAMES, across), mode="nearest") > _BRIGHT * surfaces.contrast
