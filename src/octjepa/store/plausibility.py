@@ -45,7 +45,7 @@ def _running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1
 
 
 def _mean_between(
-    total: Float[np.ndarray, "D R+1 C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
+    total: Float[np.ndarray, "D S C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
 ) -> Float[np.ndarray, "D C"]:
     """Mean intensity from depth index `first` to `last` by `_running_sums`, NaN where that is above the image."""
     height = total.shape[1] - 1
