@@ -98,12 +98,20 @@ def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np
     mask = None
     step = max(1, _AT_ONCE // (height * width))
     for first in range(0, depth, step):
-        edges = _vertical_edges(pixels[first : first + step])
+        some = pixels[first : first + step]
+        bright = np.flatnonzero((some.max(axis=2) >= _BRIGHT).any(axis=0))
+        if len(bright) < _RUN:
+            continue
+        rows = slice(int(bright[0]), int(bright[-1]) + 1)  # no edge is above or below
+        if rows.stop - rows.start < _RUN:
+            continue
+        edges = _vertical_edges(some[:, rows])
         if lines is not None:
-            edges &= ~lines[:, 1:-1]
-        runs = _runs(edges)
-        for index in np.flatnonzero(np.count_nonzero(runs, axis=(1, 2)) >= _EDGES):
-            found = _lines_of_text(edges[index], runs[index], (height, width))
+            edges &= ~lines[rows, 1:-1]
+        for index in np.flatnonzero(np.count_nonzero(_runs(edges), axis=(1, 2)) >= _EDGES):
+            whole = np.zeros((height, width - 2), bool)
+            whole[rows] = edges[index]
+            found = _lines_of_text(whole, _runs(whole[None])[0], (height, width))
             if found is not None:
                 if mask is None:
                     mask = np.zeros(pixels.shape, bool)

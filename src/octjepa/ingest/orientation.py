@@ -100,7 +100,8 @@ def wrapped_column(pixels: UInt8[np.ndarray, "F H W"]) -> int:
     """
     if pixels.shape[2] < _FEWEST_COLUMNS:
         return 0
-    mean = pixels.mean(axis=0, dtype=np.float32)  # [H, W]
+    narrow = np.uint16 if len(pixels) < 257 else np.uint32  # holds the sums, and is fast
+    mean = pixels.sum(axis=0, dtype=narrow).astype(np.float32) / np.float32(len(pixels))  # [H, W]
     jumps = np.abs(np.diff(mean, axis=1)).mean(axis=0)
     at = int(jumps.argmax())
     around = float(np.abs(mean[:, 0] - mean[:, -1]).mean())

@@ -36,13 +36,20 @@ _MEDIAN_THICKNESS_MM = (0.04, 0.09, 0.75, 1.2)  # median of ILM to Bruch's membr
 _NARROWEST_MM = 1.0  # a field along the columns that shows no curvature
 
 
-def _mean_between(
-    image: Float[np.ndarray, "D R C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
-) -> Float[np.ndarray, "D C"]:
-    """Mean intensity from depth index `first` to `last`, NaN where that is above the image."""
+def _running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1 C"]:
+    """Sums of what is above each depth index. As `np.cumsum`, which goes through memory A-scan by A-scan."""
     total = np.zeros((image.shape[0], image.shape[1] + 1, image.shape[2]), np.float32)
-    np.cumsum(image, axis=1, out=total[:, 1:])
-    low, high = (np.clip(np.rint(end), 0, image.shape[1]).astype(np.int64)[:, None] for end in (first, last))
+    for index in range(image.shape[1]):
+        np.add(total[:, index], image[:, index], out=total[:, index + 1])
+    return total
+
+
+def _mean_between(
+    total: Float[np.ndarray, "D S C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
+) -> Float[np.ndarray, "D C"]:
+    """Mean intensity from depth index `first` to `last` by `_running_sums`, NaN where that is above the image."""
+    height = total.shape[1] - 1
+    low, high = (np.clip(np.rint(end), 0, height).astype(np.int64)[:, None] for end in (first, last))
     count = (high - low)[:, 0]
     summed = (np.take_along_axis(total, high, axis=1) - np.take_along_axis(total, low, axis=1))[:, 0]
     return np.where(count > 0, summed / np.maximum(count, 1), np.nan)
@@ -70,12 +77,18 @@ def implausible_share(
     wrong = (thickness < np.where(central, least, least_elsewhere)) | (
         thickness > np.where(central, most, most_elsewhere)
     )
-    above = _mean_between(image, ilm - _ABOVE_MM[0] / depth_mm, ilm - _ABOVE_MM[1] / depth_mm)
-    vitreous = _mean_between(image, np.zeros_like(ilm), ilm - _VITREOUS_MM / depth_mm)
+    total = _running_sums(image)
+    above = _mean_between(total, ilm - _ABOVE_MM[0] / depth_mm, ilm - _ABOVE_MM[1] / depth_mm)
+    vitreous = _mean_between(total, np.zeros_like(ilm), ilm - _VITREOUS_MM / depth_mm)
     known = np.isfinite(vitreous).any(axis=1)
     if known.any():
         level = np.full(len(image), np.nan)
-        level[known] = np.nanpercentile(vitreous[known], 25, axis=1)
+        # NumPy leaves NaN out row by row in Python: most B-scans have none.
+        whole = np.isfinite(vitreous).all(axis=1)
+        if whole.any():
+            level[whole] = np.percentile(vitreous[whole], 25, axis=1)
+        if (partly := known & ~whole).any():
+            level[partly] = np.nanpercentile(vitreous[partly], 25, axis=1)
         level[~known] = np.nanmedian(level)
         bright = np.nan_to_num(above - level[:, None], nan=0.0)
         wrong |= uniform_filter(bright, (_FRAMES, across), mode="nearest") > _BRIGHT * surfaces.contrast

@@ -63,7 +63,9 @@ def structured_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " 
     depth, height, width = pixels.shape
     parts = min(8, width)
     sampled = pixels[:, :: max(1, min(4, height // 16)), : width // parts * parts]
-    columns = sampled.reshape(depth, sampled.shape[1], parts, -1).mean(axis=3, dtype=np.float32)
+    columns = sampled.reshape(depth, sampled.shape[1], parts, -1)
+    narrow = np.uint16 if columns.shape[3] < 257 else np.uint32  # holds the sums, and is fast
+    columns = columns.sum(axis=3, dtype=narrow).astype(np.float32) / np.float32(columns.shape[3])
     structure = columns.std(axis=(1, 2))
     varied = structure > max(0.5, _BLANK * float(np.median(structure)))
     if varied.sum() < max(_MIN_FRAMES, depth // 2):

@@ -79,18 +79,19 @@ def _padded(image: Float[np.ndarray, "W D H"], before: int, after: int) -> np.nd
 def _best_path(score: Float[np.ndarray, "W D H"], climb_cost: float) -> Float[np.ndarray, "D W"]:
     """Depth indices of the path of highest score in each B-scan; a step costs `climb_cost` per depth index."""
     width, depth, height = score.shape
-    best = score.copy()
-    reach, paid = np.empty((depth, height), np.float32), np.empty((depth, height), np.float32)
+    best = score.transpose(0, 2, 1).copy()  # [W, H, D]: what is moved along depth stays in one piece
+    reach, paid = np.empty((height, depth), np.float32), np.empty((height, depth), np.float32)
     for x in range(1, width):
         reach[:] = best[x - 1]
         step = 1
         # Steps of 1, 2, 4 ... depth indices up or down add up to a climb of any height at its cost.
         while step < height:
             np.subtract(reach, np.float32(climb_cost * step), out=paid)
-            np.maximum(reach[:, step:], paid[:, :-step], out=reach[:, step:])
-            np.maximum(reach[:, :-step], paid[:, step:], out=reach[:, :-step])
+            np.maximum(reach[step:], paid[:-step], out=reach[step:])
+            np.maximum(reach[:-step], paid[step:], out=reach[:-step])
             step *= 2
         best[x] += reach
+    best = best.transpose(0, 2, 1).copy()  # [W, D, H]
     path = np.empty((depth, width), np.int64)  # traced back from the last column
     path[:, -1] = best[-1].argmax(axis=1)
     index = np.arange(height)
@@ -205,7 +206,7 @@ class _FullResolution:
         np.maximum(position, 0, out=position)
         position *= width
         position += np.arange(depth)[:, None] * (height * width) + np.arange(width)[:, None, None]
-        patch = self.image.reshape(-1)[position]
+        patch = self.image.reshape(-1).take(position)
         patch -= self.level[:, None]
         patch /= self.scale[:, None]
         if int(at[..., 0].min()) < 0:

@@ -7,7 +7,7 @@ through; a detached hyaloid shadows nothing. Both signs in the same A-scans, sid
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from octjepa.store.surfaces import RobustSurface, Surfaces
 
@@ -17,6 +17,17 @@ _BRIGHT, _SHADOW = 0.5, 0.15  # of the contrast; of what the retina has elsewher
 _BLOCK_MM = (0.031, 0.094)  # depth and width over which brightness is averaged
 _BLOCKS = 2  # side by side
 _FRAMES = 2  # with an object, at least
+
+
+def _medians(blocks: Float[np.ndarray, "D r c"], chosen: Bool[np.ndarray, "D r c"]) -> Float[np.ndarray, " D"]:
+    """Median of the chosen blocks of each B-scan, 0 where there is none; all B-scans are sorted at once."""
+    count = chosen.sum(axis=(1, 2))
+    values = np.where(chosen, blocks, np.inf).reshape(len(blocks), -1)
+    values.sort(axis=1)
+    index = np.arange(len(blocks))
+    lower, upper = values[index, np.maximum(count - 1, 0) // 2], values[index, count // 2]
+    medians = (lower + upper) / 2
+    return medians if count.all() else np.where(count > 0, medians.astype(np.float64), 0.0)
 
 
 def vitreous_notes(
@@ -36,7 +47,7 @@ def vitreous_notes(
     inside = (depth_index >= ends) & (depth_index <= bruch[:, None])
     if not above.any() or not inside.any():
         return []
-    level = np.array([np.median(one[clear]) if clear.any() else 0.0 for one, clear in zip(blocks, above, strict=True)])
+    level = _medians(blocks, above)
     brightest = np.where(above, blocks, 0).max(axis=1) - level[:, None]  # [D, c]
     light = (blocks * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1) - level[:, None]
     hit = (brightest > _BRIGHT * surfaces.contrast) & (light < _SHADOW * float(np.median(light)))
