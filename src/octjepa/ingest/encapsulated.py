@@ -169,7 +169,7 @@ class FrameDecoder:
     def _by_pillow(self, encoded: bytes, stream: StreamHeader | None) -> Shaped[np.ndarray, "H W"] | None:
         """A plain greyscale frame of the two syntaxes that need nothing of pydicom; None for others."""
         layout, name = self._layout, self._syntax.name
-        if layout.samples != 1 or layout.signed:
+        if layout.samples != 1 or layout.signed or not layout.photometric.startswith("MONOCHROME"):
             return None
         if name.startswith("RLE") and stream is None:
             return decode_rle(encoded, layout.rows, layout.columns, layout.allocated)

@@ -1,8 +1,8 @@
 """Greyscale frames in JPEG Baseline or RLE Lossless, by Pillow's codecs without pydicom's work around them.
 
-For these two syntaxes the checks and copies around a frame take longer than half of its decoding, and pydicom's own
-RLE decoder is a loop in Python. Everything else, and every frame that is not exactly what its header says, is None:
-pydicom decodes it then, or says what is wrong with it.
+For these two syntaxes pydicom's checks and copies around a frame cost much beside its decoding, and its own RLE decoder
+is a loop in Python, slow where runs are short. Everything else, and every frame that is not exactly what its header
+says, is None: pydicom decodes it then, or says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def decode_rle(encoded: bytes, rows: int, columns: int, allocated: int) -> Shape
     if len(encoded) < _RLE_HEADER or struct.unpack_from("<L", encoded)[0] != count:
         return None
     starts = struct.unpack_from(f"<{count}L", encoded, 4)
-    segments = [
-        _unpack_bits(encoded[start:end], rows * columns)
-        for start, end in zip(starts, (*starts[1:], len(encoded)), strict=True)
-    ]
-    if any(segment is None for segment in segments):
-        return None
+    segments = []
+    for start, end in zip(starts, (*starts[1:], len(encoded)), strict=True):
+        segment = _unpack_bits(encoded[start:end], rows * columns)
+        if segment is None:
+            return None
+        segments.append(segment)
     if count == 1:
         return segments[0].reshape(rows, columns)
     return np.stack(segments[::-1], axis=-1).view("<u2").reshape(rows, columns)
