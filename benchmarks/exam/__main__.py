@@ -144,15 +144,22 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
 
 
 def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
+    """Networks with ample labels and with few, of the tasks that have no figures of them yet."""
     row = RowName(CNN, (0, 0, 0))
-    main, pretraining = exam.cohort("main"), Cohort.open(folder, PRETRAINING)
-    decoys = [exam.cohort(name) for name in DECOYS]
-    if not exam.results.has(row, "has_it"):
-        found = [one for ample in (True, False) for one in ceiling.lesions_ceiling(main, pretraining, ample)]
+    missing = [task for task in ("has_it", "decoys") if not exam.results.has(row, task)]
+    if not missing:
+        return
+    ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
+    of_lesions, of_decoys = ceiling.ample_network(Cohort.open(folder, PRETRAINING), ample)
+    if "has_it" in missing:
+        main = exam.cohort("main")
+        pairs = ((of_lesions, None), (ceiling.few_lesions_network(main), ceiling.FEW_PEOPLE))
+        found = [one for network, labels in pairs for one in ceiling.lesions_ceiling(main, network, labels)]
         exam.results.add(row, "has_it", found, about)
-    if not exam.results.has(row, "decoys"):
-        ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
-        found = [*ceiling.decoys_ceiling(decoys, ample, True), *ceiling.decoys_ceiling(decoys, decoys, False)]
+    if "decoys" in missing:
+        decoys = [exam.cohort(name) for name in DECOYS]
+        pairs = ((of_decoys, None), (ceiling.few_decoys_network(decoys), ceiling.FEW_PEOPLE))
+        found = [one for network, labels in pairs for one in ceiling.decoys_ceiling(decoys, network, labels)]
         exam.results.add(row, "decoys", found, about)
 
 
