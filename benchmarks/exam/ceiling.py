@@ -30,19 +30,22 @@ from .results import Finding
 from .settings import RESAMPLES
 
 FEW_UPDATES, FEW_PEOPLE = 200, 30
-AMPLE_UPDATES = 1600
+AMPLE_UPDATES = 800
 Answer = Callable[[Tensor], Tensor]  # views [b, d, h, w] -> logits [b, questions]
 
 
 def ample_network(
     pretraining: Cohort, decoys: Sequence[Cohort], seed: int = 0, updates: int = AMPLE_UPDATES
 ) -> tuple[Answer, Answer]:
-    """Learns from all eyes of these cohorts; returns what answers about lesions, and about kinds of decoys."""
+    """Learns from all eyes of these cohorts; returns what answers about lesions, and about kinds of decoys.
+
+    Eyes of decoys are fewer and the harder question, and come twice as often: about half of what the network sees.
+    """
     first, questions = len(LESIONS), len(LESIONS) + len(decoys)
     parts = [_read(pretraining, np.arange(len(pretraining.ids)), pretraining.lesions, 0, questions, cells=True)]
     for number, cohort in enumerate(decoys, start=first):
         volumes = np.arange(len(cohort.ids))
-        parts.append(_read(cohort, volumes, _member(cohort)[:, None], number, questions, cells=True))
+        parts += 2 * [_read(cohort, volumes, _member(cohort)[:, None], number, questions, cells=True)]
     net = train_maps(LabelledScans.joined(parts), updates, seed, "CNN with ample labels")
     return lambda views: net.answers(views)[:, :first], lambda views: net.answers(views)[:, first:]
 
