@@ -30,7 +30,7 @@ from .results import Finding
 from .settings import RESAMPLES
 
 FEW_UPDATES, FEW_PEOPLE = 200, 30
-AMPLE_UPDATES = 800
+AMPLE_UPDATES = 400
 Answer = Callable[[Tensor], Tensor]  # views [b, d, h, w] -> logits [b, questions]
 
 
