@@ -161,15 +161,22 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
 
 
 def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
+    """Networks with ample labels and with few, of the tasks that have no figures of them yet."""
     row = RowName(SUPERVISED, (0, 0, 0))
-    main, pretraining = exam.cohort("main"), Cohort.open(folder, PRETRAINING)
-    decoys = [exam.cohort(name) for name in DECOYS]
-    if not exam.results.has(row, "eye_lesion"):
-        found = [one for ample in (True, False) for one in ceiling.lesions_ceiling(main, pretraining, ample)]
+    missing = [task for task in ("eye_lesion", "decoys") if not exam.results.has(row, task)]
+    if not missing:
+        return
+    ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
+    of_lesions, of_decoys = ceiling.ample_network(Cohort.open(folder, PRETRAINING), ample)
+    if "eye_lesion" in missing:
+        main = exam.cohort("main")
+        pairs = ((of_lesions, None), (ceiling.few_lesions_network(main), ceiling.FEW_PEOPLE))
+        found = [one for network, labels in pairs for one in ceiling.lesions_ceiling(main, network, labels)]
         exam.results.add(row, "eye_lesion", found, about)
-    if not exam.results.has(row, "decoys"):
-        ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
-        found = [*ceiling.decoys_ceiling(decoys, ample, True), *ceiling.decoys_ceiling(decoys, decoys, False)]
+    if "decoys" in missing:
+        decoys = [exam.cohort(name) for name in DECOYS]
+        pairs = ((of_decoys, None), (ceiling.few_decoys_network(decoys), ceiling.FEW_PEOPLE))
+        found = [one for network, labels in pairs for one in ceiling.decoys_ceiling(decoys, network, labels)]
         exam.results.add(row, "decoys", found, about)
 
 

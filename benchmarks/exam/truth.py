@@ -13,6 +13,7 @@ from .cohorts import Cohort
 
 BOUNDARIES = ("ilm", "ipl_inl", "opl_onl", "bm")
 COLUMNS = 4  # coarse columns of the truth, in voxels
+CELL = (1, 8, 4)  # voxels of a cell of the dense truth: 0.36 x 0.062 x 0.19 mm
 Grid = tuple[int, int, int]
 
 
@@ -71,3 +72,34 @@ def view_voxels(
     last = np.array(native.shape) - 1
     inside = ((at >= 0) & (at <= last)).all(axis=-1)
     return np.clip(at, 0, last), inside
+
+
+def lesion_cells(cohort: Cohort, index: int) -> Float[np.ndarray, "lesions D h w"]:
+    """Share of each lesion in every cell (`CELL`) of the stored volume, margins included.
+
+    A stored slice is a mean over B-scans, so its truth is the mean over three positions across the slice.
+    """
+    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    (depth, height, width), (_, p, q) = cohort.store.preprocessing.stored_size, CELL
+    truth = cohort.truth(index)
+    shares = np.zeros((len(LESIONS), depth, height // p, width // q), np.float32)
+    if not truth.masks:
+        return shares
+    slices = (np.arange(depth)[:, None] + np.array([-1, 0, 1]) / 3).reshape(-1)  # [3 D]
+    columns = np.arange(width // 2) * 2 + 0.5
+    grid = np.stack(np.meshgrid(slices, [0.0, 1.0], columns, indexing="ij"), axis=-1)  # [3 D, 2, w', 3]
+    at = native.to_native(grid.reshape(-1, 3)).reshape(grid.shape)
+    frame, column = np.rint(at[:, 0, :, 0]).astype(np.int64), np.rint(at[:, 0, :, 2]).astype(np.int64)  # [3 D, w']
+    first, step = at[:, :1, :, 1], at[:, 1:, :, 1] - at[:, :1, :, 1]  # depth is linear within an A-scan
+    deep = np.rint(first + step * (np.arange(height // 2) * 2 + 0.5)[:, None]).astype(np.int64)  # [3 D, h', w']
+    last = np.array(native.shape) - 1
+    inside = ((frame >= 0) & (frame <= last[0]) & (column >= 0) & (column <= last[2]))[:, None]
+    inside = inside & (deep >= 0) & (deep <= last[1])
+    frame = cohort.frames(index, np.clip(frame, 0, last[0]))[:, None]
+    column, deep = np.clip(column, 0, last[2])[:, None], np.clip(deep, 0, last[1])
+    for number, name in enumerate(LESIONS):
+        if name in truth.masks:
+            hit = truth.masks[name][frame, deep, column] & inside
+            tiles = hit.reshape(depth, 3, height // p, p // 2, width // q, q // 2)
+            shares[number] = tiles.mean(axis=(1, 3, 5), dtype=np.float32)
+    return shares

@@ -52,8 +52,8 @@ def test_a_full_disk_is_not_the_files_fault(
 
 
 def test_a_scan_that_flattening_leaves_nothing_of_has_no_tissue() -> None:
-    from octjepa.store.canonical import rescale_to_8_bit
+    from octjepa.store.canonical import intensity_scale
 
     image = np.zeros((4, 8, 8), np.float32)
     with pytest.raises(VolumeRejected, match="no_tissue"):
-        rescale_to_8_bit(image, np.zeros(image.shape, bool), (1.0, 99.0))
+        intensity_scale(image, np.zeros(image.shape, bool), (1.0, 99.0))
