@@ -32,6 +32,12 @@ def batch_of(recipe, count=4):
     return batch._replace(**{name: getattr(batch, name).to(DEVICE) for name in batch._fields[:7]})
 
 
+def recipe_of(objective, **sections):
+    """A small recipe with the objective, and the views that it needs."""
+    halves = get_objective(objective).needs_halves
+    return small_recipe(objective={"name": objective}, views={"halves": halves}, **sections)
+
+
 def model_of(recipe):
     torch.manual_seed(0)
     return VJEPA3D.from_recipe(recipe).to(DEVICE)
@@ -40,7 +46,7 @@ def model_of(recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_1_a_hidden_voxel_changes_no_prediction(objective):
-    recipe = small_recipe(objective={"name": objective})
+    recipe = recipe_of(objective)
     model, batch = model_of(recipe), batch_of(recipe)
     inputs = (batch.target_view, batch.positions, batch.context, batch.target)
     before = model.predict(batch.context_view, *inputs).predicted
@@ -75,7 +81,7 @@ def test_1_no_change_of_light_carries_a_hidden_voxel_into_a_visible_patch():
 
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_1_through_the_whole_volume_path(objective):
-    model = model_of(small_recipe(objective={"name": objective}))
+    model = model_of(recipe_of(objective))
     view = torch.randn(2, 8, 64, 64)
     mask = torch.zeros(2, 32, dtype=torch.bool)
     mask[:, 5:20] = True
@@ -141,7 +147,7 @@ def test_2_momentum_is_ramped_so_that_a_long_horizon_forgets_too():
 
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_3_no_gradient_reaches_the_target(objective):
-    recipe = small_recipe(objective={"name": objective})
+    recipe = recipe_of(objective)
     model, batch = model_of(recipe), batch_of(recipe)
     outcome = model.predict(*batch.inputs(DEVICE))
     assert outcome.predicted.requires_grad
@@ -353,8 +359,8 @@ def test_8_a_live_gradient_target_trips_an_alarm(tmp_path, monkeypatch):
 def test_9_accumulation_gives_the_same_update(objective):
     weights = []
     for micro in (32, 16, 8):
-        recipe = small_recipe(
-            objective={"name": objective},
+        recipe = recipe_of(
+            objective,
             train={"max_updates": 1, "global_batch": 32, "base_lr": 1e-3, "precision": "fp32"},
             machine={"micro_batch": micro},
         )

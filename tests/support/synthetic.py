@@ -46,6 +46,7 @@ def volume(preprocessing: Preprocessing, number: int = 0) -> CanonicalVolume:
     pixels = np.clip(pixels + 20 * (number % 3), 0, 255).astype(np.uint8)
     band = np.stack([top, bottom]).astype(np.int16)
     tissue = pixels[inside]
+    noise = np.random.default_rng((number, 1)).integers(-9, 10, pixels.shape).astype(np.int8)
     return CanonicalVolume(
         volume_id=f"volume{number:04d}",
         pixels=pixels,
@@ -53,6 +54,7 @@ def volume(preprocessing: Preprocessing, number: int = 0) -> CanonicalVolume:
         tissue_mean=float(tissue.mean()),
         tissue_std=float(tissue.std()),
         shifts=np.zeros((d, w), dtype=np.int16),
+        half_difference=noise,
     )
 
 

@@ -83,7 +83,9 @@ class TokenColours:
         if not len(here):
             raise KeyError(token)
         unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-9)
-        return np.asarray(unit @ unit[here[0]])
+        cosine = np.clip(unit @ unit[here[0]], -1.0, 1.0)
+        cosine[here[0]] = 1.0  # with itself, however the processor rounds: it has the last colour
+        return np.asarray(cosine)
 
     def token_at(self, canonical: list[float]) -> int | None:
         """The index in the grid of the token at a position of the stored volume; None outside the grid."""
