@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--turns 3] [--out docs/full_size_ingest.json]
 
 One phantom of full size of each instrument, each in its transfer syntax, and the DICOM files of --real, each by itself:
-medians of alternating runs in seconds. Nothing may run beside it.
+medians of alternating runs in CPU-seconds, which other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
-    """Seconds of each way in each turn, after one turn that is not counted."""
+    """CPU-seconds of each way in each turn, after one turn that is not counted."""
     preprocessing = bench_recipe().preprocessing
     seconds: dict[str, list[float]] = {"octjepa": [], "monai": [], "scipy": []}
     for turn in range(-1, turns):
         folder = out / str(turn)
         folder.mkdir(parents=True)
         for way, all_ in seconds.items():
-            start = time.perf_counter()
+            start = time.process_time()
             if way == "octjepa":
                 accepted = build_store([path], folder / "store", preprocessing)["accepted"]
                 if accepted != 1:
@@ -62,7 +62,7 @@ def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
             else:
                 (by_monai if way == "monai" else by_scipy)(path, folder, preprocessing)
             if turn >= 0:
-                all_.append(round(time.perf_counter() - start, 3))
+                all_.append(round(time.process_time() - start, 3))
     return seconds
 
 
