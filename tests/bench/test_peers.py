@@ -97,8 +97,8 @@ def test_a_plain_sample_is_ours_where_nothing_is_random() -> None:
             by_theirs = by_monai_too(store, [name], recipe)[0]
             assert [one.shape for one in by_theirs] == [seen.shape, other.shape, shown.shape, hidden.shape]
             assert np.corrcoef(by_theirs[0].numpy().ravel(), seen.numpy().ravel())[0, 1] > 0.999
-        (kept,) = store.path.with_name("monai").glob("*.pt")
-        assert torch.load(kept, weights_only=True)["seen"].shape[1:] == recipe.preprocessing.stored_size
+        (cached,) = store.path.with_name("monai").glob("*.pt")
+        assert torch.load(cached, weights_only=True)["seen"].shape[1:] == recipe.preprocessing.stored_size
         assert loader.DecodedViews(store, [name], recipe)[0][0].shape == seen.shape
 
 

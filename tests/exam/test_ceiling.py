@@ -102,15 +102,15 @@ def test_the_network_learns_where_a_lesion_is_and_which_eye_has_it() -> None:
     assert np.allclose(mirrored, logits, atol=1e-4)
 
 
-def test_a_question_that_is_not_asked_teaches_nothing() -> None:
+def test_a_question_without_an_answer_teaches_nothing() -> None:
     one = scans(16)
     two = LabelledScans(one.pixels, one.scale, np.full((16, 1), np.nan, np.float32), one.size, one.cells)
     silent = train_maps(two, 2, 0, "toy")
     torch.manual_seed(0)
     start = LesionMapNet(1)
     assert torch.allclose(silent.answer[1].bias, start.answer[1].bias, atol=1e-5)  # weight decay alone
-    asked = train_maps(one, 2, 0, "toy")
-    assert not torch.allclose(asked.answer[1].bias, start.answer[1].bias, atol=1e-4)
+    answered = train_maps(one, 2, 0, "toy")
+    assert not torch.allclose(answered.answer[1].bias, start.answer[1].bias, atol=1e-4)
 
 
 def test_the_small_network_learns_from_eyes_alone() -> None:
@@ -120,7 +120,7 @@ def test_the_small_network_learns_from_eyes_alone() -> None:
     assert roc_auc_score(eyes.answers[:, 0], scores(net, eyes)[:, 0]) > 0.9
 
 
-def test_each_kind_of_decoy_is_asked_of_its_own_pairs() -> None:
+def test_each_kind_of_decoy_is_a_question_about_its_own_pairs() -> None:
     class Pairs:
         def __init__(self, name: str) -> None:
             self.name, self.ids = name, [str(n) for n in range(40)]
@@ -143,7 +143,7 @@ def test_each_kind_of_decoy_is_asked_of_its_own_pairs() -> None:
         return torch.stack([member, -member, 0 * member, 0 * member], dim=1)
 
     cohorts: list[Any] = [Pairs(name) for name in DECOYS]
-    found = {one.figure: one for one in decoys_ceiling(cohorts, answer, None)}
+    found = {one.metric: one for one in decoys_ceiling(cohorts, answer, None)}
     values = [found[f"auroc_{name}"].estimate.value for name in DECOYS]
     assert values == [1.0, 0.0, 0.5, 0.5]
     assert found["auroc"].estimate.value == 0.5

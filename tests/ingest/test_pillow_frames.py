@@ -66,10 +66,10 @@ def test_jpeg_of_another_size_or_colour_or_cut_short_is_left_to_pydicom() -> Non
         Image.fromarray(values).save(file, "JPEG")
         return file.getvalue()
 
-    grey = encoded("L")
-    found = decode_jpeg(grey, ROWS, COLUMNS)
+    plain = encoded("L")
+    found = decode_jpeg(plain, ROWS, COLUMNS)
     assert found is not None
-    np.testing.assert_array_equal(found, np.asarray(Image.open(BytesIO(grey))))
-    assert decode_jpeg(grey, COLUMNS, ROWS) is None
+    np.testing.assert_array_equal(found, np.asarray(Image.open(BytesIO(plain))))
+    assert decode_jpeg(plain, COLUMNS, ROWS) is None
     assert decode_jpeg(encoded("RGB"), ROWS, COLUMNS) is None
-    assert decode_jpeg(grey[:200], ROWS, COLUMNS) is None
+    assert decode_jpeg(plain[:200], ROWS, COLUMNS) is None

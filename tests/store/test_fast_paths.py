@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from octjepa.ingest.burned_in import find_text
-from octjepa.ingest.picture_frames import _blocks
-from octjepa.store.fill import _MIN_RUN, _counts, _percentile, _runs_from_border, _runs_from_top_and_bottom
-from octjepa.store.plausibility import _running_sums
-from octjepa.store.vitreous_objects import _medians
+from octjepa.ingest.picture_frames import block_means
+from octjepa.store.fill import (
+    _MIN_RUN,
+    intensity_counts,
+    percentile_of_counts,
+    runs_from_border,
+    runs_from_top_and_bottom,
+)
+from octjepa.store.plausibility import running_sums
+from octjepa.store.vitreous_objects import block_medians
 
 
 def painted(seed: int, height: int = 40, width: int = 60) -> np.ndarray:
@@ -42,18 +48,18 @@ def test_runs_from_the_border(seed: int) -> None:
     from scipy.ndimage import label
 
     full = painted(seed)
-    runs, _ = _runs_from_border(full)
+    runs, _ = runs_from_border(full)
     np.testing.assert_array_equal(runs, plain_runs(full))
     parts, _ = label(runs)
     reaching = np.isin(parts, np.setdiff1d(parts[[0, -1]], 0))
-    np.testing.assert_array_equal(_runs_from_top_and_bottom(full), reaching)
+    np.testing.assert_array_equal(runs_from_top_and_bottom(full), reaching)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_percentiles_by_counting(size: int) -> None:
     values = np.random.default_rng(size).integers(0, 90, (1, size), dtype=np.uint8)
     for percent in (0, 5, 25, 50, 95, 100):
-        assert _percentile(_counts(values), percent) == np.percentile(values, percent)
+        assert percentile_of_counts(intensity_counts(values), percent) == np.percentile(values, percent)
 
 
 def test_medians_of_all_b_scans_at_once() -> None:
@@ -62,15 +68,15 @@ def test_medians_of_all_b_scans_at_once() -> None:
     chosen = draw.random(blocks.shape) < 0.5
     chosen[2], chosen[3] = True, False
     expected = [np.median(one[some]) if some.any() else 0.0 for one, some in zip(blocks, chosen, strict=True)]
-    np.testing.assert_array_equal(_medians(blocks, chosen), expected)
+    np.testing.assert_array_equal(block_medians(blocks, chosen), expected)
 
 
 def test_block_means_and_running_sums() -> None:
     frames = np.random.default_rng(1).integers(0, 256, (3, 101, 51), dtype=np.uint8)
     means = frames[:, :100, :50].reshape(3, 50, 2, 25, 2).astype(np.float64).mean(axis=(2, 4))
-    np.testing.assert_array_equal(_blocks(frames), means.astype(np.float32))
+    np.testing.assert_array_equal(block_means(frames), means.astype(np.float32))
     image = np.random.default_rng(2).normal(30, 9, (3, 40, 9)).astype(np.float32)
-    np.testing.assert_array_equal(_running_sums(image)[:, 1:], np.cumsum(image, axis=1))
+    np.testing.assert_array_equal(running_sums(image)[:, 1:], np.cumsum(image, axis=1))
 
 
 def test_text_in_few_rows_is_found_where_it_is() -> None:

@@ -172,11 +172,9 @@ def test_mlflow_writes_files_and_goes_on_in_the_same_run(tmp_path, no_environmen
 
 
 def test_what_is_sent_of_a_recipe_holds_no_path():
-    recipe = small_recipe(model={"warm_start": "weights/of/a/person"}, checkpoint={"dir": "gs://lab/secret"})
-    config = logger.config_of(recipe)
-    taught = logger.config_of(small_recipe(objective={"teacher": "weights/of/a/person"}))
-    assert taught["objective.teacher"] is True
-    assert config["model.warm_start"] is True
+    sections = {"model": {"warm_start": "a/person"}, "objective": {"teacher": "a/person"}}
+    recipe = small_recipe(**sections, checkpoint={"dir": "gs://lab/secret"})
+    assert (config := logger.config_of(recipe))["model.warm_start"] is config["objective.teacher"] is True
     assert config["train.base_lr"] == recipe.train.base_lr
     assert not [value for value in config.values() if "person" in str(value) or "secret" in str(value)]
 

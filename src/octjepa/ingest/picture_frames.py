@@ -26,7 +26,7 @@ _BOTH_ENDS = 0.03  # greatest share that is white where as much is black
 _DARK, _VITREOUS = 0.15, 0.25  # of the way from vitreous to retina; greatest share of a picture that is darker
 
 
-def _blocks(frames: UInt8[np.ndarray, "n H W"]) -> Float[np.ndarray, "n h w"]:
+def block_means(frames: UInt8[np.ndarray, "n H W"]) -> Float[np.ndarray, "n h w"]:
     """Means of blocks, at most `_SAMPLES` of them."""
     count, height, width = frames.shape
     down, across = max(1, height // _SAMPLES[0]), max(1, width // _SAMPLES[1])
@@ -83,14 +83,14 @@ def _unlike_b_scans(blocks: Float[np.ndarray, "n h w"]) -> Bool[np.ndarray, " n"
 
 def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w"]) -> bool:
     """Whether a frame that is no B-scan is what a camera sees; `scans` are blocks of the B-scans beside it."""
-    blocks = _blocks(frame[None])[0]
+    blocks = block_means(frame[None])[0]
     white, black = float((frame >= _WHITE).mean()), float((frame <= _BLACK).mean())
     if white > _SATURATED or min(white, black) > _BOTH_ENDS:
         return False
     for one, next_one in ((blocks[:-1], blocks[1:]), (blocks[:, :-1], blocks[:, 1:])):
         if min(one.std(), next_one.std()) < 1e-3 or np.corrcoef(one.ravel(), next_one.ravel())[0, 1] < _SMOOTH:
             return False
-    unmasked = _blocks((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
+    unmasked = block_means((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
     vitreous, retina = np.percentile(scans, (10, 98))
     dark = blocks[unmasked] < vitreous + _DARK * (retina - vitreous)
     return bool(unmasked.mean() > _UNMASKED and dark.mean() < _VITREOUS)
@@ -102,11 +102,11 @@ def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]
     if len(pixels) < _FEWEST:
         return found
     for end, others in ((0, pixels[:_FEWEST]), (-1, pixels[: -_FEWEST - 1 : -1])):
-        blocks = _blocks(others)
+        blocks = block_means(others)
         found[end] = bool(_unlike_b_scans(blocks)[0]) and _is_picture(pixels[end], blocks[1:])
     return found
 
 
 def damaged_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
     """True for frames with structure that is no B-scan's; call it without blank frames and pictures."""
-    return np.zeros(len(pixels), bool) if len(pixels) < _FEWEST else _unlike_b_scans(_blocks(pixels))
+    return np.zeros(len(pixels), bool) if len(pixels) < _FEWEST else _unlike_b_scans(block_means(pixels))

@@ -43,7 +43,7 @@ def _leading_run(full: Bool[np.ndarray, "n m"]) -> Int[np.ndarray, " m"]:
     return run
 
 
-def _runs_from_border(full: Bool[np.ndarray, "H W"]) -> tuple[Bool[np.ndarray, "H W"], bool]:
+def runs_from_border(full: Bool[np.ndarray, "H W"]) -> tuple[Bool[np.ndarray, "H W"], bool]:
     """(pixels of `full` that a straight run joins to a border; whether the upper and the lower one alone join them)."""
     joined = np.zeros_like(full)
     for flip in (False, True):
@@ -65,9 +65,9 @@ def _runs_from_border(full: Bool[np.ndarray, "H W"]) -> tuple[Bool[np.ndarray, "
     return joined, alone
 
 
-def _runs_from_top_and_bottom(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """The connected parts of `_runs_from_border` that reach the upper or the lower border."""
-    mask, alone = _runs_from_border(full)
+def runs_from_top_and_bottom(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
+    """The connected parts of `runs_from_border` that reach the upper or the lower border."""
+    mask, alone = runs_from_border(full)
     if alone:
         return mask
     from scipy.ndimage import label
@@ -85,12 +85,12 @@ def _white_fill(frame: UInt8[np.ndarray, "H W"], white: int) -> Bool[np.ndarray,
     `white` is the largest value of the volume; where it is not nearly white, all fill has that very value.
     """
     if white < _NEARLY_WHITE:
-        return _dilate(_runs_from_top_and_bottom(frame == white))
-    nearly = _runs_from_top_and_bottom(frame >= _NEARLY_WHITE)
+        return _dilate(runs_from_top_and_bottom(frame == white))
+    nearly = runs_from_top_and_bottom(frame >= _NEARLY_WHITE)
     outline = _dilate(nearly)
     not_white = int(np.count_nonzero(nearly & (frame < 255)))
     if not_white <= _LOSSY * np.count_nonzero(outline & ~nearly):
-        return _dilate(_runs_from_top_and_bottom(frame >= _WHITE))
+        return _dilate(runs_from_top_and_bottom(frame >= _WHITE))
     from scipy.ndimage import binary_dilation
 
     eight = np.ones((3, 3), bool)
@@ -133,7 +133,7 @@ def _touches_border(pixels: UInt8[np.ndarray, "D H W"], least: int) -> Bool[np.n
     return np.logical_or.reduce(full)
 
 
-def _percentile(counts: Int[np.ndarray, "256"], percent: float) -> float:
+def percentile_of_counts(counts: Int[np.ndarray, "256"], percent: float) -> float:
     """`np.percentile` of values of which counts[v] are v: sorting a B-scan's pixels takes a hundred times as long."""
     ends = np.cumsum(counts)
     at = (int(ends[-1]) - 1) * (percent / 100)
@@ -143,7 +143,7 @@ def _percentile(counts: Int[np.ndarray, "256"], percent: float) -> float:
     return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
 
 
-def _counts(frame: UInt8[np.ndarray, "H W"]) -> Int[np.ndarray, "256"]:
+def intensity_counts(frame: UInt8[np.ndarray, "H W"]) -> Int[np.ndarray, "256"]:
     """How many pixels have each intensity. Pillow counts four times as fast as NumPy, which widens each to 64 bit."""
     from PIL import Image
 
@@ -162,7 +162,7 @@ def _is_vitreous(
         return None
     depth_index = _leading_run(black[:, columns]) + np.arange(_BESIDE)[:, None]
     beside = frame[np.minimum(depth_index, len(frame) - 1), columns].mean(axis=0)
-    dark, bright = (_percentile(rest, percent) for percent in (5, 95))
+    dark, bright = (percentile_of_counts(rest, percent) for percent in (5, 95))
     return bool(np.median(beside) - dark > _TISSUE_BESIDE * max(bright - dark, 1.0))
 
 
@@ -185,16 +185,16 @@ def _black_fill(pixels: UInt8[np.ndarray, "D H W"], whites: Mapping[int, np.ndar
         black = frame == 0
         if index not in whites and _dark_throughout(frame, int(np.count_nonzero(black))):
             continue
-        zeros, _ = _runs_from_border(black)
+        zeros, _ = runs_from_border(black)
         if not zeros.any():
             continue
         # A clean scanner's vitreous is truly zero here and there: black is fill only against a noisy background.
-        rest = _counts(frame)
+        rest = intensity_counts(frame)
         if index in whites:
             rest -= np.bincount(frame[zeros | whites[index]], minlength=len(rest))
         else:
             rest[0] -= np.count_nonzero(zeros)
-        if rest.any() and _percentile(rest, 5) > _FAINT:
+        if rest.any() and percentile_of_counts(rest, 5) > _FAINT:
             found[index] = zeros
             vote = _is_vitreous(frame, zeros, rest)
             votes += [] if vote is None else [vote]

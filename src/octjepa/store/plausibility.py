@@ -36,7 +36,7 @@ _MEDIAN_THICKNESS_MM = (0.04, 0.09, 0.75, 1.2)  # median of ILM to Bruch's membr
 _NARROWEST_MM = 1.0  # a field along the columns that shows no curvature
 
 
-def _running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1 C"]:
+def running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1 C"]:
     """Sums of what is above each depth index. As `np.cumsum`, which goes through memory A-scan by A-scan."""
     total = np.zeros((image.shape[0], image.shape[1] + 1, image.shape[2]), np.float32)
     for index in range(image.shape[1]):
@@ -47,7 +47,7 @@ def _running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1
 def _mean_between(
     total: Float[np.ndarray, "D S C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
 ) -> Float[np.ndarray, "D C"]:
-    """Mean intensity from depth index `first` to `last` by `_running_sums`, NaN where that is above the image."""
+    """Mean intensity from depth index `first` to `last` by `running_sums`, NaN where that is above the image."""
     height = total.shape[1] - 1
     low, high = (np.clip(np.rint(end), 0, height).astype(np.int64)[:, None] for end in (first, last))
     count = (high - low)[:, 0]
@@ -77,7 +77,7 @@ def implausible_share(
     wrong = (thickness < np.where(central, least, least_elsewhere)) | (
         thickness > np.where(central, most, most_elsewhere)
     )
-    total = _running_sums(image)
+    total = running_sums(image)
     above = _mean_between(total, ilm - _ABOVE_MM[0] / depth_mm, ilm - _ABOVE_MM[1] / depth_mm)
     vitreous = _mean_between(total, np.zeros_like(ilm), ilm - _VITREOUS_MM / depth_mm)
     known = np.isfinite(vitreous).any(axis=1)

@@ -19,7 +19,7 @@ _BLOCKS = 2  # side by side
 _FRAMES = 2  # with an object, at least
 
 
-def _medians(blocks: Float[np.ndarray, "D r c"], chosen: Bool[np.ndarray, "D r c"]) -> Float[np.ndarray, " D"]:
+def block_medians(blocks: Float[np.ndarray, "D r c"], chosen: Bool[np.ndarray, "D r c"]) -> Float[np.ndarray, " D"]:
     """Median of the chosen blocks of each B-scan, 0 where there is none; all B-scans are sorted at once."""
     count = chosen.sum(axis=(1, 2))
     values = np.where(chosen, blocks, np.inf).reshape(len(blocks), -1)
@@ -47,7 +47,7 @@ def vitreous_notes(
     inside = (depth_index >= ends) & (depth_index <= bruch[:, None])
     if not above.any() or not inside.any():
         return []
-    level = _medians(blocks, above)
+    level = block_medians(blocks, above)
     brightest = np.where(above, blocks, 0).max(axis=1) - level[:, None]  # [D, c]
     light = (blocks * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1) - level[:, None]
     hit = (brightest > _BRIGHT * surfaces.contrast) & (light < _SHADOW * float(np.median(light)))
