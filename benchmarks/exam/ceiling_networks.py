@@ -200,8 +200,8 @@ def train_small(scans: LabelledScans, updates: int, seed: int, what: str) -> Sma
 
 
 @torch.inference_mode()
-def scores(answer: Callable[[Tensor], Tensor], scans: LabelledScans) -> Float[np.ndarray, "n questions"]:
-    """Logits of the centred views."""
+def scores(answer: Callable[[Tensor], Tensor], scans: LabelledScans) -> Float[np.ndarray, "n ..."]:
+    """Logits, or whatever `answer` gives, of the centred views."""
     count = len(scans.pixels)
     parts = [answer(scans.views(range(i, min(i + _BATCH, count)), None)) for i in range(0, count, _BATCH)]
     return torch.cat(parts).numpy()
