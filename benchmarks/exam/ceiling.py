@@ -2,8 +2,9 @@
 
 With ample labels it tells whether a question can be answered at all. One network learns from all eyes of the
 pretraining cohort and of the decoys' cohorts made for it, where each lesion is (the share of every cell, which only a
-phantom knows) and which eyes have it, and answers every question. Until 2026-11-24 it was `SmallNet` on answers about
-whole eyes, which stayed at chance for three of four decoys: it had not learned, and said nothing about the questions.
+phantom knows) and which eyes have it. Lesions it answers itself; of each kind of decoy a head answers that reads its
+maps from above (`map_heads.py`). Until 2026-11-24 it was `SmallNet` on answers about whole eyes, which stayed at chance
+for three of four decoys: it had not learned, and said nothing about the questions.
 
 With 30 people it tells whether so few are enough without an encoder. That network is still `SmallNet`, on answers about
 eyes alone, as 30 labelled people give them: the two differ in network, in labels and in how long they train.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from .ceiling_networks import scores, train_maps, train_small
 from .cohorts import Cohort
 from .labelled_scans import LabelledScans
 from .lesion_tasks import auroc, measurable
+from .map_heads import from_above, train_head
 from .measurement_tasks import macro
 from .results import Finding
 from .settings import RESAMPLES
@@ -47,7 +50,17 @@ def ample_network(
         volumes = np.arange(len(cohort.ids))
         parts += 2 * [_read(cohort, volumes, _member(cohort)[:, None], number, questions, cells=True)]
     net = train_maps(LabelledScans.joined(parts), updates, seed, "CNN with ample labels")
-    return lambda views: net.answers(views)[:, :first], lambda views: net.answers(views)[:, first:]
+    heads = []
+    for number, cohort in enumerate(decoys, start=first):
+        scans = parts[1 + 2 * (number - first)]
+        above = scores(lambda views: from_above(net(views)[0]), scans)
+        heads.append(train_head(torch.from_numpy(above), torch.from_numpy(scans.answers[:, number]), seed, cohort.name))
+
+    def of_decoys(views: Tensor) -> Tensor:
+        above = from_above(net(views)[0])
+        return torch.stack([head(above) for head in heads], dim=1)
+
+    return lambda views: net.answers(views)[:, :first], of_decoys
 
 
 def few_lesions_network(main: Cohort, seed: int = 0) -> Answer:

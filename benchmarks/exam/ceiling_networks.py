@@ -26,7 +26,7 @@ _FULL = 0.25  # share of a cell that is lesion at which the cell counts as wholl
 
 def _convolution(before: int, after: int, kernel: tuple[int, int, int] = (1, 3, 3), stride: int = 1) -> nn.Sequential:
     """With batch norm and ReLU; the stride is along depth and columns."""
-    padding = tuple(size // 2 for size in kernel)
+    padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
     return nn.Sequential(
         nn.Conv3d(before, after, kernel, stride=(1, stride, stride), padding=padding, bias=False),
         nn.BatchNorm3d(after), nn.ReLU(),
@@ -109,6 +109,7 @@ def train_maps(scans: LabelledScans, updates: int, seed: int, what: str, rate: f
     entropy = _entropy(targets)
     torch.manual_seed(seed)
     net = LesionMapNet(scans.answers.shape[1])
+    assert net.maps.bias is not None
     net.maps.bias.data = torch.from_numpy(targets).logit(1e-4).float()
     rows = slice(_ROWS[0] // CELL[1], _ROWS[1] // CELL[1])
     optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=_WEIGHT_DECAY)
@@ -200,8 +201,8 @@ def train_small(scans: LabelledScans, updates: int, seed: int, what: str) -> Sma
 
 
 @torch.inference_mode()
-def scores(answer: Callable[[Tensor], Tensor], scans: LabelledScans) -> Float[np.ndarray, "n questions"]:
-    """Logits of the centred views."""
+def scores(answer: Callable[[Tensor], Tensor], scans: LabelledScans) -> Float[np.ndarray, "n ..."]:
+    """Logits, or whatever `answer` gives, of the centred views."""
     count = len(scans.pixels)
     parts = [answer(scans.views(range(i, min(i + _BATCH, count)), None)) for i in range(0, count, _BATCH)]
     return torch.cat(parts).numpy()

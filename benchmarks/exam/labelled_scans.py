@@ -68,12 +68,11 @@ class LabelledScans:
             (mean, std), cell = self.scale[index], np.array(CELL)
             room = (np.array(self.pixels[index].shape) - np.array(self.size)) // cell
             start = rng.integers(0, room + 1)
-            step = np.where(rng.random(3) < 0.5, -1, 1) * np.array([1, 0, 1]) + np.array([0, 1, 0])
+            over, _, back = np.where(rng.random(3) < 0.5, -1, 1).tolist()  # depth is never mirrored
             parts = []
             for volume, unit in ((self.pixels[index], cell), (self.cells[index], np.ones(3, np.int64))):
-                corner, extent = start * unit, np.array(self.size) // cell * unit
-                part = volume[(..., *(slice(a, a + n) for a, n in zip(corner, extent, strict=True)))]
-                parts.append(part[(..., *(slice(None, None, int(s)) for s in step))])
+                (a, b, c), (d, h, w) = (start * unit).tolist(), (np.array(self.size) // cell * unit).tolist()
+                parts.append(volume[..., a : a + d, b : b + h, c : c + w][..., ::over, :, ::back])
             gain, offset = 1 + _GAIN * rng.standard_normal(), _GAIN * rng.standard_normal()
             views.append(((parts[0].astype(np.float32) - mean) / max(std, 1.0) * gain + offset).astype(np.float32))
             shares.append(parts[1].astype(np.float32) / 255)

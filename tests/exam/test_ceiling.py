@@ -12,6 +12,7 @@ from benchmarks.exam import truth as truth_module
 from benchmarks.exam.ceiling import decoys_ceiling
 from benchmarks.exam.ceiling_networks import LesionMapNet, scores, train_maps, train_small
 from benchmarks.exam.labelled_scans import LabelledScans
+from benchmarks.exam.map_heads import from_above, train_head
 from benchmarks.exam.truth import CELL, lesion_cells, lesion_shares
 from sklearn.metrics import roc_auc_score
 
@@ -111,6 +112,23 @@ def test_a_question_without_an_answer_teaches_nothing() -> None:
     assert torch.allclose(silent.answer[1].bias, start.answer[1].bias, atol=1e-5)  # weight decay alone
     answered = train_maps(one, 2, 0, "toy")
     assert not torch.allclose(answered.answer[1].bias, start.answer[1].bias, atol=1e-4)
+
+
+def test_a_head_tells_rows_of_bumps_from_as_many_here_and_there() -> None:
+    rng = np.random.default_rng(0)
+    maps = torch.full((240, 1, 8, 3, 16), -6.0)
+    in_row = torch.arange(240) % 2 == 0
+    for eye in range(240):
+        slices, columns = rng.permutation(8)[:5], rng.integers(0, 16, 5)
+        if in_row[eye]:
+            slices, columns = rng.integers(0, 4) + np.arange(5), np.full(5, rng.integers(0, 16))
+        maps[eye, 0, torch.from_numpy(slices), 1, torch.from_numpy(columns)] = 4.0
+    above = from_above(maps)
+    assert above.shape == (240, 2, 8, 16)
+    assert above[:, 1].sum(dim=(1, 2)).std() < 0.01  # a count says nothing
+    head = train_head(above[:160], in_row[:160].float(), 0, "toy")
+    with torch.inference_mode():
+        assert roc_auc_score(in_row[160:], head(above[160:])) > 0.95
 
 
 def test_the_small_network_learns_from_eyes_alone() -> None:
