@@ -134,9 +134,10 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         _unet(exam, plans[0], seconds, about)
         for plan in plans:
             for seed in plan.seeds:
-                if training.finished_run(given.work, plan, seed) is None:
-                    _train(given.work, settings, plan, seed)
                 found = training.finished_run(given.work, plan, seed)
+                if found is None:
+                    _train(given.work, settings, plan, seed)
+                    found = training.finished_run(given.work, plan, seed)
                 assert found is not None
                 encoder, run_about = found
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)

@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.phantom import LESIONS
-from octjepa.progress import bar
 
 from .labelled_scans import LabelledScans
+from .supervised_loop import train_on_batches
 from .truth import CELL
 
 _ROWS = (16, 112)  # depth indices that LesionMapNet sees: from 0.54 mm above Bruch's membrane to 0.2 mm below
 _TOP = (1, 8, 64)  # highest cells of a map whose mean says whether the eye has the lesion
-_BATCH, _WEIGHT_DECAY = 16, 0.05
+_BATCH = 16
 _RATE, _SMALL_RATE = 3e-3, 1e-3
 _FULL = 0.25  # share of a cell that is lesion at which the cell counts as wholly so
 
@@ -112,35 +112,34 @@ def train_maps(scans: LabelledScans, updates: int, seed: int, what: str, rate: f
     assert net.maps.bias is not None
     net.maps.bias.data = torch.from_numpy(targets).logit(1e-4).float()
     rows = slice(_ROWS[0] // CELL[1], _ROWS[1] // CELL[1])
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=_WEIGHT_DECAY)
     rng = keys.generator("exam ceiling maps", seed, updates)
-    order: list[int] = []
-    net.train()
-    with bar(what, updates, "updates") as progress:
-        for update in range(updates):
-            if len(order) < _BATCH:
-                order += rng.permutation(len(scans.answers)).tolist()
-            which, order = order[:_BATCH], order[_BATCH:]
-            for group in optimizer.param_groups:
-                group["lr"] = _rate(rate, update, updates)
-            views, shares = scans.views_with_cells(which, rng)
-            maps, logits = net(views)
-            wanted = (shares[:, :, :, rows] / _FULL).clamp(max=1)
-            by_lesion = nn.functional.binary_cross_entropy_with_logits(maps, wanted, reduction="none")
-            of_maps = (by_lesion.mean(dim=(0, 2, 3, 4)) / entropy).mean()
-            answers = torch.from_numpy(scans.answers[which])
-            known = ~answers.isnan()
-            by_eye = nn.functional.binary_cross_entropy_with_logits(logits, answers.nan_to_num(0.0), reduction="none")
-            by_question = (by_eye * known).sum(dim=0) / known.sum(dim=0).clamp(min=1)
-            (of_maps + by_question.mean() / math.log(2)).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            progress.advance()
-    return net.eval()
+
+    def loss(which: list[int]) -> Tensor:
+        views, shares = scans.views_with_cells(which, rng)
+        maps, logits = net(views)
+        wanted = (shares[:, :, :, rows] / _FULL).clamp(max=1)
+        by_lesion = nn.functional.binary_cross_entropy_with_logits(maps, wanted, reduction="none")
+        of_maps = (by_lesion.mean(dim=(0, 2, 3, 4)) / entropy).mean()
+        by_eye, known = _loss_of_answers(logits, scans.answers[which])
+        by_question = by_eye.sum(dim=0) / known.sum(dim=0).clamp(min=1)
+        return of_maps + by_question.mean() / math.log(2)
+
+    train_on_batches(net, loss, len(scans.answers), _BATCH, updates, rate, rng, what)
+    return net
 
 
-def _rate(highest: float, update: int, updates: int) -> float:
-    return highest * min(1.0, 20 * (update + 1) / updates) * (1 + math.cos(math.pi * update / updates)) / 2
+def _loss_of_answers(
+    logits: Float[Tensor, "b questions"],
+    answers: Float[np.ndarray, "b questions"],
+    weight: Float[Tensor, " questions"] | None = None,
+) -> tuple[Float[Tensor, "b questions"], Bool[Tensor, "b questions"]]:
+    """(binary cross-entropy, 0 where an answer is not known; whether it is known). `weight`: of a yes."""
+    truth = torch.from_numpy(answers)
+    known = ~truth.isnan()
+    loss = nn.functional.binary_cross_entropy_with_logits(
+        logits, truth.nan_to_num(0.0), reduction="none", pos_weight=weight
+    )
+    return loss * known, known
 
 
 def _entropy(share: Float[np.ndarray, " n"]) -> Float[Tensor, " n"]:
@@ -174,30 +173,16 @@ def train_small(scans: LabelledScans, updates: int, seed: int, what: str) -> Sma
     torch.manual_seed(seed)
     net = SmallNet(scans.answers.shape[1])
     net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # its stubs know 2D alone
-    optimizer = torch.optim.AdamW(net.parameters(), lr=_SMALL_RATE, weight_decay=_WEIGHT_DECAY)
     share = np.nanmean(scans.answers, axis=0)
     weight = torch.from_numpy(np.clip((1 - share) / np.maximum(share, 1e-6), 0.05, 20).astype(np.float32))
     rng = keys.generator("exam ceiling", seed, updates)
-    order: list[int] = []
-    net.train()
-    with bar(what, updates, "updates") as progress:
-        for update in range(updates):
-            if len(order) < _BATCH:
-                order += rng.permutation(len(scans.answers)).tolist()
-            which, order = order[:_BATCH], order[_BATCH:]
-            answers = torch.from_numpy(scans.answers[which])
-            known = ~answers.isnan()
-            for group in optimizer.param_groups:
-                group["lr"] = _rate(_SMALL_RATE, update, updates)
-            logits = net(scans.views(which, rng))
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                logits, answers.nan_to_num(0.0), reduction="none", pos_weight=weight
-            )
-            (loss * known).sum().div(known.sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            progress.advance()
-    return net.eval()
+
+    def loss(which: list[int]) -> Tensor:
+        by_eye, known = _loss_of_answers(net(scans.views(which, rng)), scans.answers[which], weight)
+        return by_eye.sum().div(known.sum())
+
+    train_on_batches(net, loss, len(scans.answers), _BATCH, updates, _SMALL_RATE, rng, what)
+    return net
 
 
 @torch.inference_mode()

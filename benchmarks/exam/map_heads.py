@@ -8,16 +8,15 @@ thinning read 0.64 and drusen or wave 0.51. A map from above is 16 x 32 cells, a
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from octjepa import keys
-from octjepa.progress import bar
 
-_BATCH, _EPOCHS, _RATE, _WEIGHT_DECAY = 40, 60, 3e-3, 0.05
+from .supervised_loop import train_on_batches
+
+_BATCH, _EPOCHS, _RATE, _WARM_UP_PART = 40, 60, 3e-3, 5
 _SHIFT = (1, 3)  # cells of slices and columns, at most
 
 
@@ -50,28 +49,17 @@ def train_head(above: Float[Tensor, "n channels d q"], answers: Float[Tensor, " 
     """A head trained on the maps of eyes whose answers are known, mirrored and shifted by a few cells."""
     torch.manual_seed(seed)
     head = MapHead(above.shape[1])
-    optimizer = torch.optim.AdamW(head.parameters(), lr=_RATE, weight_decay=_WEIGHT_DECAY)
     rng = keys.generator("exam ceiling head", seed, what)
+
+    def loss(which: list[int]) -> Tensor:
+        mirrored = [axis for axis in (2, 3) if rng.random() < 0.5]
+        shift = [int(rng.integers(-most, most + 1)) for most in _SHIFT]
+        logits = head(torch.roll(above[which].flip(mirrored), shift, (2, 3)))
+        return nn.functional.binary_cross_entropy_with_logits(logits, answers[which])
+
     updates = _EPOCHS * (len(above) // _BATCH)
-    order: list[int] = []
-    head.train()
-    with bar(what, updates, "updates") as progress:
-        for update in range(updates):
-            if len(order) < _BATCH:
-                order = rng.permutation(len(above)).tolist()
-            which, order = order[:_BATCH], order[_BATCH:]
-            for group in optimizer.param_groups:
-                group["lr"] = (
-                    _RATE * min(1.0, 5 * (update + 1) / updates) * (1 + math.cos(math.pi * update / updates)) / 2
-                )
-            mirrored = [axis for axis in (2, 3) if rng.random() < 0.5]
-            shift = [int(rng.integers(-most, most + 1)) for most in _SHIFT]
-            logits = head(torch.roll(above[which].flip(mirrored), shift, (2, 3)))
-            nn.functional.binary_cross_entropy_with_logits(logits, answers[which]).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            progress.advance()
-    return head.eval()
+    train_on_batches(head, loss, len(above), _BATCH, updates, _RATE, rng, what, _WARM_UP_PART)
+    return head
 
 
 def _convolution(before: int, after: int) -> nn.Sequential:

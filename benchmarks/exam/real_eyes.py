@@ -65,7 +65,20 @@ def why_absent(data: Path) -> str | None:
 
 def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[RealEye]:
     """Both eyes of the data folder, prepared by `preprocessing` in a store within `work` that is made once."""
-    folder = work / f"real-eyes-{science_hash(preprocessing)[:8]}"
+    folder = _folder(work, preprocessing)
+    files = _filled_up(folder, data)
+    build_store(files, folder / "store", preprocessing, spacing_mm=PITCH_MM)
+    store = Store.open(folder / "store")
+    ids = {Path(row["file"]).stem: row["volume_id"] for row in store.table.to_dict("records")}
+    return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in EYES]
+
+
+def _folder(work: Path, preprocessing: Preprocessing) -> Path:
+    return work / f"real-eyes-{science_hash(preprocessing)[:8]}"
+
+
+def _filled_up(folder: Path, data: Path) -> list[Path]:
+    """The scans of both eyes as arrays in `folder`, filled up, each made once."""
     files = [folder / "files" / f"eye{eye}.npy" for eye in EYES]
     for eye, file in zip(EYES, files, strict=True):
         if not file.is_file():
@@ -73,18 +86,14 @@ def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[Real
             frames = scan.pixels[::-1] if "frames_reversed" in scan.notes else scan.pixels  # as the grades have them
             file.parent.mkdir(parents=True, exist_ok=True)
             np.save(file, fill_up(frames))
-    build_store(files, folder / "store", preprocessing, spacing_mm=PITCH_MM)
-    store = Store.open(folder / "store")
-    ids = {Path(row["file"]).stem: row["volume_id"] for row in store.table.to_dict("records")}
-    return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in EYES]
+    return files
 
 
 def pretraining_store(work: Path, data: Path, preprocessing: Preprocessing) -> Path:
     """A store of every real volume in the data folder, without grades, all of them for training; made once."""
-    read_eyes(work, data, preprocessing)
-    folder = work / f"real-eyes-{science_hash(preprocessing)[:8]}"
+    folder = _folder(work, preprocessing)
     path = folder / "pretraining"
-    build_store([folder / "files" / f"eye{eye}.npy" for eye in EYES], path, preprocessing, spacing_mm=PITCH_MM)
+    build_store(_filled_up(folder, data), path, preprocessing, spacing_mm=PITCH_MM)
     build_store([data / _MACULA], path, preprocessing)
     store = Store.open(path)
     store.set_split({person: "train" for person in set(store.table["person_id"])})

@@ -138,7 +138,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"objective": teacher, "model": {"rope_base": 100.0}}, "other positions"),
         (
             {"objective": teacher, "preprocessing": {**first.preprocessing.model_dump(), "axial_anchor": 0.6}},
-            "axial_anchor: store 0.65, recipe 0.6",
+            "axial_anchor: teacher 0.65, recipe 0.6",
         ),
     ):
         recipe = small_recipe(**settings)

@@ -71,10 +71,13 @@ def _readable() -> str:
     return f"schema {SCHEMA_VERSION}" if OLDEST_SCHEMA == SCHEMA_VERSION else f"{OLDEST_SCHEMA} to {SCHEMA_VERSION}"
 
 
-def contract_differences(preprocessing: Preprocessing, recipe: Recipe) -> list[str]:
-    """Every field in which a store's preprocessing differs from the recipe's, as "field: store VALUE, recipe VALUE"."""
+def contract_differences(preprocessing: Preprocessing, recipe: Recipe, whose: str = "store") -> list[str]:
+    """Every field in which the preprocessing of a store, or of what `whose` names, differs from the recipe's.
+
+    As "field: store VALUE, recipe VALUE".
+    """
     ours, theirs = preprocessing.model_dump(), recipe.preprocessing.model_dump()
-    return [f"{name}: store {ours[name]}, recipe {theirs[name]}" for name in theirs if theirs[name] != ours[name]]
+    return [f"{name}: {whose} {ours[name]}, recipe {theirs[name]}" for name in theirs if theirs[name] != ours[name]]
 
 
 def check_same_contract(

@@ -134,7 +134,7 @@ class Store:
         """Creates a store, or opens an existing one with an equal contract; `halves` are stored where it has them.
 
         Raises ContractError with the differences if the contract of the existing store is another, or it was made
-        without the halves that are asked for.
+        without the requested halves.
         """
         storage = _storage_at(path)
         folder = storage.snapshot()
