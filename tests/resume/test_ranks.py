@@ -81,7 +81,7 @@ pretrain(apart, store(apart), out / "apart")
 # a volume cannot be read, by whichever rank meets it
 lossy = store(recipe)
 read = lossy.read
-def sometimes(volume_id):
+def sometimes(volume_id, halves=False):
     if volume_id == "volume0003":
         raise OSError("input/output error")
     return read(volume_id)
@@ -95,7 +95,7 @@ loader._WAITS_SECONDS = ()
 refusing = store(recipe)
 asked = []
 honest_read = refusing.read
-def refuses(volume_id):
+def refuses(volume_id, halves=False):
     asked.append(volume_id)
     if rank == 1 and len(asked) > 14:  # eight for the monitor, two an update
         raise ResourceError(f"{volume_id} cannot be read: Too many open files")

@@ -171,7 +171,7 @@ def test_what_a_loader_process_refuses_is_reported_as_it_was_there(tmp_path: Pat
     recipe = small_recipe(machine={"loader_workers": 1}, monitor={"every_updates": None})
     store = MemoryStore(recipe.preprocessing)
     store.volumes = {}
-    store.read = lambda volume_id: refuse(OctjepaError("its disk is gone"))  # type: ignore[method-assign]
+    store.read = lambda volume_id, halves=False: refuse(OctjepaError("its disk is gone"))  # type: ignore[method-assign]
     with pytest.raises(
         OctjepaError, match=r"^12 training volumes in a row cannot be read; the last: its disk is gone$"
     ):
