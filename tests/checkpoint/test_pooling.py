@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from octjepa.checkpoint.pooling import POOL_WIDTHS, REGIONS, token_regions
+from octjepa.checkpoint.pooling import POOL_WIDTHS, token_regions
+from octjepa.views.tokens import REGIONS
 
 
 def test_zones_are_bands_of_depth_times_the_middle_and_the_rest() -> None:

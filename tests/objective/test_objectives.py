@@ -19,12 +19,14 @@ from octjepa.objective.base import Prediction, gather_tokens, get_objective
 from octjepa.objective.loss import (
     distance_weight,
     recipe_at_update,
-    sigreg,
     token_grid_positions,
     training_loss,
     variance_covariance,
 )
+from octjepa.objective.sigreg import sigreg
+from octjepa.objective.zones import FEWEST, zone_sigreg
 from octjepa.recipe import ObjectiveRecipe
+from octjepa.views.tokens import REGIONS
 from synthetic import small_recipe
 from user_package import Install
 
@@ -91,7 +93,7 @@ def test_patch_norm_targets_are_normalised_pixels_and_a_blank_patch_is_zero() ->
 @pytest.mark.parametrize("objective", ["vjepa", "mae", "normalized_mse"])
 def test_the_sparse_objectives_are_their_loss_at_hidden_tokens_alone(objective: str) -> None:
     _, outcome, inputs = predicted(objective)
-    loss, parts = training_loss(ObjectiveRecipe(name=objective), outcome, *inputs[2:], update=0)
+    loss, parts = training_loss(ObjectiveRecipe(name=objective), outcome, *inputs[2:], GRID, update=0)
     assert loss == get_objective(objective).loss(outcome.predicted, outcome.target)
     assert list(parts) == ["hidden"]
 
@@ -123,12 +125,14 @@ def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
             here = positions[b, context[b, i]]
             nearest = min(math.dist(here.tolist(), positions[b, j].tolist()) for j in target[b])
             visible += float((message[b, i] - truth[b, i]).abs().mean().detach()) / math.sqrt(max(nearest, 1.0))
-    loss, parts = training_loss(ObjectiveRecipe(name="vjepa_dense"), outcome, positions, context, target, update=0)
+    loss, parts = training_loss(
+        ObjectiveRecipe(name="vjepa_dense"), outcome, positions, context, target, GRID, update=0
+    )
     assert float(parts["hidden"]) == pytest.approx(hidden, rel=1e-5)
     assert float(parts["visible"]) == pytest.approx(visible / 40, rel=1e-5)
     assert float(loss.detach()) == pytest.approx(hidden + 0.5 * visible / 40, rel=1e-5)
     light = ObjectiveRecipe(name="vjepa_dense", visible_weight=0.1)
-    faint = training_loss(light, outcome, positions, context, target, 0)[0].detach()
+    faint = training_loss(light, outcome, positions, context, target, GRID, 0)[0].detach()
     assert float(faint) == pytest.approx(hidden + 0.1 * visible / 40, rel=1e-5)
 
 
@@ -137,7 +141,9 @@ def test_noise2noise_compares_visible_tokens_with_the_other_half_too() -> None:
     at_visible, truth = outcome.visible
     assert torch.equal(truth, gather_tokens(other_half, context))
     assert torch.equal(outcome.target, gather_tokens(other_half, target))
-    loss, parts = training_loss(ObjectiveRecipe(name="noise2noise"), outcome, positions, context, target, update=0)
+    loss, parts = training_loss(
+        ObjectiveRecipe(name="noise2noise"), outcome, positions, context, target, GRID, update=0
+    )
     hidden, visible = ((p - t).square().mean() for p, t in ((outcome.predicted, outcome.target), (at_visible, truth)))
     assert torch.allclose(loss, hidden + 0.5 * visible)
     assert torch.allclose(parts["visible"], visible.detach())
@@ -170,7 +176,9 @@ def test_the_weight_of_visible_tokens_rises() -> None:
         same = small_recipe(objective={"name": name, **more})
         assert recipe_at_update(same, 0, 1000) is same
     _, outcome, (_, _, positions, context, target) = predicted("vjepa_dense")
-    loss, parts = training_loss(recipe_at_update(recipe, 49, 1000).objective, outcome, positions, context, target, 49)
+    loss, parts = training_loss(
+        recipe_at_update(recipe, 49, 1000).objective, outcome, positions, context, target, GRID, 49
+    )
     assert float(loss.detach()) == pytest.approx(float(parts["hidden"] + 0.25 * parts["visible"]))
     with pytest.raises(ValueError, match="visible_warmup is unused by vjepa"):
         ObjectiveRecipe(name="vjepa", visible_warmup=0.1)
@@ -234,14 +242,60 @@ def test_sigreg_tells_a_normal_from_what_collapses() -> None:
     assert float(sigreg(torch.ones(9, 4), step=1)) != float(sigreg(torch.arange(36.0).reshape(9, 4), step=2))
 
 
-@pytest.mark.parametrize("term", ["variance_covariance", "sigreg"])
+def zones_by_loops(features: np.ndarray, regions: np.ndarray, masks: int, step: int) -> tuple[float, float]:
+    """(invariance, SIGReg) of `zone_sigreg`, from its sentences; `features` are [masks, samples, tokens, width]."""
+    distances, spreads = [], []
+    for region in range(REGIONS):
+        means = {
+            (mask, eye): features[mask, eye, regions[mask, eye] == region].mean(axis=0)
+            for mask in range(masks)
+            for eye in range(features.shape[1])
+            if (regions[mask, eye] == region).any()
+        }
+        for eye in range(features.shape[1]):
+            shown = [mean for (_, of), mean in means.items() if of == eye]
+            if len(shown) > 1:
+                distances += [float(((mean - np.mean(shown, axis=0)) ** 2).mean()) for mean in shown]
+        if len(means) >= FEWEST:
+            spreads.append(float(sigreg(torch.from_numpy(np.stack(list(means.values()))).float(), step)))
+    return float(np.mean(distances)), float(np.mean(spreads))
+
+
+def test_zone_sigreg_is_invariance_between_masks_and_a_test_of_each_zone() -> None:
+    rng = np.random.default_rng(3)
+    features = rng.normal(0.2, 1.3, (2, 6, 5, 4))
+    regions = rng.integers(0, 6, (2, 6, 5))  # zones that a mask does not show, and ten that none shows
+    agree, apart = zones_by_loops(features, regions, 2, 11)
+    rows = torch.from_numpy(features).flatten(0, 1), torch.from_numpy(regions).flatten(0, 1)
+    assert float(zone_sigreg(*rows, masks=2, step=11)) == pytest.approx(0.95 * agree + 0.05 * apart, rel=1e-4)
+
+
+def test_zone_sigreg_falls_where_masks_agree_and_rises_where_eyes_do() -> None:
+    torch.manual_seed(0)
+    regions = torch.zeros(64, 3, dtype=torch.long)
+    eyes = math.sqrt(3) * torch.randn(32, 3, 8)  # the mean of three tokens is a standard normal
+    alike, masked = torch.cat([eyes, eyes]), math.sqrt(3) * torch.randn(64, 3, 8)
+    good = float(zone_sigreg(alike, regions, 2, 0))
+    assert float(zone_sigreg(masked, regions, 2, 0)) > good + 0.3  # half of the variance is between masks
+    assert float(zone_sigreg(torch.zeros(64, 3, 8), regions, 2, 0)) > 3 * good
+    assert float(zone_sigreg(torch.cat([eyes[:2], eyes[:2]]), regions[:4], 2, 0)) == 0  # too few rows for a test
+
+
+def test_zone_sigreg_needs_masks_to_compare() -> None:
+    with pytest.raises(RecipeError, match=r"zone_sigreg compares the masks of an eye: set masks\.per_target to 2"):
+        small_recipe(objective={"zone_sigreg": 0.1})
+    small_recipe(objective={"zone_sigreg": 0.0})
+    small_recipe(objective={"zone_sigreg": 0.1}, masks={"per_target": 2})
+
+
+@pytest.mark.parametrize("term", ["variance_covariance", "sigreg", "zone_sigreg"])
 def test_a_weight_trains_and_weight_0_only_measures(term: str) -> None:
     model, outcome, inputs = predicted("vjepa")
-    plain, _ = training_loss(ObjectiveRecipe(), outcome, *inputs[2:], update=3)
-    meter, parts = training_loss(ObjectiveRecipe(**{term: 0.0}), outcome, *inputs[2:], update=3)
+    plain, _ = training_loss(ObjectiveRecipe(), outcome, *inputs[2:], GRID, update=3)
+    meter, parts = training_loss(ObjectiveRecipe(**{term: 0.0}), outcome, *inputs[2:], GRID, update=3)
     assert meter == plain
     assert not parts[term].requires_grad
-    trained, _ = training_loss(ObjectiveRecipe(**{term: 2.0}), outcome, *inputs[2:], update=3)
+    trained, _ = training_loss(ObjectiveRecipe(**{term: 2.0}), outcome, *inputs[2:], GRID, update=3)
     assert float(trained.detach()) == pytest.approx(float(plain.detach()) + 2 * float(parts[term]), rel=1e-5)
     trained.backward()
     assert model.context_encoder.embed.weight.grad.abs().max() > 0

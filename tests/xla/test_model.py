@@ -36,7 +36,7 @@ def loss_and_norm(recipe: Recipe, device: torch.device, bf16: bool = False) -> l
     with torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
         outcome = model.predict(*inputs)
     grid_positions = token_grid_positions(batch.grid_index.to(device), recipe.grid)
-    loss, _ = training_loss(recipe.objective, outcome, grid_positions, *inputs[3:], update=1)
+    loss, _ = training_loss(recipe.objective, outcome, grid_positions, *inputs[3:], recipe.grid, update=1)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if device.type == "xla":

@@ -3,9 +3,9 @@
 mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion survives in spread and extremes better
 than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
-other. zones keeps where in the eye a token is: a mean and a maximum for each of `REGIONS` parts of the grid,
-which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is learned
-from labels, so it is part of the attentive probe, which reads tokens.
+other. zones keeps where in the eye a token is: a mean and a maximum for each of `views.tokens.REGIONS` parts of the
+grid, which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is
+learned from labels, so it is part of the attentive probe, which reads tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, tokens
 
-_BANDS = 8  # of the grid's depth; a store's volumes are flattened, so that a band holds the same layers everywhere
-REGIONS = 2 * _BANDS
 # Width of each pooling in multiples of the encoder's width.
 POOL_WIDTHS = {
     "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
-    "zones": 2 * REGIONS,
+    "zones": 2 * tokens.REGIONS,
 }  # fmt: skip
 DEFAULT_POOL = "mean_std_max"  # of every verb; `PretrainedEncoder.embed` gives one token width, the mean
 DEFAULT_POOLS = (DEFAULT_POOL,)
@@ -88,16 +86,14 @@ def _layer_means(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n
 
 
 def token_regions(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Int[np.ndarray, " k"]:
-    """The region of each token: 2 * band, and 1 more outside the middle, the central half of columns and of slices."""
-    where = np.unravel_index(index, grid)
-    z, x = (np.abs((2 * where[axis] + 1) / grid[axis] - 1) for axis in (0, 2))  # 0 in the middle, 1 at the edge
-    return 2 * (where[1] * _BANDS // grid[1]) + ((z >= 0.5) | (x >= 0.5))
+    """The region of each token, by its index in raster order (`views.tokens.regions_at`)."""
+    return np.asarray(tokens.regions_at(np.stack(np.unravel_index(index, grid), axis=-1), grid))
 
 
 def _regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     """[regions * 2 * dim] Mean and maximum of each region; 0 without a token: no tissue is information, too."""
     regions = token_regions(volume.grid_index, volume.grid)
-    inside = [volume.features[regions == region] for region in range(REGIONS)]
+    inside = [volume.features[regions == region] for region in range(tokens.REGIONS)]
     nothing = np.zeros(2 * volume.features.shape[1], np.float32)
     return np.concatenate([np.append(part.mean(axis=0), part.max(axis=0)) if len(part) else nothing for part in inside])
 

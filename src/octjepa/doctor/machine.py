@@ -98,7 +98,7 @@ def gradient_norm(device: torch.device, precision: str, recipe: Recipe) -> float
     with compute:
         outcome = model.predict(view, view, positions, context, target)
     grid_positions = token_grid_positions(torch.from_numpy(index)[None].to(device), recipe.grid)
-    loss, _ = training_loss(recipe.objective, outcome, grid_positions, context, target, 0)
+    loss, _ = training_loss(recipe.objective, outcome, grid_positions, context, target, recipe.grid, 0)
     loss.backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return float(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients])))

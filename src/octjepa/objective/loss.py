@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.keys import key
 from octjepa.objective.base import Prediction, gather_tokens, get_objective
+from octjepa.objective.sigreg import sigreg
+from octjepa.objective.zones import zone_sigreg
 from octjepa.recipe import ObjectiveRecipe, Recipe
+from octjepa.views.tokens import regions_at
 
-DIRECTIONS = 64
-_POINTS = 17
-_RANGE = 3.0
 _STD_EPS = 1e-4
 
 
@@ -60,6 +59,7 @@ def training_loss(
     grid_positions: Float[Tensor, "b t 3"],
     context: Int[Tensor, "r n"],
     target: Int[Tensor, "r m"],
+    grid: tuple[int, int, int],
     update: int,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """(the sum to minimise, its parts by name, detached). `grid_positions` are positions in tokens.
@@ -74,10 +74,15 @@ def training_loss(
         visible = objective.visible_loss(*prediction.visible, distance_weight(grid_positions, context, target))
         parts["visible"] = visible.detach()
         loss = loss + recipe.weight_of_visible * visible
-    features = prediction.context.flatten(0, 1)  # [r, n, w] -> [r n, w]
+    student = prediction.context
+    features = student.flatten(0, 1)  # [r, n, w] -> [r n, w]
     terms: dict[str, tuple[float | None, Callable[[], Tensor]]] = {
         "variance_covariance": (recipe.variance_covariance, lambda: variance_covariance(features)),
         "sigreg": (recipe.sigreg, lambda: sigreg(features, update)),
+        "zone_sigreg": (
+            recipe.zone_sigreg,
+            lambda: _of_zones(student, grid_positions, context, grid, update),
+        ),
     }
     for name, (weight, term) in terms.items():
         if weight is None:
@@ -88,6 +93,19 @@ def training_loss(
         if weight > 0:
             loss = loss + weight * value
     return loss, parts
+
+
+def _of_zones(
+    features: Float[Tensor, "r q w"],
+    grid_positions: Float[Tensor, "b t 3"],
+    context: Int[Tensor, "r n"],
+    grid: tuple[int, int, int],
+    update: int,
+) -> Float[Tensor, ""]:
+    """`zone_sigreg` of the student's features, of visible tokens, or of every token where the predictor is an MLP."""
+    every = features.shape[1] == grid_positions.shape[1]
+    regions = regions_at(grid_positions if every else gather_tokens(grid_positions, context), grid).long()
+    return zone_sigreg(features, regions, len(context) // len(grid_positions), update)
 
 
 def variance_covariance(features: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
@@ -101,21 +119,3 @@ def variance_covariance(features: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
     covariance = centred.T @ centred / (count - 1)  # [w, w]
     off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
     return F.relu(1.0 - std).mean() + off_diagonal / width
-
-
-def sigreg(features: Float[Tensor, "n w"], step: int) -> Float[Tensor, ""]:
-    """LeJEPA's regulariser (Balestriero and LeCun 2025) by the statistic of Epps and Pulley (1983).
-
-    n times the squared distance between the features' empirical characteristic function and a standard normal's along
-    random directions, weighted by exp(-t^2 / 2), mean over directions. The directions are unit vectors drawn from the
-    step number, so that a run repeats. t runs over 17 points of [0, 3] by the trapezoid rule; the other half of the
-    axis adds as much. It is 1.05 on average for n draws of a standard normal, whatever n, and grows with n otherwise.
-    """
-    count, width = features.shape
-    rng = torch.Generator().manual_seed(key("sigreg", step) % 2**63)
-    basis = F.normalize(torch.randn(width, DIRECTIONS, generator=rng), dim=0).to(features.device)  # [w, directions]
-    points = torch.linspace(0.0, _RANGE, _POINTS, device=features.device)
-    angles = (features.float() @ basis).unsqueeze(-1) * points  # [n, directions, points]
-    normal = torch.exp(-points.square() / 2)
-    gap = (angles.cos().mean(dim=0) - normal).square() + angles.sin().mean(dim=0).square()  # [directions, points]
-    return count * 2.0 * torch.trapezoid(gap * normal, points, dim=-1).mean()

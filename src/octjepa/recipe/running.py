@@ -145,6 +145,11 @@ class Recipe(Section):
                 f"masks.per_target {self.masks.per_target}: with objective {self.objective.name} the student sees "
                 "every position, so that sharing a target saves little; set it to 1"
             )
+        if self.objective.zone_sigreg and self.masks.per_target == 1:
+            raise ValueError(
+                "objective.zone_sigreg compares the masks of an eye: set masks.per_target to 2 or more, or the weight "
+                "to 0 (measured, not trained)"
+            )
         added = self.objective.regulariser
         if added is not None and self.machine.micro_batch is not None:
             raise ValueError(

@@ -114,6 +114,7 @@ class ObjectiveRecipe(Section):
     visible_warmup: Share | None = None  # share of the run over which that weight rises from 0; default 0.1
     variance_covariance: Annotated[float, Field(ge=0)] | None = None
     sigreg: Annotated[float, Field(ge=0)] | None = None
+    zone_sigreg: Annotated[float, Field(ge=0)] | None = added(None)  # LeJEPA's loss of pooled zones of several masks
     # a pretrained encoder (run, checkpoint, export, or name in the package) as the target in place of a moving average:
     # it stays as it is, and the student is exported (SALT, Li et al. 2025, arXiv 2509.24317)
     teacher: Directory = added(None)
@@ -163,7 +164,7 @@ class ObjectiveRecipe(Section):
     def regulariser(self) -> str | None:
         """A regulariser with a weight: it measures the spread within a batch, so a batch in parts, on several
         processes or in micro-batches, would have another objective."""
-        weights = {"variance_covariance": self.variance_covariance, "sigreg": self.sigreg}
+        weights = {name: getattr(self, name) for name in ("variance_covariance", "sigreg", "zone_sigreg")}
         return next((name for name, weight in weights.items() if weight), None)
 
     @property

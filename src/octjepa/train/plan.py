@@ -139,7 +139,7 @@ def _step_flops(model: VJEPA3D, recipe: Recipe) -> int:
     counter = FlopCounterMode(display=False)
     with counter:
         prediction = model.predict(patches, patches, positions, context, target)
-        training_loss(recipe.objective, prediction, positions, context, target, update=0)[0].backward()
+        training_loss(recipe.objective, prediction, positions, context, target, recipe.grid, update=0)[0].backward()
     return int(counter.get_total_flops())
 
 
@@ -202,7 +202,7 @@ def peak_bytes(recipe: Recipe, micro: int, share: int | None = None) -> int:
             context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 prediction = model.predict(context_view, target_view, positions, context, target)
-            loss, _ = training_loss(recipe.objective, prediction, positions, context, target, update)
+            loss, _ = training_loss(recipe.objective, prediction, positions, context, target, recipe.grid, update)
             loss.backward()
             del prediction, loss, pending
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -58,7 +58,7 @@ def accumulate(
         if size <= micro_size:  # sums of several micro-batches go over the ranks afterwards, in pairs
             runtime.open_gradients()
         grid_positions = token_grid_positions(micro.grid_index.to(runtime.device), recipe.grid)  # [b, t, 3]
-        loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], update)
+        loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], recipe.grid, update)
         (loss * weight).backward()
         values = {"train/loss": loss.detach(), "train/cosine": cosine(prediction.predicted.detach(), prediction.target)}
         if model.objective.trivial_loss is None:

@@ -7,10 +7,14 @@ holds tissue (`select_tissue`), whatever training drew.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 TISSUE_SHARE = 0.25  # a patch with at least this share of tissue counts as tissue
+_BANDS = 8  # of the grid's depth; a store's volumes are flattened, so that a band holds the same layers everywhere
+REGIONS = 2 * _BANDS
 COUNT_MULTIPLE = 32  # volumes of equal counts can be encoded together, and of 32 numbers many are equal
 
 
@@ -127,3 +131,12 @@ def positions(
         return steps
     size_mm = np.asarray(patch, dtype=np.float32) * np.asarray(spacing_mm, dtype=np.float32)
     return (steps + 0.5) * size_mm - np.asarray(origin, dtype=np.float32) * np.asarray(spacing_mm, dtype=np.float32)
+
+
+def regions_at(steps: Any, grid: tuple[int, int, int]) -> Any:
+    """[...] The region of a token at [..., 3] steps of the grid (slice, depth, column), a whole number below `REGIONS`.
+
+    2 * band, and 1 more outside the middle, which is the central half of columns and of slices.
+    """
+    z, x = (abs((2 * steps[..., axis] + 1) / grid[axis] - 1) for axis in (0, 2))  # 0 in the middle, 1 at the edge
+    return 2 * (steps[..., 1] * _BANDS // grid[1]) + ((z >= 0.5) | (x >= 0.5))
