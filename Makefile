@@ -7,7 +7,7 @@ WORKERS ?= 2
 # One thread a process: the tests run in WORKERS processes, and a fixed count keeps sums the same to the bit.
 test test-all check docs: export OMP_NUM_THREADS := 1
 # Rewritten tests and shape-checked modules are kept, also where the environment keeps no bytecode: half of the start.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-all check: export PYTHONDONTWRITEBYTECODE :=
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
