@@ -256,15 +256,17 @@ def zones_by_loops(features: np.ndarray, regions: np.ndarray, masks: int, step: 
             shown = [mean for (_, of), mean in means.items() if of == eye]
             if len(shown) > 1:
                 distances += [float(((mean - np.mean(shown, axis=0)) ** 2).mean()) for mean in shown]
-        if len(means) >= FEWEST:
-            spreads.append(float(sigreg(torch.from_numpy(np.stack(list(means.values()))).float(), step)))
+        for mask in range(masks):
+            of_mask = [mean for (by, _), mean in means.items() if by == mask]
+            if len(of_mask) >= FEWEST:
+                spreads.append(float(sigreg(torch.from_numpy(np.stack(of_mask)).float(), step)))
     return float(np.mean(distances)), float(np.mean(spreads))
 
 
 def test_zone_sigreg_is_invariance_between_masks_and_a_test_of_each_zone() -> None:
     rng = np.random.default_rng(3)
-    features = rng.normal(0.2, 1.3, (2, 6, 5, 4))
-    regions = rng.integers(0, 6, (2, 6, 5))  # zones that a mask does not show, and ten that none shows
+    features = rng.normal(0.2, 1.3, (2, 12, 5, 4))
+    regions = rng.integers(0, 6, (2, 12, 5))  # zones that a mask does not show, and ten that none shows
     agree, apart = zones_by_loops(features, regions, 2, 11)
     rows = torch.from_numpy(features).flatten(0, 1), torch.from_numpy(regions).flatten(0, 1)
     assert float(zone_sigreg(*rows, masks=2, step=11)) == pytest.approx(0.95 * agree + 0.05 * apart, rel=1e-4)
@@ -276,6 +278,7 @@ def test_zone_sigreg_falls_where_masks_agree_and_rises_where_eyes_do() -> None:
     eyes = math.sqrt(3) * torch.randn(32, 3, 8)  # the mean of three tokens is a standard normal
     alike, masked = torch.cat([eyes, eyes]), math.sqrt(3) * torch.randn(64, 3, 8)
     good = float(zone_sigreg(alike, regions, 2, 0))
+    assert good == pytest.approx(0.05 * float(sigreg(alike[:32].mean(dim=1), 0)), rel=1e-5)  # masks that agree add none
     assert float(zone_sigreg(masked, regions, 2, 0)) > good + 0.3  # half of the variance is between masks
     assert float(zone_sigreg(torch.zeros(64, 3, 8), regions, 2, 0)) > 3 * good
     assert float(zone_sigreg(torch.cat([eyes[:2], eyes[:2]]), regions[:4], 2, 0)) == 0  # too few rows for a test

@@ -1,7 +1,8 @@
 """LeJEPA on pooled zones: what is pooled over a part of the eye, from two masks of it, agrees and is spread out.
 
 Balestriero and LeCun 2025 (arXiv 2511.08544) pool whole views of an image. An eye's views are its masks here, and each
-of the regions that `embed` pools (`octjepa.views.tokens.regions_at`) is pooled and tested by itself.
+of the regions that `embed` pools (`octjepa.views.tokens.regions_at`) is pooled and tested by itself. The features are
+the encoder's own: LeJEPA puts a projector between, which is left away.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from octjepa.objective.sigreg import sigreg_of_sets
 from octjepa.views.tokens import REGIONS
 
 SIGREG_SHARE = 0.05  # of the sum; the rest is invariance (LeJEPA's lambda)
-FEWEST = 8  # rows that hold a region: of fewer no distribution can be told
+FEWEST = 8  # eyes that show a region: of fewer no distribution can be told
 
 
 def pool_regions(
@@ -34,7 +35,8 @@ def zone_sigreg(
     """LeJEPA's loss of pooled regions, fp32; row `i * b + j` of the `r` is mask `i` of `masks` of sample `j`.
 
     Invariance is the mean squared distance of a region's mean from its average over the masks of its eye, where more
-    than one of them shows it. SIGReg is the mean over the regions that at least eight rows show.
+    than one of them shows it. SIGReg is the mean over the regions and masks in which at least eight eyes show it: one
+    mask at a time, since the masks of an eye are no independent draws.
     """
     pooled, shown = pool_regions(features.float(), regions)
     by_mask, seen = pooled.unflatten(0, (masks, -1)), shown.unflatten(0, (masks, -1))  # [masks, b, regions(, w)]
@@ -42,6 +44,10 @@ def zone_sigreg(
     centre = by_mask.sum(dim=0) / seen_by.clamp_min(1.0).unsqueeze(-1)  # [b, regions, w]: unseen means are 0
     compared = seen * (seen_by > 1)
     invariance = ((by_mask - centre).square().mean(dim=-1) * compared).sum() / compared.sum().clamp_min(1.0)
-    tested = (shown.sum(dim=0) >= FEWEST).float()  # [regions]
-    spread = (sigreg_of_sets(pooled, shown, step) * tested).sum() / tested.sum().clamp_min(1.0)
+    sets, member = (
+        by_mask.transpose(0, 1).flatten(1, 2),
+        seen.transpose(0, 1).flatten(1, 2),
+    )  # [b, masks * regions(, w)]
+    tested = (member.sum(dim=0) >= FEWEST).float()
+    spread = (sigreg_of_sets(sets, member, step) * tested).sum() / tested.sum().clamp_min(1.0)
     return (1.0 - SIGREG_SHARE) * invariance + SIGREG_SHARE * spread
