@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
 from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, make_cohorts, signature
-from .openings import code, open_seal
+from .openings import close_seal, code, open_seal
 from .page import row_names, write_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
@@ -38,6 +39,7 @@ WORK = Path(__file__).resolve().parents[2] / "exam"
 def main() -> int:
     """Runs what the options ask for."""
     given = _parser().parse_args()
+    _check(given)
     torch.set_num_threads(given.threads)
     if given.list:
         return _list(given)
@@ -55,9 +57,22 @@ def main() -> int:
         settings, out = _smaller(settings, given.people), given.out
     with writer_lock(given.work / "results"):
         if given.sealed:
+            make_cohorts(given.work, settings, cohort_names(settings))  # before the seal: nothing is looked at yet
             open_seal(out, given.again)
         _examine(given, settings, Results(out), out)
+        if given.sealed:
+            close_seal(out)
     return 0
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raises UsageError for options that would spoil what the exam keeps."""
+    if given.people and (given.work == WORK or given.out == RESULTS):
+        raise UsageError(f"--people {given.people} is a trial: name a --work and an --out of its own")
+    parts = ("list", "cohorts", "floors", "ceilings", "page", "only", "without", "train", "read", "ship", "people")
+    for part in parts if given.sealed else ():
+        if getattr(given, part):
+            raise UsageError(f"--sealed and --{part}: the sealed cohort is read whole, once")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,7 +122,8 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
     plans = training.read_plans(only=given.only)
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
     if given.read:
-        _read_pair(exam, given.read, load_encoder(given.read), about)
+        _read_pair(exam, given.read, load_encoder(given.read), about, given.without)
+        write_page(results, out)
     if given.floors or everything:
         for plan in plans:
             twin = _untrained(plan, plan.seeds[0])
@@ -129,9 +145,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         _ceilings(exam, make_cohorts(given.work, settings, (PRETRAINING, *(f"{k}_ample" for k in DECOYS))), about)
         write_page(results, out)
     if everything:
-        store = make_cohorts(given.work, settings, (PRETRAINING,)) / PRETRAINING / "store"
-        seconds = training.cpu_seconds(given.work / "seconds_per_update.json", plans[0], Store.open(store))
-        _unet(exam, plans[0], seconds, about)
+        _unet(exam, given.work, settings, about)
         for plan in plans:
             for seed in plan.seeds:
                 found = training.finished_run(given.work, plan, seed)
@@ -181,12 +195,16 @@ def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
         exam.results.add(row, "decoys", found, about)
 
 
-def _unet(exam: Exam, plan: training.Plan, seconds: float, about: dict[str, Any]) -> None:
-    """A U-Net on the real eyes, with the CPU-seconds that pretraining the plan's encoder takes on this machine."""
+def _unet(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> None:
+    """A U-Net on the real eyes, with the CPU-seconds that pretraining the first encoder takes on this machine."""
     row = RowName(SUPERVISED, (0, 0, 0))
-    if not exam.results.has(row, "real_fluid"):
-        found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
-        exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "encoder": plan.name})
+    if exam.results.has(row, "real_fluid"):
+        return
+    plan = training.read_plans()[0]
+    store = Store.open(make_cohorts(work, settings, (PRETRAINING,)) / PRETRAINING / "store")
+    seconds = training.cpu_seconds(work / "seconds_per_update.json", plan, store)
+    found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
+    exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "seconds_of": plan.name})
 
 
 def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:
@@ -197,13 +215,15 @@ def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:
     return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, name)
 
 
-def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str, Any]) -> None:
+def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str, Any], without: Sequence[str]) -> None:
+    """An encoder that is none of the plans, with its floors and its untrained twin."""
     patch, seed = encoder.recipe.tokens.patch_size, encoder.recipe.train.seed
     for floor in ("intensity", "raw_patches"):
-        exam.read(RowName(floor, patch), encoder, floor, about)
+        exam.read(RowName(floor, patch), encoder, floor, about, without)
     twin = RowName(training.twin_name(encoder.recipe, encoder.name), patch, seed)
-    exam.read(twin, encoder.untrained(), "encoder", about)
-    exam.read(RowName(encoder.name, patch, seed), encoder, "encoder", {**about, "run": Path(run).name})
+    exam.read(twin, encoder.untrained(), "encoder", about, without)
+    run_about = {**about, "run": Path(run).name, "trained": True}
+    exam.read(RowName(encoder.name, patch, seed), encoder, "encoder", run_about, without)
 
 
 def _list(given: argparse.Namespace) -> int:

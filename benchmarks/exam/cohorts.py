@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
+from octjepa.locks import writer_lock
 from octjepa.phantom import DECOYS, LESIONS, Decoy, Truth, read_truth, write_cohort, write_decoys
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build_store
@@ -118,7 +119,7 @@ def signature(folder: Path, names: Sequence[str]) -> Signature:
 def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: int = 2) -> Path:
     """The folder that holds the cohorts `names`, each made where it is not there yet.
 
-    Raises UsageError where ingest refuses more than one phantom in a hundred.
+    Raises UsageError where ingest refuses more than one phantom in a hundred, or another process makes the same one.
     """
     preprocessing = load_recipe(RECIPE).preprocessing
     digest = hashlib.sha256(json.dumps(settings.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
@@ -158,17 +159,18 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
         writers[kind] = decoys(kind, number, decoy_total, decoy_shares)
         writers[f"{kind}_ample"] = decoys(kind, 100 + number, settings.decoy_ample, (0.9, 0.1, 0.0))
     for name in names:
-        if name == UNFLATTENED:
-            _make_unflattened(folder, settings, preprocessing, workers)
-        else:
-            _make(folder, name, writers[name], preprocessing, workers)
+        if (folder / name / "made.json").is_file():
+            continue
+        with writer_lock(folder / name / "making"):
+            if name == UNFLATTENED:
+                _make_unflattened(folder, settings, preprocessing, workers)
+            else:
+                _make(folder, name, writers[name], preprocessing, workers)
     return folder
 
 
 def _make(folder: Path, name: str, write: Callable[[Path], None], preprocessing: Preprocessing, workers: int) -> None:
     own = folder / name
-    if (own / "made.json").is_file():
-        return
     if not (own / "phantom").is_dir():
         partial = own / "phantom.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -180,8 +182,6 @@ def _make(folder: Path, name: str, write: Callable[[Path], None], preprocessing:
 def _make_unflattened(folder: Path, settings: Settings, preprocessing: Preprocessing, workers: int) -> None:
     """Some people of the main cohort, with tilt and curvature kept."""
     own = folder / UNFLATTENED
-    if (own / "made.json").is_file():
-        return
     main = Cohort.open(folder, "main")
     wanted = {"train": settings.boundaries_train, "val": 0, "test": settings.boundaries_test}
     files = [

@@ -173,9 +173,10 @@ def same_eye(
 
 
 def macro(findings: list[Finding], task: str, figure: str, count: int | None) -> Finding | None:
-    """The mean over several cohorts or kinds that share no person; None where there is none.
+    """The mean over several questions; None where there is none.
 
-    Kinds have people of their own, so their resamples are independent and may be averaged one by one.
+    Resamples are averaged one by one. Questions about the same people share their draws; kinds of decoys have people of
+    their own, and where they are as many, resamples that draw alike by position, which moves an interval by 0.001.
     """
     parts = [one.estimate for one in findings]
     if not parts:
@@ -183,5 +184,7 @@ def macro(findings: list[Finding], task: str, figure: str, count: int | None) ->
     samples = np.mean([one.samples for one in parts], axis=0)
     n = sum(one.n for one in parts)
     value = float(np.mean([one.value for one in parts]))
-    merged = Estimate(value, samples, n, sum(one.n_people for one in parts), figure, "", parts[0].scale)
+    draws = {one.draws_id for one in parts}
+    people = parts[0].n_people if len(draws) == 1 else sum(one.n_people for one in parts)
+    merged = Estimate(value, samples, n, people, figure, draws.pop() if len(draws) == 1 else "", parts[0].scale)
     return Finding(task, figure, count, merged)

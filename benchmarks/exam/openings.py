@@ -11,19 +11,40 @@ from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.train.run_folder import code_and_versions
 
+RECORD = "openings.json"
+
 
 def open_seal(out: Path, again: bool) -> None:
-    """Records that the sealed cohort was opened. Raises UsageError for a second time that was not asked for."""
-    record = out / "openings.json"
-    openings = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else []
+    """Records that the sealed cohort is opened; an opening that was interrupted goes on, with the same code.
+
+    Raises UsageError for a second opening that was not asked for.
+    """
+    openings = _openings(out)
+    if openings and "ended" not in openings[-1] and openings[-1]["code"] == code()["code"]:
+        return
     if openings and not again:
         raise UsageError(
-            f"the sealed cohort was opened on {openings[-1]['date']} ({record}): figures of a second opening are no "
-            "longer of people that nobody has looked at. --again opens it, and the record says so"
+            f"the sealed cohort was opened on {openings[-1]['date']} ({out / RECORD}): figures of a second opening are "
+            "no longer of people that nobody has looked at. --again opens it, and the record says so"
         )
     out.mkdir(parents=True, exist_ok=True)
-    openings.append({"date": datetime.now(UTC).isoformat(timespec="seconds"), **code()})
-    write_json(record, openings)
+    write_json(out / RECORD, [*openings, {"date": _now(), **code()}])
+
+
+def close_seal(out: Path) -> None:
+    """Records that everything was read: the next opening is another one."""
+    openings = _openings(out)
+    openings[-1]["ended"] = _now()
+    write_json(out / RECORD, openings)
+
+
+def _openings(out: Path) -> list[dict[str, Any]]:
+    path = out / RECORD
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def code() -> dict[str, Any]:

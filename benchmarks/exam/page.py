@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import numpy as np
 
 from octjepa.files import write_atomic
 from octjepa.phantom import DECOYS, LESIONS
+from octjepa.shipped import shipped
 
+from .admission import add_admitted_means, questions
 from .plots import plot_compute
-from .results import SUPERVISED, UNTRAINED, Entry, Results, RowName, compare
+from .results import READINGS, SUPERVISED, UNTRAINED, Entry, Results, RowName, compare
 from .settings import (
     BOUNDARY_EYES,
     COMPONENTS,
@@ -24,20 +27,27 @@ from .settings import (
     MIN_CNN,
     TOKEN_SHARE,
 )
+from .training import NAME, read_plans
 
 Patch = tuple[int, int, int]
+Figures = Sequence[tuple[str, str]]
 # (key of the figure, heading): the columns of the table of rows
-HEADLINES = (
+LESION_FIGURES = (
     ("token_lesion/token_ap/10", "token AP, 10 eyes"),
     ("token_lesion/token_ap/30", "30 eyes"),
     ("token_lesion/token_ap/100", "100 eyes"),
-    ("eye_lesion/auroc/30", "AUROC, 30 people"),
+    ("eye_lesion/auroc_admitted/30", "AUROC of admitted lesions, 30 people"),
+    ("eye_lesion/auroc_admitted/all", "all"),
+    ("eye_lesion/auroc/30", "AUROC of all five, 30 people"),
     ("eye_lesion/auroc/100", "100"),
     ("eye_lesion/auroc/all", "all"),
     ("added_value/added_auroc/30", "added to intensity, 30"),
     ("added_value/added_auroc/all", "all"),
-    ("decoys/auroc/30", "decoys, 30 people"),
+    ("decoys/auroc_admitted/100", "admitted decoys, 100 people"),
+    ("decoys/auroc/30", "all four, 30 people"),
     ("decoys/auroc/100", "100"),
+)
+OTHER_FIGURES = (
     ("surfaces/error_um/5", "surfaces in um, 5 eyes"),
     ("surfaces/error_um/30", "30 eyes"),
     ("severity/r2_fluid_mm3/100", "R2 fluid volume, 100"),
@@ -50,6 +60,12 @@ HEADLINES = (
     ("real_fluid/ap/1", "AP"),
     ("real_surfaces/error_um/1", "real surfaces in um"),
 )
+HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
+# The tasks that a row without an encoder of its own is asked; an encoder is asked those of its plan.
+ASKED = {
+    "intensity": set(READINGS) - {"added_value", "tuning"}, "raw_patches": set(READINGS) - {"tuning"},
+    "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
+}  # fmt: skip
 MISSING = "missing"
 TEMPLATE = Path(__file__).with_name("template.md")
 
@@ -57,8 +73,12 @@ TEMPLATE = Path(__file__).with_name("template.md")
 def write_page(results: Results, folder: Path) -> None:
     """README.md and compute.svg in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
+        add_admitted_means(results, patch)
     text = TEMPLATE.read_text(encoding="utf-8").format(
-        **EXAM.as_dict(), missing=MISSING, rows=rows_table(results), differences=differences(results),
+        **EXAM.as_dict(), missing=MISSING, lesion_rows=rows_table(results, LESION_FIGURES),
+        other_rows=rows_table(results, OTHER_FIGURES), lesion_differences=differences(results, LESION_FIGURES),
+        other_differences=differences(results, OTHER_FIGURES),
         admission=admission(results), details=details(results), left_out=left_out(results),
         decoys=", ".join(DECOYS).replace("_", " "),
         token_share=TOKEN_SHARE, labelled_eyes=_listed(LABELLED_EYES), labelled_people=_listed(LABELLED_PEOPLE),
@@ -92,38 +112,58 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
-    """A figure of a row: over seeds, or with its interval."""
-    read = {row: value for row in rows if (value := results.value(row, key)) is not None}  # not every seed may be
+    """A figure of a row: over seeds, or with its interval; how many seeds, where not all of them were read."""
+    if key.partition("/")[0] not in asked(rows[0].name):
+        return "-"
+    read = {row: value for row in rows if (value := results.value(row, key)) is not None}
     values = list(read.values())
     if not values:
-        return "-"
+        return MISSING
     digits = 1 if "error_um" in key else 3
+    entry = results.entry(next(iter(read)), key)
+    text = f"{np.mean(values):.{digits}f}"
     if len(values) > 1:
-        return f"{np.mean(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-    entry = next(
-        one for one in results.entries
-        if one["row"] == next(iter(read)).key and key.startswith(f"{one['task']}/{one['metric']}/")
-        and key.endswith("/all" if one["labels"] is None else f"/{one['labels']}")
-    )  # fmt: skip
-    if entry["low"] is None:
-        return f"{values[0]:.{digits}f}"
-    return f"{values[0]:.{digits}f} ({entry['low']:.{digits}f} to {entry['high']:.{digits}f})"
+        text += f" [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+    elif entry["low"] is not None:
+        text += f" ({entry['low']:.{digits}f} to {entry['high']:.{digits}f})"
+    if len(values) < len(rows):
+        text += f", {len(values)} seed{'s' * (len(values) > 1)}"
+    return text
 
 
-def rows_table(results: Results) -> str:
-    """Every row with its headline figures."""
+def asked(name: str) -> set[str]:
+    """The tasks that a row is asked."""
+    plans = {plan.name: set(plan.tasks) for plan in read_plans()}
+    return ASKED.get(name) or plans.get(name) or set(READINGS)
+
+
+def rows_table(results: Results, figures: Figures) -> str:
+    """Every row that was asked any of `figures`, with what it answered."""
     lines = [
-        [f"`{name}`", "x".join(map(str, patch)), str(len(rows)), *(cell(results, rows, key) for key, _ in HEADLINES)]
+        [f"`{name}`", "x".join(map(str, patch)), _views(results, name), str(len(rows))]
+        + [cell(results, rows, key) for key, _ in figures]
         for (name, patch), rows in row_names(results).items()
+        if asked(name) & {key.partition("/")[0] for key, _ in figures}
     ]
-    return table(["row", "patch", "seeds", *(heading for _, heading in HEADLINES)], lines) if lines else MISSING
+    heads = ["row", "patch", "views", "seeds", *(heading for _, heading in figures)]
+    return table(heads, lines) if lines else MISSING
 
 
-def differences(results: Results) -> str:
+def _views(results: Results, name: str) -> str:
+    """Views of pretraining, and of how many eyes where the run says so."""
+    known = next((one for one in results.entries if one["encoder"] == name and one.get("views")), None)
+    if known is None:
+        return "-"
+    return f"{known['views']:,}" + (f" of {known['eyes']:,} eyes" if "eyes" in known else "")
+
+
+def differences(results: Results, figures: Figures) -> str:
     """Encoder less untrained twin, intensity and raw patches."""
     known, lines = row_names(results), []
     for (name, patch), rows in known.items():
-        trained = any(entry["encoder"] == name and entry.get("views") for entry in results.entries)
+        trained = any(
+            entry["encoder"] == name and (entry.get("views") or entry.get("trained")) for entry in results.entries
+        )
         twins_of = known.get((f"{UNTRAINED}:{name}", patch)) or (known.get((UNTRAINED, patch)) if trained else None)
         if twins_of is None:
             continue
@@ -133,14 +173,17 @@ def differences(results: Results) -> str:
         for floor in ("intensity", "raw_patches"):
             if (floor, patch) in known:
                 others[floor] = known[floor, patch][:1] * len(rows)
+        if _starts_from_package(results, name):
+            others[f"its start, {NAME}"] = [_in_package()] * len(rows)
         for other, theirs in others.items():
             cells = []
-            for key, _ in HEADLINES:
+            for key, _ in figures:
                 found = compare(results, rows, theirs, key)
                 digits = 1 if "error_um" in key else 3
                 cells.append("-" if found is None else _difference(found, digits))
-            lines.append([f"`{name}` less {other}", *cells])
-    return table(["", *(heading for _, heading in HEADLINES)], lines) if lines else f"No encoder yet: {MISSING}."
+            if set(cells) != {"-"}:
+                lines.append([f"`{name}` less {other}", *cells])
+    return table(["", *(heading for _, heading in figures)], lines) if lines else f"No encoder yet: {MISSING}."
 
 
 def _difference(found: Entry, digits: int) -> str:
@@ -149,43 +192,40 @@ def _difference(found: Entry, digits: int) -> str:
     return f"{found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
 
 
-def questions() -> list[tuple[str, str]]:
-    """(name, start of the figure's key) of what is asked of an eye by AUROC."""
-    return [(f"has: {name}", f"eye_lesion/auroc_{name}") for name in LESIONS] + [
-        (f"decoy: {name}", f"decoys/auroc_{name}") for name in DECOYS
-    ]
+def _starts_from_package(results: Results, name: str) -> bool:
+    overrides = next((one.get("overrides", ()) for one in results.entries if one["encoder"] == name), ())
+    return f"model.warm_start={NAME}" in overrides
+
+
+def _in_package() -> RowName:
+    """The row of the encoder in the package."""
+    folder = shipped(NAME)
+    assert folder is not None, f"{NAME} is not in the package"
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    patch = read_plans(only=[f"{about['encoder']}:{about['seed']}"])[0].recipe(0).tokens.patch_size
+    return RowName(about["encoder"], patch, about["seed"])
 
 
 def admission(results: Results) -> str:
     """Floors and ceilings of each question, and whether it is admitted."""
-    known, lines = row_names(results), []
-    patches = [patch for (name, patch) in known if name == "intensity"]
-    cnn = next((rows[0] for (name, _), rows in known.items() if name == SUPERVISED), None)
-    for patch in patches:
-        floor = known["intensity", patch][0]
-        for name, key in questions():
-            intensity = results.value(floor, f"{key}/30")
-            ample, few = (None if cnn is None else results.value(cnn, f"{key}/{labels}") for labels in ("all", "30"))
-            verdict = MISSING
-            if intensity is not None and ample is not None and few is not None:
-                passed = intensity <= MAX_INTENSITY and ample >= MIN_CNN and few <= MAX_CNN_FEW
-                verdict = "admitted" if passed else "not admitted"
-            figures = [MISSING if one is None else f"{one:.3f}" for one in (intensity, ample, few)]
-            lines.append([name.replace("_", " "), "x".join(map(str, patch)), *figures, verdict])
+    lines = []
+    for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
+        for one in questions(results, patch):
+            verdict = {None: MISSING, True: "admitted", False: "not admitted"}[one.admitted]
+            figures = [MISSING if x is None else f"{x:.3f}" for x in (one.intensity, one.ample, one.few)]
+            lines.append([one.name, "x".join(map(str, patch)), *figures, verdict])
     return table(["question", "patch", "intensity, 30", "CNN, ample", "CNN, 30", ""], lines) if lines else MISSING
 
 
 def details(results: Results) -> str:
     """Each lesion and decoy of every row."""
-    keys = [
-        (name, f"{key}/{labels}")
-        for name, key in questions()
-        for labels in (("30", "all") if "has" in name else ("100",))
-    ]
+    keys = [(f"has: {name}", f"eye_lesion/auroc_{name}/{labels}") for name in LESIONS for labels in ("30", "all")]
+    keys += [(f"decoy: {name}", f"decoys/auroc_{name}/100") for name in DECOYS]
     keys += [(f"token AP: {name}", f"token_lesion/token_ap_{name}/30") for name in LESIONS]
     lines = [
         [f"`{name}`", "x".join(map(str, patch)), *(cell(results, rows, key) for _, key in keys)]
         for (name, patch), rows in row_names(results).items()
+        if asked(name) & {"eye_lesion", "decoys", "token_lesion"}
     ]
     heads = [f"{name.replace('_', ' ')}, {key.rpartition('/')[2]}" for name, key in keys]
     return table(["row", "patch", *heads], lines) if lines else MISSING

@@ -26,14 +26,14 @@ def plot_compute(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same results give the same file
-    objectives = sorted({entry["encoder"].partition("_")[0] for entry in results.entries if entry.get("views")})
+    curves = _curves(results)
     figure = Figure(figsize=(10, 6), layout="constrained")
     for axes, (key, heading) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
-        for number, objective in enumerate(objectives):
-            points = sorted(_points(results, objective, key))
+        for number, (name, encoders) in enumerate(curves.items()):
+            points = sorted(_points(results, encoders, key))
             if points:
                 views, values = np.array(points).T
-                axes.plot(views, values, "os^Dv"[number % 5], color=f"C{number}", label=objective)
+                axes.plot(views, values, "os^DvP*X"[number % 8], color=f"C{number}", label=name)
                 means = [values[views == one].mean() for one in np.unique(views)]
                 axes.plot(np.unique(views), means, color=f"C{number}", lw=1)
         for floor, style in FLOORS.items():
@@ -52,12 +52,25 @@ def plot_compute(results: Results, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def _points(results: Results, objective: str, key: str) -> list[tuple[int, float]]:
-    """(views, value) of each run of an objective, and of its untrained twins at 0."""
-    found: dict[str, tuple[int, float]] = {}
+def _curves(results: Results) -> dict[str, set[str]]:
+    """Encoders by curve: those that differ in the number of updates alone share one, named by the shortest name.
+
+    What starts from another run's weights has seen their views, too, and is no point of such a curve.
+    """
+    by_recipe: dict[tuple[str, ...], set[str]] = {}
     for entry in results.entries:
-        name = entry["encoder"].removeprefix(f"{UNTRAINED}:")
-        if name.partition("_")[0] not in (objective, UNTRAINED):
+        overrides = tuple(entry.get("overrides", ()))
+        if entry.get("views") and not any(one.startswith("model.warm_start=") for one in overrides):
+            by_recipe.setdefault(overrides, set()).add(entry["encoder"])
+    return dict(sorted((min(names, key=len), names) for names in by_recipe.values()))
+
+
+def _points(results: Results, encoders: set[str], key: str) -> list[tuple[int, float]]:
+    """(views, value) of each run of the encoders of a curve, and of their untrained twins at 0."""
+    found: dict[str, tuple[int, float]] = {}
+    twins = {UNTRAINED, *(f"{UNTRAINED}:{name}" for name in encoders)}
+    for entry in results.entries:
+        if entry["encoder"] not in encoders | twins:
             continue
         row = RowName(entry["encoder"], tuple(entry["patch"]), entry["seed"])
         value = results.value(row, key)

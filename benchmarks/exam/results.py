@@ -131,29 +131,35 @@ class Results:
             write_json(self.path, self.entries)
             write_json(self._left_out_path, self.left_out)
 
+    def extend(self, row: RowName, found: Iterable[Finding]) -> None:
+        """Adds figures that are made of others of the same row and task, or replaces them, and writes everything."""
+        with FileLock(self.samples / ".lock"):
+            self._read()
+            for one in found:
+                others = [entry for entry in self.entries if (entry["row"], entry["task"]) == (row.key, one.task)]
+                with np.load(self._samples_of(row, one.task), allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in file.files}
+                arrays |= _arrays(one)
+                self._write_samples(row, one.task, arrays)
+                self.entries = [entry for entry in self.entries if entry["row"] != row.key or _key_of(entry) != one.key]
+                figure = {"labels", "metric", "value", "low", "high", "n", "people", "scale"}
+                self.entries.append({**others[0], **{k: v for k, v in _entry(row, one).items() if k in figure}})
+            write_json(self.path, self.entries)
+
+    def _write_samples(self, row: RowName, task: str, arrays: dict[str, np.ndarray]) -> None:
+        path = self._samples_of(row, task)
+        write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
     def _replace(self, row: RowName, task: str, found: list[Finding | LeftOut], about: Entry) -> None:
         findings = [one for one in found if isinstance(one, Finding)]
         self.left_out = [entry for entry in self.left_out if (entry["row"], entry["task"]) != (row.key, task)]
         self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
-        arrays = {one.key: one.estimate.samples.astype(np.float32) for one in findings}
-        draws = {f"draws:{one.key}": np.array(one.estimate.draws_id) for one in findings}
-        write_atomic(
-            self._samples_of(row, task),
-            lambda file: np.savez_compressed(file, allow_pickle=False, **arrays, **draws),
-        )
-        self.entries = [entry for entry in self.entries if (entry["row"], entry["task"]) != (row.key, task)]
-        reading = "voxels" if row.name == SUPERVISED else READINGS[task]
+        arrays: dict[str, np.ndarray] = {}
         for one in findings:
-            interval = one.estimate.interval()
-            self.entries.append(
-                {
-                    "task": one.task, "encoder": row.name, "reading": reading, "labels": one.labels, "seed": row.seed,
-                    "metric": one.metric, "value": round(one.estimate.value, 5), "low": _rounded(interval.low),
-                    "high": _rounded(interval.high), "n": one.estimate.n, "row": row.key, "patch": list(row.patch),
-                    "people": one.estimate.n_people, "scale": one.estimate.scale,
-                    **about, "run": about.get("run") or row.key,
-                }
-            )  # fmt: skip
+            arrays |= _arrays(one)
+        self._write_samples(row, task, arrays)
+        self.entries = [entry for entry in self.entries if (entry["row"], entry["task"]) != (row.key, task)]
+        self.entries += [{**_entry(row, one), **about, "run": about.get("run") or row.key} for one in findings]
 
     def estimate(self, row: RowName, key: str) -> Estimate | None:
         """A figure with its resamples; None where it is not there."""
@@ -165,9 +171,39 @@ class Results:
             samples, draws = file[key].astype(float), str(file[f"draws:{key}"])
         return Estimate(entry["value"], samples, entry["n"], entry["people"], key, draws, entry["scale"])
 
+    def labels(self, row: RowName, task: str) -> set[int | None]:
+        """The numbers of labels of a row's figures of a task."""
+        return {entry["labels"] for entry in self.entries if (entry["row"], entry["task"]) == (row.key, task)}
+
+    def entry(self, row: RowName, key: str) -> Entry:
+        """A figure as results.json has it. Raises KeyError where it is not there."""
+        found = next((one for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+        if found is None:
+            raise KeyError(f"{row.key} has no {key}")
+        return found
+
     def value(self, row: RowName, key: str) -> float | None:
         """A figure alone."""
         return next((one["value"] for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+
+
+def _arrays(finding: Finding) -> dict[str, np.ndarray]:
+    """A figure's resamples and the draws that they are of."""
+    estimate = finding.estimate
+    return {
+        finding.key: estimate.samples.astype(np.float32), f"draws:{finding.key}": np.array(estimate.draws_id)
+    }  # fmt: skip
+
+
+def _entry(row: RowName, finding: Finding) -> Entry:
+    """A figure as results.json has it, but for what is known of its run."""
+    estimate, interval = finding.estimate, finding.estimate.interval()
+    return {
+        "task": finding.task, "encoder": row.name, "labels": finding.labels, "seed": row.seed, "metric": finding.metric,
+        "reading": "voxels" if row.name == SUPERVISED else READINGS[finding.task],
+        "value": round(estimate.value, 5), "low": _rounded(interval.low), "high": _rounded(interval.high),
+        "n": estimate.n, "row": row.key, "patch": list(row.patch), "people": estimate.n_people, "scale": estimate.scale,
+    }  # fmt: skip
 
 
 def _key_of(entry: Entry) -> str:

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -16,7 +17,7 @@ from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 
-from .page import HEADLINES, cell
+from .page import HEADLINES, cell, table
 from .results import Results, RowName
 from .settings import EXAM
 from .training import NAME, Plan, is_trained, run_folder, twin_name
@@ -27,27 +28,16 @@ TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / N
 def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> None:
     """Writes `target` anew from a run of the exam.
 
-    Raises UsageError: the run has not ended, or was not read.
+    Raises UsageError: the run has not ended, was not read, or has seen real eyes.
     """
     seed = plan.seeds[0]
     folder = run_folder(work, plan, seed)
+    if plan.cohort != "phantoms":
+        raise UsageError(f"{plan.name} has learned from real eyes, which the package must not hold: ship another")
     if not is_trained(folder):
         raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` goes on with it')
-    patch = plan.recipe(seed).tokens.patch_size
-    rows = {
-        plan.name: RowName(plan.name, patch, seed),
-        "untrained": RowName(twin_name(plan.recipe(seed), plan.name), patch, seed),
-        "intensity": RowName("intensity", patch),
-    }  # fmt: skip
-    shown = [key for key, _ in HEADLINES if results.value(rows[plan.name], key) is not None]
-    if not shown:
-        raise UsageError(f"{plan.name}:{seed} was not read: run `make exam` first")
     about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
-    table = []
-    for key in shown:
-        task, figure, labels = key.split("/")
-        cells = " | ".join(cell(results, [row], key) for row in rows.values())
-        table.append(f"| {task} | {figure} | {labels} | {cells} |")
+    figures = card_figures(plan, seed, results, folder.name, about)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / NAME
         export(folder / "run", "safetensors", made, licence="apache-2.0")
@@ -58,23 +48,7 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         card = (made / CARD).read_text(encoding="utf-8")
         card = card.replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{NAME}")')
         title = next(line for line in card.splitlines() if line.startswith("# "))
-        text = f"""## The run
-
-`{folder.name}`, made by `make exam`: {about["updates"]} updates, {about["views"]} views,
-on phantom eyes of {EXAM.pretraining} synthetic people (difficulty exam,
-seed {EXAM.pretraining_seed}) less those of the validation split. It is the run of seed {seed}: no seed was chosen.
-Weights are kept in 16 bit. What is known of the run is in run.json.
-
-It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
-foundation model.
-
-Frozen, on people that it has not seen, with so many labelled eyes or people (docs/exam says what each figure is;
-95 % interval over people):
-
-| task | figure | labelled | {" | ".join(rows)} |
-|---|---|---|{"---|" * len(rows)}
-""" + "\n".join([*table, ""])
-        (made / CARD).write_text(f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{text}", encoding="utf-8")
+        (made / CARD).write_text(f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{figures}", encoding="utf-8")
         write_json(made / "run.json", {"run": folder.name, "alarms": _alarms(folder / "run"), **about})
         names = (WEIGHTS, CARD, "run.json")
         sums = [f"{hashlib.sha256((made / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
@@ -82,6 +56,38 @@ Frozen, on people that it has not seen, with so many labelled eyes or people (do
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(".*"))
         (target / WEIGHTS).chmod(0o644)
+
+
+def card_figures(plan: Plan, seed: int, results: Results, run: str, about: dict[str, Any]) -> str:
+    """The part of the card on the run and its figures. Raises UsageError where it was not read."""
+    patch = plan.recipe(seed).tokens.patch_size
+    rows = {
+        plan.name: RowName(plan.name, patch, seed),
+        "untrained": RowName(twin_name(plan.recipe(seed), plan.name), patch, seed),
+        "intensity": RowName("intensity", patch),
+    }  # fmt: skip
+    lines = []
+    for key, _ in HEADLINES:
+        if results.value(rows[plan.name], key) is None:
+            continue
+        task, figure, labels = key.split("/")
+        lines.append([task, figure, labels, *(cell(results, [row], key) for row in rows.values())])
+    if not lines:
+        raise UsageError(f"{plan.name}:{seed} was not read: run `make exam` first")
+    return f"""## The run
+
+`{run}`, made by `make exam`: {about["updates"]:,} updates, {about["views"]:,} views
+of {about["eyes"]:,} phantom eyes, each of another synthetic person (difficulty exam, seed {EXAM.pretraining_seed}).
+It is the run of seed {seed}: no seed was chosen. Weights are kept in 16 bit. What is known of the run is in run.json.
+
+It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
+foundation model.
+
+Frozen, on people that it has not seen, with so many labelled eyes or people (docs/exam says what each figure is;
+95 % interval over people):
+
+{table(["task", "figure", "labelled", *rows], lines)}
+"""
 
 
 def _alarms(run: Path) -> dict[str, object]:

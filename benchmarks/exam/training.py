@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 import yaml
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.checkpoint.export import SUMS, WEIGHTS
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
@@ -99,9 +101,20 @@ def twin_name(recipe: Recipe, name: str) -> str:
 
 
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:
-    """Where a run lies: whatever changes its result changes the folder."""
-    digest = science_hash(plan.recipe(0))[:8]
-    return work / "runs" / f"{plan.name}-{digest}-seed{seed}"
+    """Where a run lies: another recipe, or another encoder of the package that it names, is another folder."""
+    recipe = plan.recipe(0)
+    digest = science_hash(recipe)
+    for name in (recipe.model.warm_start, recipe.objective.teacher):
+        weights = None if name is None else shipped(str(name))
+        if weights is not None:
+            digest = hashlib.sha256(f"{digest} {_weights_sum(weights)}".encode()).hexdigest()
+    return work / "runs" / f"{plan.name}-{digest[:8]}-seed{seed}"
+
+
+def _weights_sum(folder: Path) -> str:
+    """SHA-256 of the weights of an encoder in the package, as its own list has it."""
+    lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    return next(line.split()[0] for line in lines if line.endswith(WEIGHTS))
 
 
 def is_trained(folder: Path) -> bool:
@@ -137,7 +150,7 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
         folder / "trained.json",
         {
             "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
-            "views": plan.updates * recipe.train.global_batch, "cpu_minutes_of_last_start":
+            "views": plan.updates * recipe.train.global_batch, "eyes": summary["volumes"], "cpu_minutes_of_last_start":
             round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
         },
     )  # fmt: skip

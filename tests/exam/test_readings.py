@@ -8,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.exam import page, training
+from benchmarks.exam import __main__ as exam
+from benchmarks.exam import openings, page, training
+from benchmarks.exam.admission import CNN, add_admitted_means, questions
 from benchmarks.exam.lesion_tasks import auroc, difference
 from benchmarks.exam.measurement_tasks import macro
-from benchmarks.exam.openings import open_seal
+from benchmarks.exam.openings import close_seal, open_seal
 from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores, ridge_values
 from benchmarks.exam.results import READINGS, Finding, LeftOut, Results, RowName, compare
 from benchmarks.exam.settings import RESULTS
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws
+from octjepa.phantom import LESIONS
 
 PATCH = (4, 8, 8)
 PEOPLE = np.array([f"p{number:03d}" for number in range(120)])
@@ -128,10 +131,38 @@ def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
 
 def test_the_seal_is_opened_once(tmp_path: Path) -> None:
     open_seal(tmp_path, again=False)
+    close_seal(tmp_path)
     with pytest.raises(UsageError, match=r"opened on .*--again"):
         open_seal(tmp_path, again=False)
     open_seal(tmp_path, again=True)
     assert (tmp_path / "openings.json").read_text(encoding="utf-8").count("date") == 2
+
+
+def test_an_opening_that_was_interrupted_goes_on_with_the_same_code_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        open_seal(tmp_path, again=False)
+    monkeypatch.setattr(openings, "code", lambda: {"code": "other"})
+    with pytest.raises(UsageError, match="the sealed cohort was opened"):
+        open_seal(tmp_path, again=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sealed", "--page"], "--sealed and --page: the sealed cohort is read whole"),
+        (["--sealed", "--only", "mae:0"], "--sealed and --only"),
+        (["--people", "24"], "--people 24 is a trial: name a --work and an --out of its own"),
+        (["--people", "24", "--out", "trial"], "a --work and an --out"),
+    ],
+)
+def test_options_that_would_spoil_what_is_there_are_refused(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["make exam", *options])
+    with pytest.raises(UsageError, match=message):
+        exam.main()
 
 
 def test_every_plan_makes_a_recipe_and_a_change_makes_another_folder(tmp_path: Path) -> None:
@@ -140,6 +171,26 @@ def test_every_plan_makes_a_recipe_and_a_change_makes_another_folder(tmp_path: P
     assert len(folders) == sum(len(plan.seeds) for plan in plans)
     for plan in plans:
         assert plan.recipe(3).train.max_updates == plan.updates
+
+
+def test_other_weights_in_the_package_are_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = {plan.name: plan for plan in training.read_plans()}
+    before = {name: training.run_folder(tmp_path, plan, 0) for name, plan in plans.items()}
+    (tmp_path / "SHA256SUMS").write_text("00ff  model.safetensors\n", encoding="utf-8")
+    monkeypatch.setattr(training, "shipped", lambda name: tmp_path)
+    changed = {name for name, plan in plans.items() if training.run_folder(tmp_path, plan, 0) != before[name]}
+    assert changed == {"mae_real", "mae_noise2noise", "vjepa_teacher"}
+
+
+def test_a_cell_says_what_was_not_asked_what_is_missing_and_how_many_seeds_were_read(tmp_path: Path) -> None:
+    results, draws = Results(tmp_path), Draws(PEOPLE.tolist(), 50, 0)
+    rows = [RowName("mae", PATCH, seed) for seed in (0, 1)]
+    results.add(rows[0], "eye_lesion", [finding(np.arange(120.0), draws)], {"run": "mae-1"})
+    assert page.cell(results, rows, "eye_lesion/auroc/30").endswith("), 1 seed")
+    assert page.cell(results, rows, "decoys/auroc/30") == page.MISSING
+    assert page.cell(results, [RowName("covariates", PATCH)], "decoys/auroc/30") == "-"
+    assert page.cell(results, [RowName("mae_real", PATCH)], "decoys/auroc/30") == "-"
+    assert page.cell(results, [RowName("mae_real", PATCH)], "real_fluid/ap/1") == page.MISSING
 
 
 def test_a_list_without_encoders_is_refused(tmp_path: Path) -> None:
@@ -177,6 +228,37 @@ def test_results_are_a_list_in_the_words_of_the_contract(tmp_path: Path) -> None
     results.add(row, "eye_lesion", [one], {"run": "mae-2"})
     assert [entry["run"] for entry in Results(tmp_path).entries if entry["task"] == "eye_lesion"] == ["mae-2"]
     assert not Results(tmp_path).left_out
+
+
+def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) -> None:
+    results, draws = Results(tmp_path), Draws(PEOPLE.tolist(), 50, 0)
+    rng = np.random.default_rng(2)
+    noise, signal = rng.normal(size=120), rng.normal(size=120) + 4.0 * TRUTH
+
+    def figures(labels: int | None, easy: np.ndarray, others: np.ndarray) -> list[Finding]:
+        found = [(name, easy if name == LESIONS[0] else others) for name in LESIONS]
+        return [
+            replace(finding(scores, draws), metric=f"auroc_{name}", labels=labels) for name, scores in found
+        ]  # fmt: skip
+
+    floor, encoder = RowName("intensity", PATCH), RowName("mae", PATCH)
+    results.add(floor, "eye_lesion", figures(30, signal, noise), {})
+    results.add(encoder, "eye_lesion", figures(30, signal, noise), {"run": "mae-1"})
+    add_admitted_means(results, PATCH)
+    assert results.value(encoder, "eye_lesion/auroc_admitted/30") is None  # no ceiling, no verdict
+    results.add(CNN, "eye_lesion", figures(None, signal, signal) + figures(30, noise, noise), {})
+    assert [one.admitted for one in questions(results, PATCH) if one.task == "eye_lesion"] == [False] + [True] * 4
+    for _ in range(2):  # a second time changes nothing
+        add_admitted_means(results, PATCH)
+    again = Results(tmp_path)
+    assert [entry["metric"] for entry in again.entries if entry["encoder"] == "mae"].count("auroc_admitted") == 1
+    found = again.estimate(encoder, "eye_lesion/auroc_admitted/30")
+    other = again.estimate(encoder, f"eye_lesion/auroc_{LESIONS[1]}/30")
+    assert found is not None
+    assert other is not None
+    assert found.value == pytest.approx(other.value, abs=1e-5)  # every admitted one reads the same noise
+    assert found.samples == pytest.approx(other.samples)
+    assert again.entry(encoder, "eye_lesion/auroc_admitted/30")["run"] == "mae-1"
 
 
 def test_the_published_results_are_of_the_contract() -> None:

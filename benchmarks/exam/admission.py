@@ -1,0 +1,71 @@
+"""Which questions of the exam count: those that its floors leave open and its ceilings show to be answerable."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octjepa.phantom import DECOYS, LESIONS
+
+from .measurement_tasks import macro
+from .results import SUPERVISED, Finding, Results, RowName
+from .settings import MAX_CNN_FEW, MAX_INTENSITY, MIN_CNN
+
+ADMITTED = "auroc_admitted"  # the metric: the mean over the admitted questions of a task
+CNN = RowName(SUPERVISED, (0, 0, 0))
+
+
+class Question(NamedTuple):
+    """One AUROC of the tasks eye_lesion and decoys; the verdict is None where a floor or ceiling is missing."""
+
+    task: str
+    metric: str
+    name: str
+    intensity: float | None
+    ample: float | None
+    few: float | None
+
+    @property
+    def admitted(self) -> bool | None:
+        """Whether it passes all three bounds."""
+        if self.intensity is None or self.ample is None or self.few is None:
+            return None
+        return self.intensity <= MAX_INTENSITY and self.ample >= MIN_CNN and self.few <= MAX_CNN_FEW
+
+
+def questions(results: Results, patch: tuple[int, int, int]) -> list[Question]:
+    """All questions, with the floor that cuts `patch` and the ceilings."""
+    floor, found = RowName("intensity", patch), []
+    for task, names, prefix in (("eye_lesion", LESIONS, "has"), ("decoys", DECOYS, "decoy")):
+        for name in names:
+            metric = f"auroc_{name}"
+            bounds = [
+                results.value(row, f"{task}/{metric}/{labels}")
+                for row, labels in ((floor, "30"), (CNN, "all"), (CNN, "30"))
+            ]
+            found.append(Question(task, metric, f"{prefix}: {name.replace('_', ' ')}", *bounds))
+    return found
+
+
+def admitted_means(results: Results, row: RowName, patch: tuple[int, int, int]) -> list[Finding]:
+    """A row's means over the admitted questions of each task, where it was asked all of them."""
+    found = []
+    asked = [one for one in questions(results, patch) if one.admitted]
+    for task in dict.fromkeys(one.task for one in asked):
+        metrics = [one.metric for one in asked if one.task == task]
+        for labels in sorted(results.labels(row, task), key=str):
+            key = "all" if labels is None else str(labels)
+            estimates = [results.estimate(row, f"{task}/{metric}/{key}") for metric in metrics]
+            parts = [Finding(task, metric, labels, one) for metric, one in zip(metrics, estimates, strict=True) if one]
+            if len(parts) == len(metrics):
+                mean = macro(parts, task, ADMITTED, labels)
+                assert mean is not None
+                found.append(mean)
+    return found
+
+
+def add_admitted_means(results: Results, patch: tuple[int, int, int]) -> None:
+    """Adds to every row that cuts `patch`, and to the ceiling, its means over the admitted questions."""
+    rows = {one["row"]: RowName(one["encoder"], tuple(one["patch"]), one["seed"]) for one in results.entries}
+    for row in rows.values():
+        if row.patch in (patch, CNN.patch):
+            results.extend(row, admitted_means(results, row, patch))
