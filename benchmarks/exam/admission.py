@@ -47,11 +47,11 @@ def questions(results: Results, patch: tuple[int, int, int]) -> list[Question]:
 
 
 def admitted_means(results: Results, row: RowName, patch: tuple[int, int, int]) -> list[Finding]:
-    """A row's means over the admitted questions of each task, where it was asked all of them."""
+    """A row's means over the admitted questions of each task, where all of them were put to it."""
     found = []
-    asked = [one for one in questions(results, patch) if one.admitted]
-    for task in dict.fromkeys(one.task for one in asked):
-        metrics = [one.metric for one in asked if one.task == task]
+    counted = [one for one in questions(results, patch) if one.admitted]
+    for task in dict.fromkeys(one.task for one in counted):
+        metrics = [one.metric for one in counted if one.task == task]
         for labels in sorted(results.labels(row, task), key=str):
             key = "all" if labels is None else str(labels)
             estimates = [results.estimate(row, f"{task}/{metric}/{key}") for metric in metrics]

@@ -62,7 +62,7 @@ OTHER_FIGURES = (
 )
 HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
 # The tasks that a row without an encoder of its own is asked; an encoder is asked those of its plan.
-ASKED = {
+TASKS_OF = {
     "intensity": set(READINGS) - {"added_value", "tuning"}, "raw_patches": set(READINGS) - {"tuning"},
     "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
 }  # fmt: skip
@@ -113,7 +113,7 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
     """A figure of a row: over seeds, or with its interval; how many seeds, where not all of them were read."""
-    if key.partition("/")[0] not in asked(rows[0].name):
+    if key.partition("/")[0] not in tasks_of(rows[0].name):
         return "-"
     read = {row: value for row in rows if (value := results.value(row, key)) is not None}
     values = list(read.values())
@@ -131,10 +131,10 @@ def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
     return text
 
 
-def asked(name: str) -> set[str]:
+def tasks_of(name: str) -> set[str]:
     """The tasks that a row is asked."""
     plans = {plan.name: set(plan.tasks) for plan in read_plans()}
-    return ASKED.get(name) or plans.get(name) or set(READINGS)
+    return TASKS_OF.get(name) or plans.get(name) or set(READINGS)
 
 
 def rows_table(results: Results, figures: Figures) -> str:
@@ -143,7 +143,7 @@ def rows_table(results: Results, figures: Figures) -> str:
         [f"`{name}`", "x".join(map(str, patch)), _views(results, name), str(len(rows))]
         + [cell(results, rows, key) for key, _ in figures]
         for (name, patch), rows in row_names(results).items()
-        if asked(name) & {key.partition("/")[0] for key, _ in figures}
+        if tasks_of(name) & {key.partition("/")[0] for key, _ in figures}
     ]
     heads = ["row", "patch", "views", "seeds", *(heading for _, heading in figures)]
     return table(heads, lines) if lines else MISSING
@@ -225,7 +225,7 @@ def details(results: Results) -> str:
     lines = [
         [f"`{name}`", "x".join(map(str, patch)), *(cell(results, rows, key) for _, key in keys)]
         for (name, patch), rows in row_names(results).items()
-        if asked(name) & {"eye_lesion", "decoys", "token_lesion"}
+        if tasks_of(name) & {"eye_lesion", "decoys", "token_lesion"}
     ]
     heads = [f"{name.replace('_', ' ')}, {key.rpartition('/')[2]}" for name, key in keys]
     return table(["row", "patch", *heads], lines) if lines else MISSING

@@ -182,7 +182,7 @@ def test_other_weights_in_the_package_are_another_start(tmp_path: Path, monkeypa
     assert changed == {"mae_real", "mae_noise2noise", "vjepa_teacher"}
 
 
-def test_a_cell_says_what_was_not_asked_what_is_missing_and_how_many_seeds_were_read(tmp_path: Path) -> None:
+def test_a_cell_says_what_a_row_lacks_and_how_many_seeds_were_read(tmp_path: Path) -> None:
     results, draws = Results(tmp_path), Draws(PEOPLE.tolist(), 50, 0)
     rows = [RowName("mae", PATCH, seed) for seed in (0, 1)]
     results.add(rows[0], "eye_lesion", [finding(np.arange(120.0), draws)], {"run": "mae-1"})
