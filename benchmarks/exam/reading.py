@@ -21,7 +21,7 @@ from . import lesion_tasks, measurement_tasks, real_tasks
 from .cohorts import SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
-from .results import Finding, LeftOut, Results, RowName
+from .results import READINGS, Finding, LeftOut, Results, RowName
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, token_table
 from .tuning import tuning
 
@@ -48,12 +48,12 @@ class Exam:
         return self._token_truth[table.patch]
 
     def intensity(self, encoder: PretrainedEncoder) -> EyeProbe:
-        """Intensity of the main cohort's patches by zones, projected: what `added_auroc` starts from."""
+        """Intensity of the main cohort's patches, pooled and projected: what `added_auroc` starts from."""
         patch = encoder.recipe.tokens.patch_size
         if patch not in self._intensity:
             main = self.cohort("main")
-            zones = token_table(of_intensity(encoder), main, encoder, "intensity").zones()
-            self._intensity[patch] = EyeProbe(main, Projection(zones[main.indices("train")])(zones))
+            table = token_table(of_intensity(encoder), main, encoder, "intensity")
+            self._intensity[patch] = EyeProbe(main, _projected(main, table.pooled(READINGS["added_value"])))
         return self._intensity[patch]
 
     def check_unseen(self, encoder: PretrainedEncoder) -> None:
@@ -114,12 +114,9 @@ class _Row:
         return self.table("main")
 
     @cached_property
-    def zones(self) -> Float[np.ndarray, "V f"]:
-        return self.main.zones()
-
-    @cached_property
-    def projection(self) -> Projection:
-        return Projection(self.zones[self.exam.cohort("main").indices("train")])
+    def eyes(self) -> Float[np.ndarray, "V f"]:
+        """What lesions and their severity are read from."""
+        return _projected(self.exam.cohort("main"), self.main.pooled(READINGS["eye_lesion"]))
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         main = self.exam.cohort("main")
@@ -128,10 +125,10 @@ class _Row:
         yield (
             "eye_lesion",
             lambda: lesion_tasks.eye_lesion(
-                main, EyeProbe(main, self.projection(self.zones)), None if base is None else base(self.encoder)
+                main, EyeProbe(main, self.eyes), None if base is None else base(self.encoder)
             ),
         )
-        yield "severity", lambda: measurement_tasks.severity(main, self.projection(self.zones))
+        yield "severity", lambda: measurement_tasks.severity(main, self.eyes)
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
         yield "surfaces", lambda: measurement_tasks.surfaces(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
@@ -142,23 +139,29 @@ class _Row:
         yield "real_surfaces", lambda: real_tasks.read_surfaces(real[0], self.featurise, real[1])
 
     def _same_eye(self) -> Iterator[Finding]:
-        second = self.table(SECOND_VISIT).zones()
-        first = self.projection.whitened(self.zones)
+        main, pool = self.exam.cohort("main"), READINGS["same_eye"]
+        first, second = self.main.pooled(pool), self.table(SECOND_VISIT).pooled(pool)
+        projection = Projection(first[main.indices("train")])
         return measurement_tasks.same_eye(
-            self.exam.cohort("main"), first, self.exam.cohort(SECOND_VISIT), self.projection.whitened(second)
+            main, projection.whitened(first), self.exam.cohort(SECOND_VISIT), projection.whitened(second)
         )
 
     def _decoys(self) -> Iterator[Finding]:
         found: list[Finding] = []
         for name in DECOYS:
             cohort = self.exam.cohort(name)
-            zones = self.table(name).zones()
-            found += lesion_tasks.decoys(cohort, Projection(zones[cohort.indices("train")])(zones))
+            eyes = self.table(name).pooled(READINGS["decoys"])
+            found += lesion_tasks.decoys(cohort, _projected(cohort, eyes))
         yield from found
         for count in sorted({one.labels for one in found if one.labels is not None}):
             mean = measurement_tasks.macro([one for one in found if one.labels == count], "decoys", "auroc", count)
             if mean is not None:
                 yield mean
+
+
+def _projected(cohort: Cohort, features: Float[np.ndarray, "V f"]) -> Float[np.ndarray, "V components"]:
+    """On the principal components of the cohort's training eyes."""
+    return Projection(features[cohort.indices("train")])(features)
 
 
 def covariates(cohort: Cohort) -> Float[np.ndarray, "V f"]:

@@ -51,12 +51,15 @@ class LeftOut:
     reason: str
 
 
-# How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
+# How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves. What is
+# read eye by eye is pooled as did best on training and validation people (lab/LOG.md, 2026-11-25).
 READINGS = {
-    "token_lesion": "tokens", "eye_lesion": "zones", "added_value": "zones", "decoys": "zones", "surfaces": "tokens",
-    "severity": "zones", "same_eye": "zones", "tuning": "tuned", "real_fluid": "tokens", "real_surfaces": "tokens",
+    "token_lesion": "tokens", "eye_lesion": "zones_centered", "added_value": "zones_centered",
+    "decoys": "zones_centered", "surfaces": "tokens", "severity": "zones_centered", "same_eye": "zones",
+    "tuning": "tuned", "real_fluid": "tokens", "real_surfaces": "tokens",
 }  # fmt: skip
 SUPERVISED = "supervised"  # the row of networks that learn from labels alone
+_WITHOUT_TOKENS = {SUPERVISED: "voxels", "covariates": "columns", "graders": "surfaces"}
 UNTRAINED = "untrained"  # the exam's own encoder before its first update; of another architecture "untrained:NAME"
 
 
@@ -200,7 +203,7 @@ def _entry(row: RowName, finding: Finding) -> Entry:
     estimate, interval = finding.estimate, finding.estimate.interval()
     return {
         "task": finding.task, "encoder": row.name, "labels": finding.labels, "seed": row.seed, "metric": finding.metric,
-        "reading": "voxels" if row.name == SUPERVISED else READINGS[finding.task],
+        "reading": _WITHOUT_TOKENS.get(row.name, READINGS[finding.task]),
         "value": round(estimate.value, 5), "low": _rounded(interval.low), "high": _rounded(interval.high),
         "n": estimate.n, "row": row.key, "patch": list(row.patch), "people": estimate.n_people, "scale": estimate.scale,
     }  # fmt: skip

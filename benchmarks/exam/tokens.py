@@ -40,15 +40,15 @@ class TokenTable:
         """The tokens of one volume."""
         return slice(int(self.offsets[volume]), int(self.offsets[volume + 1]))
 
-    def zones(self) -> Float[np.ndarray, "volumes features"]:
-        """The pooling `zones` of every volume: a mean and a maximum for each region of the grid."""
+    def pooled(self, pool: str) -> Float[np.ndarray, "volumes features"]:
+        """One vector of every volume by a pooling of `octjepa embed` that reads tokens and their places."""
         none = np.zeros(0, np.int64)
         rows = []
         for volume in range(len(self.offsets) - 1):
             part = self.of(volume)
             wide = self.features[part].astype(np.float32)
             one = TokenFeatures(wide, self.index[part], self.grid, np.ones(len(wide), np.float32))
-            rows.append(pool_tokens(one, none, ("zones",)))
+            rows.append(pool_tokens(one, none, (pool,)))
         return np.stack(rows)
 
 

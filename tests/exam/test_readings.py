@@ -219,7 +219,7 @@ def test_results_are_a_list_in_the_words_of_the_contract(tmp_path: Path) -> None
     results.add(row, "eye_lesion", [one, added, missing], {"run": "mae-1", "views": 64})
     entries = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert [(entry["task"], entry["metric"], entry["reading"]) for entry in entries] == [
-        ("eye_lesion", "auroc", "zones"), ("added_value", "added_auroc", "zones"),
+        ("eye_lesion", "auroc", "zones_centered"), ("added_value", "added_auroc", "zones_centered"),
     ]  # fmt: skip
     keys = {"task", "encoder", "reading", "labels", "seed", "metric", "value", "low", "high", "n", "run"}
     assert all(keys <= set(entry) for entry in entries)

@@ -4,8 +4,11 @@ mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion 
 than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
 other. zones keeps where in the eye a token is: a mean and a maximum for each of `views.tokens.REGIONS` parts of the
-grid, which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). Attention pooling is
-learned from labels, so it is part of the attentive probe, which reads tokens.
+grid, which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). zones_centered compares
+an eye with itself: each token less the mean token of its depth in this eye, then a mean, a maximum and a minimum for
+each of the same parts. In flattened scans a depth is a layer, so what is left is where the layer differs from its own
+average: what scanner and eye add to all of it is gone (docs/pooling.md). Attention pooling is learned from labels, so
+it is part of the attentive probe, which reads tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from octjepa.views import geometry, tokens
 # Width of each pooling in multiples of the encoder's width.
 POOL_WIDTHS = {
     "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
-    "zones": 2 * tokens.REGIONS,
+    "zones": 2 * tokens.REGIONS, "zones_centered": 3 * tokens.REGIONS,
 }  # fmt: skip
 DEFAULT_POOL = "mean_std_max"  # of every verb; `PretrainedEncoder.embed` gives one token width, the mean
 DEFAULT_POOLS = (DEFAULT_POOL,)
@@ -92,10 +95,30 @@ def token_regions(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> I
 
 def _regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     """[regions * 2 * dim] Mean and maximum of each region; 0 without a token: no tissue is information, too."""
+    return _of_regions(volume, volume.features, (np.mean, np.max))
+
+
+def _centered_regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """[regions * 3 * dim] Mean, maximum and minimum of each region, of tokens less the mean token of their depth."""
+    depth = np.unravel_index(volume.grid_index, volume.grid)[1]
+    features, count = volume.features, np.maximum(np.bincount(depth, minlength=volume.grid[1]), 1)
+    sums = np.zeros((volume.grid[1], features.shape[1]), np.float64)
+    np.add.at(sums, depth, features)
+    centered = features - (sums / count[:, None]).astype(np.float32)[depth]
+    return _of_regions(volume, centered, (np.mean, np.max, np.min))
+
+
+def _of_regions(
+    volume: TokenFeatures, features: Float[np.ndarray, "k dim"], statistics: Sequence[Callable[..., np.ndarray]]
+) -> Float[np.ndarray, " n"]:
+    """The statistics of each region's tokens, one after the other; 0 for a region without a token."""
     regions = token_regions(volume.grid_index, volume.grid)
-    inside = [volume.features[regions == region] for region in range(tokens.REGIONS)]
-    nothing = np.zeros(2 * volume.features.shape[1], np.float32)
-    return np.concatenate([np.append(part.mean(axis=0), part.max(axis=0)) if len(part) else nothing for part in inside])
+    inside = [features[regions == region] for region in range(tokens.REGIONS)]
+    nothing = np.zeros(len(statistics) * features.shape[1], np.float32)
+    return np.concatenate([
+        np.concatenate([statistic(part, axis=0) for statistic in statistics]) if len(part) else nothing
+        for part in inside
+    ])  # fmt: skip
 
 
 def _mean_std_max(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, " n"]:
@@ -109,7 +132,7 @@ _OF_FEATURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean_std_max_min": lambda features: np.append(_mean_std_max(features), features.min(axis=0)),
 }
 _OF_TOKENS: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
-    "tissue_mean": _tissue_mean, "layers": _layer_means, "zones": _regions,
+    "tissue_mean": _tissue_mean, "layers": _layer_means, "zones": _regions, "zones_centered": _centered_regions,
 }  # fmt: skip
 
 
