@@ -7,14 +7,13 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from octjepa.checkpoint.pooling import DEFAULT_POOL, POOL_WIDTHS
+from octjepa.checkpoint.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, POOL_WITHOUT_PLACES
 from octjepa.cli import data, results
 from octjepa.embed.sklearn_transformer import VolumeEmbedder
 from octjepa.probe.aggregation import LEVELS, RULES
 from octjepa.probe.probe import ProbeSettings
 from octjepa.probe.targets import TASKS
 from octjepa.tasks import occlusion
-from octjepa.tasks.finetune import network
 
 KNOWN = {
     (results.probe, "task"): set(TASKS),
@@ -32,6 +31,9 @@ def test_the_help_names_every_choice(verb: Callable[..., None], option: str) -> 
 
 
 def test_one_pooling_is_the_default_of_all() -> None:
-    assert DEFAULT_POOL == ProbeSettings().paired_pool == network.POOL == occlusion.POOL == "mean_std_max"
-    assert VolumeEmbedder("run").pool == DEFAULT_POOL
+    assert DEFAULT_POOL == ProbeSettings().paired_pool == VolumeEmbedder("run").pool == "zones_centered"
+    assert DEFAULT_POOLS == (POOL_WITHOUT_PLACES, DEFAULT_POOL)
+    assert POOL_WITHOUT_PLACES == occlusion.POOL == "mean_std_max"
+    option = get_type_hints(results.embed, include_extras=True)["pool"].__metadata__[0]
+    assert "default: " + " and ".join(DEFAULT_POOLS) in option.help
     assert results.POOLS.split(", ") == list(POOL_WIDTHS)

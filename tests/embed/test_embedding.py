@@ -65,7 +65,8 @@ def test_every_raster_volume_once_with_its_keys(run, tmp_path, caplog):
     assert "device maestro2 is lost: none of its 1 volumes is raster" in caplog.text
     assert (figures["rows"], figures["missing"], figures["dim"]) == (18, 2, 192)
     table = read_embeddings(tmp_path / "e.parquet")
-    assert table.vector.shape == table.untrained.shape == (18, 3 * 192)
+    assert table.pools == pooling.DEFAULT_POOLS == ("mean_std_max", "zones_centered")
+    assert table.vector.shape == table.untrained.shape == (18, (3 + 48) * 192)
     keyed = table.frame.set_index("volume_id")
     assert keyed.loc["volume0001", ["person_id", "content_hash", "split", "age", "clinical_site"]].tolist() == [
         "1001",
@@ -101,7 +102,7 @@ def test_one_thread_gives_the_same_bits_for_any_batch_and_any_parts(run, tmp_pat
 def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     """Poolings against their definitions, on the tokens themselves."""
     store, encoder = store_of(), load_encoder(run)
-    pools = ("layers", "mean_std_max_min", "tissue_mean", "zones")
+    pools = ("layers", "mean_std_max_min", "tissue_mean", "zones", "zones_centered")
     figures = embed_store(run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, part=8)
     table, saved = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
     volume = store.read("volume0006")
@@ -125,7 +126,15 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
         expected = [some.mean(axis=0), some.max(axis=0)] if len(some) else np.zeros((2, 192))
         assert np.allclose(by_zone[zone], expected, atol=1e-6)
     assert 1 < len(set(zones.tolist())) < 16  # some hold tissue, and some none
-    with pytest.raises(UsageError, match="holds mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"):
+    depth, centered = np.unravel_index(one.grid_index, one.grid)[1], one.features.astype(float)
+    for at in set(depth.tolist()):
+        centered[depth == at] -= one.features[depth == at].mean(axis=0, dtype=float)
+    by_zone = table.features("vector", "zones_centered")[row].reshape(16, 3, 192)
+    for zone in range(16):
+        some = centered[zones == zone]
+        three = [some.mean(axis=0), some.max(axis=0), some.min(axis=0)] if len(some) else np.zeros((3, 192))
+        assert np.allclose(by_zone[zone], three, atol=1e-5)
+    with pytest.raises(UsageError, match="mean_std_max_min, tissue_mean, layers, zones, zones_centered"):
         table.features("vector", "sum")
 
     assert saved.weights == table.weights == shard.weights_hash(encoder)
@@ -261,12 +270,14 @@ def test_intensity_is_the_intensity_of_the_encoders_own_patches_by_zone(run, tmp
     store, encoder = store_of(), load_encoder(run)
     embed_store(run, store, tmp_path / "e.parquet")
     table, chosen = read_embeddings(tmp_path / "e.parquet"), encoder.select_tokens(store.read("volume0006"))
-    message = table.features("intensity", "none")[6].reshape(16, 2, 4)  # zone, mean and maximum over its patches
+    intensity = table.features("intensity", "none")[6].reshape(16, 3, 4)  # zone; mean, maximum, minimum of its patches
+    patches, depth = chosen.patches, np.unravel_index(chosen.grid_index, chosen.grid)[1]
+    four = np.stack([patches.mean(axis=1), patches.std(axis=1), *np.percentile(patches, (5, 95), axis=1)], axis=1)
+    centered = np.stack([one - four[depth == at].mean(axis=0) for one, at in zip(four, depth, strict=True)])
     zones = pooling.token_regions(chosen.grid_index, chosen.grid)
     zone = int(zones[0])
-    some = chosen.patches[zones == zone]
-    assert np.allclose(message[zone, 0, :2], [some.mean(), some.std(axis=1).mean()], atol=1e-5)
-    assert np.allclose(message[zone, 1, 2:], np.percentile(some, (5, 95), axis=1).max(axis=1), atol=1e-5)
+    some = centered[zones == zone]
+    assert np.allclose(intensity[zone], [some.mean(axis=0), some.max(axis=0), some.min(axis=0)], atol=1e-4)
     assert table.unpooled == ("histogram", "intensity")
     part = table.take([6, 3])
     assert (part.intensity == table.intensity[[6, 3]]).all()

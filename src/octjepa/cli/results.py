@@ -14,7 +14,7 @@ from octjepa.cli.output import check_output_file, print_probe, print_result, pri
 from octjepa.cli.root import app
 
 Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="Unit of a case.")]
-POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"
+POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones_centered"
 
 
 @app.command()
@@ -26,7 +26,7 @@ def embed(
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     pool: Annotated[
-        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max; repeatable.")
+        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max and zones_centered; repeatable.")
     ] = None,
     tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
     per_bscan: Annotated[
@@ -41,7 +41,7 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Writes an embedding for every volume of a store. Keyed by person, eye and content; resumes where it stopped."""
-    from octjepa.checkpoint.pooling import DEFAULT_POOLS
+    from octjepa.checkpoint.pooling import DEFAULT_POOLS, POOL_WITHOUT_PLACES
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.external import embed_external
     from octjepa.errors import UsageError
@@ -52,7 +52,9 @@ def embed(
     if is_external(checkpoint):
         if per_bscan or engine != "local":
             raise UsageError(f"{checkpoint}: --per-bscan and --engine ray work with encoders of octjepa alone")
-        print_result(embed_external(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens), as_json)
+        print_result(
+            embed_external(checkpoint, Store.open(store), out, pool or (POOL_WITHOUT_PLACES,), tokens), as_json
+        )
         return
     check_address(checkpoint)
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)

@@ -28,7 +28,7 @@ from octjepa.store import CanonicalVolume, Store
 from octjepa.views import geometry
 
 HISTOGRAM_BINS = 32
-VERSION = 3  # of the contents of a part
+VERSION = 4  # of the contents of a part
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,13 @@ def slice_means(volume: TokenFeatures) -> tuple[Float[np.ndarray, "slices dim"],
 
 
 def intensity_features(chosen: SelectedTokens) -> Float[np.ndarray, " statistics"]:
-    """`patch_intensity` of the encoder's own patches, read by the pooling `zones`: a baseline without a network.
+    """`patch_intensity` of the encoder's own patches, by the default pooling: a baseline without a network.
 
-    What an encoder has learned shows in the difference to this, not to the histogram: see docs/study/zones.md.
+    What an encoder has learned shows in the difference to this, not to the histogram: see docs/exam.
     """
     statistics = patch_intensity(chosen.patches)
     tokens = TokenFeatures(statistics, chosen.grid_index, chosen.grid, chosen.tissue)
-    return pooling.pool_tokens(tokens, np.zeros(0, np.int64), ("zones",))
+    return pooling.pool_tokens(tokens, np.zeros(0, np.int64), (pooling.DEFAULT_POOL,))
 
 
 def patch_intensity(patches: Float[np.ndarray, "k voxels"]) -> Float[np.ndarray, "k 4"]:

@@ -11,6 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
+from octjepa.checkpoint.pooling import default_pool
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.table import Embeddings
 from octjepa.files import write_atomic
@@ -32,11 +33,11 @@ from octjepa.probe.results import (
     measure_subgroups,
 )
 from octjepa.progress import bar
-from octjepa.tasks.finetune.network import POOL, TUNED_POOL
+from octjepa.tasks.finetune.network import TUNED_POOL
 from octjepa.tasks.finetune.tuning_data import TuningData
 
 TUNED = "tuned"  # the probe of a tuned network's results
-_BASELINES = (("untrained", "linear", POOL), ("intensity", "linear", "none"), ("histogram", "linear", "none"),
+_BASELINES = (("intensity", "linear", "none"), ("histogram", "linear", "none"),
               ("covariates", "linear", "none"), ("majority", "constant", "none"))  # fmt: skip
 
 Scores = list[Float[np.ndarray, "n _"]]  # of each target, by its labelled volumes
@@ -81,7 +82,7 @@ def evaluate(
     return [
         pair
         for target_name, metric in metrics.items()
-        for pair in _paired(data.name, target_name, metric, others, estimates)
+        for pair in _paired(data.name, target_name, metric, default_pool(table.pools), others, estimates)
     ]
 
 
@@ -96,7 +97,7 @@ def _add_frozen_probes(data: TuningData, table: Embeddings, predicted: Predictio
 
     # One thread, as for the probes: the result then does not depend on the number of cores.
     with bar("frozen probes", None, "fit") as progress, threadpool_limits(1):
-        for name, pool, features in feature_sets([(data.name, table)], (POOL,)):
+        for name, pool, features in feature_sets([(data.name, table)], (default_pool(table.pools),)):
             for target in data.targets:
                 add(ResultKey(name, target.test_target.name, "linear", pool), target, features)
                 progress.advance()
@@ -112,7 +113,9 @@ def _add_frozen_probes(data: TuningData, table: Embeddings, predicted: Predictio
             )
 
 
-def _paired(name: str, target: str, metric: str, others: Sequence[str], estimates: Estimates) -> list[dict[str, Any]]:
+def _paired(
+    name: str, target: str, metric: str, pool: str, others: Sequence[str], estimates: Estimates
+) -> list[dict[str, Any]]:
     """Tuned minus frozen, minus the best baseline (by the test figure, which favours it), minus other tuned
     networks."""
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
@@ -122,10 +125,10 @@ def _paired(name: str, target: str, metric: str, others: Sequence[str], estimate
 
     known = [
         row
-        for row in (ResultKey(n, target, probe, pool) for n, probe, pool in _BASELINES)
+        for row in (ResultKey(n, target, probe, of) for n, probe, of in (("untrained", "linear", pool), *_BASELINES))
         if (row, metric) in estimates
     ]
-    references = [("frozen", ResultKey(name, target, "linear", POOL))]
+    references = [("frozen", ResultKey(name, target, "linear", pool))]
     references += [("best_baseline", max(known, key=value))] if known else []
     references += [("tuned_from_scratch", ResultKey(other, target, TUNED, TUNED_POOL)) for other in others]
     ours, pairs = estimates[ResultKey(name, target, TUNED, TUNED_POOL), metric], []

@@ -17,6 +17,7 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
+from octjepa.checkpoint.pooling import default_pool
 from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
@@ -45,7 +46,7 @@ from octjepa.tasks.finetune.folder import (
     recorded_precision,
     save_tuned,
 )
-from octjepa.tasks.finetune.network import POOL, TUNED_POOL, TunedNetwork
+from octjepa.tasks.finetune.network import TUNED_POOL, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, set_reference, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
@@ -262,7 +263,8 @@ def _frozen_embeddings(
 def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
     """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
     read = [f"{weights_hash(run.network.pretrained)} {TUNED}" for run in tuned]
-    read += [test_set_ledger.fingerprint(features, "linear") for *_, features in feature_sets([("", table)], (POOL,))]
+    sets = feature_sets([("", table)], (default_pool(table.pools),))
+    read += [test_set_ledger.fingerprint(features, "linear") for *_, features in sets]
     return dict.fromkeys(data.test_sets, read)
 
 

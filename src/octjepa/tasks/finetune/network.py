@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.pooling import DEFAULT_POOL, TokenFeatures
+from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
@@ -29,7 +29,6 @@ from octjepa.train.learner import layer_decay_groups, network_blocks, parameters
 from octjepa.views.loader import collate
 from octjepa.views.sample import make_sample, token_positions
 
-POOL = DEFAULT_POOL  # of the frozen probes beside it
 TUNED_POOL = "mean_std_max+attention"
 _EPS = 1e-6
 

@@ -1,0 +1,97 @@
+"""Which pooling reads eyes best? On training and validation people of the exam's main cohort; no test person is read.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json
+
+Rows are intensity without a network, phantom-tiny before its first update, and phantom-tiny. Each pooled vector is
+read as in the exam: 128 principal components, logistic regression, its penalty by cross-validation over the labelled
+people. These are drawn from the training people; everyone else is predicted. Needs the cohorts of `make exam`. About
+ten minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from benchmarks.exam.cohorts import Cohort, make_cohorts
+from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores
+from benchmarks.exam.settings import EXAM
+from benchmarks.exam.tokens import TokenTable, of_encoder, of_intensity, token_table
+from jaxtyping import Bool, Float
+from sklearn.metrics import roc_auc_score
+
+from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.pooling import POOL_WIDTHS
+from octjepa.files import write_json
+from octjepa.phantom import LESIONS
+
+ENCODER = "phantom-tiny"
+POOLS = ("mean", "mean_std_max", "mean_std_max_min", "zones", "zones_centered")
+LABELLED = (30, 100)
+DRAWS = 5
+WORK = Path(__file__).resolve().parents[1] / "exam"
+
+
+def without_test_people(cohort: Cohort) -> Cohort:
+    """Training and validation people alone."""
+    chosen = np.flatnonzero(cohort.splits != "test")
+    people, devices, splits = cohort.people[chosen], cohort.devices[chosen], cohort.splits[chosen]
+    rows, entries = (tuple(some[number] for number in chosen) for some in (cohort.rows, cohort.entries))
+    return replace(
+        cohort, ids=[cohort.ids[number] for number in chosen], people=people, devices=devices, splits=splits,
+        rows=rows, entries=entries,
+    )  # fmt: skip
+
+
+def mean_auroc(cohort: Cohort, x: Float[np.ndarray, "V f"], truth: Bool[np.ndarray, " V"], count: int) -> float:
+    """Over draws of `count` labelled training people, of everyone who is not among them."""
+    train, found = cohort.indices("train"), []
+    for draw in range(DRAWS):
+        labelled = draw_labelled(train, truth[train], count, "pooling", draw)
+        assert labelled is not None, f"fewer than two of {count} people have the lesion"
+        others = np.setdiff1d(np.arange(len(truth)), labelled)
+        strength = choose_strength(x[labelled], truth[labelled])
+        found.append(roc_auc_score(truth[others], logistic_scores(x[labelled], truth[labelled], x[others], strength)))
+    return float(np.mean(found))
+
+
+def read(cohort: Cohort, table: TokenTable, name: str, pool: str) -> list[dict[str, object]]:
+    """AUROC of each lesion and their mean, by number of labelled people."""
+    features = table.pooled(pool)
+    x = Projection(features[cohort.indices("train")])(features)
+    rows: list[dict[str, object]] = []
+    for count in LABELLED:
+        each = {
+            lesion: round(mean_auroc(cohort, x, cohort.lesions[:, number], count), 4)
+            for number, lesion in enumerate(LESIONS)
+        }
+        auroc = round(float(np.mean(list(each.values()))), 4)
+        rows.append({"name": name, "pool": pool, "width": POOL_WIDTHS[pool], "labelled": count, "auroc": auroc, **each})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Reads every row by every pooling and writes what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the exam's cohorts (default: exam/)")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    cohort = without_test_people(Cohort.open(make_cohorts(given.work, EXAM, ("main",)), "main"))
+    encoder = load_encoder(ENCODER)
+    twin = encoder.untrained()
+    rows: list[dict[str, object]] = []
+    for name, featurise in (
+        ("intensity", of_intensity(encoder)), ("untrained", of_encoder(twin)), (ENCODER, of_encoder(encoder)),
+    ):  # fmt: skip
+        table = token_table(featurise, cohort, encoder, name)
+        for pool in POOLS:
+            rows += read(cohort, table, name, pool)
+            write_json(given.out, {"people": len(cohort.ids), "draws": DRAWS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
