@@ -55,11 +55,11 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Store]:
 def test_paths_volumes_and_ids_of_a_store_give_the_features_of_embed(eyes: tuple[list[Path], Store]) -> None:
     paths, store = eyes
     encoder = octjepa.load_encoder("phantom-tiny")
-    expected = np.stack([encoder.embed(path, "mean_std_max") for path in paths])
+    expected = np.stack([encoder.embed(path, "zones_centered") for path in paths])
     embedder = VolumeEmbedder("phantom-tiny", batch=3).fit()
     found = embedder.transform(paths)
     assert found.dtype == np.float32
-    assert found.shape == (4, 3 * encoder.dim)
+    assert found.shape == (4, 48 * encoder.dim)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     read = [octjepa.read_volume(path) for path in paths]
     np.testing.assert_allclose(embedder.fit_transform([str(paths[0]), *read[1:]]), expected, atol=1e-5)
