@@ -100,7 +100,7 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     build_store([str(cohort)], out / "store", recipe.preprocessing, workers=workers)
     store = Store.open(out / "store")
 
-    from octjepa.checkpoint.pooling import POOL_WITHOUT_PLACES
+    from octjepa.checkpoint.pooling import POSITION_FREE_POOL
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.table import read_embeddings
     from octjepa.probe.probe import ProbeSettings, run_probes
@@ -117,7 +117,7 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     _print_stage("5/6 probe: lesions of people whom the training has not seen")
     table = read_embeddings(out / "embeddings.parquet")
     # Compared where minutes of training show. By zones these easy eyes need none of it, nor a network (docs/demo.md).
-    settings = ProbeSettings(paired_pool=POOL_WITHOUT_PLACES)
+    settings = ProbeSettings(paired_pool=POSITION_FREE_POOL)
     probed = run_probes([table], cohort / "truth" / "eyes.tsv", list(LESIONS), settings).payload()
     (out / "probe.json").write_text(json.dumps(probed, indent=1), encoding="utf-8")
     _print_stage("6/6 report: one HTML page")

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from octjepa.checkpoint.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, POOL_WITHOUT_PLACES
+from octjepa.checkpoint.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, POSITION_FREE_POOL
 from octjepa.cli import data, results
 from octjepa.embed.sklearn_transformer import VolumeEmbedder
 from octjepa.probe.aggregation import LEVELS, RULES
@@ -32,8 +32,8 @@ def test_the_help_names_every_choice(verb: Callable[..., None], option: str) -> 
 
 def test_one_pooling_is_the_default_of_all() -> None:
     assert DEFAULT_POOL == ProbeSettings().paired_pool == VolumeEmbedder("run").pool == "zones_centered"
-    assert DEFAULT_POOLS == (POOL_WITHOUT_PLACES, DEFAULT_POOL)
-    assert POOL_WITHOUT_PLACES == occlusion.POOL == "mean_std_max"
+    assert DEFAULT_POOLS == (POSITION_FREE_POOL, DEFAULT_POOL)
+    assert POSITION_FREE_POOL == occlusion.POOL == "mean_std_max"
     option = get_type_hints(results.embed, include_extras=True)["pool"].__metadata__[0]
     assert "default: " + " and ".join(DEFAULT_POOLS) in option.help
     assert results.POOLS.split(", ") == list(POOL_WIDTHS)

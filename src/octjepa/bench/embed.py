@@ -20,7 +20,7 @@ import torch
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import phantom_store
 from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.pooling import POOL_WITHOUT_PLACES
+from octjepa.checkpoint.pooling import POSITION_FREE_POOL
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.shard import intensity_histogram
@@ -30,7 +30,7 @@ from octjepa.store import Store
 from octjepa.views import geometry
 
 ENCODER = "phantom-tiny"
-POOL = POOL_WITHOUT_PLACES
+POOL = POSITION_FREE_POOL
 
 
 def one_by_one(store: Store, out: Path) -> int:

@@ -32,8 +32,8 @@ POOL_WIDTHS = {
 # What reads best on training and validation people of the exam (docs/embed.md), and what is as narrow as fits a million
 # eyes. `PretrainedEncoder.embed` gives one token width, the mean.
 DEFAULT_POOL = "zones_centered"
-POOL_WITHOUT_PLACES = "mean_std_max"  # of tokens whose places are not known, such as those of other encoders
-DEFAULT_POOLS = (POOL_WITHOUT_PLACES, DEFAULT_POOL)
+POSITION_FREE_POOL = "mean_std_max"  # of tokens whose places are not known, such as those of other encoders
+DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
@@ -65,7 +65,7 @@ def readable_pools(stored: Sequence[str]) -> tuple[str, ...]:
 def default_pool(stored: Sequence[str]) -> str:
     """What to compare by in a table that stores these poolings: the default, or the best that it has."""
     readable = readable_pools(stored)
-    return next((name for name in (DEFAULT_POOL, POOL_WITHOUT_PLACES) if name in readable), readable[-1])
+    return next((name for name in (DEFAULT_POOL, POSITION_FREE_POOL) if name in readable), readable[-1])
 
 
 def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:

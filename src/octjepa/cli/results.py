@@ -41,7 +41,7 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Writes an embedding for every volume of a store. Keyed by person, eye and content; resumes where it stopped."""
-    from octjepa.checkpoint.pooling import DEFAULT_POOLS, POOL_WITHOUT_PLACES
+    from octjepa.checkpoint.pooling import DEFAULT_POOLS, POSITION_FREE_POOL
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.external import embed_external
     from octjepa.errors import UsageError
@@ -52,9 +52,7 @@ def embed(
     if is_external(checkpoint):
         if per_bscan or engine != "local":
             raise UsageError(f"{checkpoint}: --per-bscan and --engine ray work with encoders of octjepa alone")
-        print_result(
-            embed_external(checkpoint, Store.open(store), out, pool or (POOL_WITHOUT_PLACES,), tokens), as_json
-        )
+        print_result(embed_external(checkpoint, Store.open(store), out, pool or (POSITION_FREE_POOL,), tokens), as_json)
         return
     check_address(checkpoint)
     made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)

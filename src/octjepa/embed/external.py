@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from octjepa.checkpoint.pooling import POOL_WITHOUT_PLACES, pool_features
+from octjepa.checkpoint.pooling import POSITION_FREE_POOL, pool_features
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed import token_folder
@@ -43,7 +43,7 @@ def embed_external(
     encoder: ExternalEncoder | str | Path,
     store: Store,
     out: Path,
-    pools: Sequence[str] = (POOL_WITHOUT_PLACES,),
+    pools: Sequence[str] = (POSITION_FREE_POOL,),
     tokens: Path | None = None,
     part: int = PART_VOLUMES,
 ) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Embeddings:
     encoder: str
     contract: str
     leaked: int = 0
-    pools: tuple[str, ...] = (pooling.POOL_WITHOUT_PLACES,)
+    pools: tuple[str, ...] = (pooling.POSITION_FREE_POOL,)
     weights: str = ""
     intensity: Float[np.ndarray, "volumes statistics"] | None = None
     tokens: str = "all"
@@ -146,7 +146,7 @@ def write_embeddings(
     encoder: str,
     contract: str,
     leaked: int = 0,
-    pools: tuple[str, ...] = (pooling.POOL_WITHOUT_PLACES,),
+    pools: tuple[str, ...] = (pooling.POSITION_FREE_POOL,),
     weights: str = "",
     tokens: str = "all",
 ) -> Path:

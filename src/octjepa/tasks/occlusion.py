@@ -31,7 +31,7 @@ from torch import Tensor
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import SelectedTokens
-from octjepa.checkpoint.pooling import POOL_WITHOUT_PLACES
+from octjepa.checkpoint.pooling import POSITION_FREE_POOL
 from octjepa.errors import UsageError
 from octjepa.probe.calibration import apply_logit_shift
 from octjepa.recipe import Recipe
@@ -41,7 +41,7 @@ from octjepa.tasks.finetune.network import pooled
 from octjepa.tasks.finetune.predict import TunedModel, in_label_units
 from octjepa.views.tokens import holds_tissue
 
-POOL = POOL_WITHOUT_PLACES  # of the embedding: `octjepa embed` writes it, and it has a meaning for part of the tokens
+POOL = POSITION_FREE_POOL  # of the embedding: `octjepa embed` writes it, and it has a meaning for part of the tokens
 REGION_MM = (1.0, 0.1, 1.0)  # across, the central subfield of the ETDRS grid; in depth, a third of the retina
 SCATTERED_DRAWS = 8
 
