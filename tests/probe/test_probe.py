@@ -67,6 +67,14 @@ def test_a_planted_signal_is_found_and_baselines_are_at_chance(planted: ProbeRes
     assert planted.paired["n_people"] == 45
 
 
+def test_without_the_pooling_to_compare_by_mean_std_max_is_taken_or_the_last(cohort: Cohort, saved: Save) -> None:
+    """Not the widest: a table of mean_std_max and layers is compared as it always was."""
+    frame, labels = cohort(people=40, prevalence=(0.5,))
+    for pools, compared in ((["mean_std_max", "mean"], "mean_std_max"), (["mean"], "mean")):
+        result = _run(saved, frame, labels, ["lesion0"], probes=["linear"], pools=pools)
+        assert result.paired["pool"] == compared
+
+
 @pytest.mark.slow
 def test_every_row_stands_beside_its_baselines(planted: ProbeResult) -> None:
     wanted = {("majority", "constant", "none"), ("covariates", "linear", "none")}

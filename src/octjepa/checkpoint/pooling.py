@@ -29,10 +29,10 @@ POOL_WIDTHS = {
     "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
     "zones": 2 * tokens.REGIONS, "zones_centered": 3 * tokens.REGIONS,
 }  # fmt: skip
-# What reads best on training and validation people of the exam (docs/embed.md), and what is as narrow as fits a million
-# eyes. `PretrainedEncoder.embed` gives one token width, the mean.
+# The first reads best on training and validation people of the exam (docs/embed.md) and needs the positions of tokens,
+# which are not known of other encoders. `PretrainedEncoder.embed` gives one token width, the mean.
 DEFAULT_POOL = "zones_centered"
-POSITION_FREE_POOL = "mean_std_max"  # of tokens whose places are not known, such as those of other encoders
+POSITION_FREE_POOL = "mean_std_max"
 DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
@@ -62,10 +62,9 @@ def readable_pools(stored: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in POOL_WIDTHS if name in stored or set(_HEAD_OF.get(name, ())) & set(stored))
 
 
-def default_pool(stored: Sequence[str]) -> str:
-    """What to compare by in a table that stores these poolings: the default, or the best that it has."""
-    readable = readable_pools(stored)
-    return next((name for name in (DEFAULT_POOL, POSITION_FREE_POOL) if name in readable), readable[-1])
+def default_pool(pools: Sequence[str]) -> str:
+    """Which of `pools` to compare by: the default, else mean_std_max, else the last."""
+    return next((name for name in (DEFAULT_POOL, POSITION_FREE_POOL) if name in pools), pools[-1])
 
 
 def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:

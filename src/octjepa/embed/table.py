@@ -88,6 +88,11 @@ class Embeddings:
         """The views of UNPOOLED that it holds."""
         return tuple(name for name in UNPOOLED if getattr(self, name) is not None)
 
+    @property
+    def default_pool(self) -> str:
+        """The pooling to compare by."""
+        return pooling.default_pool(pooling.readable_pools(self.pools))
+
     def take(self, positions: Iterable[int]) -> Embeddings:
         """The entries at `positions`, in that order."""
         chosen = np.asarray(list(positions), dtype=np.int64)

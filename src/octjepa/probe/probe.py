@@ -70,11 +70,12 @@ class ProbeSettings:
     probes: names in PROBES and TOKEN_PROBES. task: one of `targets.TASKS`. pools: default, all that every table holds.
     metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `aggregation`.
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
-    any test figure is seen; where that probe or pool is not run, the last of those that are. labelled: numbers of
-    training people whose labels alone are read, for `ProbeResult.labelled`. subgroups: columns by whose groups the
-    results of that probe and pool are measured, for `ProbeResult.subgroups`. event: with task survival the
-    column that says whether the event happened, the targets being times. attention: also keeps where attentive probes
-    look in volumes of val and test, for `ProbeResult.attention`.
+    any test figure is seen; where that probe is not run, the last of those that are, where that pool is not,
+    `pooling.default_pool` of those that are. labelled: numbers of training people whose labels alone are read, for
+    `ProbeResult.labelled`. subgroups: columns by whose groups the results of that probe and pool are measured, for
+    `ProbeResult.subgroups`. event: with task survival the column that says whether the event happened, the targets
+    being times. attention: also keeps where attentive probes look in volumes of val and test, for
+    `ProbeResult.attention`.
     """
 
     probes: Sequence[str] = DEFAULT_PROBES
@@ -177,7 +178,7 @@ def run_probes(
     result.rows, result.confusions = measured.rows, measured.confusions
     result.comparisons = compare_with_untrained(test_targets, tables, measured.estimates)
     probe = settings.paired_probe if settings.paired_probe in settings.probes else settings.probes[-1]
-    pool = settings.paired_pool if settings.paired_pool in pools else pools[-1]
+    pool = settings.paired_pool if settings.paired_pool in pools else pooling.default_pool(pools)
     compared = {comparison["target"] for comparison in result.comparisons}
     headline = {
         "name": tables[0][0],

@@ -11,7 +11,6 @@ import pandas as pd
 from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
-from octjepa.checkpoint.pooling import default_pool
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.table import Embeddings
 from octjepa.files import write_atomic
@@ -82,7 +81,7 @@ def evaluate(
     return [
         pair
         for target_name, metric in metrics.items()
-        for pair in _paired(data.name, target_name, metric, default_pool(table.pools), others, estimates)
+        for pair in _paired(data.name, target_name, metric, table.default_pool, others, estimates)
     ]
 
 
@@ -97,7 +96,7 @@ def _add_frozen_probes(data: TuningData, table: Embeddings, predicted: Predictio
 
     # One thread, as for the probes: the result then does not depend on the number of cores.
     with bar("frozen probes", None, "fit") as progress, threadpool_limits(1):
-        for name, pool, features in feature_sets([(data.name, table)], (default_pool(table.pools),)):
+        for name, pool, features in feature_sets([(data.name, table)], (table.default_pool,)):
             for target in data.targets:
                 add(ResultKey(name, target.test_target.name, "linear", pool), target, features)
                 progress.advance()

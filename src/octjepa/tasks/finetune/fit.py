@@ -17,7 +17,6 @@ import numpy as np
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
-from octjepa.checkpoint.pooling import default_pool
 from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
@@ -263,7 +262,7 @@ def _frozen_embeddings(
 def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
     """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
     read = [f"{weights_hash(run.network.pretrained)} {TUNED}" for run in tuned]
-    sets = feature_sets([("", table)], (default_pool(table.pools),))
+    sets = feature_sets([("", table)], (table.default_pool,))
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in sets]
     return dict.fromkeys(data.test_sets, read)
 
