@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.exam.cohorts import Cohort, make_cohorts
-from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores
-from benchmarks.exam.settings import EXAM
+from benchmarks.exam.reading import projected_eyes
+from benchmarks.exam.readings import choose_strength, draw_labelled, logistic_scores
+from benchmarks.exam.settings import EXAM, WORK
 from benchmarks.exam.tokens import TokenTable, of_encoder, of_intensity, token_table
 from jaxtyping import Bool, Float
 from sklearn.metrics import roc_auc_score
@@ -32,7 +33,6 @@ ENCODER = "phantom-tiny"
 POOLS = ("mean", "mean_std_max", "mean_std_max_min", "zones", "zones_centered")
 LABELLED = (30, 100)
 DRAWS = 5
-WORK = Path(__file__).resolve().parents[1] / "exam"
 
 
 def without_test_people(cohort: Cohort) -> Cohort:
@@ -60,8 +60,7 @@ def mean_auroc(cohort: Cohort, x: Float[np.ndarray, "V f"], truth: Bool[np.ndarr
 
 def read(cohort: Cohort, table: TokenTable, name: str, pool: str) -> list[dict[str, object]]:
     """AUROC of each lesion and their mean, by number of labelled people."""
-    features = table.pooled(pool)
-    x = Projection(features[cohort.indices("train")])(features)
+    x = projected_eyes(cohort, table, pool)
     rows: list[dict[str, object]] = []
     for count in LABELLED:
         each = {

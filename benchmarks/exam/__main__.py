@@ -30,10 +30,8 @@ from .page import row_names, write_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
 from .results import READINGS, SUPERVISED, Results, RowName
-from .settings import EXAM, RESULTS, SEALED, Settings
+from .settings import EXAM, RESULTS, SEALED, WORK, Settings
 from .ship import ship
-
-WORK = Path(__file__).resolve().parents[2] / "exam"
 
 
 def main() -> int:

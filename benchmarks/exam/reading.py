@@ -21,7 +21,7 @@ from . import lesion_tasks, measurement_tasks, real_tasks
 from .cohorts import SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
-from .results import READINGS, Finding, LeftOut, Results, RowName
+from .results import EYES, SAME_EYE, Finding, LeftOut, Results, RowName
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, token_table
 from .tuning import tuning
 
@@ -53,7 +53,7 @@ class Exam:
         if patch not in self._intensity:
             main = self.cohort("main")
             table = token_table(of_intensity(encoder), main, encoder, "intensity")
-            self._intensity[patch] = EyeProbe(main, _projected(main, table.pooled(READINGS["added_value"])))
+            self._intensity[patch] = EyeProbe(main, projected_eyes(main, table, EYES))
         return self._intensity[patch]
 
     def check_unseen(self, encoder: PretrainedEncoder) -> None:
@@ -116,7 +116,7 @@ class _Row:
     @cached_property
     def eyes(self) -> Float[np.ndarray, "V f"]:
         """What lesions and their severity are read from."""
-        return _projected(self.exam.cohort("main"), self.main.pooled(READINGS["eye_lesion"]))
+        return projected_eyes(self.exam.cohort("main"), self.main, EYES)
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         main = self.exam.cohort("main")
@@ -139,8 +139,8 @@ class _Row:
         yield "real_surfaces", lambda: real_tasks.read_surfaces(real[0], self.featurise, real[1])
 
     def _same_eye(self) -> Iterator[Finding]:
-        main, pool = self.exam.cohort("main"), READINGS["same_eye"]
-        first, second = self.main.pooled(pool), self.table(SECOND_VISIT).pooled(pool)
+        main = self.exam.cohort("main")
+        first, second = self.main.pooled(SAME_EYE), self.table(SECOND_VISIT).pooled(SAME_EYE)
         projection = Projection(first[main.indices("train")])
         return measurement_tasks.same_eye(
             main, projection.whitened(first), self.exam.cohort(SECOND_VISIT), projection.whitened(second)
@@ -150,8 +150,7 @@ class _Row:
         found: list[Finding] = []
         for name in DECOYS:
             cohort = self.exam.cohort(name)
-            eyes = self.table(name).pooled(READINGS["decoys"])
-            found += lesion_tasks.decoys(cohort, _projected(cohort, eyes))
+            found += lesion_tasks.decoys(cohort, projected_eyes(cohort, self.table(name), EYES))
         yield from found
         for count in sorted({one.labels for one in found if one.labels is not None}):
             mean = measurement_tasks.macro([one for one in found if one.labels == count], "decoys", "auroc", count)
@@ -159,8 +158,9 @@ class _Row:
                 yield mean
 
 
-def _projected(cohort: Cohort, features: Float[np.ndarray, "V f"]) -> Float[np.ndarray, "V components"]:
-    """On the principal components of the cohort's training eyes."""
+def projected_eyes(cohort: Cohort, table: TokenTable, pool: str) -> Float[np.ndarray, "V components"]:
+    """The cohort's eyes, pooled, on the principal components of those to learn from."""
+    features = table.pooled(pool)
     return Projection(features[cohort.indices("train")])(features)
 
 

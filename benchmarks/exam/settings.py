@@ -11,6 +11,7 @@ from pathlib import Path
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))  # its preprocessing and views hold for every row
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "exam"
+WORK = Path(__file__).resolve().parents[2] / "exam"  # cohorts and runs
 
 LABELLED_EYES = (5, 10, 30, 100)  # of the token task, half of them with the lesion
 LABELLED_PEOPLE = (10, 30, 100)  # of the other tasks; None stands for all
