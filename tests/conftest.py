@@ -59,6 +59,13 @@ def _one_random_stream() -> None:
         sys.modules["torch"].manual_seed(90210)  # no seed that the package itself or a test sets
 
 
+@pytest.fixture(autouse=True)
+def _bars_as_at_start() -> None:
+    """A test that called a verb with `--quiet` in this process silences no test after it."""
+    if "octjepa.progress" in sys.modules:
+        sys.modules["octjepa.progress"].set_quiet(False)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
