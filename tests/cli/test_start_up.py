@@ -25,14 +25,14 @@ except SystemExit as stop:
 
 
 def modules_of(*words: object) -> set[str]:
-    """The top-level packages that a command loads, which must end well."""
+    """The modules and top-level packages that a command loads, which must end well."""
     done = subprocess.run(
         [sys.executable, "-c", _LISTS_MODULES, *map(str, words)], capture_output=True, text=True, check=True
     )
     code, *modules = done.stderr.splitlines()[-1].split()
     assert code == "0"
     assert "octjepa.cli" in modules
-    return {name.partition(".")[0] for name in modules}
+    return {*modules, *(name.partition(".")[0] for name in modules)}
 
 
 @pytest.mark.parametrize("verb", ["inspect", "phantom", "ingest"])
@@ -43,6 +43,13 @@ def test_no_torch_where_no_network_runs(line: Any, tmp_path: Path, verb: str) ->
         "ingest": [line.scan, "--store", tmp_path / "store", "--workers", 1],
     }[verb]
     assert "torch" not in modules_of(verb, *words)
+
+
+def test_training_loads_no_compiler_that_it_does_not_use(line: Any, tmp_path: Path) -> None:
+    few = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=2")
+    loaded = modules_of("pretrain", "smoke_test", *few, "--store", line.store, "--out", tmp_path / "run")
+    assert "torch" in loaded
+    assert not loaded & {"torch._dynamo", "torch._inductor", "sympy"}
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])

@@ -5,6 +5,7 @@ The residual stream keeps the dtype of its input (fp32 in training); matrix prod
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -92,6 +93,9 @@ class Block(nn.Module):
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Runs compiled blocks eagerly: for evaluation, where every new shape would be compiled."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes seconds
+        yield
+        return
     with torch.compiler.set_stance("force_eager"):
         yield
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from octjepa.checkpoint.folder import load_newest, prune, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location
 from octjepa.errors import CheckpointError, WrongCheckpointError
+from octjepa.train.adamw import AdamW
 from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
@@ -94,7 +95,7 @@ def adamw(groups: Iterable[Any], device: torch.device, **settings: Any) -> torch
 
     On a CPU, where nothing is waited for, it is the plain one: the fused one rounds otherwise.
     """
-    return torch.optim.AdamW(groups, fused=device.type not in ("cpu", "xla"), **settings)
+    return AdamW(groups, fused=device.type not in ("cpu", "xla"), **settings)
 
 
 def network_blocks(network: nn.Module) -> list[nn.Module]:

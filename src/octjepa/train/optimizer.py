@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from octjepa.distributed import xla
 from octjepa.distributed.runtime import local_tensor
 from octjepa.recipe import ObjectiveRecipe, TrainRecipe
+from octjepa.train.adamw import AdamW
 
 
 def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
@@ -32,7 +33,7 @@ def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
     ]
     if trainable[0].device.type == "xla":
         return xla.adamw(groups, train.base_lr, train.betas)
-    return torch.optim.AdamW(groups, lr=train.base_lr, betas=train.betas, fused=True)
+    return AdamW(groups, lr=train.base_lr, betas=train.betas, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
