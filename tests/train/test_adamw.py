@@ -58,7 +58,8 @@ def test_a_step_needs_no_gradient_of_itself() -> None:
     weight.sum().backward()
     with torch.enable_grad():
         optimizer.step()
-    assert weight.is_leaf and weight.grad_fn is None
+    assert weight.is_leaf
+    assert weight.grad_fn is None
 
 
 def test_it_loads_no_compiler() -> None:

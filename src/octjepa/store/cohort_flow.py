@@ -98,26 +98,45 @@ def text_column(column: pd.Series) -> pd.Series:
     return column.astype(object).where(column.notna(), "").astype(str)
 
 
-def count_entries(entries: pd.DataFrame) -> Counts:
-    """Counts the people, eyes, volumes and files among entries of a store's index."""
+def _keys(entries: pd.DataFrame) -> pd.DataFrame:
+    """What is counted, an entry a line: the person, the eye (a number) and the file of each volume."""
     key = text_column(entries["file_key"])
     files = key.where(key != "", entries["volume_id"])
-    eyes = entries[["person_id", "eye"]].drop_duplicates()
-    return Counts(int(entries["person_id"].nunique()), len(eyes), len(entries), int(files.nunique()))
+    eyes = entries.groupby(["person_id", "eye"], dropna=False).ngroup()
+    return entries[["person_id"]].assign(eyes=eyes, files=files)
+
+
+def count_entries(entries: pd.DataFrame) -> Counts:
+    """Counts the people, eyes, volumes and files among entries of a store's index."""
+    return _count(_keys(entries))
 
 
 def count_by(entries: pd.DataFrame, column: str) -> dict[str, Counts]:
     """{value of `column`: counts}, sorted; "" is called "unknown"."""
-    values = text_column(entries[column]).replace("", UNKNOWN)
-    return {str(value): count_entries(group) for value, group in entries.groupby(values)}
+    return _count_by(_keys(entries), entries[column])
+
+
+def _count(keys: pd.DataFrame) -> Counts:
+    people, eyes, files = keys.nunique()
+    return Counts(int(people), int(eyes), len(keys), int(files))
+
+
+def _count_by(keys: pd.DataFrame, values: pd.Series) -> dict[str, Counts]:
+    groups = keys.groupby(text_column(values).replace("", UNKNOWN))
+    different, volumes = groups.nunique(), groups.size()
+    return {
+        str(value): Counts(int(people), int(eyes), int(volumes[value]), int(files))
+        for value, people, eyes, files in different.itertuples()
+    }
 
 
 def stage(name: str, why: str, before: pd.DataFrame | None, entries: pd.DataFrame) -> Stage:
     """The stage that leaves `entries` of `before`."""
-    left = count_entries(entries)
+    keys = _keys(entries)
+    left = _count(keys)
     was = left if before is None else count_entries(before)
     lost = Counts(*(a - b for a, b in zip(asdict(was).values(), asdict(left).values(), strict=True)))
-    return Stage(name, why, left, lost, count_by(entries, "device"), count_by(entries, "site"))
+    return Stage(name, why, left, lost, _count_by(keys, entries["device"]), _count_by(keys, entries["site"]))
 
 
 def _site_by_person(store: Store) -> dict[str, str]:
