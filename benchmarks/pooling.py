@@ -1,18 +1,21 @@
-"""Which pooling reads eyes best? On training and validation people of the exam's main cohort; no test person is read.
+"""Which pooling reads eyes best, of which encoder? On training and validation people of the exam, not on test people.
 
     OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json
+    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json --encoder exam/runs/NAME/run
 
-Rows are intensity without a network, phantom-tiny before its first update, and phantom-tiny. Each pooled vector is
-read as in the exam: 128 principal components, logistic regression, its penalty by cross-validation over the labelled
-people. These are drawn from the training people; everyone else is predicted. Needs the cohorts of `make exam`. About
-ten minutes on one core.
+Rows are intensity without a network, phantom-tiny before its first update, phantom-tiny, and other encoders. Each
+pooled vector is read as in the exam: 128 principal components, logistic regression, its penalty by cross-validation
+over the labelled people. These are drawn from the training people; everyone else is predicted. Rows that the file
+holds are not read again. Needs the cohorts of `make exam`. About three minutes a row on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,7 @@ from benchmarks.exam.cohorts import Cohort, make_cohorts
 from benchmarks.exam.reading import projected_eyes
 from benchmarks.exam.readings import choose_strength, draw_labelled, logistic_scores
 from benchmarks.exam.settings import EXAM, WORK
-from benchmarks.exam.tokens import TokenTable, of_encoder, of_intensity, token_table
+from benchmarks.exam.tokens import Featurise, TokenTable, of_encoder, of_intensity, token_table
 from jaxtyping import Bool, Float
 from sklearn.metrics import roc_auc_score
 
@@ -78,18 +81,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the exam's cohorts (default: exam/)")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--encoder", action="append", default=[], help="another encoder, as `octjepa embed` takes it")
     given = parser.parse_args()
     cohort = without_test_people(Cohort.open(make_cohorts(given.work, EXAM, ("main",)), "main"))
-    encoder = load_encoder(ENCODER)
-    twin = encoder.untrained()
-    rows: list[dict[str, object]] = []
-    for name, featurise in (
-        ("intensity", of_intensity(encoder)), ("untrained", of_encoder(twin)), (ENCODER, of_encoder(encoder)),
-    ):  # fmt: skip
-        table = token_table(featurise, cohort, encoder, name)
+    shipped = load_encoder(ENCODER)
+    featurisers: dict[str, Callable[[], Featurise]] = {
+        "intensity": lambda: of_intensity(shipped), "untrained": lambda: of_encoder(shipped.untrained()),
+        **{name: partial(_of_named, name) for name in (ENCODER, *given.encoder)},
+    }  # fmt: skip
+    known = json.loads(given.out.read_text(encoding="utf-8"))["rows"] if given.out.is_file() else []
+    for path, featurise in featurisers.items():
+        name = _row_name(path)
+        if any(row["name"] == name for row in known):
+            continue
+        table = token_table(featurise(), cohort, shipped, name)
         for pool in POOLS:
-            rows += read(cohort, table, name, pool)
-            write_json(given.out, {"people": len(cohort.ids), "draws": DRAWS, "rows": rows})
+            known += read(cohort, table, name, pool)
+        write_json(given.out, {"people": len(cohort.ids), "draws": DRAWS, "rows": known})
+
+
+def _row_name(encoder: str) -> str:
+    """The name of a run, not its path."""
+    return Path(encoder).parent.name if Path(encoder).is_dir() else encoder
+
+
+def _of_named(encoder: str) -> Featurise:
+    return of_encoder(load_encoder(encoder))
 
 
 if __name__ == "__main__":
