@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from octjepa.bench import embed, loader, transformers_vjepa2
+from octjepa.bench import embed, loader, transformers_videomae, transformers_vjepa2
 from octjepa.bench.data import WHOLE_GRID, bench_recipe, one_thread, phantom_files, phantom_store, random_batch
 from octjepa.bench.ingest import by_monai, by_scipy, read_plainly
 from octjepa.bench.memory import peak_memory_bytes
@@ -64,6 +64,22 @@ def test_their_student_sees_the_context_alone_and_makes_our_features_of_it() -> 
     assert not torch.allclose(
         transformers_vjepa2.predicted_features(student, other, batch.context, batch.target)[0], result[0]
     )
+
+
+def test_their_masked_autoencoder_is_as_large_and_sees_as_much() -> None:
+    recipe = bench_recipe(*transformers_videomae.ALIKE, name=transformers_videomae.RECIPE)
+    theirs, ours = transformers_videomae.videomae_model(recipe), VJEPA3D.from_recipe(recipe)
+    weights = [
+        sum(one.numel() for one in module.parameters() if one.ndim == 2)
+        for module in (theirs.videomae.encoder, theirs.decoder, ours.context_encoder, ours.predictor)
+    ]
+    assert weights[0] == pytest.approx(weights[2], rel=0.1)
+    assert weights[1] == pytest.approx(weights[3], rel=0.1)
+    hidden = transformers_videomae.hidden_patches(recipe)
+    visible, predicted = recipe.mask_counts
+    assert (~hidden).sum(dim=1).tolist() == [visible] * recipe.train.global_batch
+    assert hidden.sum(dim=1).tolist() == [predicted] * recipe.train.global_batch
+    assert transformers_videomae.step_by_videomae(recipe)() == 2 * recipe.train.global_batch
 
 
 def test_other_features_from_the_same_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

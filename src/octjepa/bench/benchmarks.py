@@ -16,7 +16,17 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from octjepa.bench import embed, ingest, loader, memory, scaling, sparse_vjepa, step, transformers_vjepa2
+from octjepa.bench import (
+    embed,
+    ingest,
+    loader,
+    memory,
+    scaling,
+    sparse_vjepa,
+    step,
+    transformers_videomae,
+    transformers_vjepa2,
+)
 from octjepa.bench.alternating_runs import Comparison, run_alternately, summary
 from octjepa.bench.data import WHOLE_GRID
 from octjepa.errors import UsageError
@@ -103,6 +113,14 @@ BENCHMARKS: dict[str, Benchmark] = {
             ),
             "sparse_alike": Peer(
                 "the same; octjepa encodes every patch, too", partial(sparse_vjepa.compare_with_sparse, *WHOLE_GRID)
+            ),
+            "videomae": Peer(
+                "VideoMAEForPreTraining of the same size on every patch; ours is the default recipe, tiny_cpu",
+                transformers_videomae.step_against_videomae,
+            ),
+            "videomae_alike": Peer(
+                "the same; octjepa encodes every patch and predicts every hidden one, too",
+                partial(transformers_videomae.step_against_videomae, *transformers_videomae.ALIKE),
             ),
             "matmul": Peer(
                 "a plain matrix product with as many operations; the ratio is the share of its rate",

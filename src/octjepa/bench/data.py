@@ -25,10 +25,11 @@ PEOPLE = 12
 SEED = 41
 
 
-def bench_recipe(*more: str) -> Recipe:
-    """`tiny_cpu_vjepa` with `overrides`, key=value each, in the precision that `octjepa pretrain` would choose here."""
-    name, *overrides = RECIPE
-    recipe = load_recipe(name, [*overrides, *more])
+def bench_recipe(*more: str, name: str | None = None) -> Recipe:
+    """`RECIPE`, or another `name` with its keys, and `more` of them, key=value each, in the precision that
+    `octjepa pretrain` would choose here."""
+    usual, *overrides = RECIPE
+    recipe = load_recipe(name or usual, [*overrides, *more])
     return with_precision(recipe, Runtime(recipe.train.precision).precision)
 
 

@@ -3,7 +3,8 @@
 Ours is what `octjepa pretrain` calls for it: gradients with their figures, the check of the gradient on the
 device, the step, the target. `plain` takes the very same network, arm and precision through the loop that a person
 writes. `matmul` is the rate of plain matrix products on the same machine. `fp32`, `compiled` and `sincos` change one
-key of the recipe. `transformers` and `shipped` are in `bench.transformers_vjepa2`, `sparse` in `bench.sparse_vjepa`.
+key of the recipe. `transformers` and `shipped` are in `bench.transformers_vjepa2`, `sparse` in `bench.sparse_vjepa`,
+`videomae`, an update of the default recipe, in `bench.transformers_videomae`.
 """
 
 from __future__ import annotations
@@ -83,13 +84,18 @@ def plain_step(
     train: TrainRecipe,
 ) -> None:
     """Clip, step, and the EMA parameter by parameter."""
+    clip_and_step(model, optimizer, train)
+    with torch.no_grad():
+        for old, new in zip(target.parameters(), student.parameters(), strict=True):
+            old.lerp_(new, 1 - MOMENTUM)
+
+
+def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.AdamW, train: TrainRecipe) -> None:
+    """As a plain loop does it."""
     if train.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
     optimizer.step()
     optimizer.zero_grad()
-    with torch.no_grad():
-        for old, new in zip(target.parameters(), student.parameters(), strict=True):
-            old.lerp_(new, 1 - MOMENTUM)
 
 
 @contextmanager
