@@ -128,6 +128,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
             patch = twin.recipe.tokens.patch_size
             for floor in ("intensity", "raw_patches"):
                 exam.read(RowName(floor, patch), twin, floor, about, given.without)
+            exam.read(RowName("tissue", patch), twin, "tissue", about, given.without)
             exam.read_covariates(RowName("covariates", patch), about)
         for plan in plans:
             for seed in plan.seeds:

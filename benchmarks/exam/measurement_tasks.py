@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from octjepa import keys
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.intervals import Scale
 from octjepa.metrics.scores import Predictions, measure
-from octjepa.tasks.segment.linear import Ridge, with_intercept
 
 from .cohorts import Cohort
-from .readings import Projection, interleave, ridge_values
+from .readings import Projection, ridge_values
 from .results import Finding
 from .settings import BOUNDARY_EYES, DRAWS, LABELLED_PEOPLE, RESAMPLES
+from .surface_head import FOLDS, LabelledEye, SurfaceHead, token_eye
 from .tokens import TokenTable
-from .truth import BOUNDARIES, COLUMNS, boundary_depths
+from .truth import BOUNDARIES, boundary_depths
 
-_PENALTY = 1e-2  # of the ridge head of boundaries, the same for every row
 _SEVERITY = {
     "fluid_mm3": ("intraretinal_fluid_mm3", "subretinal_fluid_mm3"),
     "atrophy_mm2": ("atrophy_mm2",),
@@ -30,34 +29,39 @@ _SEVERITY = {
 
 
 def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
-    """Task 4: mean absolute error in um of four surfaces, by a linear head from each token to its own patch.
-
-    The head predicts which share of each A-scan of the patch lies above a surface. Shares added up over depth are the
-    surface's depth; a position without a token counts as above it where it lies above the tissue, else as below.
-    """
+    """Task 4: mean absolute error in um of four surfaces, read by `SurfaceHead` from a few eyes."""
     train, test = cohort.indices("train"), cohort.indices("test")
     depths = {int(volume): boundary_depths(cohort, int(volume)) for volume in (*train, *test)}
-    sample = np.concatenate([np.arange(table.of(volume).start, table.of(volume).stop) for volume in train])
-    project = Projection(table.features[sample])
-    features = {
-        int(volume): interleave([project(table.features[table.of(volume)]), depth_features(table, volume)])
-        for volume in (*train, *test)
-    }
+    project = projection_of(table, train)
+    eyes = {volume: token_eye(table, volume, project(table.features[table.of(volume)])) for volume in depths}
     um = cohort.store.preprocessing.target_spacing_mm[1] * 1000
     people = cohort.people[test].tolist()
     draws = Draws(people, RESAMPLES, 0)
+    columns = table.grid[0] * table.grid[2]
     for count in BOUNDARY_EYES:
         errors = np.zeros((DRAWS, len(BOUNDARIES), len(test)))
         for draw in range(DRAWS):
-            chosen = keys.generator("exam boundaries", count, draw).permutation(train)[:count]
-            head = _fit_shares(table, features, depths, chosen)
-            for number, volume in enumerate(test):
-                found = depths_from_shares(table, int(volume), features[int(volume)], head)
-                errors[draw, :, number] = np.nanmean(np.abs(found - depths[int(volume)]), axis=(1, 2)) * um
+            chosen = [int(one) for one in keys.generator("exam boundaries", count, draw).permutation(train)[:count]]
+            head = SurfaceHead([
+                LabelledEye(eyes[one], depths[one], np.full(columns, number % FOLDS))
+                for number, one in enumerate(chosen)
+            ])  # fmt: skip
+            for number, volume in enumerate(map(int, test)):
+                off = np.abs(head.depths(eyes[volume]) - depths[volume])
+                errors[draw, :, number] = np.nanmean(off, axis=(1, 2)) * um
         of_eye = errors.mean(axis=0)  # [boundaries, test]
         for number, name in enumerate(BOUNDARIES):
             yield Finding("surfaces", f"error_um_{name}", count, mean_of_known(of_eye[number], draws, people, "error"))
         yield Finding("surfaces", "error_um", count, mean_of_known(of_eye.mean(axis=0), draws, people, "error"))
+
+
+def projection_of(
+    table: TokenTable, volumes: Iterable[int]
+) -> Callable[[Float[np.ndarray, "n dim"]], Float[np.ndarray, "n f"]]:
+    """Principal components of the tokens of `volumes`; nothing of tokens without features."""
+    if not table.features.shape[1]:
+        return lambda features: features.astype(np.float32)
+    return Projection(np.concatenate([table.features[table.of(int(one))] for one in volumes]))
 
 
 def depth_features(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:
@@ -65,57 +69,6 @@ def depth_features(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:
     depth = np.unravel_index(table.index[table.of(volume)], table.grid)[1]
     at = (2 * depth + 1) / table.grid[1] - 1
     return np.stack([at, at**2], axis=1).astype(np.float32)
-
-
-def _fit_shares(
-    table: TokenTable,
-    features: dict[int, Float[np.ndarray, "k f"]],
-    depths: dict[int, Float[np.ndarray, "boundaries D C"]],
-    volumes: Int[np.ndarray, " n"],
-) -> Float[np.ndarray, "features outputs"]:
-    parts = [share_samples(table, int(one), features[int(one)], depths[int(one)])[:2] for one in volumes]
-    head = Ridge(parts[0][0].shape[1], parts[0][1].shape[1])
-    for x, shares in parts:
-        head.add(x, shares)
-    return head.weights(_PENALTY)
-
-
-def share_samples(
-    table: TokenTable, volume: int, features: Float[np.ndarray, "k f"], depths: Float[np.ndarray, "boundaries D C"]
-) -> tuple[Float[np.ndarray, "n f"], Float[np.ndarray, "n outputs"], Bool[np.ndarray, " k"]]:
-    """(features, share of each A-scan above each surface) of the patches where surfaces are known; which."""
-    p, q, r = table.patch
-    columns = r // COLUMNS
-    i, j, k = np.unravel_index(table.index[table.of(volume)], table.grid)
-    d, c = depths.shape[1] // p, depths.shape[2] // columns
-    tiles = depths.reshape(len(depths), d, p, c, columns)[:, i, :, k, :]  # [k, boundaries, p, columns]
-    share = np.clip((tiles - (j * q)[:, None, None, None]) / q, 0, 1)
-    known = np.asarray(~np.isnan(share).any(axis=(1, 2, 3)))
-    return features[known], share[known].reshape(int(known.sum()), -1), known
-
-
-def depths_from_shares(
-    table: TokenTable, volume: int, features: Float[np.ndarray, "k f"], head: np.ndarray
-) -> Float[np.ndarray, "boundaries D C"]:
-    """Depth index of each surface in every A-scan of a volume, from the shares that `head` gives its tokens."""
-    (d, h, w), (p, q, r) = table.grid, table.patch
-    columns, index = r // COLUMNS, table.index[table.of(volume)]
-    share = np.clip(with_intercept(features) @ head, 0, 1).reshape(len(index), -1, p, columns)
-    present = np.zeros((d, h, w), bool)
-    present.reshape(-1)[index] = True
-    middle = np.where(present.any(axis=1), _mean_depth(present), h / 2)  # [d, w]
-    above = np.arange(h)[None, :, None] < middle[:, None, :]
-    surfaces = share.shape[1]
-    full = np.broadcast_to(above[..., None, None, None], (d, h, w, surfaces, p, columns)).astype(np.float32)
-    full = full.copy()
-    full.reshape(d * h * w, surfaces, p, columns)[index] = share
-    total = full.sum(axis=1) * q  # [d, w, surfaces, p, columns]
-    return np.asarray(total.transpose(2, 0, 3, 1, 4).reshape(surfaces, d * p, w * columns))
-
-
-def _mean_depth(present: np.ndarray) -> np.ndarray:
-    depth = np.arange(present.shape[1])[None, :, None]
-    return (present * depth).sum(axis=1) / np.maximum(present.sum(axis=1), 1)
 
 
 def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding]:

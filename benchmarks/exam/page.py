@@ -65,6 +65,7 @@ HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
 TASKS_OF = {
     "intensity": set(READINGS) - {"added_value", "tuning"}, "raw_patches": set(READINGS) - {"tuning"},
     "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
+    "tissue": {"surfaces", "real_surfaces"},
 }  # fmt: skip
 MISSING = "missing"
 TEMPLATE = Path(__file__).with_name("template.md")

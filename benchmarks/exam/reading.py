@@ -22,7 +22,7 @@ from .cohorts import SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
 from .results import EYES, SAME_EYE, Finding, LeftOut, Results, RowName
-from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, token_table
+from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
 from .tuning import tuning
 
 
@@ -71,13 +71,14 @@ class Exam:
     ) -> None:
         """All figures of a row that are missing, but for those of the tasks `without`.
 
-        kind: encoder, intensity or raw_patches.
+        kind: encoder, intensity, raw_patches, or tissue, which only says where surfaces are.
         """
         self.check_unseen(encoder)
         makers: dict[str, Callable[[], Featurise]] = {
             "encoder": lambda: of_encoder(encoder),
             "intensity": lambda: of_intensity(encoder),
             "raw_patches": lambda: of_raw_patches(encoder, self.cohort("main")),
+            "tissue": lambda: of_tissue(encoder),
         }
         reader = _Row(self, row, encoder, makers[kind], kind)
         for task, findings in reader.tasks():
@@ -119,6 +120,14 @@ class _Row:
         return projected_eyes(self.exam.cohort("main"), self.main, EYES)
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
+        """The tasks that the row is read by."""
+        if self.kind != "tissue":
+            yield from self._tasks_of_tokens()
+        yield "surfaces", lambda: measurement_tasks.surfaces(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
+        recipe = self.encoder.recipe
+        yield "real_surfaces", lambda: real_tasks.read_surfaces(self.exam.folder, self.featurise, recipe)
+
+    def _tasks_of_tokens(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         main = self.exam.cohort("main")
         base = None if self.kind == "intensity" else self.exam.intensity
         yield "token_lesion", lambda: lesion_tasks.token_lesion(main, self.main, self.exam.token_truth(self.main))
@@ -131,12 +140,10 @@ class _Row:
         yield "severity", lambda: measurement_tasks.severity(main, self.eyes)
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
-        yield "surfaces", lambda: measurement_tasks.surfaces(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
         if self.kind == "encoder":
             yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
-        real = self.exam.folder, self.encoder.recipe
-        yield "real_fluid", lambda: real_tasks.read_fluid(real[0], self.kind, self.featurise, real[1])
-        yield "real_surfaces", lambda: real_tasks.read_surfaces(real[0], self.featurise, real[1])
+        recipe = self.encoder.recipe
+        yield "real_fluid", lambda: real_tasks.read_fluid(self.exam.folder, self.kind, self.featurise, recipe)
 
     def _same_eye(self) -> Iterator[Finding]:
         main = self.exam.cohort("main")

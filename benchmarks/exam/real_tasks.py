@@ -24,11 +24,12 @@ from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.linear import PENALTIES, Ridge, patch_cells, with_intercept
 from octjepa.views import geometry, intensity
 
-from .measurement_tasks import depth_features, depths_from_shares, mean_of_known, share_samples
-from .readings import Projection, interleave
+from .measurement_tasks import depth_features, mean_of_known, projection_of
+from .readings import interleave
 from .real_eyes import BSCANS, EYES, RealEye, data_folder, disagreement_px, read_eyes, shifted, why_absent
 from .results import Finding, LeftOut
 from .settings import RESAMPLES
+from .surface_head import LabelledEye, SurfaceHead, token_eye
 from .tokens import Featurise, TokenTable
 from .truth import BOUNDARIES
 from .unet import train_unet
@@ -38,7 +39,6 @@ LABELLED = 1  # eye
 # Where the labelled eye is learned from: moved down and right by so many voxels, so that surfaces and cysts lie
 # everywhere within a patch; the same for every row.
 SHIFTS = ((0, 0), (2, 4), (4, -4), (6, 8), (-2, -8), (-4, 4), (-6, -4), (7, 0))
-SURFACE_PENALTIES = (*PENALTIES, 1e2)
 _RANKS = 1024  # bins of rank for average precision
 _WIDTHS = (1.5, 3.0, 6.0)  # of the Gaussian means of intensity, in voxels of depth
 
@@ -233,39 +233,20 @@ def fluid_from_unet(recipe: Recipe, cpu_seconds: float, seed: int) -> Segment:
 def real_surfaces(eyes: Sequence[RealEye], featurise: Featurise, recipe: Recipe) -> Iterator[Finding]:
     """Mean absolute error in um of four surfaces against the first grader, in scans that were not flattened.
 
-    The head is that of the task `surfaces`, fitted for each surface by itself, for some are ungraded where there is
-    fluid; its penalty is the one of least error in um over the slabs.
+    Read by `SurfaceHead` as in the task `surfaces`, the folds being slabs.
     """
     errors = []
     for train_eye, test_eye in (eyes, eyes[::-1]):
-        table = token_table_of(featurise, [*(shifted(train_eye, *shift) for shift in SHIFTS), test_eye], recipe)
-        last = len(SHIFTS)  # the volume that is tested
-        project = Projection(table.features[: table.offsets[last]])
-        x = [interleave([project(table.features[table.of(v)]), depth_features(table, v)]) for v in range(last + 1)]
-        true = [shifted(train_eye, *shift).depths[0] for shift in SHIFTS]
-        found = [_surface(table, x, [one[number] for one in true]) for number in range(len(BOUNDARIES))]
-        errors.append(np.nanmean(np.abs(np.stack(found) - test_eye.depths[0])[:, :BSCANS], axis=2))
+        moved = [shifted(train_eye, *shift) for shift in SHIFTS]
+        table = token_table_of(featurise, [*moved, test_eye], recipe)
+        project = projection_of(table, range(len(moved)))
+        *learned, tested = (
+            token_eye(table, number, project(table.features[table.of(number)])) for number in range(len(moved) + 1)
+        )
+        slab = np.repeat(np.arange(table.grid[0]), table.grid[2])
+        head = SurfaceHead([LabelledEye(one, eye.depths[0], slab) for one, eye in zip(learned, moved, strict=True)])
+        errors.append(np.nanmean(np.abs(head.depths(tested) - test_eye.depths[0])[:, :BSCANS], axis=2))
     yield from _errors_um(np.concatenate(errors, axis=1), recipe)
-
-
-def _surface(
-    table: TokenTable, x: Sequence[Float[np.ndarray, "k f"]], true: Sequence[Float[np.ndarray, "D C"]]
-) -> Float[np.ndarray, "D C"]:
-    """Depth of one surface in the last volume, learned from the others."""
-    parts = [share_samples(table, volume, x[volume], one[None]) for volume, one in enumerate(true)]
-    samples, shares = (np.concatenate([part[number] for part in parts]) for number in (0, 1))
-    slab = np.concatenate(
-        [np.unravel_index(table.index[table.of(v)], table.grid)[0][parts[v][2]] for v in range(len(true))]
-    )
-    p = table.patch[0]
-    tried = dict.fromkeys(SURFACE_PENALTIES, 0.0)
-    for one in np.unique(slab):
-        head, rows = _ridge(samples[slab != one], shares[slab != one]), slice(one * p, (one + 1) * p)
-        for penalty in tried:
-            found = depths_from_shares(table, 0, x[0], head.weights(penalty))[0]
-            tried[penalty] += float(np.nanmean(np.abs(found - true[0])[rows]))
-    head = _ridge(samples, shares)
-    return depths_from_shares(table, len(true), x[-1], head.weights(min(tried, key=tried.__getitem__)))[0]
 
 
 def read_fluid(work: Path, kind: str, featurise: Featurise, recipe: Recipe) -> Iterator[Finding | LeftOut]:

@@ -98,6 +98,19 @@ def of_raw_patches(encoder: PretrainedEncoder, cohort: Cohort) -> Featurise:
     return featurise
 
 
+def of_tissue(encoder: PretrainedEncoder) -> Featurise:
+    """Which patches hold tissue, and nothing of what is in them."""
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        selected = [encoder.select_tokens(volume) for volume in volumes]
+        return [
+            TokenFeatures(np.zeros((len(one.grid_index), 0), np.float32), one.grid_index, one.grid, one.tissue)
+            for one in selected
+        ]
+
+    return featurise
+
+
 def of_encoder(encoder: PretrainedEncoder) -> Featurise:
     """Frozen tokens of a network."""
     encoder.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -179,7 +179,7 @@ def test_other_weights_in_the_package_are_another_start(tmp_path: Path, monkeypa
     (tmp_path / "SHA256SUMS").write_text("00ff  model.safetensors\n", encoding="utf-8")
     monkeypatch.setattr(training, "shipped", lambda name: tmp_path)
     changed = {name for name, plan in plans.items() if training.run_folder(tmp_path, plan, 0) != before[name]}
-    assert changed == {"mae_real", "mae_noise2noise", "vjepa_teacher"}
+    assert changed == {"mae_real", "mae_more", "mae_noise2noise", "mae_noise2noise_long", "vjepa_teacher"}
 
 
 def test_a_cell_says_what_a_row_lacks_and_how_many_seeds_were_read(tmp_path: Path) -> None:
