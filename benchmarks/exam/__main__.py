@@ -126,9 +126,8 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         for plan in plans:
             twin = _untrained(plan, plan.seeds[0])
             patch = twin.recipe.tokens.patch_size
-            for floor in ("intensity", "raw_patches"):
+            for floor in ("intensity", "raw_patches", "tissue"):
                 exam.read(RowName(floor, patch), twin, floor, about, given.without)
-            exam.read(RowName("tissue", patch), twin, "tissue", about, given.without)
             exam.read_covariates(RowName("covariates", patch), about)
         for plan in plans:
             for seed in plan.seeds:

@@ -64,13 +64,6 @@ def projection_of(
     return Projection(np.concatenate([table.features[table.of(int(one))] for one in volumes]))
 
 
-def depth_features(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:
-    """Depth of each token of a volume, from -1 to 1, and its square."""
-    depth = np.unravel_index(table.index[table.of(volume)], table.grid)[1]
-    at = (2 * depth + 1) / table.grid[1] - 1
-    return np.stack([at, at**2], axis=1).astype(np.float32)
-
-
 def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding]:
     """Task 5: R2 and mean absolute error of what is measured in diseased eyes."""
     for count in LABELLED_PEOPLE[1:]:

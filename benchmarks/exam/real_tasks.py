@@ -24,12 +24,12 @@ from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.linear import PENALTIES, Ridge, patch_cells, with_intercept
 from octjepa.views import geometry, intensity
 
-from .measurement_tasks import depth_features, mean_of_known, projection_of
+from .measurement_tasks import mean_of_known, projection_of
 from .readings import interleave
 from .real_eyes import BSCANS, EYES, RealEye, data_folder, disagreement_px, read_eyes, shifted, why_absent
 from .results import Finding, LeftOut
 from .settings import RESAMPLES
-from .surface_head import LabelledEye, SurfaceHead, token_eye
+from .surface_head import LabelledEye, SurfaceHead, fitted_ridge, token_eye
 from .tokens import Featurise, TokenTable
 from .truth import BOUNDARIES
 from .unet import train_unet
@@ -119,7 +119,7 @@ def fluid_from_tokens(featurise: Featurise, recipe: Recipe) -> Segment:
         whole = graded.all(axis=1)
 
         def fitted(chosen: Bool[np.ndarray, " k"]) -> Ridge:
-            return _ridge(x[chosen & whole], true[chosen & whole].astype(float))
+            return fitted_ridge(x[chosen & whole], true[chosen & whole].astype(float))
 
         held_out = [(slab == one, fitted(slab != one)) for one in np.unique(slab[whole])]
         penalty, threshold = _choose(
@@ -133,8 +133,15 @@ def fluid_from_tokens(featurise: Featurise, recipe: Recipe) -> Segment:
 
 
 def _features(table: TokenTable) -> Float[np.ndarray, "k f"]:
-    depth = [depth_features(table, volume) for volume in range(len(table.offsets) - 1)]
+    depth = [_depth_features(table, volume) for volume in range(len(table.offsets) - 1)]
     return interleave([table.features, np.concatenate(depth)])
+
+
+def _depth_features(table: TokenTable, volume: int) -> Float[np.ndarray, "k 2"]:
+    """Depth of each token of a volume, from -1 to 1, and its square."""
+    depth = np.unravel_index(table.index[table.of(volume)], table.grid)[1]
+    at = (2 * depth + 1) / table.grid[1] - 1
+    return np.stack([at, at**2], axis=1).astype(np.float32)
 
 
 def _choose(held_out: Callable[[float], list[tuple[np.ndarray, np.ndarray]]]) -> tuple[float, float]:
@@ -184,7 +191,7 @@ def fluid_from_voxels(recipe: Recipe) -> Segment:
         slab = np.arange(len(graded)) // recipe.tokens.patch_size[0]
 
         def fitted(chosen: Bool[np.ndarray, "D H W"]) -> Ridge:
-            return _ridge(x[chosen], train_eye.fluid[chosen][:, None].astype(float))
+            return fitted_ridge(x[chosen], train_eye.fluid[chosen][:, None].astype(float))
 
         parts = [graded & (slab == one)[:, None, None] for one in np.unique(slab)]
         held_out = [(part, fitted(graded & ~part)) for part in parts if part.any()]
@@ -285,12 +292,6 @@ def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iter
 def graders(eyes: Sequence[RealEye], recipe: Recipe) -> Iterator[Finding]:
     """The two graders against each other, in the same figures as `real_surfaces`."""
     return _errors_um(np.concatenate([disagreement_px(eye) for eye in eyes[::-1]], axis=1), recipe)
-
-
-def _ridge(features: np.ndarray, outputs: np.ndarray) -> Ridge:
-    head = Ridge(features.shape[1], outputs.shape[1])
-    head.add(features, outputs)
-    return head
 
 
 def _errors_um(voxels: Float[np.ndarray, "boundaries scans"], recipe: Recipe) -> Iterator[Finding]:

@@ -63,7 +63,7 @@ class SurfaceHead:
         for number in range(truth.shape[1]):
             depths = truth[:, number]
             known = np.isfinite(depths).all(axis=1)
-            head = _ridge(outline[known], depths[known]).weights(_OUTLINE_PENALTY)
+            head = fitted_ridge(outline[known], depths[known]).weights(_OUTLINE_PENALTY)
             first = with_intercept(outline) @ head
             self.outline.append(head)
             parts = np.split(first, np.cumsum([len(one.fold) for one in labelled])[:-1])
@@ -129,12 +129,13 @@ def _correction(
     errors = np.zeros(len(PENALTIES))
     for fold in np.unique(folds):
         out: Bool[np.ndarray, " n"] = folds == fold
-        head, held_out = _ridge(x[~out], y[~out]), with_intercept(x[out])
+        head, held_out = fitted_ridge(x[~out], y[~out]), with_intercept(x[out])
         errors += [np.abs(y[out] - held_out @ head.weights(penalty)).sum() for penalty in PENALTIES]
-    return _ridge(x, y).weights(PENALTIES[int(errors.argmin())])
+    return fitted_ridge(x, y).weights(PENALTIES[int(errors.argmin())])
 
 
-def _ridge(x: Float[np.ndarray, "n f"], y: Float[np.ndarray, "n a"]) -> Ridge:
+def fitted_ridge(x: Float[np.ndarray, "n f"], y: Float[np.ndarray, "n a"]) -> Ridge:
+    """Ridge regression from all of `x` to `y`, which gives its weights at any penalty."""
     head = Ridge(x.shape[1], y.shape[1])
     head.add(x, y)
     return head
