@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from octjepa.files import write_atomic
 from octjepa.phantom import DECOYS, LESIONS
-from octjepa.shipped import shipped
 
 from .admission import add_admitted_means, questions
 from .plots import plot_compute
@@ -27,7 +25,7 @@ from .settings import (
     MIN_CNN,
     TOKEN_SHARE,
 )
-from .training import NAME, read_plans
+from .training import other_runs, read_plans
 
 Patch = tuple[int, int, int]
 Figures = Sequence[tuple[str, str]]
@@ -161,6 +159,7 @@ def _views(results: Results, name: str) -> str:
 def differences(results: Results, figures: Figures) -> str:
     """Encoder less untrained twin, intensity and raw patches."""
     known, lines = row_names(results), []
+    starts = {plan.name: other_runs(plan).get("model.warm_start") for plan in read_plans()}
     for (name, patch), rows in known.items():
         trained = any(
             entry["encoder"] == name and (entry.get("views") or entry.get("trained")) for entry in results.entries
@@ -174,8 +173,10 @@ def differences(results: Results, figures: Figures) -> str:
         for floor in ("intensity", "raw_patches"):
             if (floor, patch) in known:
                 others[floor] = known[floor, patch][:1] * len(rows)
-        if _starts_from_package(results, name):
-            others[f"its start, {NAME}"] = [_in_package()] * len(rows)
+        start = starts.get(name)
+        if start is not None:
+            first, seed = start
+            others[f"its start, {first.name}:{seed}"] = [RowName(first.name, patch, seed)] * len(rows)
         for other, theirs in others.items():
             cells = []
             for key, _ in figures:
@@ -191,20 +192,6 @@ def _difference(found: Entry, digits: int) -> str:
     if found["low"] is None:
         return f"{found['value']:+.{digits}f}"
     return f"{found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
-
-
-def _starts_from_package(results: Results, name: str) -> bool:
-    overrides = next((one.get("overrides", ()) for one in results.entries if one["encoder"] == name), ())
-    return f"model.warm_start={NAME}" in overrides
-
-
-def _in_package() -> RowName:
-    """The row of the encoder in the package."""
-    folder = shipped(NAME)
-    assert folder is not None, f"{NAME} is not in the package"
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    patch = read_plans(only=[f"{about['encoder']}:{about['seed']}"])[0].recipe(0).tokens.patch_size
-    return RowName(about["encoder"], patch, about["seed"])
 
 
 def admission(results: Results) -> str:

@@ -14,7 +14,6 @@ import torch
 import yaml
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.export import SUMS, WEIGHTS
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
@@ -42,38 +41,44 @@ _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 class Plan:
     """One encoder: overrides of the exam's recipe, updates of a run, seeds.
 
-    cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that it is read by.
+    start, teacher: the run (NAME:SEED) whose weights every run begins with, or learns from. cohort: whom it is
+    pretrained on; real: the real eyes, without their grades. tasks: those that it is read by.
     """
 
     name: str
     overrides: tuple[str, ...]
     updates: int
     seeds: tuple[int, ...]
+    start: str | None = None
+    teacher: str | None = None
     cohort: Literal["phantoms", "real"] = "phantoms"
     tasks: tuple[str, ...] = tuple(READINGS)
 
-    def recipe(self, seed: int) -> Recipe:
-        """The recipe of a seed."""
+    def recipe(self, seed: int, weights: Sequence[str] = ()) -> Recipe:
+        """The recipe of a seed; `weights` are the overrides that say where `start` and `teacher` lie."""
         every = max(1, self.updates // _CHECKPOINTS)
         return load_recipe(
             RECIPE,
             [
-                *self.overrides, f"train.seed={seed}", f"train.max_updates={self.updates}",
+                *self.overrides, *weights, f"train.seed={seed}", f"train.max_updates={self.updates}",
                 f"checkpoint.every_updates={every}", "checkpoint.keep_last=1",
                 f"monitor.every_updates={max(1, self.updates // 8)}", "tracking.pictures_every_updates=null",
             ],
         )  # fmt: skip
 
 
-def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list[Plan]:
+def read_plans(path: Path | None = None, only: Sequence[str] | None = None) -> list[Plan]:
     """The runs of `encoders.yaml`, or those of `only` (NAME:SEED). Raises UsageError where it names none."""
+    path = path or ENCODERS
     given: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     plans = [
         Plan(
             name=name,
-            overrides=tuple(one.get("overrides", ())),
+            overrides=_overrides(given, name),
             updates=int(one["updates"]),
             seeds=tuple(one["seeds"]),
+            start=one.get("start"),
+            teacher=one.get("teacher"),
             cohort=one.get("cohort", "phantoms"),
             tasks=tuple(one.get("tasks", READINGS)),
         )
@@ -90,6 +95,19 @@ def read_plans(path: Path = ENCODERS, only: Sequence[str] | None = None) -> list
     return [known[one] for one in only]
 
 
+def _overrides(given: dict[str, dict[str, Any]], name: str) -> tuple[str, ...]:
+    """Those of the encoder that `name` is like, then its own, which win."""
+    like = given[name].get("like")
+    return (_overrides(given, like) if like else ()) + tuple(given[name].get("overrides", ()))
+
+
+def other_runs(plan: Plan) -> dict[str, tuple[Plan, int]]:
+    """Key of the recipe -> plan and seed of the run whose weights it takes."""
+    named = {"model.warm_start": plan.start, "objective.teacher": plan.teacher}
+    found = {key: read_plans(only=[run])[0] for key, run in named.items() if run is not None}
+    return {key: (one, one.seeds[0]) for key, one in found.items()}
+
+
 def twin_name(recipe: Recipe, name: str) -> str:
     """The row of an encoder's untrained twin. Encoders of one architecture and seed have the same one.
 
@@ -101,20 +119,11 @@ def twin_name(recipe: Recipe, name: str) -> str:
 
 
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:
-    """Where a run lies: another recipe, or another encoder of the package that it names, is another folder."""
-    recipe = plan.recipe(0)
-    digest = science_hash(recipe)
-    for name in (recipe.model.warm_start, recipe.objective.teacher):
-        weights = None if name is None else shipped(str(name))
-        if weights is not None:
-            digest = hashlib.sha256(f"{digest} {_weights_sum(weights)}".encode()).hexdigest()
+    """Where a run lies: another recipe, or another run whose weights it takes, is another folder."""
+    digest = science_hash(plan.recipe(0))
+    for other, its_seed in other_runs(plan).values():
+        digest = hashlib.sha256(f"{digest} {run_folder(work, other, its_seed).name}".encode()).hexdigest()
     return work / "runs" / f"{plan.name}-{digest[:8]}-seed{seed}"
-
-
-def _weights_sum(folder: Path) -> str:
-    """SHA-256 of the weights of an encoder in the package, as its own list has it."""
-    lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    return next(line.split()[0] for line in lines if line.endswith(WEIGHTS))
 
 
 def is_trained(folder: Path) -> bool:
@@ -138,18 +147,36 @@ def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, 
     return (load_encoder(in_package), about) if about["run"] == folder.name else None
 
 
+def weights_of_others(work: Path, plan: Plan) -> list[str]:
+    """Overrides that say where the weights lie that every run of `plan` takes.
+
+    Raises UsageError where such a run is neither in its folder nor in the package.
+    """
+    found = []
+    for key, (other, seed) in other_runs(plan).items():
+        folder = run_folder(work, other, seed)
+        if not is_trained(folder) and finished_run(work, other, seed) is None:
+            raise UsageError(
+                f'{plan.name} takes its weights from {other.name}:{seed}: `make exam ARGS="--train '
+                f'{other.name}:{seed}"` trains it'
+            )
+        found.append(f"{key}={folder / 'run' if is_trained(folder) else NAME}")
+    return found
+
+
 def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
     """Trains a run, or goes on with it; returns its folder. Raises as `octjepa.train.loop.pretrain`."""
     folder = run_folder(work, plan, seed)
     if is_trained(folder):
         return folder
-    recipe, out = plan.recipe(seed), folder / "run"
+    recipe, out = plan.recipe(seed, weights_of_others(work, plan)), folder / "run"
     started = time.process_time()
     summary = pretrain(recipe, Store.open(store_path), out, resume=(out / "run.json").is_file())
     write_json(
         folder / "trained.json",
         {
             "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
+            "start": plan.start, "teacher": plan.teacher,
             "views": plan.updates * recipe.train.global_batch, "eyes": summary["volumes"], "cpu_minutes_of_last_start":
             round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
         },

@@ -15,7 +15,8 @@ from octjepa.bench.benchmarks import BENCHMARKS, Benchmark, Peer, run_benchmark
 from octjepa.errors import OctjepaError, UsageError
 
 QUICK = [
-    ("step", "plain"), ("step", "transformers"), ("step", "shipped"), ("step", "sparse"), ("step", "sparse_alike"),
+    ("step", "plain"), ("step", "transformers"), ("step", "shipped"), ("step", "shipped_default"),
+    ("step", "sparse"), ("step", "sparse_alike"),
     ("step", "matmul"), ("step", "fp32"), ("ingest", "pydicom"), ("ingest", "monai"),
     ("loader", "torch"), ("loader", "monai"), ("loader", "monai_persistent"), ("loader", "decoding"),
     ("embed", "single"), ("embed", "transformers"), ("peak", "shipped"),

@@ -173,13 +173,34 @@ def test_every_plan_makes_a_recipe_and_a_change_makes_another_folder(tmp_path: P
         assert plan.recipe(3).train.max_updates == plan.updates
 
 
-def test_other_weights_in_the_package_are_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_first_run_makes_other_folders_of_what_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plans = {plan.name: plan for plan in training.read_plans()}
     before = {name: training.run_folder(tmp_path, plan, 0) for name, plan in plans.items()}
-    (tmp_path / "SHA256SUMS").write_text("00ff  model.safetensors\n", encoding="utf-8")
-    monkeypatch.setattr(training, "shipped", lambda name: tmp_path)
-    changed = {name for name, plan in plans.items() if training.run_folder(tmp_path, plan, 0) != before[name]}
-    assert changed == {"mae_real", "mae_more", "mae_noise2noise", "mae_noise2noise_long", "vjepa_teacher"}
+    text = training.ENCODERS.read_text(encoding="utf-8").replace("updates: 4662", "updates: 4663")
+    (tmp_path / "encoders.yaml").write_text(text, encoding="utf-8")
+    longer = training.read_plans(tmp_path / "encoders.yaml")
+    monkeypatch.setattr(training, "ENCODERS", tmp_path / "encoders.yaml")
+    changed = {plan.name for plan in longer if training.run_folder(tmp_path, plan, 0) != before[plan.name]}
+    assert changed == {
+        "mae_long", "mae_real", "mae_more", "mae_noise2noise", "mae_noise2noise_long", "vjepa_teacher"
+    }  # fmt: skip
+
+
+def test_a_run_begins_with_the_weights_of_its_first_run(tmp_path: Path) -> None:
+    plans = {plan.name: plan for plan in training.read_plans()}
+    first = plans["mae_long"]
+    later = replace(plans["mae_more"], start="mae_long:1")
+    with pytest.raises(UsageError, match="--train mae_long:1"):
+        training.weights_of_others(tmp_path, later)
+    folder = training.run_folder(tmp_path, first, 1)
+    folder.mkdir(parents=True)
+    (folder / "trained.json").write_text("{}", encoding="utf-8")
+    assert training.weights_of_others(tmp_path, later) == [f"model.warm_start={folder / 'run'}"]
+    recipe = later.recipe(0, training.weights_of_others(tmp_path, later))
+    assert str(recipe.model.warm_start) == str(folder / "run")
+    assert training.weights_of_others(tmp_path, first) == []
 
 
 def test_a_cell_says_what_a_row_lacks_and_how_many_seeds_were_read(tmp_path: Path) -> None:

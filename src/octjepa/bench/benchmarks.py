@@ -107,6 +107,10 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "VJEPA2Model.forward of the same size, whose student encodes every patch",
                 transformers_vjepa2.step_against_shipped,
             ),
+            "shipped_default": Peer(
+                "the same; ours is the default recipe, tiny_cpu, a masked autoencoder",
+                partial(transformers_vjepa2.step_against_shipped, transformers_videomae.RECIPE),
+            ),
             "sparse": Peer(
                 "V-JEPA in plain PyTorch after its papers, on every patch; two masks per volume on both sides",
                 sparse_vjepa.compare_with_sparse,

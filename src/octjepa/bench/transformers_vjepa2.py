@@ -139,10 +139,13 @@ def step_against_transformers() -> Iterator[Comparison]:
 
 
 @contextmanager
-def step_against_shipped() -> Iterator[Comparison]:
-    """Ours with the tokens that the recipe chooses, theirs with every patch: what either user would run."""
+def step_against_shipped(name: str | None = None) -> Iterator[Comparison]:
+    """Ours with the tokens that its recipe chooses, theirs with every patch: what either user would run.
+
+    Ours is the recipe of the other comparisons, or a shipped one by `name`: as many volumes, width and depth alike.
+    """
     theirs = step_by_vjepa2(bench_recipe(*WHOLE_GRID, "model.positions=rope_tiled"), predicted_as_shipped)
-    recipe = bench_recipe()
+    recipe = bench_recipe(name=name)
     yield comparison(update_of(recipe), theirs, recipe)
 
 
