@@ -26,11 +26,11 @@ from octjepa.store import Store
 from . import ceiling, real_tasks, training
 from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, make_cohorts, signature
 from .openings import close_seal, code, open_seal
-from .page import row_names, write_page
+from .page import row_names, write_page, write_sealed_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
 from .results import READINGS, SUPERVISED, Results, RowName
-from .settings import EXAM, RESULTS, SEALED, WORK, Settings
+from .settings import EXAM, NOT_SEALED, RESULTS, SEALED, WORK, Settings
 from .ship import ship
 
 
@@ -50,16 +50,12 @@ def main() -> int:
         for plan in training.read_plans(only=[given.ship]):
             ship(plan, given.work, Results(given.out))
         return 0
-    settings, out = (SEALED, given.out / "sealed") if given.sealed else (EXAM, given.out)
-    if given.people:  # a trial of the machinery
-        settings, out = _smaller(settings, given.people), given.out
     with writer_lock(given.work / "results"):
         if given.sealed:
-            make_cohorts(given.work, settings, cohort_names(settings))  # before the seal: nothing is looked at yet
-            open_seal(out, given.again)
-        _examine(given, settings, Results(out), out)
-        if given.sealed:
-            close_seal(out)
+            _examine_sealed(given)
+        else:
+            settings = _smaller(EXAM, given.people) if given.people else EXAM  # smaller: a trial of the machinery
+            _examine(given, settings, Results(given.out), given.out)
     return 0
 
 
@@ -88,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
     add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
     add("--ship", metavar="NAME:SEED", help="put this run into the package as the encoder phantom-tiny")
-    add("--sealed", action="store_true", help="the same exam on people that nobody has looked at; once")
+    add("--sealed", action="store_true", help="the package's encoder on people that nobody has looked at; once")
     add("--again", action="store_true", help="open the sealed cohort a second time; the record says so")
     add("--people", type=int, help="a trial with so many test people, for an --out of its own")
     add("--threads", type=int, default=2)
@@ -123,17 +119,8 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         _read_pair(exam, given.read, load_encoder(given.read), about, given.without)
         write_page(results, out)
     if given.floors or everything:
-        for plan in plans:
-            twin = _untrained(plan, plan.seeds[0])
-            patch = twin.recipe.tokens.patch_size
-            for floor in ("intensity", "raw_patches", "tissue"):
-                exam.read(RowName(floor, patch), twin, floor, about, given.without)
-            exam.read_covariates(RowName("covariates", patch), about)
-        for plan in plans:
-            for seed in plan.seeds:
-                twin = _untrained(plan, seed)
-                row = RowName(training.twin_name(twin.recipe, plan.name), twin.recipe.tokens.patch_size, seed)
-                exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)}, given.without)
+        _read_floors(exam, plans, about, given.without)
+        _read_untrained(exam, plans, about, given.without)
         row = RowName("graders", (0, 0, 0))
         if not results.has(row, "real_surfaces"):
             recipe = plans[0].recipe(0)
@@ -156,6 +143,45 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
                 without = set(given.without) | set(READINGS) - set(plan.tasks)
                 exam.read(row, encoder, "encoder", {**about, **run_about}, sorted(without))
                 write_page(results, out)
+
+
+def _examine_sealed(given: argparse.Namespace) -> None:
+    """The package's encoder, its untrained twin and the floors on the sealed cohort.
+
+    Without tuning, which would look at its people once more, and real eyes, which are not of it.
+    """
+    out, plan = given.out / "sealed", training.plan_in_package()
+    found = training.finished_run(given.work, plan, plan.seeds[0])
+    assert found is not None  # it is in the package
+    folder = make_cohorts(given.work, SEALED, cohort_names(SEALED))  # before the seal: nothing is looked at yet
+    open_seal(out, given.again)
+    results = Results(out)
+    results.check_cohorts(signature(folder, cohort_names(SEALED)))
+    exam, about = Exam(folder, results), {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
+    _read_floors(exam, [plan], about, NOT_SEALED)
+    _read_untrained(exam, [plan], about, NOT_SEALED)
+    encoder, run_about = found
+    row = RowName(plan.name, encoder.recipe.tokens.patch_size, plan.seeds[0])
+    exam.read(row, encoder, "encoder", {**about, **run_about}, NOT_SEALED)
+    close_seal(out)
+    write_sealed_page(results, Results(given.out), out)
+
+
+def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:
+    for plan in plans:
+        twin = _untrained(plan, plan.seeds[0])
+        patch = twin.recipe.tokens.patch_size
+        for floor in ("intensity", "raw_patches", "tissue"):
+            exam.read(RowName(floor, patch), twin, floor, about, without)
+        exam.read_covariates(RowName("covariates", patch), about)
+
+
+def _read_untrained(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:
+    for plan in plans:
+        for seed in plan.seeds:
+            twin = _untrained(plan, seed)
+            row = RowName(training.twin_name(twin.recipe, plan.name), twin.recipe.tokens.patch_size, seed)
+            exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)}, without)
 
 
 def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Path:

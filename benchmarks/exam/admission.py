@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from octjepa.phantom import DECOYS, LESIONS
@@ -46,10 +47,9 @@ def questions(results: Results, patch: tuple[int, int, int]) -> list[Question]:
     return found
 
 
-def admitted_means(results: Results, row: RowName, patch: tuple[int, int, int]) -> list[Finding]:
-    """A row's means over the admitted questions of each task, where all of them were put to it."""
+def admitted_means(results: Results, row: RowName, counted: Sequence[Question]) -> list[Finding]:
+    """A row's means over the questions `counted` of each task, where all of them were put to it."""
     found = []
-    counted = [one for one in questions(results, patch) if one.admitted]
     for task in dict.fromkeys(one.task for one in counted):
         metrics = [one.metric for one in counted if one.task == task]
         for labels in sorted(results.labels(row, task), key=str):
@@ -63,9 +63,13 @@ def admitted_means(results: Results, row: RowName, patch: tuple[int, int, int]) 
     return found
 
 
-def add_admitted_means(results: Results, patch: tuple[int, int, int]) -> None:
-    """Adds to every row that cuts `patch`, and to the ceiling, its means over the admitted questions."""
+def add_admitted_means(results: Results, patch: tuple[int, int, int], decided_by: Results | None = None) -> None:
+    """Adds to every row that cuts `patch`, and to the ceiling, its means over the admitted questions.
+
+    decided_by: the results whose floors and ceilings admit, where they are others.
+    """
     rows = {one["row"]: RowName(one["encoder"], tuple(one["patch"]), one["seed"]) for one in results.entries}
+    counted = [one for one in questions(decided_by or results, patch) if one.admitted]
     for row in rows.values():
         if row.patch in (patch, CNN.patch):
-            results.extend(row, admitted_means(results, row, patch))
+            results.extend(row, admitted_means(results, row, counted))

@@ -38,6 +38,14 @@ def close_seal(out: Path) -> None:
     write_json(out / RECORD, openings)
 
 
+def described(out: Path) -> list[str]:
+    """When the sealed cohort was opened, a line each."""
+    return [
+        f"{one['date']}, code {one['code']}, " + (f"read until {one['ended']}" if "ended" in one else "interrupted")
+        for one in _openings(out)
+    ]
+
+
 def _openings(out: Path) -> list[dict[str, Any]]:
     path = out / RECORD
     return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []

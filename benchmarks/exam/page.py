@@ -11,6 +11,7 @@ from octjepa.files import write_atomic
 from octjepa.phantom import DECOYS, LESIONS
 
 from .admission import add_admitted_means, questions
+from .openings import described
 from .plots import plot_compute
 from .results import READINGS, SUPERVISED, UNTRAINED, Entry, Results, RowName, compare
 from .settings import (
@@ -23,6 +24,8 @@ from .settings import (
     MAX_CNN_FEW,
     MAX_INTENSITY,
     MIN_CNN,
+    NOT_SEALED,
+    SEALED,
     TOKEN_SHARE,
 )
 from .training import other_runs, read_plans
@@ -67,6 +70,7 @@ TASKS_OF = {
 }  # fmt: skip
 MISSING = "missing"
 TEMPLATE = Path(__file__).with_name("template.md")
+SEALED_TEMPLATE = Path(__file__).with_name("sealed.md")
 
 
 def write_page(results: Results, folder: Path) -> None:
@@ -86,6 +90,23 @@ def write_page(results: Results, folder: Path) -> None:
     )  # fmt: skip
     write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
     plot_compute(results, folder / "compute.svg")
+
+
+def write_sealed_page(results: Results, main: Results, folder: Path) -> None:
+    """README.md in `folder`, on the sealed cohort; `main` are the exam's results, which decide what is admitted."""
+    for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
+        add_admitted_means(results, patch, main)
+    lesions, others = (
+        [(key, heading) for key, heading in figures if key.partition("/")[0] not in NOT_SEALED]
+        for figures in (LESION_FIGURES, OTHER_FIGURES)
+    )
+    text = SEALED_TEMPLATE.read_text(encoding="utf-8").format(
+        **SEALED.as_dict(), openings="\n".join(f"- {one}" for one in described(folder)),
+        lesion_rows=rows_table(results, lesions), other_rows=rows_table(results, others),
+        lesion_differences=differences(results, lesions), other_differences=differences(results, others),
+        details=details(results), left_out=left_out(results),
+    )  # fmt: skip
+    write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
 
 
 def _listed(numbers: Sequence[int]) -> str:

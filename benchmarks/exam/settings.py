@@ -63,3 +63,4 @@ class Settings:
 
 EXAM = Settings()
 SEALED = Settings(seed=9100)  # the same tasks on people that nobody has looked at
+NOT_SEALED = ("tuning", "real_fluid", "real_surfaces")  # tasks that the sealed cohort is not asked

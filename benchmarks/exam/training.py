@@ -147,6 +147,15 @@ def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, 
     return (load_encoder(in_package), about) if about["run"] == folder.name else None
 
 
+def plan_in_package() -> Plan:
+    """Of the encoder in the package, with its one seed. Raises UsageError where none is there."""
+    folder = shipped(NAME)
+    if folder is None:
+        raise UsageError(f'{NAME} is not in the package: `make exam ARGS="--ship NAME:SEED"` writes it')
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return read_plans(only=[f"{about['encoder']}:{about['seed']}"])[0]
+
+
 def weights_of_others(work: Path, plan: Plan) -> list[str]:
     """Overrides that say where the weights lie that every run of `plan` takes.
 

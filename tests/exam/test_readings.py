@@ -281,6 +281,17 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     assert found.samples == pytest.approx(other.samples)
     assert again.entry(encoder, "eye_lesion/auroc_admitted/30")["run"] == "mae-1"
 
+    sealed = Results(tmp_path / "sealed")  # other people, no ceilings: the exam has decided what is admitted
+    sealed.add(floor, "eye_lesion", figures(30, noise, noise), {})
+    sealed.add(encoder, "eye_lesion", figures(30, noise, signal), {"run": "mae-1", "views": 64})
+    open_seal(tmp_path / "sealed", again=False)
+    page.write_sealed_page(sealed, again, tmp_path / "sealed")
+    value = sealed.value(encoder, "eye_lesion/auroc_admitted/30")
+    assert value == pytest.approx(sealed.value(encoder, f"eye_lesion/auroc_{LESIONS[1]}/30"), abs=1e-5)
+    text = (tmp_path / "sealed" / "README.md").read_text(encoding="utf-8")
+    assert "interrupted" in text
+    assert "real fluid" not in text.partition("## Rows")[2]
+
 
 def test_the_published_results_are_of_the_contract() -> None:
     entries = json.loads((RESULTS / "results.json").read_text(encoding="utf-8"))
