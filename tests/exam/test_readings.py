@@ -184,7 +184,8 @@ def test_another_first_run_makes_other_folders_of_what_goes_on_with_it(
     monkeypatch.setattr(training, "ENCODERS", tmp_path / "encoders.yaml")
     changed = {plan.name for plan in longer if training.run_folder(tmp_path, plan, 0) != before[plan.name]}
     assert changed == {
-        "mae_long", "mae_real", "mae_more", "mae_noise2noise", "mae_noise2noise_long", "vjepa_teacher"
+        "mae_long", "mae_real", "mae_more", "mae_noise2noise", "mae_noise2noise_long", "mae_noise2noise_longest",
+        "vjepa_teacher"
     }  # fmt: skip
 
 
