@@ -79,7 +79,8 @@ def write_page(results: Results, folder: Path) -> None:
     for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
         add_admitted_means(results, patch)
     text = TEMPLATE.read_text(encoding="utf-8").format(
-        **EXAM.as_dict(), missing=MISSING, lesion_rows=rows_table(results, LESION_FIGURES),
+        **EXAM.as_dict(), missing=MISSING, encoders=encoders_table(results),
+        lesion_rows=rows_table(results, LESION_FIGURES),
         other_rows=rows_table(results, OTHER_FIGURES), lesion_differences=differences(results, LESION_FIGURES),
         other_differences=differences(results, OTHER_FIGURES),
         admission=admission(results), details=details(results), left_out=left_out(results),
@@ -169,12 +170,21 @@ def rows_table(results: Results, figures: Figures) -> str:
     return table(heads, lines) if lines else MISSING
 
 
+def encoders_table(results: Results) -> str:
+    """What each encoder is that was read, and its updates."""
+    known = {name for name, _ in row_names(results)}
+    lines = [[f"`{plan.name}`", plan.about, f"{plan.updates:,}"] for plan in read_plans() if plan.name in known]
+    return table(["encoder", "what", "updates"], lines) if lines else MISSING
+
+
 def _views(results: Results, name: str) -> str:
-    """Views of pretraining, and of how many eyes where the run says so."""
+    """Views of pretraining, those of the run that it begins with first, and of how many eyes where the run says so."""
     known = next((one for one in results.entries if one["encoder"] == name and one.get("views")), None)
     if known is None:
         return "-"
-    return f"{known['views']:,}" + (f" of {known['eyes']:,} eyes" if "eyes" in known else "")
+    start = next((other_runs(plan).get("model.warm_start") for plan in read_plans() if plan.name == name), None)
+    before = "" if start is None else f"{start[0].updates * start[0].recipe(0).train.global_batch:,} and "
+    return f"{before}{known['views']:,}" + (f" of {known['eyes']:,} eyes" if "eyes" in known else "")
 
 
 def differences(results: Results, figures: Figures) -> str:

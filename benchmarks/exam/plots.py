@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .results import UNTRAINED, Results, RowName
+from .training import read_plans
 
 CURVES = (
     ("token_lesion/token_ap/30", "token AP, 30 eyes"),
@@ -31,7 +32,7 @@ def plot_compute(results: Results, path: Path) -> None:
     for axes, (key, heading) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
         for number, (name, encoders) in enumerate(curves.items()):
             points = sorted(_points(results, encoders, key))
-            if points:
+            if any(views for views, _ in points):
                 views, values = np.array(points).T
                 axes.plot(views, values, "os^DvP*X"[number % 8], color=f"C{number}", label=name)
                 means = [values[views == one].mean() for one in np.unique(views)]
@@ -57,11 +58,11 @@ def _curves(results: Results) -> dict[str, set[str]]:
 
     What starts from another run's weights has seen their views, too, and is no point of such a curve.
     """
+    started = {plan.name for plan in read_plans() if plan.start is not None}
     by_recipe: dict[tuple[str, ...], set[str]] = {}
     for entry in results.entries:
-        overrides = tuple(entry.get("overrides", ()))
-        if entry.get("views") and not any(one.startswith("model.warm_start=") for one in overrides):
-            by_recipe.setdefault(overrides, set()).add(entry["encoder"])
+        if entry.get("views") and entry["encoder"] not in started:
+            by_recipe.setdefault(tuple(entry.get("overrides", ())), set()).add(entry["encoder"])
     return dict(sorted((min(names, key=len), names) for names in by_recipe.values()))
 
 

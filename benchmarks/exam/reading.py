@@ -82,7 +82,7 @@ class Exam:
         }
         reader = _Row(self, row, encoder, makers[kind], kind)
         for task, findings in reader.tasks():
-            if task not in without and not self.results.has(row, task, about.get("run")):
+            if task not in without and not self.results.has(row, task, about.get("run"), about.get("weights")):
                 self.results.add(row, task, list(findings()), about)
 
     def read_covariates(self, row: RowName, about: dict[str, Any]) -> None:

@@ -111,10 +111,17 @@ class Results:
                         "name another --out"
                     )
 
-    def has(self, row: RowName, task: str, run: str | None = None) -> bool:
-        """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`."""
+    def has(self, row: RowName, task: str, run: str | None = None, weights: str | None = None) -> bool:
+        """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`.
+
+        weights: the hash of what that run left. A run that is trained again, on another processor say, has its name
+        and other weights, and figures of both would stand in one row.
+        """
         return self._samples_of(row, task).is_file() and any(
-            entry["row"] == row.key and entry["task"] == task and entry["run"] == (run or row.key)
+            entry["row"] == row.key
+            and entry["task"] == task
+            and entry["run"] == (run or row.key)
+            and entry.get("weights") == weights
             for entry in self.entries
         )
 

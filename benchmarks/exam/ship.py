@@ -13,7 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
+from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 
@@ -49,7 +51,11 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         card = card.replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{NAME}")')
         title = next(line for line in card.splitlines() if line.startswith("# "))
         (made / CARD).write_text(f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{figures}", encoding="utf-8")
-        write_json(made / "run.json", {"run": folder.name, "alarms": _alarms(folder / "run"), **about})
+        weights = weights_hash(load_encoder(folder / "run"))[:12]
+        write_json(
+            made / "run.json",
+            {"run": folder.name, "weights": weights, "alarms": _alarms(folder / "run"), **about},
+        )
         names = (WEIGHTS, CARD, "run.json")
         sums = [f"{hashlib.sha256((made / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
         (made / SUMS).write_text("".join(sums), encoding="utf-8")
@@ -83,8 +89,8 @@ It is the run of seed {seed}: no seed was chosen. Weights are kept in 16 bit. Wh
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
 foundation model.
 
-Frozen, on people that it has not seen, with so many labelled eyes or people (docs/exam says what each figure is;
-95 % interval over people):
+On people that it has not seen, frozen but for `tuning`, with so many labelled eyes or people (docs/exam says what each
+figure is; 95 % interval over people, of the two real eyes over their B-scans):
 
 {table(["task", "figure", "labelled", *rows], lines)}
 """

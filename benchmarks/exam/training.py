@@ -16,6 +16,7 @@ import yaml
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
+from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.model import VJEPA3D
@@ -41,11 +42,13 @@ _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 class Plan:
     """One encoder: overrides of the exam's recipe, updates of a run, seeds.
 
-    start, teacher: the run (NAME:SEED) whose weights every run begins with, or learns from. cohort: whom it is
-    pretrained on; real: the real eyes, without their grades. tasks: those that it is read by.
+    about: what it is, for the page. start, teacher: the run (NAME:SEED) whose weights every run begins with, or
+    learns from. cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that it is
+    read by.
     """
 
     name: str
+    about: str
     overrides: tuple[str, ...]
     updates: int
     seeds: tuple[int, ...]
@@ -74,6 +77,7 @@ def read_plans(path: Path | None = None, only: Sequence[str] | None = None) -> l
     plans = [
         Plan(
             name=name,
+            about=one["about"],
             overrides=_overrides(given, name),
             updates=int(one["updates"]),
             seeds=tuple(one["seeds"]),
@@ -139,11 +143,12 @@ def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, 
     folder, in_package = run_folder(work, plan, seed), shipped(NAME)
     if is_trained(folder):
         about: dict[str, Any] = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
-        return load_encoder(folder / "run"), {**about, "run": folder.name}
+        encoder = load_encoder(folder / "run")
+        return encoder, {**about, "run": folder.name, "weights": weights_hash(encoder)[:12]}
     if in_package is None:
         return None
     about = json.loads((in_package / "run.json").read_text(encoding="utf-8"))
-    del about["alarms"]
+    del about["alarms"]  # the weights of its whole run, of which it has a copy in 16 bit, are in its record
     return (load_encoder(in_package), about) if about["run"] == folder.name else None
 
 

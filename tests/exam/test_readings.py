@@ -68,6 +68,15 @@ def test_figures_of_other_cohorts_are_not_joined_and_another_processor_makes_no_
         Results(tmp_path).check_cohorts({"main": {"volumes": 1499, "tissue_share": 0.2}})
 
 
+def test_a_run_that_was_trained_again_is_read_again(tmp_path: Path) -> None:
+    results, row = Results(tmp_path), RowName("mae", PATCH)
+    about = {"run": "mae-1", "weights": "00ff"}
+    results.add(row, "eye_lesion", [finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))], about)
+    assert results.has(row, "eye_lesion", "mae-1", "00ff")
+    assert not results.has(row, "eye_lesion", "mae-1", "00fe")  # another processor leaves other weights
+    assert not results.has(row, "eye_lesion", "mae-1")
+
+
 def test_a_signal_among_many_features_is_read_and_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 300))
