@@ -22,7 +22,7 @@ from octjepa.files import write_json
 from .page import HEADLINES, cell, table
 from .results import Results, RowName
 from .settings import EXAM
-from .training import NAME, Plan, is_trained, run_folder, twin_name
+from .training import NAME, Plan, is_trained, other_runs, run_folder, twin_name
 
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
 
@@ -44,7 +44,7 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         made = Path(temporary) / NAME
         export(folder / "run", "safetensors", made, licence="apache-2.0")
         with safe_open(made / WEIGHTS, "pt") as file:
-            metadata = file.metadata()
+            metadata = without_paths(file.metadata())
             halves = {name: file.get_tensor(name).to(torch.float16) for name in file.keys()}  # noqa: SIM118
         save_file(halves, made / WEIGHTS, metadata)
         card = (made / CARD).read_text(encoding="utf-8")
@@ -62,6 +62,14 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(".*"))
         (target / WEIGHTS).chmod(0o644)
+
+
+def without_paths(metadata: dict[str, str]) -> dict[str, str]:
+    """The weights' metadata without the places where the run found other weights, which are on one machine alone."""
+    about = json.loads(metadata["octjepa"])
+    about["recipe"]["model"]["warm_start"] = None
+    about["recipe"]["objective"].pop("teacher", None)  # which a recipe without one does not have
+    return {**metadata, "octjepa": json.dumps(about)}
 
 
 def card_figures(plan: Plan, seed: int, results: Results, run: str, about: dict[str, Any]) -> str:
@@ -84,7 +92,8 @@ def card_figures(plan: Plan, seed: int, results: Results, run: str, about: dict[
 
 `{run}`, made by `make exam`: {about["updates"]:,} updates, {about["views"]:,} views
 of {about["eyes"]:,} phantom eyes, each of another synthetic person (difficulty exam, seed {EXAM.pretraining_seed}).
-It is the run of seed {seed}: no seed was chosen. Weights are kept in 16 bit. What is known of the run is in run.json.
+{_start(plan)}It is the run of seed {seed}: no seed was chosen. Weights are kept in 16 bit.
+What is known of the run is in run.json.
 
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
 foundation model.
@@ -94,6 +103,18 @@ figure is; 95 % interval over people, of the two real eyes over their B-scans):
 
 {table(["task", "figure", "labelled", *rows], lines)}
 """
+
+
+def _start(plan: Plan) -> str:
+    """A sentence on the run that it begins with."""
+    start = other_runs(plan).get("model.warm_start")
+    if start is None:
+        return ""
+    first, seed = start
+    views = first.updates * first.recipe(seed).train.global_batch
+    return (
+        f"It begins with the weights of `{first.name}`, seed {seed}: {first.updates:,} updates, {views:,} views more.\n"
+    )
 
 
 def _alarms(run: Path) -> dict[str, object]:
