@@ -15,7 +15,7 @@ from octjepa.metrics.scores import Predictions, measure
 
 from .cohorts import Cohort
 from .readings import Projection, ridge_values
-from .results import Finding
+from .results import Finding, LeftOut
 from .settings import BOUNDARY_EYES, DRAWS, LABELLED_PEOPLE, RESAMPLES
 from .surface_head import FOLDS, LabelledEye, SurfaceHead, token_eye
 from .tokens import TokenTable
@@ -64,14 +64,16 @@ def projection_of(
     return Projection(np.concatenate([table.features[table.of(int(one))] for one in volumes]))
 
 
-def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding]:
-    """Task 5: R2 and mean absolute error of what is measured in diseased eyes."""
+def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | LeftOut]:
+    """Task 5: R2 and mean absolute error of what is measured in diseased eyes; left out where too few can be labelled."""
     for count in LABELLED_PEOPLE[1:]:
         for kind, columns in _SEVERITY.items():
             values = np.sum([cohort.column(name) for name in columns], axis=0)
             diseased = np.asarray(cohort.lesions.any(axis=1) if kind == "central_thickness_um" else values > 0)
             train, test = (cohort.indices(split)[diseased[cohort.indices(split)]] for split in ("train", "test"))
             if len(train) < count:
+                reason = f"{len(train)} training people have it, {count} are to be labelled"
+                yield LeftOut("severity", f"r2_{kind}", count, reason)
                 continue
             fits = []
             for draw in range(DRAWS):
