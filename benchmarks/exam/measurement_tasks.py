@@ -65,7 +65,7 @@ def projection_of(
 
 
 def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | LeftOut]:
-    """Task 5: R2 and mean absolute error of what is measured in diseased eyes; left out where too few can be labelled."""
+    """Task 5: R2 and mean absolute error of what is measured in diseased eyes; left out where too few have it."""
     for count in LABELLED_PEOPLE[1:]:
         for kind, columns in _SEVERITY.items():
             values = np.sum([cohort.column(name) for name in columns], axis=0)
