@@ -190,7 +190,7 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
     Raises UsageError where the real eyes are not there.
     """
     for other, its_seed in training.other_runs(plan).values():
-        if training.finished_run(work, other, its_seed) is None:
+        if training.weights_of(work, other, its_seed) is None:
             _train(work, settings, other, its_seed)
     if plan.cohort == "real":
         data = data_folder()

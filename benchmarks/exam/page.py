@@ -28,7 +28,7 @@ from .settings import (
     SEALED,
     TOKEN_SHARE,
 )
-from .training import other_runs, read_plans
+from .training import first_run, read_plans
 
 Patch = tuple[int, int, int]
 Figures = Sequence[tuple[str, str]]
@@ -182,15 +182,15 @@ def _views(results: Results, name: str) -> str:
     known = next((one for one in results.entries if one["encoder"] == name and one.get("views")), None)
     if known is None:
         return "-"
-    start = next((other_runs(plan).get("model.warm_start") for plan in read_plans() if plan.name == name), None)
-    before = "" if start is None else f"{start[0].updates * start[0].recipe(0).train.global_batch:,} and "
+    start = next((first_run(plan) for plan in read_plans() if plan.name == name), None)
+    before = "" if start is None else f"{start[0].views:,} and "
     return f"{before}{known['views']:,}" + (f" of {known['eyes']:,} eyes" if "eyes" in known else "")
 
 
 def differences(results: Results, figures: Figures) -> str:
     """Encoder less untrained twin, intensity and raw patches."""
     known, lines = row_names(results), []
-    starts = {plan.name: other_runs(plan).get("model.warm_start") for plan in read_plans()}
+    starts = {plan.name: first_run(plan) for plan in read_plans()}
     for (name, patch), rows in known.items():
         trained = any(
             entry["encoder"] == name and (entry.get("views") or entry.get("trained")) for entry in results.entries

@@ -13,16 +13,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
-from octjepa.embed.shard import weights_hash
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 
 from .page import HEADLINES, cell, table
 from .results import Results, RowName
 from .settings import EXAM
-from .training import NAME, Plan, is_trained, other_runs, run_folder, twin_name
+from .training import NAME, Plan, finished_run, first_run, is_trained, run_folder, twin_name
 
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
 
@@ -38,7 +36,9 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         raise UsageError(f"{plan.name} has learned from real eyes, which the package must not hold: ship another")
     if not is_trained(folder):
         raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` goes on with it')
-    about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
+    found = finished_run(work, plan, seed)
+    assert found is not None  # it has ended
+    _, about = found
     figures = card_figures(plan, seed, results, folder.name, about)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / NAME
@@ -51,11 +51,7 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
         card = card.replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{NAME}")')
         title = next(line for line in card.splitlines() if line.startswith("# "))
         (made / CARD).write_text(f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{figures}", encoding="utf-8")
-        weights = weights_hash(load_encoder(folder / "run"))[:12]
-        write_json(
-            made / "run.json",
-            {"run": folder.name, "weights": weights, "alarms": _alarms(folder / "run"), **about},
-        )
+        write_json(made / "run.json", {"alarms": _alarms(folder / "run"), **about})
         names = (WEIGHTS, CARD, "run.json")
         sums = [f"{hashlib.sha256((made / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
         (made / SUMS).write_text("".join(sums), encoding="utf-8")
@@ -107,14 +103,12 @@ figure is; 95 % interval over people, of the two real eyes over their B-scans):
 
 def _start(plan: Plan) -> str:
     """A sentence on the run that it begins with."""
-    start = other_runs(plan).get("model.warm_start")
+    start = first_run(plan)
     if start is None:
         return ""
     first, seed = start
-    views = first.updates * first.recipe(seed).train.global_batch
-    return (
-        f"It begins with the weights of `{first.name}`, seed {seed}: {first.updates:,} updates, {views:,} views more.\n"
-    )
+    more = f"{first.updates:,} updates, {first.views:,} views more"
+    return f"It begins with the weights of `{first.name}`, seed {seed}: {more}.\n"
 
 
 def _alarms(run: Path) -> dict[str, object]:

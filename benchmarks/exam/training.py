@@ -69,6 +69,11 @@ class Plan:
             ],
         )  # fmt: skip
 
+    @property
+    def views(self) -> int:
+        """Views of a run, without those of the run that it begins with."""
+        return self.updates * self.recipe(0).train.global_batch
+
 
 def read_plans(path: Path | None = None, only: Sequence[str] | None = None) -> list[Plan]:
     """The runs of `encoders.yaml`, or those of `only` (NAME:SEED). Raises UsageError where it names none."""
@@ -112,6 +117,11 @@ def other_runs(plan: Plan) -> dict[str, tuple[Plan, int]]:
     return {key: (one, one.seeds[0]) for key, one in found.items()}
 
 
+def first_run(plan: Plan) -> tuple[Plan, int] | None:
+    """Plan and seed of the run whose weights every run of `plan` begins with."""
+    return other_runs(plan).get("model.warm_start")
+
+
 def twin_name(recipe: Recipe, name: str) -> str:
     """The row of an encoder's untrained twin. Encoders of one architecture and seed have the same one.
 
@@ -135,29 +145,39 @@ def is_trained(folder: Path) -> bool:
     return (folder / "trained.json").is_file()
 
 
-def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, dict[str, Any]] | None:
-    """The encoder of a run that has ended, and what is known of the run: from its folder, or from the package.
+def in_package() -> dict[str, Any] | None:
+    """What is known of the run whose encoder is in the package; None where no encoder is."""
+    folder = shipped(NAME)
+    return None if folder is None else dict(json.loads((folder / "run.json").read_text(encoding="utf-8")))
 
-    None where it is in neither.
-    """
-    folder, in_package = run_folder(work, plan, seed), shipped(NAME)
+
+def weights_of(work: Path, plan: Plan, seed: int) -> str | None:
+    """Where the encoder of a run lies that has ended: in its folder, or in the package. None where it is in neither."""
+    folder, about = run_folder(work, plan, seed), in_package()
     if is_trained(folder):
-        about: dict[str, Any] = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
-        encoder = load_encoder(folder / "run")
-        return encoder, {**about, "run": folder.name, "weights": weights_hash(encoder)[:12]}
-    if in_package is None:
+        return str(folder / "run")
+    return NAME if about is not None and about["run"] == folder.name else None
+
+
+def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, dict[str, Any]] | None:
+    """The encoder of a run that has ended, from where `weights_of` finds it, and what is known of the run."""
+    weights = weights_of(work, plan, seed)
+    if weights is None:
         return None
-    about = json.loads((in_package / "run.json").read_text(encoding="utf-8"))
-    del about["alarms"]  # the weights of its whole run, of which it has a copy in 16 bit, are in its record
-    return (load_encoder(in_package), about) if about["run"] == folder.name else None
+    encoder = load_encoder(weights)
+    if weights == NAME:  # a copy in 16 bit: the hash of the run's own weights is in its record
+        about = in_package() or {}
+        return encoder, {key: value for key, value in about.items() if key != "alarms"}
+    folder = run_folder(work, plan, seed)
+    about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
+    return encoder, {**about, "run": folder.name, "weights": weights_hash(encoder)[:12]}
 
 
 def plan_in_package() -> Plan:
     """Of the encoder in the package, with its one seed. Raises UsageError where none is there."""
-    folder = shipped(NAME)
-    if folder is None:
+    about = in_package()
+    if about is None:
         raise UsageError(f'{NAME} is not in the package: `make exam ARGS="--ship NAME:SEED"` writes it')
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return read_plans(only=[f"{about['encoder']}:{about['seed']}"])[0]
 
 
@@ -168,13 +188,13 @@ def weights_of_others(work: Path, plan: Plan) -> list[str]:
     """
     found = []
     for key, (other, seed) in other_runs(plan).items():
-        folder = run_folder(work, other, seed)
-        if not is_trained(folder) and finished_run(work, other, seed) is None:
+        weights = weights_of(work, other, seed)
+        if weights is None:
             raise UsageError(
                 f'{plan.name} takes its weights from {other.name}:{seed}: `make exam ARGS="--train '
                 f'{other.name}:{seed}"` trains it'
             )
-        found.append(f"{key}={folder / 'run' if is_trained(folder) else NAME}")
+        found.append(f"{key}={weights}")
     return found
 
 
@@ -191,7 +211,7 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
         {
             "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
             "start": plan.start, "teacher": plan.teacher,
-            "views": plan.updates * recipe.train.global_batch, "eyes": summary["volumes"], "cpu_minutes_of_last_start":
+            "views": plan.views, "eyes": summary["volumes"], "cpu_minutes_of_last_start":
             round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
         },
     )  # fmt: skip
