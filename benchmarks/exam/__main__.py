@@ -189,9 +189,9 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
 
     Raises UsageError where the real eyes are not there.
     """
-    for other, its_seed in training.other_runs(plan).values():
-        if training.weights_of(work, other, its_seed) is None:
-            _train(work, settings, other, its_seed)
+    for other in training.other_plans(plan).values():
+        if training.weights_of(work, other, seed) is None:
+            _train(work, settings, other, seed)
     if plan.cohort == "real":
         data = data_folder()
         absent = why_absent(data)

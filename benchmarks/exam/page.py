@@ -28,7 +28,7 @@ from .settings import (
     SEALED,
     TOKEN_SHARE,
 )
-from .training import first_run, read_plans
+from .training import first_plan, read_plans
 
 Patch = tuple[int, int, int]
 Figures = Sequence[tuple[str, str]]
@@ -182,15 +182,15 @@ def _views(results: Results, name: str) -> str:
     known = next((one for one in results.entries if one["encoder"] == name and one.get("views")), None)
     if known is None:
         return "-"
-    start = next((first_run(plan) for plan in read_plans() if plan.name == name), None)
-    before = "" if start is None else f"{start[0].views:,} and "
+    start = next((first_plan(plan) for plan in read_plans() if plan.name == name), None)
+    before = "" if start is None else f"{start.views:,} and "
     return f"{before}{known['views']:,}" + (f" of {known['eyes']:,} eyes" if "eyes" in known else "")
 
 
 def differences(results: Results, figures: Figures) -> str:
     """Encoder less untrained twin, intensity and raw patches."""
     known, lines = row_names(results), []
-    starts = {plan.name: first_run(plan) for plan in read_plans()}
+    starts = {plan.name: first_plan(plan) for plan in read_plans()}
     for (name, patch), rows in known.items():
         trained = any(
             entry["encoder"] == name and (entry.get("views") or entry.get("trained")) for entry in results.entries
@@ -206,8 +206,7 @@ def differences(results: Results, figures: Figures) -> str:
                 others[floor] = known[floor, patch][:1] * len(rows)
         start = starts.get(name)
         if start is not None:
-            first, seed = start
-            others[f"its start, {first.name}:{seed}"] = [RowName(first.name, patch, seed)] * len(rows)
+            others[f"its start, {start.name}"] = [RowName(start.name, patch, row.seed) for row in rows]
         for other, theirs in others.items():
             cells = []
             for key, _ in figures:

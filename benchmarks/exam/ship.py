@@ -20,7 +20,7 @@ from octjepa.files import write_json
 from .page import HEADLINES, cell, table
 from .results import Results, RowName
 from .settings import EXAM
-from .training import NAME, Plan, finished_run, first_run, is_trained, run_folder, twin_name
+from .training import NAME, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
 
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
 
@@ -103,12 +103,10 @@ figure is; 95 % interval over people, of the two real eyes over their B-scans):
 
 def _start(plan: Plan) -> str:
     """A sentence on the run that it begins with."""
-    start = first_run(plan)
-    if start is None:
+    first = first_plan(plan)
+    if first is None:
         return ""
-    first, seed = start
-    more = f"{first.updates:,} updates, {first.views:,} views more"
-    return f"It begins with the weights of `{first.name}`, seed {seed}: {more}.\n"
+    return f"It begins with the weights of `{first.name}`: {first.updates:,} updates, {first.views:,} views more.\n"
 
 
 def _alarms(run: Path) -> dict[str, object]:

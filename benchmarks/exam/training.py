@@ -42,8 +42,8 @@ _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 class Plan:
     """One encoder: overrides of the exam's recipe, updates of a run, seeds.
 
-    about: what it is, for the page. start, teacher: the run (NAME:SEED) whose weights every run begins with, or
-    learns from. cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that it is
+    about: what it is, for the page. start, teacher: the encoder of this file whose run of the same seed a
+    run begins with, or learns from. cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that it is
     read by.
     """
 
@@ -110,16 +110,16 @@ def _overrides(given: dict[str, dict[str, Any]], name: str) -> tuple[str, ...]:
     return (_overrides(given, like) if like else ()) + tuple(given[name].get("overrides", ()))
 
 
-def other_runs(plan: Plan) -> dict[str, tuple[Plan, int]]:
-    """Key of the recipe -> plan and seed of the run whose weights it takes."""
+def other_plans(plan: Plan) -> dict[str, Plan]:
+    """Key of the recipe -> plan whose run of the same seed has the weights that a run of `plan` takes."""
     named = {"model.warm_start": plan.start, "objective.teacher": plan.teacher}
-    found = {key: read_plans(only=[run])[0] for key, run in named.items() if run is not None}
-    return {key: (one, one.seeds[0]) for key, one in found.items()}
+    known = {one.name: one for one in read_plans()} if plan.start or plan.teacher else {}
+    return {key: known[name] for key, name in named.items() if name is not None}
 
 
-def first_run(plan: Plan) -> tuple[Plan, int] | None:
-    """Plan and seed of the run whose weights every run of `plan` begins with."""
-    return other_runs(plan).get("model.warm_start")
+def first_plan(plan: Plan) -> Plan | None:
+    """The plan whose weights every run of `plan` begins with."""
+    return other_plans(plan).get("model.warm_start")
 
 
 def twin_name(recipe: Recipe, name: str) -> str:
@@ -135,8 +135,8 @@ def twin_name(recipe: Recipe, name: str) -> str:
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:
     """Where a run lies: another recipe, or another run whose weights it takes, is another folder."""
     digest = science_hash(plan.recipe(0))
-    for other, its_seed in other_runs(plan).values():
-        digest = hashlib.sha256(f"{digest} {run_folder(work, other, its_seed).name}".encode()).hexdigest()
+    for other in other_plans(plan).values():
+        digest = hashlib.sha256(f"{digest} {run_folder(work, other, seed).name}".encode()).hexdigest()
     return work / "runs" / f"{plan.name}-{digest[:8]}-seed{seed}"
 
 
@@ -181,13 +181,13 @@ def plan_in_package() -> Plan:
     return read_plans(only=[f"{about['encoder']}:{about['seed']}"])[0]
 
 
-def weights_of_others(work: Path, plan: Plan) -> list[str]:
-    """Overrides that say where the weights lie that every run of `plan` takes.
+def weights_of_others(work: Path, plan: Plan, seed: int) -> list[str]:
+    """Overrides that say where the weights lie that a run of `plan` takes.
 
     Raises UsageError where such a run is neither in its folder nor in the package.
     """
     found = []
-    for key, (other, seed) in other_runs(plan).items():
+    for key, other in other_plans(plan).items():
         weights = weights_of(work, other, seed)
         if weights is None:
             raise UsageError(
@@ -203,19 +203,23 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
     folder = run_folder(work, plan, seed)
     if is_trained(folder):
         return folder
-    recipe, out = plan.recipe(seed, weights_of_others(work, plan)), folder / "run"
+    recipe, out = plan.recipe(seed, weights_of_others(work, plan, seed)), folder / "run"
     started = time.process_time()
     summary = pretrain(recipe, Store.open(store_path), out, resume=(out / "run.json").is_file())
     write_json(
         folder / "trained.json",
         {
             "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
-            "start": plan.start, "teacher": plan.teacher,
+            "start": _run(plan.start, seed), "teacher": _run(plan.teacher, seed),
             "views": plan.views, "eyes": summary["volumes"], "cpu_minutes_of_last_start":
             round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
         },
     )  # fmt: skip
     return folder
+
+
+def _run(name: str | None, seed: int) -> str | None:
+    return None if name is None else f"{name}:{seed}"
 
 
 def cpu_seconds(path: Path, plan: Plan, store: Store) -> float:

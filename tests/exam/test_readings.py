@@ -200,17 +200,16 @@ def test_another_first_run_makes_other_folders_of_what_goes_on_with_it(
 
 def test_a_run_begins_with_the_weights_of_its_first_run(tmp_path: Path) -> None:
     plans = {plan.name: plan for plan in training.read_plans()}
-    first = plans["mae_long"]
-    later = replace(plans["mae_more"], start="mae_long:1")
+    first, later = plans["mae_long"], plans["mae_more"]
     with pytest.raises(UsageError, match="--train mae_long:1"):
-        training.weights_of_others(tmp_path, later)
+        training.weights_of_others(tmp_path, later, 1)
     folder = training.run_folder(tmp_path, first, 1)
     folder.mkdir(parents=True)
     (folder / "trained.json").write_text("{}", encoding="utf-8")
-    assert training.weights_of_others(tmp_path, later) == [f"model.warm_start={folder / 'run'}"]
-    recipe = later.recipe(0, training.weights_of_others(tmp_path, later))
+    assert training.weights_of_others(tmp_path, later, 1) == [f"model.warm_start={folder / 'run'}"]
+    recipe = later.recipe(1, training.weights_of_others(tmp_path, later, 1))
     assert str(recipe.model.warm_start) == str(folder / "run")
-    assert training.weights_of_others(tmp_path, first) == []
+    assert training.weights_of_others(tmp_path, first, 1) == []
 
 
 def test_a_cell_says_what_a_row_lacks_and_how_many_seeds_were_read(tmp_path: Path) -> None:
