@@ -42,9 +42,9 @@ _CHECKPOINTS = 20  # a run: a kill loses a twentieth at most
 class Plan:
     """One encoder: overrides of the exam's recipe, updates of a run, seeds.
 
-    about: what it is, for the page. start, teacher: the encoder of this file whose run of the same seed a
-    run begins with, or learns from. cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that it is
-    read by.
+    about: what it is, for the page. start, teacher: the encoder of this file whose run of the same seed a run begins
+    with, or learns from. cohort: whom it is pretrained on; real: the real eyes, without their grades. tasks: those that
+    it is read by.
     """
 
     name: str
