@@ -19,7 +19,6 @@ from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.cli.failures import exit_with_message
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
-from octjepa.model import VJEPA3D
 from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
@@ -169,7 +168,7 @@ def _examine_sealed(given: argparse.Namespace) -> None:
 
 def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:
     for plan in plans:
-        twin = _untrained(plan, plan.seeds[0])
+        twin = training.untrained(plan, plan.seeds[0])
         patch = twin.recipe.tokens.patch_size
         for floor in ("intensity", "raw_patches", "tissue"):
             exam.read(RowName(floor, patch), twin, floor, about, without)
@@ -179,7 +178,7 @@ def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, An
 def _read_untrained(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:
     for plan in plans:
         for seed in plan.seeds:
-            twin = _untrained(plan, seed)
+            twin = training.untrained(plan, seed)
             row = RowName(training.twin_name(twin.recipe, plan.name), twin.recipe.tokens.patch_size, seed)
             exam.read(row, twin, "encoder", {**about, "overrides": list(plan.overrides)}, without)
 
@@ -232,14 +231,6 @@ def _unet(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> 
     seconds = training.cpu_seconds(work / "seconds_per_update.json", plan, store)
     found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
     exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "seconds_of": plan.name})
-
-
-def _untrained(plan: training.Plan, seed: int) -> PretrainedEncoder:
-    """The network of a plan's seed before its first update."""
-    recipe = plan.recipe(seed)
-    torch.manual_seed(seed)
-    name = training.twin_name(recipe, plan.name)
-    return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, name)
 
 
 def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str, Any], without: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from octjepa.files import write_atomic
 from octjepa.phantom import DECOYS, LESIONS
 
 from .admission import add_admitted_means, questions
+from .aims import aims_lines
 from .openings import described
 from .plots import plot_compute
 from .results import READINGS, SUPERVISED, UNTRAINED, Entry, Results, RowName, compare
@@ -28,7 +29,7 @@ from .settings import (
     SEALED,
     TOKEN_SHARE,
 )
-from .training import first_plan, read_plans
+from .training import first_plan, plan_in_package, read_plans
 
 Patch = tuple[int, int, int]
 Figures = Sequence[tuple[str, str]]
@@ -80,6 +81,7 @@ def write_page(results: Results, folder: Path) -> None:
         add_admitted_means(results, patch)
     text = TEMPLATE.read_text(encoding="utf-8").format(
         **EXAM.as_dict(), missing=MISSING, encoders=encoders_table(results),
+        package=plan_in_package().name, aims=aims_table(results),
         lesion_rows=rows_table(results, LESION_FIGURES),
         other_rows=rows_table(results, OTHER_FIGURES), lesion_differences=differences(results, LESION_FIGURES),
         other_differences=differences(results, OTHER_FIGURES),
@@ -103,6 +105,7 @@ def write_sealed_page(results: Results, main: Results, folder: Path) -> None:
     )
     text = SEALED_TEMPLATE.read_text(encoding="utf-8").format(
         **SEALED.as_dict(), openings="\n".join(f"- {one}" for one in described(folder)),
+        aims=aims_table(results, NOT_SEALED),
         lesion_rows=rows_table(results, lesions), other_rows=rows_table(results, others),
         lesion_differences=differences(results, lesions), other_differences=differences(results, others),
         details=details(results), left_out=left_out(results),
@@ -175,6 +178,11 @@ def encoders_table(results: Results) -> str:
     known = {name for name, _ in row_names(results)}
     lines = [[f"`{plan.name}`", plan.about, f"{plan.updates:,}"] for plan in read_plans() if plan.name in known]
     return table(["encoder", "what", "updates"], lines) if lines else MISSING
+
+
+def aims_table(results: Results, left_out: Sequence[str] = ()) -> str:
+    """What the package's encoder reaches of what was aimed at, but for the tasks `left_out`."""
+    return table(["aim", "figure", ""], aims_lines(results, plan_in_package().name, left_out))
 
 
 def _views(results: Results, name: str) -> str:

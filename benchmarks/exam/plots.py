@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .results import UNTRAINED, Results, RowName
-from .training import read_plans
+from .training import Plan, first_plan, read_plans
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CURVES = (
     ("token_lesion/token_ap/30", "token AP, 30 eyes"),
@@ -37,6 +40,8 @@ def plot_compute(results: Results, path: Path) -> None:
                 axes.plot(views, values, "os^DvP*X"[number % 8], color=f"C{number}", label=name)
                 means = [values[views == one].mean() for one in np.unique(views)]
                 axes.plot(np.unique(views), means, color=f"C{number}", lw=1)
+        for number, (plan, first) in enumerate(_started()):
+            _plot_started(axes, results, plan, first, key, f"C{len(curves) + number}")
         for floor, style in FLOORS.items():
             value = _floor(results, floor, key)
             if value is not None:
@@ -44,19 +49,38 @@ def plot_compute(results: Results, path: Path) -> None:
         axes.set_title(heading, fontsize="medium")
         axes.set_xscale("symlog", linthresh=10_000)
         axes.set_xlabel("views (0: untrained)")
+        axes.set_xlim(-2_000, 1_000_000)
         axes.set_xticks([0, 10_000, 100_000], ["0", "10,000", "100,000"])
     labels: dict[str, Any] = {}
     for axes in figure.get_axes():
         labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if labels:
-        figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=len(labels))
+        figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=5)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _started() -> list[tuple[Plan, Plan]]:
+    """Encoders read by all tasks that begin with the weights of another one, and that one."""
+    found = [(plan, first_plan(plan)) for plan in read_plans() if plan.cohort == "phantoms"]
+    return [(plan, first) for plan, first in found if first is not None]
+
+
+def _plot_started(axes: Axes, results: Results, plan: Plan, first: Plan, key: str, color: str) -> None:
+    """Marks at the views of both runs, and a broken line from the runs that they begin with."""
+    values = [value for _, value in _points(results, {plan.name}, key, twins=False)]
+    before = [value for _, value in _points(results, {first.name}, key, twins=False)]
+    if not values:
+        return
+    views = first.views + plan.views
+    axes.plot([views] * len(values), values, "*", color=color, label=plan.name)
+    if before:
+        axes.plot([first.views, views], [np.mean(before), np.mean(values)], color=color, lw=1, ls=(0, (4, 3)))
 
 
 def _curves(results: Results) -> dict[str, set[str]]:
     """Encoders by curve: those that differ in the number of updates alone share one, named by the shortest name.
 
-    What starts from another run's weights has seen their views, too, and is no point of such a curve.
+    What starts from another run's weights has seen their views, too: `_plot_started` draws it.
     """
     started = {plan.name for plan in read_plans() if plan.start is not None}
     by_recipe: dict[tuple[str, ...], set[str]] = {}
@@ -66,12 +90,12 @@ def _curves(results: Results) -> dict[str, set[str]]:
     return dict(sorted((min(names, key=len), names) for names in by_recipe.values()))
 
 
-def _points(results: Results, encoders: set[str], key: str) -> list[tuple[int, float]]:
-    """(views, value) of each run of the encoders of a curve, and of their untrained twins at 0."""
+def _points(results: Results, encoders: set[str], key: str, twins: bool = True) -> list[tuple[int, float]]:
+    """(views, value) of each run of the encoders of a curve, and with `twins` of the untrained ones at 0."""
     found: dict[str, tuple[int, float]] = {}
-    twins = {UNTRAINED, *(f"{UNTRAINED}:{name}" for name in encoders)}
+    names = encoders | ({UNTRAINED, *(f"{UNTRAINED}:{name}" for name in encoders)} if twins else set())
     for entry in results.entries:
-        if entry["encoder"] not in encoders | twins:
+        if entry["encoder"] not in names:
             continue
         row = RowName(entry["encoder"], tuple(entry["patch"]), entry["seed"])
         value = results.value(row, key)

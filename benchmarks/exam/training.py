@@ -132,6 +132,13 @@ def twin_name(recipe: Recipe, name: str) -> str:
     return f"{UNTRAINED}:{name}" if apart else UNTRAINED
 
 
+def untrained(plan: Plan, seed: int) -> PretrainedEncoder:
+    """The network of a plan's seed before its first update."""
+    recipe = plan.recipe(seed)
+    torch.manual_seed(seed)
+    return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, twin_name(recipe, plan.name))
+
+
 def run_folder(work: Path, plan: Plan, seed: int) -> Path:
     """Where a run lies: another recipe, or another run whose weights it takes, is another folder."""
     digest = science_hash(plan.recipe(0))

@@ -1,0 +1,186 @@
+"""What each choice of the exam's encoders is worth: one changed at a time, beside its untrained twin, at equal updates.
+
+    python -m benchmarks.ablations --out docs/exam [--only mae/lr_1e-3:0] [--seeds 0,1] [--threads 1]
+
+Trains the runs of `exam/ablations.yaml` (as `make exam` does, in its folder), reads each on training and validation
+people, never on test people, and writes ablations.json and ablations.md as each ends; goes on where it stopped. Eyes
+are read as by `benchmarks.pooling`, with `zones_centered`; tokens from 30 of 150 training people, tested on everyone
+else. Needs the cohorts of `make exam`. A run takes five minutes on two cores with AMX, without bf16 much longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from benchmarks.exam import training
+from benchmarks.exam.cohorts import PRETRAINING, Cohort, make_cohorts
+from benchmarks.exam.lesion_tasks import TokenTruth, token_lesion
+from benchmarks.exam.page import table
+from benchmarks.exam.reading import projected_eyes
+from benchmarks.exam.results import EYES, Finding
+from benchmarks.exam.settings import EXAM, WORK
+from benchmarks.exam.tokens import of_encoder, token_table
+from benchmarks.exam.training import Plan
+from benchmarks.pooling import LABELLED, mean_auroc, without_test_people
+from filelock import FileLock
+
+from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.files import write_atomic, write_json
+from octjepa.phantom import LESIONS
+
+CHOICES = Path(__file__).parent / "exam" / "ablations.yaml"
+TOKEN_TRAIN = 150  # training people that the labelled eyes of the token task are drawn from
+EYES_LABELLED = 30
+FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
+HEAD = """# What each choice is worth
+
+Written by `python -m benchmarks.ablations` from `ablations.json`; do not edit. Encoders of [the exam](README.md) with
+one choice changed, at equal updates, in bf16 but for `fp32`; read on training and validation people, not on test
+people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people. In
+parentheses the same less the untrained twin of the same architecture, in the order of the seeds. Seeds of one choice
+differ as much as many choices do: a difference that is not there in every seed says nothing. Coarse patches hold other
+shares of a lesion, so that their column of tokens compares with their twin alone.
+"""
+
+
+def plans_by_choice() -> dict[str, Plan]:
+    """ "ENCODER/CHOICE" -> its plan: the encoder's, in bf16, with the choice's overrides last."""
+    given: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(CHOICES.read_text(encoding="utf-8"))
+    known = {plan.name: plan for plan in training.read_plans()}
+    return {
+        f"{name}/{choice}": replace(
+            known[name],
+            name=f"{name}-{choice}",
+            about=one["about"],
+            overrides=(*known[name].overrides, "train.precision=bf16", *one.get("overrides", ())),
+        )
+        for name, choices in given.items()
+        for choice, one in choices.items()
+    }
+
+
+def token_cohort(cohort: Cohort) -> Cohort:
+    """Some training people to learn from; the others, and validation people, take the place of test people."""
+    splits = np.full(len(cohort.ids), "test")
+    splits[cohort.indices("train")[:TOKEN_TRAIN]] = "train"
+    return replace(cohort, splits=splits)
+
+
+def read(cohort: Cohort, encoder: PretrainedEncoder, what: str) -> dict[str, float]:
+    """`FIGURES` of an encoder."""
+    tokens = token_table(of_encoder(encoder), cohort, encoder, what)
+    x = projected_eyes(cohort, tokens, EYES)
+    found = {
+        f"auroc_{count}": float(
+            np.mean([mean_auroc(cohort, x, cohort.lesions[:, number], count) for number in range(len(LESIONS))])
+        )
+        for count in LABELLED
+    }
+    parts = token_cohort(cohort)
+    truth = TokenTruth(parts, tokens)
+    for one in token_lesion(parts, tokens, truth):
+        if isinstance(one, Finding) and (one.metric, one.labels) == ("token_ap", EYES_LABELLED):
+            found["token_ap_30"] = one.estimate.value
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def main() -> None:
+    """Trains and reads what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--work", type=Path, default=WORK, help="the exam's cohorts and runs (default: exam/)")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", help="ENCODER/CHOICE, each; default: all")
+    parser.add_argument("--seeds", default="0", help="comma-separated")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    folder = make_cohorts(given.work, EXAM, ("main", PRETRAINING))
+    cohort = without_test_people(Cohort.open(folder, "main"))
+    plans = plans_by_choice()
+    for seed in map(int, given.seeds.split(",")):
+        for choice in given.only or plans:
+            plan = plans[choice]
+            if _has(given.out, choice, seed):
+                continue
+            run = training.train(given.work, plan, seed, folder / PRETRAINING / "store")
+            encoder = load_encoder(str(run / "run"))
+            twin = _twin_name(plan, seed)
+            if not _has(given.out, twin, seed):
+                model = training.untrained(plan, seed)
+                _add(given.out, {"choice": twin, "seed": seed, **read(cohort, model, twin)})
+            row = {
+                "choice": choice, "about": plan.about, "seed": seed, "twin": twin, "updates": plan.updates,
+                "views": plan.views, "run": run.name, **read(cohort, encoder, choice),
+            }  # fmt: skip
+            _add(given.out, row)
+
+
+def _twin_name(plan: Plan, seed: int) -> str:
+    """Architectures alike share their untrained network, and its patches."""
+    recipe = plan.recipe(seed)
+    return f"{training.twin_name(recipe, plan.name)} {'x'.join(map(str, recipe.tokens.patch_size))}"
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    path = out / "ablations.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
+
+
+def _has(out: Path, choice: str, seed: int) -> bool:
+    return any((one["choice"], one["seed"]) == (choice, seed) for one in _rows(out))
+
+
+def _add(out: Path, row: dict[str, Any]) -> None:
+    """Writes a row, and the page anew; several processes may."""
+    with FileLock(out / "samples" / ".lock"):
+        rows = [one for one in _rows(out) if (one["choice"], one["seed"]) != (row["choice"], row["seed"])] + [row]
+        write_json(out / "ablations.json", sorted(rows, key=lambda one: (one["choice"], one["seed"])))
+        write_page(out, rows)
+
+
+def write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """ablations.md: a table for each encoder."""
+    text = HEAD.format(eyes=EYES_LABELLED, labelled=" and ".join(map(str, LABELLED)))
+    by_choice: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda one: int(one["seed"])):
+        by_choice.setdefault(row["choice"], []).append(row)
+    for encoder in dict.fromkeys(choice.partition("/")[0] for choice in plans_by_choice()):
+        lines = []
+        for choice in (one for one in plans_by_choice() if one.startswith(f"{encoder}/")):
+            if choice in by_choice:
+                found = by_choice[choice]
+                lines.append([
+                    f"`{choice.partition('/')[2]}`", found[0]["about"], ", ".join(str(one["seed"]) for one in found),
+                    *(_cell(found, by_choice.get(found[0]["twin"], []), figure) for figure in FIGURES),
+                ])  # fmt: skip
+        if lines:
+            heads = ["choice", "what", "seeds", "tokens", *(f"eyes, {count} people" for count in LABELLED)]
+            text += f"\n## {encoder}, {by_choice_updates(by_choice, encoder)} updates\n\n{table(heads, lines)}\n"
+    write_atomic(out / "ablations.md", lambda file: file.write(text.encode()))
+
+
+def by_choice_updates(by_choice: dict[str, list[dict[str, Any]]], encoder: str) -> str:
+    """The updates of the encoder's runs, which are the same for all choices."""
+    return next(f"{rows[0]['updates']:,}" for choice, rows in by_choice.items() if choice.startswith(f"{encoder}/"))
+
+
+def _cell(rows: Sequence[dict[str, Any]], twins: Sequence[dict[str, Any]], figure: str) -> str:
+    """Every seed's value, and what it is above its twin."""
+    twin = {one["seed"]: one for one in twins}
+    parts = []
+    for row in rows:
+        less = twin.get(row["seed"])
+        parts.append(f"{row[figure]:.3f}" + ("" if less is None else f" ({row[figure] - less[figure]:+.3f})"))
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The aims that were set before any encoder was read, and what the package's encoder reaches: a table for the pages.
+
+The verdicts follow from the figures alone. An aim whose figures are not there has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from .results import SUPERVISED, UNTRAINED, Results, RowName, compare
+
+LONGER, SHORTER = "mae_long", "mae"  # encoders that differ in their updates alone
+
+
+class Aim(NamedTuple):
+    """One figure against one other row, or alone.
+
+    how: ratio of the means over seeds; paired difference, whose interval has to be above `low`; the figure alone,
+    whose interval has to be above `low` where that is given; every: each seed against the other row's same seed. bound:
+    what the figure has to reach, or to stay under where `less` is better.
+    """
+
+    text: str
+    key: str
+    against: str | None
+    how: Literal["ratio", "difference", "alone", "every"]
+    bound: float
+    low: float | None = None
+    less: bool = False
+
+
+_FLOORS = (("intensity", "intensity"), ("raw_patches", "raw patches"))
+AIMS = (
+    Aim("token AP from 30 eyes: 3 times the untrained twin's", "token_lesion/token_ap/30", UNTRAINED, "ratio", 3),
+    Aim("token AP from 30 eyes: 3 times intensity's", "token_lesion/token_ap/30", "intensity", "ratio", 3),
+    Aim(
+        "AUROC of an eye, all five lesions, 30 people: 0.10 above the twin, lower limit above 0.05",
+        "eye_lesion/auroc/30", UNTRAINED, "difference", 0.10, 0.05,
+    ),
+    Aim("the same of the admitted lesions", "eye_lesion/auroc_admitted/30", UNTRAINED, "difference", 0.10, 0.05),
+    *(
+        Aim(f"added to intensity, {labels} people: above 0", f"added_value/added_auroc/{labels}", None, "alone", 0, 0)
+        for labels in ("10", "30", "100", "all")
+    ),
+    Aim("admitted decoys, 100 people: 0.80", "decoys/auroc_admitted/100", None, "alone", 0.80),
+    Aim("surfaces from 30 eyes: 0.7 of the twin's error", "surfaces/error_um/30", UNTRAINED, "ratio", 0.7, less=True),
+    Aim("the same eye, top-1: 3 times the twin's", "same_eye/top_1/0", UNTRAINED, "ratio", 3),
+    *(
+        Aim(
+            f"tuned, {labels} people: 0.05 above tuning from first weights, lower limit above 0",
+            f"tuning/auroc/{labels}", UNTRAINED, "difference", 0.05, 0,
+        )
+        for labels in ("30", "100")
+    ),
+    *(
+        Aim(f"real fluid, {name}: above {said}, every seed", f"real_fluid/{metric}/1", other, "every", 0)
+        for metric, name in (("ap", "AP"), ("dice", "Dice"))
+        for other, said in ((UNTRAINED, "the twin"), *_FLOORS, (SUPERVISED, "a U-Net"))
+    ),
+    *(
+        Aim(f"real surfaces: below {said}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)
+        for other, said in ((UNTRAINED, "the twin"), *_FLOORS)
+    ),
+)  # fmt: skip
+
+
+def aims_lines(results: Results, name: str, left_out: Sequence[str] = ()) -> list[list[str]]:
+    """[aim, figure, verdict] of the encoder `name`; without the tasks `left_out`."""
+    lines = []
+    for aim in AIMS:
+        if aim.key.partition("/")[0] in left_out:
+            continue
+        found = _figure(results, name, aim)
+        text, met = found if found is not None else ("missing", None)
+        lines.append([aim.text, text, {None: "missing", True: "met", False: "missed"}[met]])
+    if not left_out:
+        lines += _compute_lines(results)
+    return lines
+
+
+def _figure(results: Results, name: str, aim: Aim) -> tuple[str, bool] | None:
+    """What is there of an aim, and whether it is met; None where a figure is missing."""
+    ours = _values(results, name, aim.key)
+    theirs = {} if aim.against is None else _values(results, aim.against, aim.key)
+    if not ours or (aim.against is not None and not theirs):
+        return None
+    one = float(np.mean(list(ours.values())))
+    digits = 1 if "error_um" in aim.key else 3
+    if aim.how == "alone":
+        low = min(_low(results, row, aim.key) for row in ours)
+        met = one >= aim.bound if aim.low is None else low > aim.low
+        return f"{one:.{digits}f}" + ("" if aim.low is None else f" (lowest limit {low:.{digits}f})"), met
+    if aim.how == "ratio":
+        other = float(np.mean(list(theirs.values())))
+        met = one / other <= aim.bound if aim.less else one / other >= aim.bound
+        return f"{one:.{digits}f} / {other:.{digits}f} = {one / other:.2f}", met
+    pairs = [(row, _same_seed(theirs, row)) for row in ours]
+    known = [(row, other) for row, other in pairs if other is not None]
+    if not known:
+        return None
+    if aim.how == "every":
+        apart = [ours[row] - theirs[other] for row, other in known]
+        text = ", ".join(f"{ours[row]:.{digits}f} against {theirs[other]:.{digits}f}" for row, other in known)
+        found = compare(results, [row for row, _ in known], [other for _, other in known], aim.key)
+        if found is not None and found["low"] is not None:
+            text += f"; {found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
+        return text, all(x < 0 if aim.less else x > 0 for x in apart)
+    found = compare(results, [row for row, _ in known], [other for _, other in known], aim.key)
+    assert found is not None  # both sides were read
+    text = f"{found['value']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+    return text, bool(found["value"] >= aim.bound and found["low"] > (aim.low or 0))
+
+
+def _compute_lines(results: Results) -> list[list[str]]:
+    """Whether every seed of the longer training is above every seed of the shorter."""
+    lines = []
+    for key, heading in (("token_lesion/token_ap/30", "token AP, 30 eyes"), ("eye_lesion/auroc/30", "AUROC, 30")):
+        long, short = (list(_values(results, name, key).values()) for name in (LONGER, SHORTER))
+        text = f"{heading}: six times the updates of `{SHORTER}` above its seeds"
+        if not long or not short:
+            lines.append([text, "missing", "missing"])
+            continue
+        found = f"{', '.join(f'{x:.3f}' for x in long)} against {', '.join(f'{x:.3f}' for x in short)}"
+        lines.append([text, found, "met" if min(long) > max(short) else "missed"])
+    return lines
+
+
+def _values(results: Results, name: str, key: str) -> dict[RowName, float]:
+    """A figure of each seed of a row."""
+    task, metric, labels = key.split("/")
+    wanted = None if labels == "all" else int(labels)
+    return {
+        RowName(one["encoder"], tuple(one["patch"]), one["seed"]): float(one["value"])
+        for one in results.entries
+        if one["encoder"] == name and (one["task"], one["metric"], one["labels"]) == (task, metric, wanted)
+    }
+
+
+def _same_seed(rows: dict[RowName, float], ours: RowName) -> RowName | None:
+    """The row of the same seed, or the only one of a row without seeds."""
+    if len(rows) == 1:
+        return next(iter(rows))
+    return next((row for row in rows if row.seed == ours.seed), None)
+
+
+def _low(results: Results, row: RowName, key: str) -> float:
+    low = results.entry(row, key)["low"]
+    return float("-inf") if low is None else float(low)
