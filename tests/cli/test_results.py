@@ -33,6 +33,7 @@ RECIPES = (
     "smoke_test",
     "tiny_cpu",
     "tiny_cpu_vjepa",
+    "fine_cpu",
     "one_gpu",
     "pretrain_vjepa_single_domain",
     "pretrain_vjepa_multi_domain",
