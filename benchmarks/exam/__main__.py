@@ -103,6 +103,8 @@ def _smaller(settings: Settings, people: int) -> Settings:
 def _examine(given: argparse.Namespace, settings: Settings, results: Results, out: Path) -> None:
     if given.page:
         write_page(results, out)
+        if (out / "sealed" / "results.json").is_file():
+            write_sealed_page(Results(out / "sealed"), results, out / "sealed")
         return
     everything = not (given.cohorts or given.floors or given.ceilings or given.read)
     names = cohort_names(settings)

@@ -34,6 +34,7 @@ RECIPES = (
     "tiny_cpu",
     "tiny_cpu_vjepa",
     "fine_cpu",
+    "fine_cpu_noise2noise",
     "one_gpu",
     "pretrain_vjepa_single_domain",
     "pretrain_vjepa_multi_domain",
