@@ -69,9 +69,8 @@ def plans_by_choice() -> dict[str, Plan]:
 
 def token_cohort(cohort: Cohort) -> Cohort:
     """Some training people to learn from; the others, and validation people, take the place of test people."""
-    splits = np.full(len(cohort.ids), "test")
-    splits[cohort.indices("train")[:TOKEN_TRAIN]] = "train"
-    return replace(cohort, splits=splits)
+    learned = np.isin(np.arange(len(cohort.ids)), cohort.indices("train")[:TOKEN_TRAIN])
+    return replace(cohort, splits=np.where(learned, "train", "test"))
 
 
 def read(cohort: Cohort, encoder: PretrainedEncoder, what: str) -> dict[str, float]:
