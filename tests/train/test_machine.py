@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.model import blocks
 from octjepa.progress import set_quiet
 from octjepa.recipe import Recipe
+from octjepa.store.worker_pool import cores
 from octjepa.train import plan as planning
 from octjepa.train.machine import (
     Choice,
@@ -28,6 +30,7 @@ from octjepa.train.machine import (
     print_choices,
 )
 from octjepa.train.setup import prepare_run
+from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -73,14 +76,23 @@ def test_threads_that_the_environment_sets_are_reported_so(machine: Any, monkeyp
 
 
 def test_more_loader_processes_than_cores_are_a_warning(machine: Any) -> None:
-    recipe = small_recipe(machine={"loader_workers": 2})
     machine(4, processes=2)
-    assert choose_loader_workers(recipe, CPU) == Choice(2, "the recipe asks for it")
+    assert choose_loader_workers(2, CPU) == Choice(2, "the recipe asks for it")
     machine(2, processes=2)
-    choice = choose_loader_workers(recipe, CPU)
+    choice = choose_loader_workers(2, CPU)
     assert choice.reason == "2 loader processes in each of 2 processes share 2 cores"
-    assert "machine.loader_workers=1" in choice.to_do
-    assert not choose_loader_workers(small_recipe(), CUDA).to_do
+    assert choice.to_do == "lower machine.loader_workers (of a fine-tuning: loader_workers) to 1"
+    assert not choose_loader_workers(None, CUDA).to_do
+
+
+def test_torch_does_not_repeat_that(machine: Any) -> None:
+    recipe = small_recipe()
+    dataset = TrainingDataset(MemoryStore(recipe.preprocessing, 4, 2), recipe, ["volume0000"])
+    batches = training_batches(dataset, 0, 1, 1 + 2 * cores())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert next(batches).volume_ids == 4 * ("volume0000",)
+    batches.close()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def choose_for_machine(recipe: Recipe, device: torch.device, updates: int) -> di
         "threads": choose_threads(),
         "compile": choose_compile(recipe, device, updates),
         "attention": choose_attention(recipe, device),
-        "loader_workers": choose_loader_workers(recipe, device),
+        "loader_workers": choose_loader_workers(recipe.machine.loader_workers, device),
     }
 
 
@@ -98,15 +98,16 @@ def _each(processes: int) -> str:
     return "in one process" if processes == 1 else f"in each of {processes} processes"
 
 
-def choose_loader_workers(recipe: Recipe, device: torch.device) -> Choice:
-    """Processes that make samples. Left open: none on a CPU, which has the arithmetic to do; beside an accelerator
-    every core of this process's share but one."""
-    workers, processes, available = recipe.machine.loader_workers, local_processes(), cores()
+def choose_loader_workers(workers: int | None, device: torch.device) -> Choice:
+    """Processes that make samples, `workers` in the recipe. Left open: none on a CPU, which has the arithmetic to do;
+    beside an accelerator every core of this process's share but one."""
+    processes, available = local_processes(), cores()
     if workers is not None:
         if workers * processes <= available:
             return Choice(workers, _REQUESTED)
         found = f"{_count(workers, 'loader process')} {_each(processes)} share {_count(available, 'core')}"
-        return Choice(workers, found, f"set machine.loader_workers={available // processes}, or leave it open (null)")
+        key = "machine.loader_workers (of a fine-tuning: loader_workers)"
+        return Choice(workers, found, f"lower {key} to {available // processes}")
     if device.type == "cpu":
         return Choice(0, "a CPU has the arithmetic to do")
     share = available // processes
@@ -116,7 +117,7 @@ def choose_loader_workers(recipe: Recipe, device: torch.device) -> Choice:
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
     """Processes that make samples."""
-    return int(choose_loader_workers(recipe, device).value)
+    return int(choose_loader_workers(recipe.machine.loader_workers, device).value)
 
 
 def choose_compile(recipe: Recipe, device: torch.device, updates: int) -> Choice:

@@ -51,7 +51,7 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
 from octjepa.train.learner import STATES
-from octjepa.train.machine import choose_threads, print_choices
+from octjepa.train.machine import choose_loader_workers, choose_threads, print_choices
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"
@@ -88,7 +88,9 @@ def finetune_store(
         precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
         recipe = recipe.model_copy(update={"precision": precision})
         if runtime.rank == 0:
-            print_choices(runtime.device, precision, runtime.precision_reason, {"threads": choose_threads()})
+            workers = choose_loader_workers(recipe.loader_workers, runtime.device)
+            choices = {"threads": choose_threads(), "loader_workers": workers}
+            print_choices(runtime.device, precision, runtime.precision_reason, choices)
         return _finetune(
             recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime, subgroups
         )
